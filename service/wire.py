@@ -1,8 +1,8 @@
 """The data that crosses between an ingress and a replica: frozen values.
 
-The ingress sends `Work`. A replica returns a stream of `Chunk`s, with `Progress` between them on request. The stream
-ends with an `Ending`, in the last chunk or by itself, or with a `Failure`. The ingress makes an `Answer` of a stream
-that is wanted whole. Times in statistics count from the arrival at the ingress.
+The ingress sends a `ReplicaRequest`. A replica returns a stream of `Chunk`s, with `Progress` between them on request.
+The stream ends with an `Ending`, in the last chunk or by itself, or with a `Failure`. The ingress gathers a stream into
+an `Answer` for clients that do not stream. Times in statistics count from the arrival at the ingress.
 
 `Data` crosses links (`link/messages.py`); the dataclasses cross by Ray alone.
 """
@@ -31,7 +31,7 @@ from service.text.tools.formats import ReasoningFormat
 
 
 class Origin(Data, frozen=True):
-    """The client's request that a `Work` comes from: its id in log lines, and its trace as W3C headers."""
+    """The client's request that a `ReplicaRequest` comes from: its id in log lines, and its trace as W3C headers."""
 
     request_id: str = ""
     trace: tuple[tuple[str, str], ...] = ()
@@ -90,10 +90,10 @@ class Scoring(Data, frozen=True):
     label_token_ids: tuple[int, ...] = ()
     mark: Private[str | None] = None
     likeliest: int = 0
-    most_places: int = 32
+    max_positions: int = 32
 
 
-class PlaceScores(Data, frozen=True):
+class PositionScores(Data, frozen=True):
     """What was found at a place. `position`: the tokens before it. `labels`: in the order of the question."""
 
     position: int
@@ -101,14 +101,14 @@ class PlaceScores(Data, frozen=True):
     likeliest: Private[tuple[TopLogprob, ...]]
 
 
-class Work(Data, frozen=True):
+class ReplicaRequest(Data, frozen=True):
     """One validated request. Exactly one of `text`, `token_ids`, `messages` is set.
 
     `repr` leaves out the prompt and the answer, since it may get into a log.
 
     `arrived`: when the request came to the ingress. `timeout_s` and the times in statistics count from then, time in
     queues included. `stop_token_ids` are added to the checkpoint's eos ids. `tenant`: the name of its API key;
-    `weight`: that key's weight. `cache_salt`: only works with the same salt share cached prompts; it contains the
+    `weight`: that key's weight. `cache_salt`: only requests with the same salt share cached prompts; it contains the
     key's name unless keys share prefixes. `session`: works of one session should go to the same replica. `resume`: the
     beginning of the answer, which was already sent. `attempt`: number of earlier attempts. `constraint`: what the whole
     answer must be. `shorten`: whether `max_new_tokens` may be more than the model's length leaves. `tools`: the tools
@@ -159,22 +159,22 @@ class Work(Data, frozen=True):
 _GRACE_S = 5.0
 
 
-def patience_s(work: Work) -> float:
+def patience_s(request: ReplicaRequest) -> float:
     """How long an ingress waits for a replica's first word, in seconds: a little longer than the engine would."""
-    return max(0.0, work.timeout_s - work.arrived.waited_s()) + _GRACE_S
+    return max(0.0, request.timeout_s - request.arrived.waited_s()) + _GRACE_S
 
 
-def too_late(work: Work) -> DeadlineExceeded:
-    """The error for a work whose time limit passed before its first token, or before another replica continued it."""
-    what = "no replica continued in time" if work.resume.num_blocks else "nothing was decoded by then"
-    return DeadlineExceeded(f"timeout_s is {work.timeout_s}, {what}", param="timeout_s")
+def too_late(request: ReplicaRequest) -> DeadlineExceeded:
+    """The error for a request whose time limit passed before its first token or before a failover."""
+    what = "no replica continued in time" if request.resume.num_blocks else "nothing was decoded by then"
+    return DeadlineExceeded(f"timeout_s is {request.timeout_s}, {what}", param="timeout_s")
 
 
 class Ending(Data, frozen=True, tag=3):
     """The end of an answer: its finish reason, token counts and statistics.
 
     `constraint_met`: whether the answer satisfies the request's constraint; None without one. `stop_text`: the text of
-    the request's `stop` that ended the answer, None if none did. `places`: those of a work with `scoring`.
+    the request's `stop` that ended the answer, None if none did. `places`: those of a request with `scoring`.
     """
 
     finish_reason: FinishReason
@@ -183,7 +183,7 @@ class Ending(Data, frozen=True, tag=3):
     stats: Stats
     constraint_met: bool | None = None
     stop_text: Private[str | None] = None
-    places: Private[tuple[PlaceScores, ...]] = ()
+    position_scores: Private[tuple[PositionScores, ...]] = ()
 
 
 class Chunk(Data, frozen=True, tag=2):
@@ -218,7 +218,7 @@ class TraceStep(TypedDict):
 
 
 class Progress(Data, frozen=True, tag=1):
-    """New steps of the block with this index, for a work with `stream_steps`. The block's chunk comes after them.
+    """New steps of the block with this index, for a request with `stream_steps`. The block's chunk comes after them.
 
     `first`: the number of the first of these steps in its block. When another replica decodes a block again, its steps
     begin again at 0. `texts`: token id -> the token's own text. `prompt_positions`: positions at the beginning of the
@@ -273,11 +273,11 @@ class Example:
 class ModelCard:
     """What clients and the ingress must know of the served model.
 
-    `quality`: the presets of the checkpoint. `examples`: prompts of its card. `places`: requests that the replica takes
-    at once; on the card of the service, the places of all replicas together. `replica_places`: those of one replica, on
-    either card. `tool_format`: how it writes calls of tools; None if it cannot be given tools, for the reason
-    `tools_problem`. `thinking`: how its chat answers think, None if they do not.
-    `weights`: those that answer. `behind`: on the card of the service, the replicas that have older ones.
+    `quality`: the presets of the checkpoint. `examples`: prompts of its card. `slots`: requests that a replica takes
+    at once; on the card of the service, the sum over all replicas. `replica_slots`: the slots of one replica, on either
+    card. `tool_format`: the format of its tool calls; None if it cannot call tools, with the reason in
+    `tools_problem`. `thinking`: the format of its reasoning, None if it does not reason.
+    `weights`: the weights that answer. `behind`: on the card of the service, the number of replicas with older weights.
     """
 
     name: str
@@ -291,8 +291,8 @@ class ModelCard:
     chat: bool
     quality: Presets
     examples: tuple[Example, ...] = ()
-    places: int = 1
-    replica_places: int = 1
+    slots: int = 1
+    replica_slots: int = 1
     tool_format: str | None = None
     tools_problem: str = "this checkpoint has no chat template"
     thinking: ReasoningFormat | None = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from service.engine import EngineDeps
 from service.model import Checkpoint
 from service.replica.core import EngineCore, load_core
-from service.replica.generator import Generator
 from service.replica.metrics import ReplicaMetrics
+from service.replica.replica import Replica
 from service.settings import Settings
 from service.telemetry.tracing import Tracing, start_tracing
 from service.text import TextCodec
@@ -19,15 +19,15 @@ def local_generator(
     settings: Settings,
     tracing: Tracing | None = None,
     deps: EngineDeps | None = None,
-) -> Generator:
+) -> Replica:
     """A replica of a checkpoint that is loaded, its engine on a thread of this process."""
     metrics, codec = ReplicaMetrics(), TextCodec.load(checkpoint.path)
     core = EngineCore(checkpoint, settings, metrics, deps, lambda: codec)
-    return Generator(replica, InProcessEngine(core, settings.stall_timeout_s), metrics, settings, tracing)
+    return Replica(replica, InProcessEngine(core, settings.stall_timeout_s), metrics, settings, tracing)
 
 
-def load_generator(replica: str, settings: Settings, deps: EngineDeps | None = None) -> Generator:
+def load_replica(replica: str, settings: Settings, deps: EngineDeps | None = None) -> Replica:
     """A replica whose checkpoint is loaded into this process, on several devices if the settings say so."""
     metrics = ReplicaMetrics()
     engine = InProcessEngine(load_core(settings, metrics, deps), settings.stall_timeout_s)
-    return Generator(replica, engine, metrics, settings, start_tracing(settings))
+    return Replica(replica, engine, metrics, settings, start_tracing(settings))

@@ -298,7 +298,7 @@ def test_all_code_is_looked_at() -> None:
         ("service.text.codec", "from service.wire import Work", "service.wire.Work"),
         ("service.text.codec", "import torch", "torch"),
         ("service.cli.check", "from benchmarks import shapes", "benchmarks.shapes"),
-        ("service.replica.generator", "from tokenizers import Tokenizer", "tokenizers.Tokenizer"),
+        ("service.replica.replica", "from tokenizers import Tokenizer", "tokenizers.Tokenizer"),
     ],
 )
 def test_a_violation_is_named_with_file_and_import(module: str, source: str, culprit: str) -> None:

@@ -23,7 +23,7 @@ from service.errors import InvalidRequest, MrpServeError
 from service.frames import Malformed, Unsendable
 from service.link.messages import AT_INGRESS, AT_REPLICA, Call, Cancel, DrainNotice, End, Item, Refused
 from service.messagepack import MessagePack
-from service.wire import Answer, Chunk, Ending, Failure, Work
+from service.wire import Answer, Chunk, Ending, Failure, ReplicaRequest
 
 ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, MrpServeError)]
 #: MessagePack has no others
@@ -117,7 +117,7 @@ def test_every_message_comes_back_equal(codec: MessagePack, kind: Any) -> None:
 def test_every_mode_has_a_name_of_its_own() -> None:
     assert {name: kind.__struct_config__.tag for name, kind in MODES.items()} == {name: name for name in MODES}
     assert ScoreMode.__struct_config__.tag == ScoreMode.mode
-    assert set(get_args(get_type_hints(Work)["params"])) == {*MODES.values(), ScoreMode}
+    assert set(get_args(get_type_hints(ReplicaRequest)["params"])) == {*MODES.values(), ScoreMode}
 
 
 @pytest.mark.parametrize("codec", [AT_REPLICA, AT_INGRESS])

@@ -17,7 +17,7 @@ from service.decode.modes import MODES, Speculative
 from service.demo import CHECKPOINT
 from service.engine import EngineDeps
 from service.model import load_checkpoint
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from tests.engine.helpers import FAIR
 from tests.gateway.helpers import over
@@ -49,7 +49,7 @@ def bodies() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[Generator]:
+def demo() -> Iterator[Replica]:
     settings = Settings(device="cpu", dtype="float32")
     checkpoint = load_checkpoint(CHECKPOINT)
     generator = local_generator("r0", checkpoint, settings, deps=EngineDeps(costs=FAIR))
@@ -58,7 +58,7 @@ def demo() -> Iterator[Generator]:
 
 
 @pytest.fixture
-async def http(demo: Generator) -> Any:
+async def http(demo: Replica) -> Any:
     async with over(demo) as client:
         yield client
 

@@ -18,10 +18,10 @@ import torch
 from benchmarks.evaluation import Score, Variant, evaluate
 from service.calibration.plans import parse_plan
 from service.calibration.tasks import PromptTask
-from service.demo.edition4 import check
 from service.engine import Engine, EngineConfig, SamplingParams
 from service.model import LoadOptions, load_checkpoint
 from service.text import TextCodec
+from training.demo.edition4.language import check
 from training.demo.edition4.tasks import draw
 
 PLANS = (

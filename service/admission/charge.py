@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from service.admission.throughput import Moment, Throughput
 from service.errors import ConstraintFailed, DeadlineExceeded, InvalidRequest
-from service.wire import Answer, Chunk, Ending, Progress, Work
+from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest
 
 #: letters a token, for the estimate of a prompt that is not encoded yet
 _LETTERS = 4
@@ -21,12 +21,12 @@ _LETTERS = 4
 _COUNTED = 0.1
 
 
-def prompt_estimate(work: Work) -> float:
-    """The number of tokens that a work's prompt is likely to have."""
-    if work.token_ids is not None:
-        return float(len(work.token_ids))
-    letters = len(work.text or "") + sum(len(str(message.get("content"))) for message in work.messages or ())
-    return (letters + sum(len(str(tool)) for tool in work.tools)) / _LETTERS
+def prompt_estimate(request: ReplicaRequest) -> float:
+    """The number of tokens that a request's prompt is likely to have."""
+    if request.token_ids is not None:
+        return float(len(request.token_ids))
+    letters = len(request.text or "") + sum(len(str(message.get("content"))) for message in request.messages or ())
+    return (letters + sum(len(str(tool)) for tool in request.tools)) / _LETTERS
 
 
 class AnswerUsage:

@@ -25,7 +25,7 @@ from service.admission.throughput import Throughput
 from service.errors import InvalidRequest, MrpServeError, PromptTooLong
 from service.fair_queue import FairQueue, Ticket
 from service.settings import Settings
-from service.wire import ModelCard, Work, too_late
+from service.wire import ModelCard, ReplicaRequest, too_late
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class IncomingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """An accepted request: its works, which name the API key as their tenant, and the charge of their answers."""
+    """An accepted request: its requests, which name the API key as their tenant, and the charge of their answers."""
 
-    works: list[Work]
+    requests: list[ReplicaRequest]
     charge: TokenCharge
 
 
@@ -75,9 +75,9 @@ class AdmissionController:
     def serves(self, card: ModelCard) -> None:
         """Sets the block size, the longest request and the number of slots from the current card."""
         self._block_size, self._max_model_len = card.block_size, card.max_model_len
-        self._slots.resize(self._share(card.places))
-        self._demand.slots = card.replica_places
-        self._replicas = max(1.0, card.places / card.replica_places)
+        self._slots.resize(self._share(card.slots))
+        self._demand.slots = card.replica_slots
+        self._replicas = max(1.0, card.slots / card.replica_slots)
 
     def reject_all(self, error: MrpServeError) -> None:
         """Ends all waiting requests with `error` if there are no slots."""
@@ -91,35 +91,37 @@ class AdmissionController:
         """Counts a request whose body was refused (413, 422), which `admit` never sees."""
         self._limits.count_request(key)
 
-    def admit(self, request: IncomingRequest, works: Sequence[Work]) -> Admission:
+    def admit(self, request: IncomingRequest, requests: Sequence[ReplicaRequest]) -> Admission:
         """Accepts a request. PromptTooLong, RateLimited or QueueFull if it is refused."""
         key = request.key
-        works = [self._owned(self._fitting(work), key) for work in works]
-        self._limits.check(key, sum(self._tokens(work, prompt_estimate(work)) for work in works))
-        blocks = sum(self._blocks(work) for work in works)
-        self._policy.check(replace(self._ticket(works[0]), cost=blocks), request.digest)
+        requests = [self._owned(self._fitting(replica_request), key) for replica_request in requests]
+        self._limits.check(
+            key, sum(self._tokens(replica_request, prompt_estimate(replica_request)) for replica_request in requests)
+        )
+        blocks = sum(self._blocks(replica_request) for replica_request in requests)
+        self._policy.check(replace(self._ticket(requests[0]), cost=blocks), request.digest)
         self._limits.count_request(key)
-        return Admission(works, TokenCharge(partial(self._limits.take_tokens, key.name)))
+        return Admission(requests, TokenCharge(partial(self._limits.take_tokens, key.name)))
 
     @asynccontextmanager
     async def slot(
-        self, work: Work, charge: TokenCharge, on_wait: Callable[[], None] = lambda: None
+        self, request: ReplicaRequest, charge: TokenCharge, on_wait: Callable[[], None] = lambda: None
     ) -> AsyncIterator[AnswerUsage]:
-        """A slot at a replica for the duration of the context. DeadlineExceeded if the work's time ends before.
+        """A slot at a replica for the duration of the context. DeadlineExceeded if the request's time ends before.
 
         `on_wait` is called if no slot is free. The caller calls `charge.fail` with the error if the request fails.
         """
-        usage = AnswerUsage(self._blocks(work), prompt_estimate(work), self._block_size, self._throughput)
-        charge.open(usage, self._tokens(work, usage.prompt))
+        usage = AnswerUsage(self._blocks(request), prompt_estimate(request), self._block_size, self._throughput)
+        charge.open(usage, self._tokens(request, usage.prompt))
         self._usages.add(usage)
         arrived = self._demand.arrived(usage.asked)
         try:
-            await self._enter(work, on_wait)
+            await self._enter(request, on_wait)
             usage.begun = self._throughput.moment()
             try:
                 yield usage
             finally:
-                self._slots.leave(work.tenant)
+                self._slots.leave(request.tenant)
         except InvalidRequest:
             if not usage.decoded:
                 self._demand.refused(usage.asked, arrived)
@@ -128,33 +130,35 @@ class AdmissionController:
             self._usages.remove(usage)
             charge.close(usage)
 
-    def _fitting(self, work: Work) -> Work:
-        """The work if the model's length allows it. A longer one would count as demand until a replica refuses it."""
-        prompt, most = len(work.token_ids or ()), self._max_model_len
-        if prompt + work.max_new_tokens <= most or work.scoring is not None:
-            return work
-        if work.shorten:
-            return structs.replace(work, max_new_tokens=max(1, most - prompt))
+    def _fitting(self, request: ReplicaRequest) -> ReplicaRequest:
+        """The request, if the model's length allows it. A longer one would be demand until a replica refuses it."""
+        prompt, most = len(request.token_ids or ()), self._max_model_len
+        if prompt + request.max_new_tokens <= most or request.scoring is not None:
+            return request
+        if request.shorten:
+            return structs.replace(request, max_new_tokens=max(1, most - prompt))
         raise PromptTooLong(
-            f"{prompt} prompt tokens and max_new_tokens {work.max_new_tokens} are "
-            f"{prompt + work.max_new_tokens} tokens, allowed are {most}"
-            if work.token_ids is not None
-            else f"max_new_tokens is {work.max_new_tokens}, prompt and answer may have {most} tokens together",
+            f"{prompt} prompt tokens and max_new_tokens {request.max_new_tokens} are "
+            f"{prompt + request.max_new_tokens} tokens, allowed are {most}"
+            if request.token_ids is not None
+            else f"max_new_tokens is {request.max_new_tokens}, prompt and answer may have {most} tokens together",
             param="max_new_tokens",
         )
 
-    def _owned(self, work: Work, key: ApiKey) -> Work:
-        """The work with its key as tenant. Its cached prefix belongs to that key alone, unless keys share prefixes."""
-        salt = work.cache_salt if self._keys_share else key.salted(work.cache_salt)
-        if (work.tenant, work.weight, work.cache_salt) == (key.name, key.weight, salt):  # no key is configured
-            return work
-        return structs.replace(work, tenant=key.name, weight=key.weight, cache_salt=salt)
+    def _owned(self, request: ReplicaRequest, key: ApiKey) -> ReplicaRequest:
+        """The request with its key as tenant. Its cached prefix belongs to that key, unless keys share prefixes."""
+        salt = request.cache_salt if self._keys_share else key.salted(request.cache_salt)
+        if (request.tenant, request.weight, request.cache_salt) == (key.name, key.weight, salt):  # no key is configured
+            return request
+        return structs.replace(request, tenant=key.name, weight=key.weight, cache_salt=salt)
 
-    async def _enter(self, work: Work, on_wait: Callable[[], None]) -> None:
+    async def _enter(self, request: ReplicaRequest, on_wait: Callable[[], None]) -> None:
         try:
-            await self._slots.enter(self._ticket(work), work.arrived.at + work.timeout_s - self._clock(), on_wait)
+            await self._slots.enter(
+                self._ticket(request), request.arrived.at + request.timeout_s - self._clock(), on_wait
+            )
         except TimeoutError:
-            raise too_late(work) from None
+            raise too_late(request) from None
 
     @property
     def blocks_left(self) -> float:
@@ -188,12 +192,12 @@ class AdmissionController:
         load = Load(len(self._usages), self._slots.used, waiting, self._throughput.rate_per_slot)
         return self._demand.wanted(load, ratio)
 
-    def _ticket(self, work: Work) -> Ticket:
-        return Ticket(work.arrived.at, work.tenant, work.weight, work.priority, self._blocks(work))
+    def _ticket(self, request: ReplicaRequest) -> Ticket:
+        return Ticket(request.arrived.at, request.tenant, request.weight, request.priority, self._blocks(request))
 
-    def _blocks(self, work: Work) -> int:
-        return -(-work.max_new_tokens // self._block_size)
+    def _blocks(self, request: ReplicaRequest) -> int:
+        return -(-request.max_new_tokens // self._block_size)
 
-    def _tokens(self, work: Work, prompt: float) -> float:
+    def _tokens(self, request: ReplicaRequest, prompt: float) -> float:
         """The estimate that a key is charged first: the prompt, and the number of tokens likely to be decoded."""
-        return prompt + work.max_new_tokens * self._throughput.ratio
+        return prompt + request.max_new_tokens * self._throughput.ratio

@@ -101,6 +101,6 @@ class Availability:
         except ScaledToZero:
             if self._last is None:
                 raise
-            card = replace(self._last, places=0)
+            card = replace(self._last, slots=0)
         self.learn(card)
         return card

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from service.errors import NotReady
-from service.wire import Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
+from service.wire import Exchanged, Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights
 
 
 class Backend(Protocol):
@@ -18,10 +18,10 @@ class Backend(Protocol):
     async def card(self) -> ModelCard:
         """The card of the service. NotReady, with the reason, if no replica can generate; ScaledToZero at zero."""
 
-    async def count(self, work: Work) -> int | Failure:
-        """The number of tokens of a work's prompt."""
+    async def count(self, request: ReplicaRequest) -> int | Failure:
+        """The number of tokens of a request's prompt."""
 
-    def stream(self, work: Work) -> Items:
+    def stream(self, request: ReplicaRequest) -> Items:
         """The answer block by block. Closing the stream aborts the request."""
 
     async def statuses(self) -> list[Status]:
@@ -55,5 +55,5 @@ def serving(statuses: list[Status]) -> ModelCard:
         if known.behind(card.weights):
             newest[known.base] = card.weights
     current = [card for card in healthy if card.weights == newest[card.weights.base]]
-    places = sum(card.places for card in current)
-    return replace(current[0], places=places, behind=len(healthy) - len(current))
+    slots = sum(card.slots for card in current)
+    return replace(current[0], slots=slots, behind=len(healthy) - len(current))

@@ -27,7 +27,7 @@ from service.errors import (
     WeightsChanged,
 )
 from service.gateway.backend import Backend
-from service.wire import Answer, Answering, Chunk, Ending, Failure, Progress, Resume, Weights, Work
+from service.wire import Answer, Answering, Chunk, Ending, Failure, Progress, ReplicaRequest, Resume, Weights
 
 #: the pause before the second attempt; it doubles for every further attempt, up to the longest
 _PAUSE_S = 0.05
@@ -60,38 +60,38 @@ class Failover:
         self._max_failovers = max_failovers
         self._count = count
 
-    async def complete(self, work: Work) -> Answer:
-        """The whole answer. After a loss it goes on after the last chunk that came. `work.together` is more than 1."""
-        attempts = _Attempts(work, self._max_failovers, self._count, self._newest)
+    async def complete(self, request: ReplicaRequest) -> Answer:
+        """The whole answer. After a loss it goes on after the last chunk that came. Needs `request.together` > 1."""
+        attempts = _Attempts(request, self._max_failovers, self._count, self._newest)
         async with aclosing(self._stream(attempts)) as items:
             async for item in items:
                 if isinstance(item, Ending):
                     return Answer.of(attempts.sent, item)
         raise AssertionError("an answer ended without an ending")
 
-    async def tokens(self, work: Work) -> int:
-        """The number of tokens of a work's prompt."""
-        attempts = _Attempts(work, self._max_failovers, self._count, self._newest)
+    async def tokens(self, request: ReplicaRequest) -> int:
+        """The number of tokens of a request's prompt."""
+        attempts = _Attempts(request, self._max_failovers, self._count, self._newest)
         while True:
             try:
-                tokens = await self._backend.count(attempts.work)
+                tokens = await self._backend.count(attempts.request)
                 if isinstance(tokens, Failure):
                     raise tokens.error
                 return tokens
             except MrpServeError as error:
                 await attempts.another(error)
 
-    def stream(self, work: Work) -> Answering:
+    def stream(self, request: ReplicaRequest) -> Answering:
         """The answer block by block, every block once. Closing the stream ends the current attempt.
 
         After a loss, the steps of an unfinished block come again.
         """
-        return self._stream(_Attempts(work, self._max_failovers, self._count, self._newest))
+        return self._stream(_Attempts(request, self._max_failovers, self._count, self._newest))
 
     async def _stream(self, attempts: _Attempts) -> Answering:
         while True:
             try:
-                async with aclosing(self._backend.stream(attempts.work)) as items:
+                async with aclosing(self._backend.stream(attempts.request)) as items:
                     async for item in items:
                         if isinstance(item, Failure):
                             raise item.error
@@ -109,22 +109,22 @@ class Failover:
 
 
 class _Attempts:
-    """The attempts at one request: the work of the next attempt, and whether there may be one.
+    """The attempts at one request: the request of the next attempt, and whether there may be one.
 
     `sent`: the chunks that came.
     """
 
     def __init__(
         self,
-        work: Work,
+        request: ReplicaRequest,
         max_failovers: int,
         count: Callable[[MrpServeError], None],
         newest: Callable[[], Weights | None],
     ) -> None:
         weights = newest()
-        self.work, self.complete = work if weights is None else replace(work, weights=weights), False
+        self.request, self.complete = request if weights is None else replace(request, weights=weights), False
         self._newest = newest
-        self._first = work
+        self._first = request
         self._max_failovers = max_failovers
         self._count = count
         self.sent: list[Chunk] = []
@@ -154,7 +154,7 @@ class _Attempts:
         # Every attempt has its own request id: the chosen replica may still be aborting the last attempt.
         name = f"{self._first.request_id}.{self._made}"
         resume, weights = self._resume(), self._newest()
-        self.work = replace(self._first, request_id=name, resume=resume, attempt=self._made, weights=weights)
+        self.request = replace(self._first, request_id=name, resume=resume, attempt=self._made, weights=weights)
         await asyncio.sleep(pause)
 
     def _resume(self) -> Resume:

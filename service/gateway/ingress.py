@@ -53,7 +53,7 @@ from service.routing.affinity import ROUTING_REASONS
 from service.settings import Settings
 from service.telemetry.metrics import Registry
 from service.telemetry.tracing import Tracing
-from service.wire import ModelCard, Snapshot, Weights, Work
+from service.wire import ModelCard, ReplicaRequest, Snapshot, Weights
 
 
 class Ingress:
@@ -210,15 +210,17 @@ class Ingress:
                 self._admission.refused(key)
             raise
 
-    async def _admit(self, request: Request, works: Sequence[Work]) -> Admission:
+    async def _admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> Admission:
         """Admits the request, or raises the error of the admission controller."""
         client = request.client.host if request.client else ""
         incoming = IncomingRequest(request.state.api_key, client, request.url.path, await request.body())
-        admission = self._admission.admit(incoming, works)
+        admission = self._admission.admit(incoming, requests)
         request.state.admitted = True
-        for work in works:
-            if work.quality:
-                self._registry.add("request_quality_total", quality=work.quality, plan=Plan.of(work.params).name)
+        for replica_request in requests:
+            if replica_request.quality:
+                self._registry.add(
+                    "request_quality_total", quality=replica_request.quality, plan=Plan.of(replica_request.params).name
+                )
         return admission
 
     async def _card(self) -> ModelCard:

@@ -14,7 +14,7 @@ from service.gateway.draining import Draining
 from service.gateway.failover import Failover
 from service.gateway.request_log import note_ending, with_origin
 from service.gateway.slow_readers import SlowReaders
-from service.wire import Answer, Answering, Ending, Work
+from service.wire import Answer, Answering, Ending, ReplicaRequest
 
 #: blocks of a whole answer that come in one chunk
 _TOGETHER = 16
@@ -42,35 +42,35 @@ class RequestPipeline:
         self._readers = SlowReaders()
         self.in_flight = 0
 
-    async def complete(self, work: Work, charge: TokenCharge) -> Answer:
+    async def complete(self, request: ReplicaRequest, charge: TokenCharge) -> Answer:
         """The whole answer: a stream of long chunks, gathered."""
         with self._counted(charge), self._draining.until_cut():
-            async with self._slot(work, charge) as usage:
-                work = with_origin(replace(work, together=_TOGETHER), self._model)
-                answer = await self._replicas.complete(work)
+            async with self._slot(request, charge) as usage:
+                request = with_origin(replace(request, together=_TOGETHER), self._model)
+                answer = await self._replicas.complete(request)
                 note_ending(answer.ending, self._model)
                 usage.take(answer)
                 return answer
 
-    async def tokens(self, work: Work, charge: TokenCharge) -> int:
-        """The number of tokens of a work's prompt."""
+    async def tokens(self, request: ReplicaRequest, charge: TokenCharge) -> int:
+        """The number of tokens of a request's prompt."""
         with self._counted(charge), self._draining.until_cut():
-            async with self._slot(work, charge) as usage:
-                tokens = await self._replicas.tokens(work)
+            async with self._slot(request, charge) as usage:
+                tokens = await self._replicas.tokens(request)
                 usage.count(tokens)
                 return tokens
 
-    def stream(self, work: Work, charge: TokenCharge) -> Answering:
+    def stream(self, request: ReplicaRequest, charge: TokenCharge) -> Answering:
         """The answer block by block. The slot is free when the replica's answer ends, or the stream is closed."""
-        return self._readers.relay(work, self._blocks(work, charge))
+        return self._readers.relay(request, self._blocks(request, charge))
 
-    async def _blocks(self, work: Work, charge: TokenCharge) -> Answering:
+    async def _blocks(self, request: ReplicaRequest, charge: TokenCharge) -> Answering:
         with self._counted(charge):
             async with AsyncExitStack() as held:
                 with self._draining.until_cut():
-                    usage = await held.enter_async_context(self._slot(work, charge))
-                work = with_origin(work, self._model)
-                items = await held.enter_async_context(aclosing(self._replicas.stream(work)))
+                    usage = await held.enter_async_context(self._slot(request, charge))
+                request = with_origin(request, self._model)
+                items = await held.enter_async_context(aclosing(self._replicas.stream(request)))
                 while True:
                     with self._draining.until_cut():
                         item = await anext(items, None)
@@ -81,8 +81,8 @@ class RequestPipeline:
                     usage.take(item)
                     yield item
 
-    def _slot(self, work: Work, charge: TokenCharge) -> AbstractAsyncContextManager[AnswerUsage]:
-        return self._admission.slot(work, charge, self._availability.watch)
+    def _slot(self, request: ReplicaRequest, charge: TokenCharge) -> AbstractAsyncContextManager[AnswerUsage]:
+        return self._admission.slot(request, charge, self._availability.watch)
 
     @contextmanager
     def _counted(self, charge: TokenCharge) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """One log line for every finished request: what was asked, how the request ended and how long it took.
 
-`RequestLog` wraps the application and writes the line. The request's pipeline notes each work and its ending. Both run
-on the same task and share a context variable. No line holds a prompt, an answer or a key.
+`RequestLog` wraps the application and writes the line. The pipeline notes each request to a replica and its ending.
+Both run on the same task and share a context variable. No line holds a prompt, an answer or a key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from service.gateway.http.errors import LOGGED
 from service.gateway.spans import describe_answer, describe_request
 from service.telemetry.tracing import current_trace, traced
 from service.tracebacks import without_message
-from service.wire import Ending, Origin, Work
+from service.wire import Ending, Origin, ReplicaRequest
 
 _log = logging.getLogger("service.requests")
 
@@ -31,7 +31,7 @@ class Record:
     """The data of one request, collected while it is answered."""
 
     origin: Origin
-    works: list[Work] = field(default_factory=list)
+    requests: list[ReplicaRequest] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
     error: str | None = None
     status: int | None = None
@@ -77,17 +77,17 @@ class RequestLog:
             _write(record, scope, time.monotonic() - started)
 
 
-def with_origin(work: Work, model: str) -> Work:
-    """The work with the origin of the current record, which notes it. `model`: its name in traces."""
+def with_origin(request: ReplicaRequest, model: str) -> ReplicaRequest:
+    """The request with the origin of the current record, which notes it. `model`: its name in traces."""
     record = _current.get()
     if record is None:
-        return work
+        return request
     trace = current_trace()
-    work = replace(work, origin=replace(record.origin, trace=trace) if trace else record.origin)
-    record.works.append(work)
+    request = replace(request, origin=replace(record.origin, trace=trace) if trace else record.origin)
+    record.requests.append(request)
     if traced():
-        describe_request(work, model)
-    return work
+        describe_request(request, model)
+    return request
 
 
 def note_ending(ending: Ending, model: str) -> None:
@@ -121,18 +121,18 @@ def _write(record: Record, scope: Scope, seconds: float) -> None:
 
 def _answers(record: Record) -> dict[str, Any]:
     """The fields of all answers together: sums of the counts, the earliest first time and the latest last time."""
-    if not record.works:
+    if not record.requests:
         return {}
-    first, endings = record.works[0], record.endings
+    first, endings = record.requests[0], record.endings
     reasons = sorted({ending.finish_reason for ending in endings})
-    if len(endings) < len(record.works) and record.error is None:
+    if len(endings) < len(record.requests) and record.error is None:
         reasons.append("abort")
     fields = {
         "id": first.request_id,
         "tenant": first.tenant or None,  # the name of the key, never the key
         "quality": first.quality or None,
         "mode": first.params.mode,
-        "answers": len(record.works) if len(record.works) > 1 else None,
+        "answers": len(record.requests) if len(record.requests) > 1 else None,
         "finish_reason": ",".join(reasons) or None,
     }
     return fields | (_counts(endings) if endings else {})

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from service.errors import SlowReader
 from service.messagepack import MessagePack
-from service.wire import Answering, Chunk, Ending, Progress, Work
+from service.wire import Answering, Chunk, Ending, Progress, ReplicaRequest
 
 #: seconds between two looks for streams that wait for their clients
 LOOK_S = 0.5
@@ -36,9 +36,9 @@ class SlowReaders:
         self._relays: set[Relay] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def relay(self, work: Work, items: Answering) -> Relay:
-        """The stream of a work."""
-        return Relay(self, work, items)
+    def relay(self, request: ReplicaRequest, items: Answering) -> Relay:
+        """The stream of a request."""
+        return Relay(self, request, items)
 
     def watch(self, relay: Relay) -> None:
         """Somebody reads a stream."""
@@ -73,14 +73,14 @@ class SlowReaders:
 
 
 class Relay(AsyncGenerator[Item, None]):
-    """The items of one answer. `tenant`: of its work. `size`: bytes that wait for its client.
+    """The items of one answer. `tenant`: the tenant of its request. `size`: bytes that wait for its client.
 
     The stream of an answer that began must be closed, unless it was read to its end.
     """
 
-    def __init__(self, readers: SlowReaders, work: Work, items: Answering) -> None:
-        self._readers, self._work, self._items = readers, work, items
-        self.tenant, self.size = work.tenant, 0
+    def __init__(self, readers: SlowReaders, request: ReplicaRequest, items: Answering) -> None:
+        self._readers, self._request, self._items = readers, request, items
+        self.tenant, self.size = request.tenant, 0
         self._context = copy_context()
         self._begun = self._reading = False
         self._taking: asyncio.Task[None] | None = None
@@ -123,7 +123,7 @@ class Relay(AsyncGenerator[Item, None]):
                 return None
             self._changed.clear()
             await self._changed.wait()
-        if self._work.arrived.waited_s() > self._work.timeout_s + GRACE_S:
+        if self._request.arrived.waited_s() > self._request.timeout_s + GRACE_S:
             self.drop()
             raise self._lost(f"was not read {GRACE_S:g} s after its timeout_s")
         item = self._backlog.popleft()

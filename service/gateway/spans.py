@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from opentelemetry import trace
 
 from service.telemetry.tracing import Tracing
-from service.wire import Work
+from service.wire import ReplicaRequest
 
 
 def telemetry(tracing: Tracing | None) -> TelemetryConfig:
@@ -19,19 +19,19 @@ def telemetry(tracing: Tracing | None) -> TelemetryConfig:
     return {**off, "tracing": tracing is not None, "tracer_provider": tracing.provider if tracing else None}
 
 
-def describe_request(work: Work, model: str) -> None:
+def describe_request(request: ReplicaRequest, model: str) -> None:
     """Adds the request to the current span, in OpenTelemetry's names for generative AI."""
     asked = {
-        "gen_ai.operation.name": "chat" if work.messages is not None else "text_completion",
+        "gen_ai.operation.name": "chat" if request.messages is not None else "text_completion",
         "gen_ai.provider.name": "mrp-serve",
         "gen_ai.request.model": model,
-        "gen_ai.request.max_tokens": work.max_new_tokens,
-        "gen_ai.request.temperature": work.sampling.temperature,
-        "gen_ai.request.top_p": work.sampling.top_p,
-        "gen_ai.request.seed": work.sampling.seed,
-        "mrp.request_id": work.origin.request_id,
+        "gen_ai.request.max_tokens": request.max_new_tokens,
+        "gen_ai.request.temperature": request.sampling.temperature,
+        "gen_ai.request.top_p": request.sampling.top_p,
+        "gen_ai.request.seed": request.sampling.seed,
+        "mrp.request_id": request.origin.request_id,
     }
-    knobs = {f"mrp.{name}": value for name, value in asdict(work.params).items()}
+    knobs = {f"mrp.{name}": value for name, value in asdict(request.params).items()}
     trace.get_current_span().set_attributes(asked | knobs)
 
 

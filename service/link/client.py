@@ -15,7 +15,7 @@ from service.frames import LONGEST, Frames, Malformed, Unsendable
 from service.link.messages import AT_INGRESS, Call, Cancel, DrainNotice, End, Item, Method, Refused
 from service.link.proof import NONCE, PROOF, is_proof, make_nonce, make_proof
 from service.silence import HUNG_S, LOOK_S, Silence
-from service.wire import Address, Work
+from service.wire import Address, ReplicaRequest
 
 #: seconds after which a client may try again
 _RETRY_S = 1.0
@@ -76,12 +76,12 @@ class Link(Frames):
             raise
         self._watching = asyncio.create_task(self._watch())
 
-    def call(self, method: Method, work: Work, on_end: Callable[[], None]) -> PendingCall:
+    def call(self, method: Method, request: ReplicaRequest, on_end: Callable[[], None]) -> PendingCall:
         """Begins a call. `PendingCall.end` must follow, which calls `on_end`. Unsendable if it has no encoding."""
-        if _is_deep([work.messages, work.tools]):
-            raise Unsendable(f"a work has more than {_DEPTH} values within each other")
+        if _is_deep([request.messages, request.tools]):
+            raise Unsendable(f"a request has more than {_DEPTH} values within each other")
         call = PendingCall(self, next(self._numbers), on_end)
-        self.send(Call(call.number, method, work))
+        self.send(Call(call.number, method, request))
         self._calls[call.number] = call
         return call
 

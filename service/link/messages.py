@@ -6,7 +6,7 @@ from typing import Literal
 
 from service.data import Data
 from service.messagepack import MessagePack
-from service.wire import Chunk, Ending, Failure, Progress, Work
+from service.wire import Chunk, Ending, Failure, Progress, ReplicaRequest
 
 Method = Literal["count", "stream"]
 
@@ -16,7 +16,7 @@ class Call(Data, frozen=True, tag=1):
 
     number: int
     method: Method
-    work: Work
+    request: ReplicaRequest
 
 
 class Cancel(Data, frozen=True, tag=2):

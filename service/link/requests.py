@@ -16,7 +16,7 @@ from service.frames import Unsendable
 from service.link.client import Impostor, Link, PendingCall, ReplicaDraining
 from service.link.messages import Method
 from service.routing.router import Router
-from service.wire import Address, Failure, Items, Status, Work, patience_s, too_late
+from service.wire import Address, Failure, Items, ReplicaRequest, Status, patience_s, too_late
 
 _log = logging.getLogger(__name__)
 
@@ -52,15 +52,15 @@ class ReplicaLinks:
 
     # --- requests ----------------------------------------------------------------------------------
 
-    async def count(self, work: Work) -> int | Failure:
-        """The number of tokens of a work's prompt."""
-        call, tokens = await self._begin("count", work)
+    async def count(self, request: ReplicaRequest) -> int | Failure:
+        """The number of tokens of a request's prompt."""
+        call, tokens = await self._begin("count", request)
         call.end()
         return cast(int | Failure, tokens)
 
-    async def stream(self, work: Work) -> Items:
+    async def stream(self, request: ReplicaRequest) -> Items:
         """The answer block by block. Closing the stream aborts the request."""
-        call, item = await self._begin("stream", work)
+        call, item = await self._begin("stream", request)
         try:
             while item is not None:
                 yield item
@@ -68,12 +68,12 @@ class ReplicaLinks:
         finally:
             call.end()
 
-    async def _begin(self, method: Method, work: Work) -> tuple[PendingCall, Any]:
+    async def _begin(self, method: Method, request: ReplicaRequest) -> tuple[PendingCall, Any]:
         """The call and its first item. DeadlineExceeded if none comes in time, InvalidRequest without an encoding."""
         try:
-            async with asyncio.timeout(patience_s(work)):
+            async with asyncio.timeout(patience_s(request)):
                 while True:
-                    call = self._call(await self._chosen(work), method, work)
+                    call = self._call(await self._chosen(request), method, request)
                     try:
                         return call, await call.next()
                     except ReplicaDraining:
@@ -82,11 +82,11 @@ class ReplicaLinks:
                         call.end()
                         raise
         except TimeoutError:
-            raise too_late(work) from None
+            raise too_late(request) from None
 
-    async def _chosen(self, work: Work) -> str:
-        """The replica for a work. Waits until there is one."""
-        while (name := self._router.choose(work)) is None:
+    async def _chosen(self, request: ReplicaRequest) -> str:
+        """The replica for a request. Waits until there is one."""
+        while (name := self._router.choose(request)) is None:
             updated = self._updated
             self.waiting += 1
             self._on_wait()
@@ -96,10 +96,10 @@ class ReplicaLinks:
                 self.waiting -= 1
         return name
 
-    def _call(self, name: str, method: Method, work: Work) -> PendingCall:
+    def _call(self, name: str, method: Method, request: ReplicaRequest) -> PendingCall:
         on_end = partial(self._router.ended, name)
         try:
-            return self._links[name].call(method, work, on_end)
+            return self._links[name].call(method, request, on_end)
         except Unsendable as error:
             on_end()
             raise InvalidRequest(

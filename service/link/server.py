@@ -20,7 +20,7 @@ from service.link.messages import AT_REPLICA, Alive, Call, DrainNotice, End, Ite
 from service.link.proof import NONCE, is_proof, make_nonce, make_proof
 from service.silence import BEAT_S
 from service.telemetry.faults import unexpected_error
-from service.wire import Address, Failure, Items, Work
+from service.wire import Address, Failure, Items, ReplicaRequest
 
 _log = logging.getLogger(__name__)
 
@@ -32,13 +32,13 @@ _PROVEN_S, _UNPROVEN = 5.0, 64
 _NOTED_S = 60.0
 
 
-class Replica(Protocol):
+class RequestHandler(Protocol):
     """What answers the calls."""
 
-    async def count(self, work: Work) -> int | Failure:
-        """The number of tokens of a work's prompt."""
+    async def count(self, request: ReplicaRequest) -> int | Failure:
+        """The number of tokens of a request's prompt."""
 
-    def stream(self, work: Work) -> Items:
+    def stream(self, request: ReplicaRequest) -> Items:
         """The answer block by block. Closing the stream aborts the request."""
 
 
@@ -49,7 +49,7 @@ class LinkServer:
     _listening: asyncio.Server
     _beating: asyncio.Task[None]
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: RequestHandler) -> None:
         self._replica = replica
         self._connections: set[_Connection] = set()
         self._unproven: dict[_Connection, None] = {}  # the oldest first
@@ -59,7 +59,7 @@ class LinkServer:
         self.draining = False
 
     @classmethod
-    async def start(cls, replica: Replica, host: str, tls: ssl.SSLContext | None = None) -> LinkServer:
+    async def start(cls, replica: RequestHandler, host: str, tls: ssl.SSLContext | None = None) -> LinkServer:
         """Listens on `host`, an address that the ingresses can reach. `tls`: encrypts, and checks certificates."""
         server, loop = cls(replica), asyncio.get_running_loop()
         limit_s = _PROVEN_S if tls else None
@@ -131,22 +131,22 @@ class LinkServer:
 
     async def answer(self, connection: _Connection, call: Call) -> None:
         """Does the work of one call."""
-        number, work = call.number, call.work
+        number, request = call.number, call.request
 
         def send(item: Any) -> None:
             connection.send(Item(number, item, self.calls - len(connection.calls)))
 
         try:
             if call.method == "stream":
-                async with aclosing(self._replica.stream(work)) as items:
+                async with aclosing(self._replica.stream(request)) as items:
                     async for item in items:
                         send(item)
             else:
-                send(await self._replica.count(work))
+                send(await self._replica.count(request))
         except MrpServeError as error:
             send(Failure(error))
         except Exception as error:  # noqa: BLE001 - a bug: the log gets its place, the client the request's id
-            send(Failure(unexpected_error(error, work.origin.request_id)))
+            send(Failure(unexpected_error(error, request.origin.request_id)))
         connection.send(End(number))
 
 

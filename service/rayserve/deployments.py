@@ -1,6 +1,6 @@
 """The two Serve deployments: `Ingress` (HTTP, CPU) in front of `Generator` (the model, its device).
 
-The classes are thin: `gateway/ingress.py` and `replica/generator.py` do the work without Ray. Serve makes these
+The classes are thin: `gateway/ingress.py` and `replica/replica.py` do the work without Ray. Serve makes these
 classes from `service.app:build`. Every process of the service imports this module. A class therefore imports its
 dependencies when it is constructed: an ingress loads no torch, a replica no FastAPI application, the CLI neither.
 """
@@ -31,7 +31,7 @@ from service.wire import Exchanged, Snapshot, Status, Weights
 if TYPE_CHECKING:
     from service.gateway.http.listener import Listener
     from service.link.requests import ReplicaLinks
-    from service.replica.generator import Generator
+    from service.replica.replica import Replica
     from service.telemetry.metrics import Registry
 
 _log = logging.getLogger("ray.serve")
@@ -57,11 +57,11 @@ class GeneratorDeployment:
         from service.engine.gil_and_gc import tune_interpreter
         from service.link.server import LinkServer
         from service.rayserve.tls import server_tls
-        from service.replica.starting import start_generator
+        from service.replica.starting import start_replica
         from service.telemetry.logs import install_logs
 
         install_logs(settings)
-        self._generator = await start_generator(_replica_name(), settings, self.deps)
+        self._generator = await start_replica(_replica_name(), settings, self.deps)
         tune_interpreter()
         self._links = await LinkServer.start(self._generator, address, server_tls())
         self._patience_s = settings.request_timeout_s
@@ -197,7 +197,7 @@ def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) 
     return ReplicaLinks(router, partial(registry.set, "replicas_linked"), on_wait, client_tls())
 
 
-async def _exit_when_failed(generator: Generator) -> None:
+async def _exit_when_failed(generator: Replica) -> None:
     """Ends the process of a replica whose engine has stopped.
 
     Serve needs three failed health checks to replace a replica and routes requests to it meanwhile. A dead process

@@ -17,7 +17,7 @@ from service.gateway.backend import serving
 from service.link.requests import ReplicaLinks
 from service.rayserve.serve_state import is_scaled_to_zero, why_none
 from service.tracebacks import without_message
-from service.wire import Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
+from service.wire import Exchanged, Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights
 
 _log = logging.getLogger(__name__)
 
@@ -62,13 +62,13 @@ class RayBackend:
 
     # --- requests ----------------------------------------------------------------------------------
 
-    async def count(self, work: Work) -> int | Failure:
-        """The number of tokens of a work's prompt."""
-        return await self._links.count(work)
+    async def count(self, request: ReplicaRequest) -> int | Failure:
+        """The number of tokens of a request's prompt."""
+        return await self._links.count(request)
 
-    async def stream(self, work: Work) -> Items:
+    async def stream(self, request: ReplicaRequest) -> Items:
         """The answer block by block. Closing the stream aborts the request."""
-        async with aclosing(self._links.stream(work)) as items:
+        async with aclosing(self._links.stream(request)) as items:
             async for item in items:
                 yield self._with_last_words(item)
 

@@ -14,19 +14,19 @@ from msgspec.structs import replace
 from service.decode.block import Pick, Step
 from service.engine.request import BlockEvent, BlockProgress, FinishReason, Stats
 from service.text.detokenizer import IdLogprobs, TextStream, TokenTextStream
-from service.wire import Chunk, Ending, Progress, TraceStep, Work
+from service.wire import Chunk, Ending, Progress, ReplicaRequest, TraceStep
 
 
 @dataclass(slots=True)
 class AnswerBlocks:
-    """The answer to one `work`. `waited_s`: seconds from its arrival at the ingress to the engine.
+    """The answer to one `request`. `waited_s`: seconds from its arrival at the ingress to the engine.
 
     `pieces`: names the tokens, None if the request does not need names. `text_of`: the text of a token id.
     `stats`: the statistics so far, over all replicas. `ending`: set by the last event. `events`: those taken, for a
     trace; None without one.
     """
 
-    work: Work
+    replica_request: ReplicaRequest
     prompt_tokens: int
     waited_s: float
     text: TextStream
@@ -40,7 +40,7 @@ class AnswerBlocks:
     _held: list[Chunk] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        resume = self.work.resume
+        resume = self.request.resume
         self.text.push(resume.token_ids)  # this text is already sent, except the end that is held back again
         if self.pieces is not None:
             self.pieces.push(resume.token_ids)
@@ -53,7 +53,7 @@ class AnswerBlocks:
             self.events.append(event)
         if (chunk := self._chunk(event)) is not None:
             self._held.append(chunk)
-        if not self._held or (len(self._held) < self.work.together and self.ending is None):
+        if not self._held or (len(self._held) < self.request.together and self.ending is None):
             return None
         held, self._held = self._held, []
         return held[0] if len(held) == 1 and held[0].ending is self.ending else self._joined(held)
@@ -80,12 +80,12 @@ class AnswerBlocks:
         self.stats = self._stats(event.stats)
         self._num_tokens += len(token_ids)
         self.ending = self._ending(reason, event.constraint_met)
-        if before := self.work.resume.num_blocks:
+        if before := self.request.resume.num_blocks:
             event = replace(event, index=event.index + before)
-        trace = trace_steps(event) if self.work.return_trace else ()
+        trace = trace_steps(event) if self.request.return_trace else ()
         if not (piece or token_ids or trace):
             return None
-        count = self.work.top_logprobs
+        count = self.request.top_logprobs
         named = () if self.pieces is None else self.pieces.push(token_ids, _likeliest(event.steps, count))
         return Chunk(
             event.index, piece, token_ids, self.stats, trace, self.ending, named, self.prompt_tokens, event.version
@@ -93,20 +93,20 @@ class AnswerBlocks:
 
     def progress(self, event: BlockProgress) -> Progress:
         """New steps of a block. They change nothing of the answer."""
-        event = replace(event, index=event.index + self.work.resume.num_blocks)
+        event = replace(event, index=event.index + self.request.resume.num_blocks)
         picks = (pick for step in event.steps for pick in (*step.revealed, *step.drafted))
         texts = {token: self.text_of(token) for token in {pick.token for pick in picks}}
         held = 0 if event.index else self.prompt_tokens % self.block_size
         return Progress(event.index, event.first, trace_steps(event), texts, held, self.waited_s + event.total_s)
 
     def _stats(self, stats: Stats) -> Stats:
-        rest, resume = stats.later_by(self.waited_s), self.work.resume
+        rest, resume = stats.later_by(self.waited_s), self.request.resume
         return resume.stats.continued(rest) if resume.num_blocks else rest
 
     def _ending(self, reason: FinishReason | None, met: bool | None) -> Ending | None:
         if reason is None:
             return None
-        if self.work.constraint is not None and self.text.stopped:
+        if self.request.constraint is not None and self.text.stopped:
             met = False  # a stop text cut the answer
         return Ending(reason, self.prompt_tokens, self._num_tokens, self.stats, met, self.text.stopped_by)
 

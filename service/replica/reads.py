@@ -1,4 +1,4 @@
-"""Decision reads: the question of a `Work` with `score` as a request to the engine, and its event as an answer."""
+"""Scores labels at positions of a text: the engine's request for a `Scoring`, and its event as an answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.text import TextCodec
 from service.text.detokenizer import TokenTextStream
 from service.text.score_prompts import SCORED, scored_chat_ids, scored_text_ids
 from service.text.token_text import TopLogprob
-from service.wire import PlaceScores, Scoring, Work
+from service.wire import PositionScores, ReplicaRequest, Scoring
 
 
 class Reader:
@@ -20,22 +20,22 @@ class Reader:
     def __init__(self, codec: TextCodec, mask: int, vocab_size: int) -> None:
         self._codec, self._mask, self._vocab_size = codec, mask, vocab_size
 
-    def prompt(self, work: Work) -> tuple[int, ...]:
+    def prompt(self, request: ReplicaRequest) -> tuple[int, ...]:
         """The pinned tokens, `MASKED` at places. InvalidRequest if there is no place, or too many."""
-        scoring = _scoring(work)
-        if work.messages is not None:
-            ids = scored_chat_ids(self._codec, work.messages, scoring.mark)
-        elif work.token_ids is not None:
-            ids = work.token_ids if SCORED in work.token_ids else (*work.token_ids, SCORED)
+        scoring = _scoring(request)
+        if request.messages is not None:
+            ids = scored_chat_ids(self._codec, request.messages, scoring.mark)
+        elif request.token_ids is not None:
+            ids = request.token_ids if SCORED in request.token_ids else (*request.token_ids, SCORED)
         else:
-            ids = scored_text_ids(self._codec, work.text or "", scoring.mark)
-        if (count := ids.count(SCORED)) > scoring.most_places:
-            raise InvalidRequest(f"the text has {count} places, allowed are {scoring.most_places}", param="mark")
+            ids = scored_text_ids(self._codec, request.text or "", scoring.mark)
+        if (count := ids.count(SCORED)) > scoring.max_positions:
+            raise InvalidRequest(f"the text has {count} places, allowed are {scoring.max_positions}", param="mark")
         return tuple(MASKED if token == SCORED else token for token in ids)
 
-    def asked(self, work: Work) -> LogprobsRequest:
+    def asked(self, request: ReplicaRequest) -> LogprobsRequest:
         """What is asked of every place. InvalidRequest for a label that is not one token."""
-        scoring = _scoring(work)
+        scoring = _scoring(request)
         tokens = scoring.label_token_ids or tuple(
             self._label(number, label) for number, label in enumerate(scoring.labels)
         )
@@ -50,7 +50,7 @@ class Reader:
                 )
         return LogprobsRequest(scoring.likeliest, tokens)
 
-    def named(self, asked: LogprobsRequest, event: BlockEvent) -> tuple[PlaceScores, ...]:
+    def named(self, asked: LogprobsRequest, event: BlockEvent) -> tuple[PositionScores, ...]:
         """What was found at every place, in the order of the text."""
         pieces = self._codec.token_texts()
         return tuple(_place(place, known, asked, pieces) for place, known in event.position_logprobs)
@@ -67,15 +67,15 @@ class Reader:
         return ids[0]
 
 
-def _scoring(work: Work) -> Scoring:
-    if work.scoring is None:
-        raise AssertionError("a work without a question is not to be scored")
-    return work.scoring
+def _scoring(request: ReplicaRequest) -> Scoring:
+    if request.scoring is None:
+        raise AssertionError("a request without a question is not to be scored")
+    return request.scoring
 
 
-def _place(place: int, known: PositionLogprobs, asked: LogprobsRequest, pieces: TokenTextStream) -> PlaceScores:
+def _place(place: int, known: PositionLogprobs, asked: LogprobsRequest, pieces: TokenTextStream) -> PositionScores:
     given = zip(asked.token_ids, known.named, strict=True)
-    return PlaceScores(place, _named(tuple(given), pieces), _named(known.top, pieces))
+    return PositionScores(place, _named(tuple(given), pieces), _named(known.top, pieces))
 
 
 def _named(scores: Sequence[tuple[int, float]], pieces: TokenTextStream) -> tuple[TopLogprob, ...]:

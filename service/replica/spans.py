@@ -11,7 +11,7 @@ from opentelemetry import trace
 
 from service.engine import BlockEvent, Stats
 from service.telemetry.tracing import Tracing, context_of
-from service.wire import Work
+from service.wire import ReplicaRequest
 
 _NS = 1_000_000_000
 
@@ -25,14 +25,14 @@ class Timeline:
     events: Sequence[BlockEvent]
 
 
-def trace_request(tracing: Tracing, replica: str, work: Work, timeline: Timeline) -> None:
+def trace_request(tracing: Tracing, replica: str, request: ReplicaRequest, timeline: Timeline) -> None:
     """Makes the spans of one request in a replica, as children of the ingress's span."""
     ended, events = time.time(), timeline.events
-    arrived = ended - work.arrived.waited_s()
+    arrived = ended - request.arrived.waited_s()
     start = arrived + timeline.waited_s
     last = events[-1].stats if events else Stats()
-    context = context_of(dict(work.origin.trace))
-    common = {"mrp.replica": replica, "mrp.mode": work.params.mode, "mrp.request_id": work.origin.request_id}
+    context = context_of(dict(request.origin.trace))
+    common = {"mrp.replica": replica, "mrp.mode": request.params.mode, "mrp.request_id": request.origin.request_id}
     whole = tracing.tracer.start_span("generate", context, attributes=common, start_time=_ns(arrived))
     inside = trace.set_span_in_context(whole)
 

@@ -15,22 +15,22 @@ from service.settings import Settings
 from service.telemetry.tracing import start_tracing
 
 if TYPE_CHECKING:
-    from service.replica.generator import Generator
+    from service.replica.replica import Replica
 
 
-async def start_generator(replica: str, settings: Settings, deps: str = "") -> Generator:
+async def start_replica(replica: str, settings: Settings, deps: str = "") -> Replica:
     """Loads the engine. `replica`: its name in metrics. `deps`: as in `EngineProcessClient.start`.
 
     Raises what loading raises.
     """
     metrics = ReplicaMetrics()
     starting = asyncio.create_task(EngineProcessClient.start(settings, metrics.put, deps))
-    await asyncio.to_thread(import_module, "service.replica.generator")
+    await asyncio.to_thread(import_module, "service.replica.replica")
     engine = await starting
     try:
-        from service.replica.generator import Generator
+        from service.replica.replica import Replica
 
-        return Generator(replica, engine, metrics, settings, start_tracing(settings))
+        return Replica(replica, engine, metrics, settings, start_tracing(settings))
     except BaseException:
         engine.close()
         raise

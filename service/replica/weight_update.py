@@ -16,7 +16,7 @@ from service.quality.presets import presets_of
 from service.replica.engines import EngineClient
 from service.settings import Settings
 from service.telemetry.faults import unexpected_error
-from service.wire import Exchanged, ModelCard, Weights, Work
+from service.wire import Exchanged, ModelCard, ReplicaRequest, Weights
 
 
 class WeightUpdater:
@@ -32,9 +32,9 @@ class WeightUpdater:
         self._updating = asyncio.Lock()
         self._tasks: set[asyncio.Task[Exchanged]] = set()
 
-    def admit(self, work: Work) -> None:
+    def admit(self, request: ReplicaRequest) -> None:
         """WeightsBehind if the weights are older than those that may answer."""
-        served, oldest = self.card.weights, work.weights
+        served, oldest = self.card.weights, request.weights
         if oldest is not None and served.behind(oldest):
             raise WeightsBehind(
                 f"this replica has weights of version {served.version}, allowed are {oldest.version} and later",
@@ -61,12 +61,12 @@ class WeightUpdater:
                 await self._engine.take(weights.version, cut=self._cut)
                 self.card = replace(self.card, weights=weights, quality=presets)
 
-    async def _result(self, work: Coroutine[Any, Any, None]) -> Exchanged:
+    async def _result(self, request: Coroutine[Any, Any, None]) -> Exchanged:
         """The result of a check or an update, and its duration."""
         error: MrpServeError | None = None
         began = time.monotonic()
         try:
-            await work
+            await request
         except (CheckpointError, SettingsError) as problem:
             error = WeightsRefused(f"{problem.message}; the old weights stay", param="model")
         except MrpServeError as problem:

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 from zlib import crc32
 
-from service.wire import Work
+from service.wire import ReplicaRequest
 
 #: the first boundary, and the shortest distance between two: in characters, and in tokens of about four characters
 _CHARACTERS = 64
@@ -41,19 +41,21 @@ class PrefixKeys:
     home: int | None = None
 
 
-def prefix_keys(work: Work) -> PrefixKeys:
-    """The keys of a work's prompt. Works of different cache salts (or API keys) have no key in common."""
-    session = _digest("session", work.tenant, work.cache_salt, work.session) if work.session else None
-    if work.token_ids is not None:
-        ends = [*boundaries(len(work.token_ids), _TOKENS), len(work.token_ids)]
-        return _keys(ends, _of_ids(work.token_ids, ends, _digest("ids", work.cache_salt)), session, _TOKENS * _HOME)
-    if work.messages is None:
-        text = work.text or ""
+def prefix_keys(request: ReplicaRequest) -> PrefixKeys:
+    """The keys of a request's prompt. Requests of different cache salts (or API keys) have no key in common."""
+    session = _digest("session", request.tenant, request.cache_salt, request.session) if request.session else None
+    if request.token_ids is not None:
+        ends = [*boundaries(len(request.token_ids), _TOKENS), len(request.token_ids)]
+        return _keys(
+            ends, _of_ids(request.token_ids, ends, _digest("ids", request.cache_salt)), session, _TOKENS * _HOME
+        )
+    if request.messages is None:
+        text = request.text or ""
         ends = [*boundaries(len(text), _CHARACTERS), len(text)]
-        return _keys(ends, _of_text(text, ends, _digest("text", work.cache_salt)), session, _CHARACTERS * _HOME)
-    text, more, asked = _chat(work.messages, work.tools)
+        return _keys(ends, _of_text(text, ends, _digest("text", request.cache_salt)), session, _CHARACTERS * _HOME)
+    text, more, asked = _chat(request.messages, request.tools)
     ends = sorted({*boundaries(len(text), _CHARACTERS), *more})
-    return _keys(ends, _of_text(text, ends, _digest("chat", work.cache_salt)), session, asked)
+    return _keys(ends, _of_text(text, ends, _digest("chat", request.cache_salt)), session, asked)
 
 
 def _chat(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[int], int]:

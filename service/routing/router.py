@@ -9,7 +9,7 @@ from functools import partial
 from service.routing.affinity import Affinity, RoutingReason
 from service.routing.keys import PrefixKeys, prefix_keys
 from service.routing.loads import InflightCounts
-from service.wire import Work
+from service.wire import ReplicaRequest
 
 #: share of its slots by which a replica's load may exceed the mean because of its cached prefixes
 _SLACK = 1 / 16
@@ -46,8 +46,8 @@ class Router:
         """Removes a replica."""
         self._inflight.remove(name)
 
-    def choose(self, work: Work) -> str | None:
-        """The replica for a work, whose request counts from now on. None if there is no replica.
+    def choose(self, request: ReplicaRequest) -> str | None:
+        """The replica for a request, whose request counts from now on. None if there is no replica.
 
         A further attempt goes by load: the replica that lost the last attempt may look idle and hold the prefix.
         """
@@ -55,17 +55,17 @@ class Router:
             return None
         if len(loads) == 1:
             [name] = loads
-            self._later(partial(self._by_rules, work, loads))  # the prefixes count once there are two replicas
+            self._later(partial(self._by_rules, request, loads))  # the prefixes count once there are two replicas
         else:
-            name = self._by_rules(work, loads)
+            name = self._by_rules(request, loads)
         self._inflight.add(name)
         return name
 
-    def _by_rules(self, work: Work, loads: Mapping[str, float]) -> str:
-        keys = prefix_keys(work) if self._by_prefix and not work.attempt else PrefixKeys()
+    def _by_rules(self, request: ReplicaRequest, loads: Mapping[str, float]) -> str:
+        keys = prefix_keys(request) if self._by_prefix and not request.attempt else PrefixKeys()
         decision = self._affinity.choose(keys, loads)
         self._affinity.learn(keys, decision.replica)
-        if self._by_prefix and not work.attempt:
+        if self._by_prefix and not request.attempt:
             self._on_route(decision.reason)
         return decision.replica
 

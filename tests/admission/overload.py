@@ -16,7 +16,7 @@ from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.errors import QueueFull
 from service.settings import Settings
-from service.wire import Answer, Chunk, Ending, ModelCard, Work
+from service.wire import Answer, Chunk, Ending, ModelCard, ReplicaRequest
 from tests.admission.virtual import now
 from tests.gateway.doubles import CARD, STATS
 
@@ -24,8 +24,8 @@ BLOCK = CARD.block_size
 ANYBODY = ApiKey("anonymous")
 
 
-def work(number: int, blocks: int, timeout_s: float = 600.0, **fields: Any) -> Work:
-    return Work(
+def request(number: int, blocks: int, timeout_s: float = 600.0, **fields: Any) -> ReplicaRequest:
+    return ReplicaRequest(
         str(number), Static(), SamplingParams(), blocks * BLOCK, timeout_s, Arrival(now()), token_ids=(1,), **fields
     )
 
@@ -82,13 +82,13 @@ class Service:
         loop = asyncio.get_running_loop()
         made = Settings(**settings)
         self.doors = [AdmissionController(made, loop.time, tenants=tenants) for _ in range(made.num_ingresses)]
-        self.card: ModelCard = replace(CARD, places=slots, replica_places=made.slots, max_model_len=10**6)
+        self.card: ModelCard = replace(CARD, slots=slots, replica_slots=made.slots, max_model_len=10**6)
         self.log = Log()
         self.capacity = slots * pace
 
     def shrink(self, slots: int) -> None:
         """So many slots are left; what runs goes on."""
-        self.card = replace(self.card, places=slots)
+        self.card = replace(self.card, slots=slots)
         self.capacity = slots * self.pace
         for door in self.doors:
             door.serves(self.card)
@@ -116,7 +116,7 @@ class Service:
         self.log.retries += client.attempts > 1
         try:
             visit = IncomingRequest(key, "10.0.0.1", "/generate", str(number).encode())
-            admitted = door.admit(visit, [work(number, client.asked)])
+            admitted = door.admit(visit, [request(number, client.asked)])
         except QueueFull as refusal:
             self.log.retry_after.append(max(1, math.ceil(refusal.retry_after or 0)))
             return None
@@ -125,7 +125,7 @@ class Service:
 
     async def serve(self, door: AdmissionController, admitted: Admission, client: Client) -> None:
         let_in, streams = now(), self.random.random() < self.lengths.streams
-        async with door.slot(admitted.works[0], admitted.charge) as usage:
+        async with door.slot(admitted.requests[0], admitted.charge) as usage:
             began = now()
             client.waited_s = began - let_in
             if not streams:  # nobody sees its blocks before the last

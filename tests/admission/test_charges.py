@@ -20,8 +20,8 @@ from service.errors import DeadlineExceeded, NotReady, OutOfMemory, RateLimited,
 from service.gateway.draining import Draining
 from service.gateway.pipeline import RequestPipeline
 from service.settings import Settings
-from service.wire import Answer, Answering, Chunk, Ending, Work
-from tests.admission.overload import BLOCK, work
+from service.wire import Answer, Answering, Chunk, Ending, ReplicaRequest
+from tests.admission.overload import BLOCK, request
 from tests.admission.virtual import run
 from tests.gateway.doubles import CARD, STATS
 
@@ -35,19 +35,19 @@ class Replicas:
 
     fails_at: dict[str, int] = field(default_factory=dict)
 
-    async def complete(self, work: Work) -> Answer:
-        async with aclosing(self.stream(work)) as items:
+    async def complete(self, request: ReplicaRequest) -> Answer:
+        async with aclosing(self.stream(request)) as items:
             *_, ending = [item async for item in items]
         assert isinstance(ending, Ending)
         return Answer("", (), ending)
 
-    async def stream(self, work: Work) -> Answering:
-        for block in range(work.max_new_tokens // BLOCK):
+    async def stream(self, request: ReplicaRequest) -> Answering:
+        for block in range(request.max_new_tokens // BLOCK):
             await asyncio.sleep(1)
-            if self.fails_at.get(work.request_id) == block:
+            if self.fails_at.get(request.request_id) == block:
                 raise ERRORS[block % len(ERRORS)]
             yield Chunk(block, "", (1,) * BLOCK, STATS)
-        yield Ending("length", PROMPT, work.max_new_tokens, STATS)
+        yield Ending("length", PROMPT, request.max_new_tokens, STATS)
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Shop:
     def __init__(self, slots: int, tokens_per_minute: int = 10**6) -> None:
         self.key = ApiKey("a", b"a", tokens_per_minute=tokens_per_minute)
         self.door = AdmissionController(Settings(max_queue_s=1e6, max_waiting=10**6), asyncio.get_running_loop().time)
-        self.door.serves(replace(CARD, places=slots, max_model_len=10**9))
+        self.door.serves(replace(CARD, slots=slots, max_model_len=10**9))
         self.replicas, cards = Replicas(), SimpleNamespace(watch=lambda: None)
         self.draining = Draining()
         self.answers = RequestPipeline(self.replicas, self.door, cards, self.draining)  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ class Shop:
         self.count += 1
         if fails_at is not None:
             self.replicas.fails_at[str(self.count)] = fails_at
-        asked = work(self.count, client.asked // BLOCK, timeout_s)
+        asked = request(self.count, client.asked // BLOCK, timeout_s)
         admitted = self.door.admit(IncomingRequest(self.key, "", "", b""), [asked])
         with suppress(asyncio.CancelledError):
             try:
@@ -105,10 +105,10 @@ class Shop:
         return client
 
     async def _complete(self, admitted: Admission, client: Client) -> None:
-        await self.answers.complete(admitted.works[0], admitted.charge)
+        await self.answers.complete(admitted.requests[0], admitted.charge)
 
     async def _stream(self, admitted: Admission, client: Client) -> None:
-        async with aclosing(self.answers.stream(admitted.works[0], admitted.charge)) as items:
+        async with aclosing(self.answers.stream(admitted.requests[0], admitted.charge)) as items:
             async for item in items:
                 client.got += len(item.token_ids) if isinstance(item, Chunk) else 0
 

@@ -18,7 +18,7 @@ from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.errors import PromptTooLong
 from service.settings import Settings
-from service.wire import Work
+from service.wire import ReplicaRequest
 from tests.clock import Clock
 from tests.gateway.doubles import CARD
 
@@ -80,15 +80,15 @@ def test_replicas_count_with_the_slots_that_their_card_names() -> None:
     door = AdmissionController(Settings(), lambda: 0.0)
     most = door._demand.slots
     assert most == Settings().slots
-    door.serves(replace(CARD, places=24, replica_places=8))  # of three replicas
+    door.serves(replace(CARD, slots=24, replica_slots=8))  # of three replicas
     assert door._demand.slots == 8 < most
 
 
 class TestRefused:
     """What a replica could never decode is no demand."""
 
-    async def answer(self, door: AdmissionController, asked: Work, error: Exception | None = None) -> None:
-        [mine] = door.admit(IncomingRequest(ApiKey("a"), "", "", b""), [asked]).works
+    async def answer(self, door: AdmissionController, asked: ReplicaRequest, error: Exception | None = None) -> None:
+        [mine] = door.admit(IncomingRequest(ApiKey("a"), "", "", b""), [asked]).requests
         charge = TokenCharge(lambda _: None)
         async with door.slot(mine, charge):
             if error is not None:
@@ -108,13 +108,13 @@ class TestRefused:
         door = AdmissionController(Settings(), clock)
         door.serves(CARD)
         giant = structs.replace(request(clock), max_new_tokens=2**31 - 1, shorten=True)
-        [work] = door.admit(IncomingRequest(ApiKey("a"), "", "", b""), [giant]).works
-        assert work.max_new_tokens == CARD.max_model_len
+        [replica_request] = door.admit(IncomingRequest(ApiKey("a"), "", "", b""), [giant]).requests
+        assert replica_request.max_new_tokens == CARD.max_model_len
 
     def test_at_the_replica(self, clock: Clock) -> None:
         """Only it knows how long the prompt is."""
         door = AdmissionController(Settings(), clock)
-        door.serves(replace(CARD, places=1, replica_places=1))
+        door.serves(replace(CARD, slots=1, replica_slots=1))
         asyncio.run(self.answer(door, request(clock)))
         before = door._demand._remembered()
         with pytest.raises(PromptTooLong):
@@ -122,6 +122,6 @@ class TestRefused:
         assert before == pytest.approx(door._demand._remembered()) == 16
 
 
-def request(clock: Clock) -> Work:
+def request(clock: Clock) -> ReplicaRequest:
     """A text to be continued by 64 tokens."""
-    return Work("1", Static(), SamplingParams(), 64, 600.0, Arrival(clock.now), text="Hello")
+    return ReplicaRequest("1", Static(), SamplingParams(), 64, 600.0, Arrival(clock.now), text="Hello")

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from service.engine import EngineDeps
 from service.gateway.ingress import Ingress
 from service.model import Checkpoint, load_checkpoint
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from tests.engine.helpers import FAIR
 from tests.gateway.chatting import give_qwen3
@@ -33,7 +33,7 @@ TEMPLATE = (
 #: what forwards cost is said, not measured
 UNMEASURED = EngineDeps(costs=FAIR)
 
-MakeGenerator = Callable[..., Generator]
+MakeGenerator = Callable[..., Replica]
 
 
 def give_template(folder: Path) -> Path:
@@ -56,7 +56,7 @@ def checkpoint(settings: Settings) -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
-def generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[Generator]:
+def generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[Replica]:
     generator = local_generator("r0", checkpoint, settings, deps=UNMEASURED)
     yield generator
     generator.close()
@@ -65,11 +65,11 @@ def generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[Generator]
 @pytest.fixture
 def make_generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[MakeGenerator]:
     """make_generator(name, checkpoint, deps, **settings) -> a fresh one, closed after the test."""
-    made: list[Generator] = []
+    made: list[Replica] = []
 
     def make(
         name: str = "r0", model: Checkpoint = checkpoint, deps: EngineDeps = UNMEASURED, **changes: Any
-    ) -> Generator:
+    ) -> Replica:
         made.append(local_generator(name, model, settings.model_copy(update=changes), deps=deps))
         return made[-1]
 
@@ -93,7 +93,7 @@ def byte_checkpoint(settings: Settings, tmp_path: Path) -> Checkpoint:
 
 
 @pytest.fixture(scope="module")
-def app(settings: Settings, generator: Generator) -> ASGIApp:
+def app(settings: Settings, generator: Replica) -> ASGIApp:
     """One for the tests of a file. A test that counts what the ingress did takes one of its own, by `over`."""
     return Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)
 
@@ -105,7 +105,7 @@ async def http(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture(scope="module")
-def chatting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
+def chatting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
     """Of a golden checkpoint that chats, thinks and calls tools as Qwen3 does."""
     path = give_qwen3(tmp_path_factory.mktemp("chatting") / "golden")
     settings = Settings(model=str(path), device="cpu", dtype="float32", kv_cache_tokens=8192)

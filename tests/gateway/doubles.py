@@ -15,8 +15,8 @@ from service.engine.request import ForwardCounts, Stats
 from service.errors import ReplicaLost
 from service.quality.presets import Presets
 from service.quality.schema import Band
-from service.replica.generator import Generator
-from service.wire import Chunk, Ending, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
+from service.replica.replica import Replica
+from service.wire import Chunk, Ending, Exchanged, Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights
 from tests.gateway.generate.helpers import GENERATE
 from tests.gateway.local import LocalBackend
 
@@ -29,19 +29,19 @@ class Dying(LocalBackend):
     A whole answer is lost before its last item.
     """
 
-    def __init__(self, first: Generator, second: Generator, after: int) -> None:
+    def __init__(self, first: Replica, second: Replica, after: int) -> None:
         super().__init__(second)
         self._first, self._after = LocalBackend(first), after
-        self.works: list[Work] = []
+        self.requests: list[ReplicaRequest] = []
 
-    async def stream(self, work: Work) -> Items:
-        self.works.append(work)
-        dies = len(self.works) == 1
-        items = (self._first if dies else super()).stream(work)
+    async def stream(self, request: ReplicaRequest) -> Items:
+        self.requests.append(request)
+        dies = len(self.requests) == 1
+        items = (self._first if dies else super()).stream(request)
         left = self._after if dies else sys.maxsize
         async with aclosing(items):
             async for item in items:
-                if not left or (dies and work.together > 1 and _is_last(item)):
+                if not left or (dies and request.together > 1 and _is_last(item)):
                     raise ReplicaLost("killed", retry_after=1.0)
                 left -= 1
                 yield item
@@ -97,8 +97,8 @@ CARD = ModelCard(
     defaults={"static": {"tokens_per_step": 1}, "dynamic": {"threshold": 0.9}},
     chat=True,
     quality=Presets({"lossless": (Band(mode="static"),)}, missing="none was made"),
-    places=64,
-    replica_places=64,
+    slots=64,
+    replica_slots=64,
 )
 STATS = Stats(ForwardCounts(denoise=1), decoded_tokens=1, first_block_s=0.001, total_s=0.001)
 
@@ -117,7 +117,7 @@ class Scripted:
         serves: ModelCard = CARD,
     ) -> None:
         self.items, self.down, self.hangs, self.served = items, down, hangs, serves
-        self.works: list[Work] = []
+        self.requests: list[ReplicaRequest] = []
         self.live, self.waiting_for = 0, 1
         self.all_hang = asyncio.Event()
 
@@ -126,8 +126,8 @@ class Scripted:
             raise self.down
         return self.served
 
-    async def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
-        self.works.append(work)
+    async def stream(self, request: ReplicaRequest) -> AsyncGenerator[Chunk | Ending | Failure]:
+        self.requests.append(request)
         self.live += 1
         try:
             for item in self.items:

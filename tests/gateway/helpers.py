@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from service.gateway.backend import Backend
 from service.gateway.ingress import Ingress
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from service.wire import Family
 from tests.gateway.local import LocalBackend
@@ -26,9 +26,9 @@ def client(app: ASGIApp, **headers: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
 
 
-def over(backend: Backend | Generator, *, listens: bool = False, **given: Any) -> httpx.AsyncClient:
+def over(backend: Backend | Replica, *, listens: bool = False, **given: Any) -> httpx.AsyncClient:
     """A client of a fresh ingress over a backend."""
-    backend, settings = LocalBackend(backend) if isinstance(backend, Generator) else backend, Settings(**given)
+    backend, settings = LocalBackend(backend) if isinstance(backend, Replica) else backend, Settings(**given)
     host = settings.host if listens else None
     return client(Ingress("i0", settings, backend).app(answers_request_id=True, host=host))
 
@@ -56,12 +56,12 @@ def read(families: Iterable[Family], name: str) -> float:
     return sum(sample.value for sample in samples_of(text) if sample.name == name)
 
 
-def gauge(generator: Generator, name: str) -> float:
+def gauge(generator: Replica, name: str) -> float:
     """A metric of a replica now."""
     return read(generator.snapshot().families, name)
 
 
-def idle(generator: Generator) -> bool:
+def idle(generator: Replica) -> bool:
     """Whether nothing is left of any request."""
     gauges = ("mrp_num_requests_running", "mrp_num_requests_waiting", "mrp_kv_cache_usage_perc")
     return not generator.snapshot().in_flight and not any(gauge(generator, name) for name in gauges)

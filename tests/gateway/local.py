@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from service.gateway.backend import serving
-from service.replica.generator import Generator
-from service.wire import Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
+from service.replica.replica import Replica
+from service.wire import Exchanged, Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights
 
 
 class LocalBackend:
     """One generator in this process."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Replica) -> None:
         self._generator = generator
 
     async def card(self) -> ModelCard:
         """What the generator serves."""
         return serving(await self.statuses())
 
-    async def count(self, work: Work) -> int | Failure:
-        """The tokens of the work's prompt."""
-        return await self._generator.count(work)
+    async def count(self, request: ReplicaRequest) -> int | Failure:
+        """The tokens of the request's prompt."""
+        return await self._generator.count(request)
 
-    def stream(self, work: Work) -> Items:
+    def stream(self, request: ReplicaRequest) -> Items:
         """The generator's blocks."""
-        return self._generator.stream(work)
+        return self._generator.stream(request)
 
     async def statuses(self) -> list[Status]:
         """The generator's."""

@@ -33,7 +33,7 @@ class Coming(Scripted):
     async def card(self) -> ModelCard:
         if isinstance(self.says, Exception):
             raise self.says
-        return replace(CARD, places=self.says)
+        return replace(CARD, slots=self.says)
 
     async def statuses(self) -> list[Status]:
         return [Status("r0", None, await self.card())]

@@ -29,7 +29,7 @@ from service.errors import (
 )
 from service.gateway import failover
 from service.gateway.failover import Failover
-from service.wire import Chunk, Ending, Failure, Items, Resume, Weights, Work
+from service.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Resume, Weights
 
 FIRST, SECOND = (Chunk(n, "ab"[n], (10 + n, 20 + n), Stats(decoded_tokens=2 * n + 2)) for n in range(2))
 ENDING = Ending("length", 5, 6, Stats(decoded_tokens=6))
@@ -50,11 +50,11 @@ class Attempts:
 
     def __init__(self, *scripts: list[Item]) -> None:
         self.scripts = list(scripts)
-        self.works: list[Work] = []
+        self.requests: list[ReplicaRequest] = []
         self.open = 0
 
-    async def stream(self, work: Work) -> Items:
-        self.works.append(work)
+    async def stream(self, request: ReplicaRequest) -> Items:
+        self.requests.append(request)
         self.open += 1
         try:
             for item in self.scripts.pop(0):
@@ -77,18 +77,18 @@ class Asked:
         self.failover = Failover(attempts, max_failovers, lambda error: self.counted.append(error.code))  # type: ignore[arg-type]
 
     async def items(self, timeout_s: float = 60.0) -> list[Chunk | Ending]:
-        async with aclosing(self.failover.stream(work(timeout_s))) as items:
+        async with aclosing(self.failover.stream(request(timeout_s))) as items:
             return [item async for item in items]
 
 
-def work(timeout_s: float = 60.0) -> Work:
-    return Work("id", Static(), SamplingParams(seed=7), 6, timeout_s, Arrival.now(), token_ids=(1, 2, 3))
+def request(timeout_s: float = 60.0) -> ReplicaRequest:
+    return ReplicaRequest("id", Static(), SamplingParams(seed=7), 6, timeout_s, Arrival.now(), token_ids=(1, 2, 3))
 
 
 async def test_an_undisturbed_answer_is_asked_for_once() -> None:
     asked = Asked(Attempts([FIRST, SECOND, LAST]))
     assert await asked.items() == WHOLE
-    (sent,) = asked.attempts.works
+    (sent,) = asked.attempts.requests
     assert (sent.request_id, sent.resume) == ("id", Resume())
     bare = Asked(Attempts([FIRST, ENDING]))
     assert await bare.items() == [FIRST, ENDING]
@@ -99,7 +99,7 @@ async def test_an_undisturbed_answer_is_asked_for_once() -> None:
 async def test_after_some_blocks_another_replica_is_asked_for_the_rest(error: Item) -> None:
     asked = Asked(Attempts([FIRST, SECOND, error], [LAST]))
     assert await asked.items() == WHOLE
-    first, second = asked.attempts.works
+    first, second = asked.attempts.requests
     assert second.resume == Resume((10, 20, 11, 21), 2, SECOND.stats)
     assert (first.request_id, second.request_id) == ("id", "id.1")
     assert second.sampling == first.sampling
@@ -112,12 +112,12 @@ async def test_a_second_failed_engine_ends_the_request_and_no_third_replica_gets
     asked = Asked(Attempts([FIRST, failed], [SECOND, failed], [LAST]))
     with pytest.raises(Quarantined, match="the engines of two replicas stopped while they decoded this request"):
         await asked.items()
-    assert len(asked.attempts.works) == 2
+    assert len(asked.attempts.requests) == 2
     assert asked.counted == ["engine_failed"]
     apart = Asked(Attempts([failed], [LOST], [failed]))
     with pytest.raises(Quarantined):
         await apart.items()
-    assert len(apart.attempts.works) == 3
+    assert len(apart.attempts.requests) == 3
 
 
 async def test_without_failovers_a_failed_engine_is_what_the_client_hears_of() -> None:
@@ -128,15 +128,15 @@ async def test_without_failovers_a_failed_engine_is_what_the_client_hears_of() -
 async def test_what_several_replicas_sent_adds_up() -> None:
     asked = Asked(Attempts([FIRST, LOST], [SECOND, LOST], [LOST], [LAST]))
     assert await asked.items() == WHOLE
-    assert [sent.resume.num_blocks for sent in asked.attempts.works] == [0, 1, 2, 2]
-    assert asked.attempts.works[-1].resume == Resume((10, 20, 11, 21), 2, SECOND.stats)
+    assert [sent.resume.num_blocks for sent in asked.attempts.requests] == [0, 1, 2, 2]
+    assert asked.attempts.requests[-1].resume == Resume((10, 20, 11, 21), 2, SECOND.stats)
     assert asked.counted == ["replica_lost"] * 3
 
 
 async def test_before_the_first_block_it_is_the_same_request_again() -> None:
     asked = Asked(Attempts([LOST], [FIRST, SECOND, LAST]))
     assert await asked.items() == WHOLE
-    assert asked.attempts.works[1].resume == Resume()
+    assert asked.attempts.requests[1].resume == Resume()
 
 
 async def test_after_the_last_block_nothing_is_left_to_ask() -> None:
@@ -159,7 +159,7 @@ async def test_lost_attempts_are_limited(max_failovers: int) -> None:
     with pytest.raises(ReplicaLost, match="gone") as raised:
         await asked.items()
     assert raised.value.status == 503
-    assert len(asked.attempts.works) == max_failovers + 1
+    assert len(asked.attempts.requests) == max_failovers + 1
     assert len(asked.counted) == max_failovers
 
 
@@ -181,7 +181,7 @@ async def test_what_no_other_replica_would_do_better(error: Exception) -> None:
         with pytest.raises(type(error)):
             await asked.items()
         assert asked.counted == []
-        assert len(asked.attempts.works) == 1
+        assert len(asked.attempts.requests) == 1
 
 
 async def test_who_is_refused_by_stopping_replicas_asks_on() -> None:
@@ -230,24 +230,24 @@ async def test_pauses_grow_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_every_attempt_has_an_id_of_its_own(error: Failure | Exception) -> None:
     asked = Asked(Attempts([error], [LOST], [FIRST, SECOND, LAST]))
     assert await asked.items() == WHOLE
-    assert [sent.request_id for sent in asked.attempts.works] == ["id", "id.1", "id.2"]
-    assert [sent.attempt for sent in asked.attempts.works] == [0, 1, 2]
-    assert all(sent.resume == Resume() and sent.sampling.seed == 7 for sent in asked.attempts.works)
+    assert [sent.request_id for sent in asked.attempts.requests] == ["id", "id.1", "id.2"]
+    assert [sent.attempt for sent in asked.attempts.requests] == [0, 1, 2]
+    assert all(sent.resume == Resume() and sent.sampling.seed == 7 for sent in asked.attempts.requests)
     assert len(asked.counted) == 2
 
 
 async def test_a_whole_answer_goes_on_after_the_last_chunk() -> None:
     asked = Asked(Attempts([FIRST, LOST], [SECOND, Failure(LOST)], [LAST]))
-    answer = await asked.failover.complete(replace(work(), together=16))
+    answer = await asked.failover.complete(replace(request(), together=16))
     assert (answer.text, answer.token_ids, answer.ending) == ("abc", (10, 20, 11, 21, 12, 22), ENDING)
-    assert [sent.resume.num_blocks for sent in asked.attempts.works] == [0, 1, 2]
+    assert [sent.resume.num_blocks for sent in asked.attempts.requests] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("scripts", [([FIRST, None],), ([FIRST, LOST], [SECOND, None])])
 @pytest.mark.parametrize("leave", ["close", "cancel"])
 async def test_who_leaves_ends_the_attempt_at_hand(scripts: tuple[list[Item], ...], leave: str) -> None:
     asked = Asked(Attempts(*scripts))
-    items = asked.failover.stream(work())
+    items = asked.failover.stream(request())
     taken = [await anext(items) for _ in range(len(scripts))]
     assert taken == [FIRST, SECOND][: len(scripts)]
     assert asked.attempts.open == 1
@@ -255,18 +255,18 @@ async def test_who_leaves_ends_the_attempt_at_hand(scripts: tuple[list[Item], ..
         await _cancelled(lambda: anext(items))
     await items.aclose()
     assert asked.attempts.open == 0
-    assert len(asked.attempts.works) == len(scripts)
+    assert len(asked.attempts.requests) == len(scripts)
 
 
 async def test_who_leaves_in_a_pause_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failover, "_PAUSE_S", 10.0)
     monkeypatch.setattr(failover, "_LONGEST_PAUSE_S", 10.0)
     asked = Asked(Attempts([FIRST, LOST]))
-    items: AsyncGenerator[Chunk | Ending] = asked.failover.stream(work())
+    items: AsyncGenerator[Chunk | Ending] = asked.failover.stream(request())
     await anext(items)
     await _cancelled(lambda: anext(items))
     await items.aclose()
-    assert len(asked.attempts.works) == 1
+    assert len(asked.attempts.requests) == 1
 
 
 async def _cancelled(wait: Callable[[], object]) -> None:
@@ -299,22 +299,22 @@ class TestWeights:
 
     async def test_a_whole_answer_begins_again_since_its_client_has_none_of_it(self) -> None:
         asked = Asked(Attempts([FIRST, Failure(WeightsChanged("other weights"))], [FIRST, SECOND, LAST]))
-        answer = await asked.failover.complete(replace(work(), together=16))
+        answer = await asked.failover.complete(replace(request(), together=16))
         assert answer.token_ids == (10, 20, 11, 21, 12, 22)
-        assert asked.attempts.works[1].resume == Resume()
+        assert asked.attempts.requests[1].resume == Resume()
 
     async def test_an_answer_of_which_a_part_was_sent_ends(self) -> None:
         asked = Asked(Attempts([FIRST, Failure(WeightsChanged("other weights"))], [LAST]))
         with pytest.raises(WeightsChanged):
             await asked.items()
-        assert len(asked.attempts.works) == 1
+        assert len(asked.attempts.requests) == 1
 
     async def test_every_attempt_names_the_newest_weights_and_those_that_began(self) -> None:
         known = [Weights(3, "a", "m"), Weights(4, "b", "m")]
         attempts = Attempts([replace(FIRST, version=3), LOST], [LAST])
         newest = iter(known)
         failover = Failover(attempts, 3, lambda error: None, lambda: next(newest))  # type: ignore[arg-type]
-        async with aclosing(failover.stream(work())) as items:
+        async with aclosing(failover.stream(request())) as items:
             assert len([item async for item in items]) == 3
-        assert [sent.weights for sent in attempts.works] == known
-        assert [sent.resume.version for sent in attempts.works] == [0, 3]
+        assert [sent.weights for sent in attempts.requests] == known
+        assert [sent.resume.version for sent in attempts.requests] == [0, 3]

@@ -17,7 +17,7 @@ from service.gateway.http.guarded import LEAST_BYTES, LIMIT_S, WriteLimit
 from service.gateway.http.listener import Listener
 from service.gateway.slow_readers import GRACE_S, SlowReaders
 from service.wire import Answering, Chunk, Ending
-from tests.admission.overload import BLOCK, work
+from tests.admission.overload import BLOCK, request
 from tests.admission.test_charges import Client, Shop
 from tests.admission.virtual import now, run
 from tests.gateway.doubles import STATS
@@ -36,7 +36,7 @@ def stream(shop: Shop, timeout_s: float = 1e6, fails_at: int | None = None, tena
     shop.count += 1
     if fails_at is not None:
         shop.replicas.fails_at[str(shop.count)] = fails_at
-    asked = work(shop.count, BLOCKS, timeout_s, tenant=tenant)
+    asked = request(shop.count, BLOCKS, timeout_s, tenant=tenant)
     return shop.answers.stream(asked, shop.charge())
 
 
@@ -175,7 +175,7 @@ def test_nothing_comes_after_what_was_given_up() -> None:
 
     async def main() -> None:
         readers = SlowReaders(most_bytes=2000)
-        relay = readers.relay(work(1, 100), blocks())
+        relay = readers.relay(request(1, 100), blocks())
         first = await anext(relay)
         await asyncio.sleep(1)
         assert isinstance(first, Chunk)

@@ -17,16 +17,16 @@ from service.errors import EngineFailed
 from service.link.requests import ReplicaLinks
 from service.link.server import LinkServer
 from service.routing.router import Router
-from service.wire import Answer, Chunk, Ending, Failure, Items, Status, Work
+from service.wire import Answer, Chunk, Ending, Failure, Items, ReplicaRequest, Status
 from tests.gateway import doubles
 from tests.gateway.helpers import eventually
 from tests.gathered import gathered
 
-CARD = replace(doubles.CARD, name="m", places=1)
+CARD = replace(doubles.CARD, name="m", slots=1)
 
 
-def work(name: str = "id", timeout_s: float = 60.0) -> Work:
-    return Work(name, Static(), SamplingParams(), 4, timeout_s, Arrival.now(), token_ids=(1,))
+def replica_request(name: str = "id", timeout_s: float = 60.0) -> ReplicaRequest:
+    return ReplicaRequest(name, Static(), SamplingParams(), 4, timeout_s, Arrival.now(), token_ids=(1,))
 
 
 def answer(text: str) -> Answer:
@@ -40,29 +40,29 @@ def chunk_of(whole: Answer) -> Chunk:
 class Ingress(ReplicaLinks):
     """Requests whose answers are wanted whole, too."""
 
-    async def complete(self, work: Work) -> Answer | Failure:
-        return await gathered(self.stream(structs.replace(work, together=16)))
+    async def complete(self, request: ReplicaRequest) -> Answer | Failure:
+        return await gathered(self.stream(structs.replace(request, together=16)))
 
 
 class Replica:
-    """Answers with its name. A work named `wait` waits for ever, `bug` raises, `fail` fails."""
+    """Answers with its name. A request named `wait` waits for ever, `bug` raises, `fail` fails."""
 
     def __init__(self, name: str) -> None:
         self.name, self.begun, self.cancelled = name, 0, 0
         self.may_go_on = asyncio.Event()
 
-    async def count(self, work: Work) -> int | Failure:
-        return len(work.token_ids or ())
+    async def count(self, request: ReplicaRequest) -> int | Failure:
+        return len(request.token_ids or ())
 
-    async def stream(self, work: Work) -> Items:
+    async def stream(self, request: ReplicaRequest) -> Items:
         async with self._counted():
-            if work.together > 1:
-                await self._act(work)
-                yield Failure(EngineFailed("broken")) if work.request_id == "fail" else chunk_of(answer(self.name))
+            if request.together > 1:
+                await self._act(request)
+                yield Failure(EngineFailed("broken")) if request.request_id == "fail" else chunk_of(answer(self.name))
                 return
             for index in range(3):
                 yield Chunk(index, self.name, (index,), Stats())
-                await self._act(work)
+                await self._act(request)
             yield Ending("length", 1, 3, Stats())
 
     @asynccontextmanager
@@ -74,10 +74,10 @@ class Replica:
             self.cancelled += 1
             raise
 
-    async def _act(self, work: Work) -> None:
-        if work.request_id == "wait":
+    async def _act(self, request: ReplicaRequest) -> None:
+        if request.request_id == "wait":
             await self.may_go_on.wait()
-        if work.request_id == "bug":
+        if request.request_id == "bug":
             raise ValueError("a prompt that must not be told")
 
 
@@ -118,7 +118,7 @@ class Service:
 async def answers_of_a_drain(service: Service) -> list[Answer | Failure]:
     """The answers to three requests that run while their replica drains."""
     ingress, replica = await service.ingress(), service.replicas["a"]
-    calls = [asyncio.create_task(ingress.complete(work("wait"))) for _ in range(3)]
+    calls = [asyncio.create_task(ingress.complete(replica_request("wait"))) for _ in range(3)]
     await eventually(lambda: replica.begun == 3)
     closing = asyncio.create_task(service.servers["a"].close(60.0))
     await asyncio.sleep(0)

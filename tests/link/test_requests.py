@@ -19,16 +19,16 @@ from service.link import client as link_client
 from service.link import requests as linked
 from service.wire import Address, Answer, Chunk, Ending, Failure, Resume, Status
 from tests.gateway.helpers import eventually
-from tests.link.doubles import CARD, Service, answer, answers_of_a_drain, work
+from tests.link.doubles import CARD, Service, answer, answers_of_a_drain, replica_request
 
 UNLINKED = "the ingress has no connection to it"
 
 
 async def test_answers_blocks_and_counts_come_through(service: Service) -> None:
     ingress = await service.ingress()
-    assert await ingress.complete(work()) == answer("a")
-    assert await ingress.count(work()) == 1
-    items = [item async for item in ingress.stream(work())]
+    assert await ingress.complete(replica_request()) == answer("a")
+    assert await ingress.count(replica_request()) == 1
+    items = [item async for item in ingress.stream(replica_request())]
     assert items == [*(Chunk(index, "a", (index,), Stats()) for index in range(3)), Ending("length", 1, 3, Stats())]
     assert service.servers["a"].calls == 0
     assert (service.linked, service.waits) == (1, 0)
@@ -38,7 +38,7 @@ async def test_many_calls_share_a_link_and_keep_apart(service: Service) -> None:
     ingress = await service.ingress()
 
     async def tokens() -> list[int]:
-        return [item.index async for item in ingress.stream(work()) if isinstance(item, Chunk)]
+        return [item.index async for item in ingress.stream(replica_request()) if isinstance(item, Chunk)]
 
     assert await asyncio.gather(*(tokens() for _ in range(200))) == [[0, 1, 2]] * 200
 
@@ -47,23 +47,23 @@ async def test_a_failure_is_an_answer_and_a_bug_shows_only_the_requests_id(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     ingress = await service.ingress()
-    failed, bug = await ingress.complete(work("fail")), await ingress.complete(work("bug"))
+    failed, bug = await ingress.complete(replica_request("fail")), await ingress.complete(replica_request("bug"))
     assert isinstance(failed, Failure)
     assert isinstance(failed.error, EngineFailed)
     assert isinstance(bug, Failure)
     assert type(bug.error) is MrpServeError
     assert "must not be told" not in str(bug.error) + caplog.text
-    items = [item async for item in ingress.stream(work("bug"))]
+    items = [item async for item in ingress.stream(replica_request("bug"))]
     assert [type(item) for item in items] == [Chunk, Failure]
 
 
 async def test_who_leaves_is_cancelled_in_the_replica(service: Service) -> None:
     ingress, replica = await service.ingress(), service.replicas["a"]
-    asked = asyncio.create_task(ingress.complete(work("wait")))
+    asked = asyncio.create_task(ingress.complete(replica_request("wait")))
     await eventually(lambda: replica.begun == 1)
     asked.cancel()
     await eventually(lambda: replica.cancelled == 1)
-    async with aclosing(ingress.stream(work("wait"))) as items:
+    async with aclosing(ingress.stream(replica_request("wait"))) as items:
         await anext(items)
     await eventually(lambda: replica.cancelled == 2)
     assert service.servers["a"].calls == 0
@@ -71,7 +71,7 @@ async def test_who_leaves_is_cancelled_in_the_replica(service: Service) -> None:
 
 async def test_an_ingress_that_is_gone_has_no_calls(service: Service) -> None:
     ingress, replica = await service.ingress(), service.replicas["a"]
-    asked = asyncio.create_task(ingress.complete(work("wait")))
+    asked = asyncio.create_task(ingress.complete(replica_request("wait")))
     await eventually(lambda: replica.begun == 1)
     ingress._links["a"]._transport.close()
     with pytest.raises(ReplicaLost):
@@ -81,14 +81,17 @@ async def test_an_ingress_that_is_gone_has_no_calls(service: Service) -> None:
 
 async def test_a_lost_replica_loses_its_calls_at_once_and_gets_no_more(service: Service) -> None:
     ingress = await service.ingress()
-    first, streamed = asyncio.create_task(ingress.complete(work("wait"))), ingress.stream(work("wait"))
+    first, streamed = (
+        asyncio.create_task(ingress.complete(replica_request("wait"))),
+        ingress.stream(replica_request("wait")),
+    )
     assert isinstance(await anext(streamed), Chunk)
     await service.servers["a"].close()
     for lost in (first, anext(streamed)):
         with pytest.raises(ReplicaLost) as caught:
             await lost
         assert caught.value.retry_after
-    waits = asyncio.create_task(ingress.complete(work()))
+    waits = asyncio.create_task(ingress.complete(replica_request()))
     await eventually(lambda: ingress.waiting == 1)
     await service.add("a")  # as a replica of that name never does, an unreachable one that is back
     await ingress.update(service.statuses())
@@ -98,15 +101,15 @@ async def test_a_lost_replica_loses_its_calls_at_once_and_gets_no_more(service: 
 async def test_a_replica_that_drains_finishes_its_calls_and_takes_no_more(service: Service) -> None:
     ingress, draining = await service.ingress(), service.replicas["a"]
     await service.add("b")
-    running = [asyncio.create_task(ingress.complete(work("wait"))) for _ in range(2)]
+    running = [asyncio.create_task(ingress.complete(replica_request("wait"))) for _ in range(2)]
     await eventually(lambda: draining.begun == 2)
     await ingress.update(service.statuses())
     closing = asyncio.create_task(service.servers["a"].close(60.0))
     await eventually(lambda: not ingress._links["a"].usable)
-    assert {(await ingress.complete(work())).text for _ in range(8)} == {"b"}  # type: ignore[union-attr]
+    assert {(await ingress.complete(replica_request())).text for _ in range(8)} == {"b"}  # type: ignore[union-attr]
     seen = await ingress.update(service.statuses())  # Serve may still count it
     assert [status.replica for status in seen] == ["b"]
-    assert {(await ingress.complete(work())).text for _ in range(8)} == {"b"}  # type: ignore[union-attr]
+    assert {(await ingress.complete(replica_request())).text for _ in range(8)} == {"b"}  # type: ignore[union-attr]
     draining.may_go_on.set()
     assert await asyncio.gather(*running) == [answer("a")] * 2
     await closing
@@ -119,7 +122,7 @@ async def test_a_call_that_crosses_the_notice_goes_to_another_replica(service: S
     await ingress.update(service.statuses())
     for name in "abc":
         service.servers[name].draining = True  # the ingress does not know yet
-    answers = await asyncio.gather(*(ingress.complete(work()) for _ in range(32)))
+    answers = await asyncio.gather(*(ingress.complete(replica_request()) for _ in range(32)))
     assert all(isinstance(item, Answer) for item in answers)
     assert [service.replicas[name].begun for name in "abc"] == [0, 0, 0]
 
@@ -130,7 +133,7 @@ async def test_the_last_words_of_a_replica_that_drains_arrive(service: Service) 
 
 async def test_a_replica_out_of_patience_ends_its_calls(service: Service) -> None:
     ingress = await service.ingress()
-    asked = asyncio.create_task(ingress.complete(work("wait")))
+    asked = asyncio.create_task(ingress.complete(replica_request("wait")))
     await eventually(lambda: service.replicas["a"].begun == 1)
     await service.servers["a"].close(0.01)
     with pytest.raises(ReplicaLost):
@@ -138,18 +141,18 @@ async def test_a_replica_out_of_patience_ends_its_calls(service: Service) -> Non
 
 
 async def test_who_waits_too_long_for_the_first_word_is_told(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linked, "patience_s", lambda work: 0.01)
+    monkeypatch.setattr(linked, "patience_s", lambda request: 0.01)
     ingress, replica = await service.ingress(), service.replicas["a"]
     with pytest.raises(DeadlineExceeded, match=r"timeout_s is 0\.5"):
-        await ingress.complete(work("wait", 0.5))
+        await ingress.complete(replica_request("wait", 0.5))
     await eventually(lambda: replica.cancelled == 1)
 
 
 async def test_only_the_first_word_has_a_limit(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     limited: list[str] = []
-    monkeypatch.setattr(linked, "patience_s", lambda work: limited.append(work.request_id) or 60.0)
+    monkeypatch.setattr(linked, "patience_s", lambda request: limited.append(request.request_id) or 60.0)
     ingress = await service.ingress()
-    assert len([item async for item in ingress.stream(work())]) == 4
+    assert len([item async for item in ingress.stream(replica_request())]) == 4
     assert limited == ["id"]
 
 
@@ -162,7 +165,7 @@ async def test_a_replica_without_a_link_gets_no_requests_and_the_others_do(
     assert [(status.replica, status.failure) for status in seen] == [("a", None), ("b", UNLINKED)]
     assert service.linked == 1
     assert caplog.text.count("no link to b at 127.0.0.1 port 1") == 1
-    assert await ingress.complete(work()) == answer("a")
+    assert await ingress.complete(replica_request()) == answer("a")
     await ingress.update([*service.statuses(), unreachable])  # not tried again so soon
     assert caplog.text.count("no link") == 1
     service.now = 60.0
@@ -174,9 +177,9 @@ async def test_a_replica_without_a_link_gets_no_requests_and_the_others_do(
 
 async def test_without_a_link_requests_wait_until_there_is_one(service: Service) -> None:
     ingress = service.links()
-    waits = [asyncio.create_task(ingress.complete(work())) for _ in range(3)]
-    counts = asyncio.create_task(ingress.count(work()))
-    streams = asyncio.create_task(anext(ingress.stream(work())))
+    waits = [asyncio.create_task(ingress.complete(replica_request())) for _ in range(3)]
+    counts = asyncio.create_task(ingress.count(replica_request()))
+    streams = asyncio.create_task(anext(ingress.stream(replica_request())))
     await eventually(lambda: ingress.waiting == service.waits == 5)
     await ingress.update([])
     await eventually(lambda: service.waits == 10)
@@ -193,8 +196,8 @@ async def test_a_request_waits_for_a_replica_no_longer_than_its_time(
     monkeypatch.setattr(wire, "_GRACE_S", 0.0)
     ingress = service.links()
     with pytest.raises(DeadlineExceeded, match=r"timeout_s is 0\.01, nothing was decoded"):
-        await ingress.complete(work(timeout_s=0.01))
-    continued = structs.replace(work(60.0), arrived=Arrival.ago(61.0), resume=Resume((1,), 1))
+        await ingress.complete(replica_request(timeout_s=0.01))
+    continued = structs.replace(replica_request(60.0), arrived=Arrival.ago(61.0), resume=Resume((1,), 1))
     with pytest.raises(DeadlineExceeded, match="no replica continued in time"):
         await anext(ingress.stream(continued))
     assert ingress.waiting == 0
@@ -205,7 +208,7 @@ async def test_a_replica_that_hangs_loses_its_calls_and_its_link(
 ) -> None:
     monkeypatch.setattr(link_client, "HUNG_S", 1.0)
     ingress = await service.ingress()
-    asked = asyncio.create_task(ingress.complete(work("wait")))
+    asked = asyncio.create_task(ingress.complete(replica_request("wait")))
     await asyncio.sleep(1.6)
     assert not asked.done()  # the replica says that it is alive
     service.servers["a"]._beating.cancel()
@@ -229,9 +232,9 @@ async def test_a_replica_without_a_first_word_has_no_link(
 
 async def test_a_replica_tells_of_other_ingresses(service: Service) -> None:
     first, second = await service.ingress(), await service.ingress()
-    busy = [asyncio.create_task(first.complete(work("wait"))) for _ in range(5)]
+    busy = [asyncio.create_task(first.complete(replica_request("wait"))) for _ in range(5)]
     await eventually(lambda: service.replicas["a"].begun == 5)
-    assert await second.complete(work()) == answer("a")
+    assert await second.complete(replica_request()) == answer("a")
     assert second._router._inflight.now() == {"a": 5}
     for call in busy:
         call.cancel()
@@ -242,7 +245,7 @@ async def test_a_replica_tells_of_other_ingresses(service: Service) -> None:
 async def test_two_questions_at_once_open_one_link(service: Service) -> None:
     ingress = service.links()
     await asyncio.gather(*(ingress.update(service.statuses()) for _ in range(5)))
-    await ingress.complete(work())
+    await ingress.complete(replica_request())
     assert len(service.servers["a"]._connections) == 1
 
 
@@ -252,18 +255,18 @@ async def test_what_has_no_encoding_is_refused(service: Service) -> None:
         deep = [deep]
     for schema in ({"maximum": 2**64}, {"enum": ["\ud800"]}, {"enum": deep}):
         with pytest.raises(InvalidRequest, match="an integer beyond 64 bits"):
-            await ingress.complete(structs.replace(work(), tools=(schema,)))
-    assert await ingress.complete(work()) == answer("a")
+            await ingress.complete(structs.replace(replica_request(), tools=(schema,)))
+    assert await ingress.complete(replica_request()) == answer("a")
     assert ingress._router._inflight.now() == {"a": 0}
 
 
 async def test_what_a_replica_cannot_send_fails_that_request_alone(service: Service) -> None:
     ingress = await service.ingress()
     service.replicas["a"].name = "half a character: \ud800"
-    failed = await ingress.complete(work())
+    failed = await ingress.complete(replica_request())
     assert isinstance(failed, Failure)
     assert type(failed.error) is MrpServeError
-    assert await ingress.count(work()) == 1
+    assert await ingress.count(replica_request()) == 1
 
 
 async def test_messages_of_one_turn_travel_together_unless_they_are_long(
@@ -274,8 +277,11 @@ async def test_messages_of_one_turn_travel_together_unless_they_are_long(
         frames, "framed", lambda content, framed=frames.framed: sent.append(len(content)) or framed(content)
     )
     ingress = await service.ingress()
-    long = [structs.replace(work(), text="x" * 400_000, token_ids=None) for _ in range(4)]
+    long = [structs.replace(replica_request(), text="x" * 400_000, token_ids=None) for _ in range(4)]
     sent.clear()
-    assert await asyncio.gather(*(ingress.complete(each) for each in [*long, work(), work()])) == [answer("a")] * 6
+    assert (
+        await asyncio.gather(*(ingress.complete(each) for each in [*long, replica_request(), replica_request()]))
+        == [answer("a")] * 6
+    )
     calls = [length for length in sent if length > 100_000]
     assert [length // 400_000 for length in calls] == [2, 2]

@@ -21,7 +21,7 @@ from service.link.messages import AT_INGRESS, Call, Cancel, End
 from service.link.proof import NONCE, make_nonce, make_proof
 from service.wire import Address, Status
 from tests.gateway.helpers import eventually
-from tests.link.doubles import CARD, Service, answer, work
+from tests.link.doubles import CARD, Service, answer, replica_request
 
 Taker = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -173,10 +173,10 @@ async def test_a_proven_replica_that_sends_no_message_loses_its_link_alone(
     async with impostor_that_knows("secret", sends) as status:
         await ingress.update([status])
         with pytest.raises(ReplicaLost):
-            await ingress.complete(work())
+            await ingress.complete(replica_request())
         assert caplog.text.count("a connection with ") == 1
         await ingress.update(service.statuses())
-        assert await ingress.complete(work()) == answer("a")
+        assert await ingress.complete(replica_request()) == answer("a")
 
 
 # --- whoever connects to a replica -------------------------------------------------------------------
@@ -208,7 +208,7 @@ async def ended(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-CALL = framed(AT_INGRESS.content([AT_INGRESS.encode(Call(0, "stream", work()))]))
+CALL = framed(AT_INGRESS.content([AT_INGRESS.encode(Call(0, "stream", replica_request()))]))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ async def test_a_malformed_message_of_an_ingress_ends_its_link_alone(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     ingress = await service.ingress()
-    other = asyncio.create_task(ingress.complete(work("wait")))
+    other = asyncio.create_task(ingress.complete(replica_request("wait")))
     async with connected(service) as (reader, writer):
         await proven(service, reader, writer)
         writer.write(framed(AT_INGRESS.content([AT_INGRESS.encode(End(0))])))  # not for an ingress to send
@@ -299,7 +299,7 @@ async def test_a_crowd_keeps_no_ingress_out(service: Service, monkeypatch: pytes
     address = service.servers["a"].address
     crowd = [await asyncio.open_connection(address.host, address.port) for _ in range(20)]
     await eventually(lambda: len(service.servers["a"]._unproven) == 3)
-    assert await (await service.ingress()).complete(work()) == answer("a")
+    assert await (await service.ingress()).complete(replica_request()) == answer("a")
     assert [await ended(reader) for reader, _ in crowd[:17]] == [True] * 17
     for _, writer in crowd:
         writer.close()
@@ -308,7 +308,10 @@ async def test_a_crowd_keeps_no_ingress_out(service: Service, monkeypatch: pytes
 async def test_frames_arrive_whole_in_any_pieces(service: Service) -> None:
     async with connected(service) as (reader, writer):
         await proven(service, reader, writer)
-        calls = [Call(7, "stream", structs.replace(work(), together=16)), Call(8, "count", work())]
+        calls = [
+            Call(7, "stream", structs.replace(replica_request(), together=16)),
+            Call(8, "count", replica_request()),
+        ]
         for byte in framed(AT_INGRESS.content([AT_INGRESS.encode(call) for call in calls])):
             writer.write(bytes([byte]))
             await writer.drain()

@@ -17,7 +17,7 @@ from service.rayserve.tls import client_tls, server_tls
 from service.wire import Chunk
 from tests.gateway.helpers import eventually
 from tests.link.certificates import Authority
-from tests.link.doubles import Service, answer, answers_of_a_drain, work
+from tests.link.doubles import Service, answer, answers_of_a_drain, replica_request
 
 
 def contexts(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) -> tuple[ssl.SSLContext, ssl.SSLContext]:
@@ -47,8 +47,8 @@ async def encrypted(node: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> As
 
 async def test_requests_are_answered_over_tls(encrypted: Service) -> None:
     ingress = await encrypted.ingress()
-    assert await ingress.complete(work()) == answer("a")
-    assert len([item async for item in ingress.stream(work()) if isinstance(item, Chunk)]) == 3
+    assert await ingress.complete(replica_request()) == answer("a")
+    assert len([item async for item in ingress.stream(replica_request()) if isinstance(item, Chunk)]) == 3
     transport = ingress._links["a"]._transport
     assert transport.get_extra_info("cipher")
     assert transport.get_extra_info("peercert")
@@ -62,7 +62,7 @@ async def test_a_replica_that_drains_says_its_last_words_over_tls(encrypted: Ser
 
 async def test_a_replica_that_is_lost_is_noticed_over_tls(encrypted: Service) -> None:
     ingress, replica = await encrypted.ingress(), encrypted.replicas["a"]
-    call = asyncio.create_task(ingress.complete(work("wait")))
+    call = asyncio.create_task(ingress.complete(replica_request("wait")))
     await eventually(lambda: replica.begun == 1)
     await encrypted.servers["a"].close()
     with pytest.raises(ReplicaLost):

@@ -14,7 +14,7 @@ from service.engine import EngineDeps
 from service.gateway.backend import Backend
 from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from tests.engine.helpers import FAIR
 from tests.gateway.local import LocalBackend
@@ -45,7 +45,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[Generator]:
+def demo() -> Iterator[Replica]:
     settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=16384)
     generator = local_generator("r0", load_checkpoint(CHECKPOINT), settings, deps=EngineDeps(costs=FAIR))
     yield generator
@@ -53,7 +53,7 @@ def demo() -> Iterator[Generator]:
 
 
 @pytest.fixture(scope="module")
-def url(demo: Generator) -> Iterator[str]:
+def url(demo: Replica) -> Iterator[str]:
     with listening(Ingress("i0", Settings(), LocalBackend(demo)).app(answers_request_id=True)) as url:
         yield url
 

@@ -16,7 +16,7 @@ import pytest
 
 from service.decode.modes import MODES
 from service.errors import NotReady, QueueFull
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.wire import Chunk, Ending, Example, Progress
 from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.local import LocalBackend
@@ -120,7 +120,7 @@ def test_knobs_and_limits_are_the_servers(visit: Visiting, url: str) -> None:
 class Film:
     """What the pictures of docs/ show of the same steps (dev/pictures/filling.py)."""
 
-    def __init__(self, generator: Generator, mode: str, knobs: dict[str, Any], length: int) -> None:
+    def __init__(self, generator: Replica, mode: str, knobs: dict[str, Any], length: int) -> None:
         from dev.pictures.filling import Answer, moments
         from service.decode.registry import make_mode
         from service.demo import CHECKPOINT
@@ -142,7 +142,7 @@ class Film:
 
 
 @pytest.mark.parametrize("mode", ["direct", "speculative", "remask"])
-def test_every_moment_is_that_of_the_pictures(visit: Visiting, demo: Generator, url: str, mode: str) -> None:
+def test_every_moment_is_that_of_the_pictures(visit: Visiting, demo: Replica, url: str, mode: str) -> None:
     one = visit()
     one.ask(PROMPT)
     one.choose(mode, PLANS[mode])
@@ -338,7 +338,7 @@ def test_a_broken_link_gives_a_page_that_works(visit: Visiting, url: str, rest: 
     assert one.answer() == asked(url, mode="speculative", mrp_steps=4)["text"]
 
 
-def test_a_key_is_asked_for_and_stays_in_the_tab(visit: Visiting, serve: Serve, demo: Generator) -> None:
+def test_a_key_is_asked_for_and_stays_in_the_tab(visit: Visiting, serve: Serve, demo: Replica) -> None:
     address = serve(LocalBackend(demo), api_keys=("the secret",))
     one = visit(address, ready=False)
     one.expected = ("401",)

@@ -23,18 +23,18 @@ from service.errors import (
 )
 from service.rayserve import ray_backend, serve_state
 from service.rayserve.ray_backend import RayBackend
-from service.wire import Answer, Chunk, Ending, Exchanged, Failure, Snapshot, Status, Weights, Work
+from service.wire import Answer, Chunk, Ending, Exchanged, Failure, ReplicaRequest, Snapshot, Status, Weights
 from tests.clock import Clock
 from tests.gateway import doubles
 from tests.gateway.helpers import eventually
 
-CARD = replace(doubles.CARD, name="m", places=1)
+CARD = replace(doubles.CARD, name="m", slots=1)
 ANSWER = Answer("a", (1,), Ending("length", 1, 1, Stats()))
 CHUNK = Chunk(0, "a", (1,), Stats())
 
 
-def work(timeout_s: float = 60.0) -> Work:
-    return Work("id", Static(), SamplingParams(), 4, timeout_s, Arrival.now(), token_ids=(1,))
+def request(timeout_s: float = 60.0) -> ReplicaRequest:
+    return ReplicaRequest("id", Static(), SamplingParams(), 4, timeout_s, Arrival.now(), token_ids=(1,))
 
 
 class Links:
@@ -44,10 +44,10 @@ class Links:
         self.items, self.waiting = items, 0
         self.updates: list[list[Status]] = []
 
-    async def count(self, work: Work) -> Any:
+    async def count(self, request: ReplicaRequest) -> Any:
         return self.items[0]
 
-    async def stream(self, work: Work) -> AsyncIterator[Any]:
+    async def stream(self, request: ReplicaRequest) -> AsyncIterator[Any]:
         for item in self.items:
             yield item
 
@@ -81,9 +81,9 @@ def backend(handle: Handle, *, links: Links | None = None, ingresses: Handle | N
 
 
 async def test_answers_and_blocks_come_through() -> None:
-    items = [item async for item in backend(Handle(), links=Links(CHUNK, ANSWER.ending)).stream(work())]
+    items = [item async for item in backend(Handle(), links=Links(CHUNK, ANSWER.ending)).stream(request())]
     assert items == [CHUNK, ANSWER.ending]
-    assert await backend(Handle(), links=Links(13)).count(work()) == 13
+    assert await backend(Handle(), links=Links(13)).count(request()) == 13
 
 
 async def test_the_links_get_the_statuses_of_the_replicas_that_answer() -> None:
@@ -127,11 +127,11 @@ async def test_requests_do_not_wait_while_the_card_is_asked_for_again(monkeypatc
     said = [[one], [one, other], [], []]
     handle = Handle(lambda method: said.pop(0))
     asked = backend(handle)
-    assert (await asked.card()).places == 1
-    assert [(await asked.card()).places for _ in range(5)] == [1] * 5
+    assert (await asked.card()).slots == 1
+    assert [(await asked.card()).slots for _ in range(5)] == [1] * 5
     await eventually(lambda: asked._renewing is None)
     assert handle.calls == 2
-    assert (await asked.card()).places == 2
+    assert (await asked.card()).slots == 2
     await eventually(lambda: asked._renewing is None)
     with pytest.raises(NotReady, match="gone"):
         await asked.card()
@@ -234,7 +234,7 @@ async def test_it_says_what_the_last_replica_ended_of(monkeypatch: pytest.Monkey
     failed = Failure(EngineFailed("the engine stopped: ValueError: bad"))
     asked = backend(Handle(lambda method: answers.pop(0)), links=Links(failed))
     monkeypatch.setattr(ray_backend, "why_none", lambda app, deployment: "none")
-    assert await anext(asked.stream(work())) == failed
+    assert await anext(asked.stream(request())) == failed
     with pytest.raises(NotReady, match="none; before, the engine stopped: ValueError: bad"):
         await asked.statuses()
     assert await asked.statuses()
@@ -303,4 +303,4 @@ async def test_the_card_is_that_of_replicas_with_the_newest_weights() -> None:
         replace(CARD, weights=Weights(*one)) for one in ((1, "a", "m"), (2, "b", "m"), (2, "b", "m"), (0, "n", "n"))
     ]
     card = await backend(Handle(lambda method: [Status("r", None, one) for one in cards])).card()
-    assert (card.weights, card.places, card.behind) == (Weights(2, "b", "m"), 3, 1)
+    assert (card.weights, card.slots, card.behind) == (Weights(2, "b", "m"), 3, 1)

@@ -10,11 +10,11 @@ import pytest
 from service.routing.affinity import BOUND, Affinity, RoutingDecision
 from service.routing.keys import PrefixKeys, prefix_keys
 from service.routing.table import MAX_HOLDERS, PrefixTable
-from tests.routing.test_keys import chat, work
+from tests.routing.test_keys import chat, request
 
 
 def prompt(name: str, length: int = 800, **more: str) -> PrefixKeys:
-    return prefix_keys(work(text=(name + "-") * (length // (len(name) + 1)), **more))
+    return prefix_keys(request(text=(name + "-") * (length // (len(name) + 1)), **more))
 
 
 class Fleet:
@@ -40,7 +40,7 @@ def test_the_turns_of_a_chat_stay_with_their_replica() -> None:
     for turn in range(6):
         for session in range(12):
             said = [f"session {session} turn {n}: " + "y" * 40 for n in range(2 * turn + 1)]
-            taken, decision = fleet.route(prefix_keys(work(messages=chat(*said))))
+            taken, decision = fleet.route(prefix_keys(request(messages=chat(*said))))
             assert decision.reason == ("prefix" if turn else "load")
             assert homes.setdefault(session, taken) == taken
             fleet.end(taken)
@@ -66,7 +66,7 @@ def test_a_short_match_does_not_count() -> None:
     fleet = Fleet(2)
     head = "h" * 200
     for tail, reason in (("a" * 100, "load"), ("b" * 100, "prefix"), ("c" * 2000, "load")):
-        assert fleet.route(prefix_keys(work(text=head + tail)))[1].reason == reason
+        assert fleet.route(prefix_keys(request(text=head + tail)))[1].reason == reason
 
 
 def test_the_longest_known_beginning_decides() -> None:
@@ -113,7 +113,8 @@ def test_ingresses_that_know_nothing_of_each_other_find_the_same_replica() -> No
     for number in range(50):
         said = [f"session {number}", "an answer", "and then?"]
         taken = {
-            fleet.route(prefix_keys(work(messages=chat(*said[: 1 + 2 * (n % 2)]))))[0] for n, fleet in enumerate(fleets)
+            fleet.route(prefix_keys(request(messages=chat(*said[: 1 + 2 * (n % 2)]))))[0]
+            for n, fleet in enumerate(fleets)
         }
         assert len(taken) == 1
         for fleet in fleets:

@@ -16,17 +16,17 @@ from service.arrival import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.routing.keys import PrefixKeys, boundaries, prefix_keys
-from service.wire import Work
+from service.wire import ReplicaRequest
 
 TEXT = "".join(chr(97 + n * n % 23) for n in range(3000))
 
 
-def work(**prompt: Any) -> Work:
-    return Work("id", Static(), SamplingParams(), 4, 60.0, Arrival(0.0), **prompt)
+def request(**prompt: Any) -> ReplicaRequest:
+    return ReplicaRequest("id", Static(), SamplingParams(), 4, 60.0, Arrival(0.0), **prompt)
 
 
 def keys(**prompt: Any) -> PrefixKeys:
-    return prefix_keys(work(**prompt))
+    return prefix_keys(request(**prompt))
 
 
 def chat(*contents: str) -> tuple[dict[str, str], ...]:
@@ -65,7 +65,7 @@ def test_the_whole_prompt_is_known_however_short() -> None:
     "change", [{"cache_salt": "b"}, {"text": None, "messages": ({"role": "user", "content": TEXT},)}]
 )
 def test_what_never_shares_a_page_shares_no_key(change: dict[str, Any]) -> None:
-    one = work(text=TEXT, cache_salt="a")
+    one = request(text=TEXT, cache_salt="a")
     assert not set(prefix_keys(one).keys) & set(prefix_keys(replace(one, **change)).keys)
 
 
@@ -78,7 +78,7 @@ def test_every_turn_of_a_chat_is_the_beginning_of_the_next() -> None:
 
 
 def test_a_session_is_its_tenants_and_its_salts_own() -> None:
-    one = work(text=TEXT, session="s")
+    one = request(text=TEXT, session="s")
     others = [replace(one, **change) for change in ({"session": "t"}, {"tenant": "u"}, {"cache_salt": "v"})]
     sessions = [prefix_keys(each).session for each in (one, *others)]
     assert len(set(sessions)) == 4
@@ -102,4 +102,4 @@ def test_other_processes_make_the_same_keys() -> None:
 def test_the_keys_of_a_long_prompt_are_some_dozens() -> None:
     assert len(list(boundaries(10_000, 64))) < 32
     assert len(list(boundaries(1_000_000, 64))) < 64
-    assert len(prefix_keys(work(text=TEXT * 4)).keys) < 64
+    assert len(prefix_keys(request(text=TEXT * 4)).keys) < 64

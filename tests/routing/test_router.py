@@ -12,14 +12,14 @@ from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.routing.affinity import RoutingReason
 from service.routing.router import Router, slack
-from service.wire import Work
+from service.wire import ReplicaRequest
 from tests.clock import Clock
 
 PROMPT = "word " * 100
 
 
-def work(text: str, attempt: int = 0) -> Work:
-    return Work("id", Static(), SamplingParams(), 4, 60.0, Arrival.now(), text=text, attempt=attempt)
+def request(text: str, attempt: int = 0) -> ReplicaRequest:
+    return ReplicaRequest("id", Static(), SamplingParams(), 4, 60.0, Arrival.now(), text=text, attempt=attempt)
 
 
 @pytest.fixture
@@ -37,20 +37,20 @@ def router(clock: Clock, routed: list[RoutingReason]) -> Router:
 
 def test_without_replicas_none_is_chosen(clock: Clock) -> None:
     router = Router(2, by_prefix=True, on_route=lambda reason: None, clock=clock)
-    assert router.choose(work(PROMPT)) is None
+    assert router.choose(request(PROMPT)) is None
     router.set_replicas(["a"])
-    assert router.choose(work(PROMPT)) == "a"
+    assert router.choose(request(PROMPT)) == "a"
     router.remove("a")
-    assert router.choose(work(PROMPT)) is None
+    assert router.choose(request(PROMPT)) is None
 
 
 def test_a_prefix_stays_where_it_is_until_its_replica_is_overloaded(
     router: Router, routed: list[RoutingReason]
 ) -> None:
-    home = router.choose(work(PROMPT))
-    assert [router.choose(work(PROMPT + "more")) for _ in range(2)] == [home] * 2
+    home = router.choose(request(PROMPT))
+    assert [router.choose(request(PROMPT + "more")) for _ in range(2)] == [home] * 2
     assert routed == ["load", "prefix", "prefix"]
-    assert {router.choose(work(PROMPT)) for _ in range(8)} > {home}
+    assert {router.choose(request(PROMPT)) for _ in range(8)} > {home}
     assert "overloaded" in routed
 
 
@@ -58,7 +58,7 @@ def test_one_replica_is_chosen_before_its_prefixes_are_learned(clock: Clock, rou
     waiting: list[Callable[[], object]] = []
     router = Router(2, by_prefix=True, on_route=routed.append, clock=clock, later=waiting.append)
     router.set_replicas(["a"])
-    assert [router.choose(work(PROMPT)) for _ in range(2)] == ["a", "a"]
+    assert [router.choose(request(PROMPT)) for _ in range(2)] == ["a", "a"]
     assert routed == []
     while waiting:
         waiting.pop(0)()
@@ -66,24 +66,24 @@ def test_one_replica_is_chosen_before_its_prefixes_are_learned(clock: Clock, rou
     for _ in range(2):
         router.ended("a")
     router.set_replicas(["a", "b", "c"])
-    assert router.choose(work(PROMPT)) == "a"
+    assert router.choose(request(PROMPT)) == "a"
     assert routed[2:] == ["prefix"]
     assert not waiting
 
 
 def test_a_replica_that_leaves_gives_its_prefixes_to_others(router: Router) -> None:
-    home = router.choose(work(PROMPT))
+    home = router.choose(request(PROMPT))
     assert home is not None
     router.remove(home)
-    other = router.choose(work(PROMPT))
+    other = router.choose(request(PROMPT))
     assert other not in {home, None}
     router.set_replicas(["a", "b", "c"])
-    assert router.choose(work(PROMPT)) in {home, other}
+    assert router.choose(request(PROMPT)) in {home, other}
 
 
 def test_a_further_attempt_goes_by_load(router: Router, routed: list[RoutingReason]) -> None:
-    router.choose(work(PROMPT))
-    names = {router.choose(work(PROMPT, attempt=1)) for _ in range(60)}  # each draws two of the three at random
+    router.choose(request(PROMPT))
+    names = {router.choose(request(PROMPT, attempt=1)) for _ in range(60)}  # each draws two of the three at random
     assert len(names) == 3
     assert len(routed) == 1
 
@@ -91,7 +91,7 @@ def test_a_further_attempt_goes_by_load(router: Router, routed: list[RoutingReas
 def test_by_load_the_requests_spread_and_no_choice_is_told(clock: Clock, routed: list[RoutingReason]) -> None:
     router = Router(2, by_prefix=False, on_route=routed.append, clock=clock)
     router.set_replicas(["a", "b", "c", "d"])
-    counts = Counter(router.choose(work(PROMPT)) for _ in range(400))
+    counts = Counter(router.choose(request(PROMPT)) for _ in range(400))
     assert max(counts.values()) - min(counts.values()) <= 8
     assert routed == []
 
@@ -99,10 +99,10 @@ def test_by_load_the_requests_spread_and_no_choice_is_told(clock: Clock, routed:
 def test_requests_of_other_ingresses_count_and_are_forgotten(router: Router, clock: Clock) -> None:
     router.others("a", 50)
     router.others("b", 50)
-    names = [router.choose(work(f"{number} {PROMPT}")) for number in range(60)]
+    names = [router.choose(request(f"{number} {PROMPT}")) for number in range(60)]
     assert names.count("c") >= 30  # the least loaded of two
     clock.now += 60.0
-    names = [router.choose(work(f"{number} other {PROMPT}")) for number in range(20)]
+    names = [router.choose(request(f"{number} other {PROMPT}")) for number in range(20)]
     assert names.count("c") <= 5
 
 

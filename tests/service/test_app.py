@@ -24,7 +24,7 @@ def test_building_it_needs_neither_torch_nor_the_http_application():
         "torch",
         "transformers",
         "service.gateway.ingress",
-        "service.replica.generator",
+        "service.replica.replica",
         "service.gateway.http.protocol",
     }
     program = f"import sys, service.app; print(sorted({heavy} & set(sys.modules)))"

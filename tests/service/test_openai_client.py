@@ -121,7 +121,7 @@ def test_the_routes_of_other_apis(service: Service) -> None:
         ids = {"model": MODEL, "items": [{"prompt_token_ids": [5, None, 7]}, {"prompt_token_ids": PROMPT}]}
         answer = http.post("/v1/score", json=ids | {"label_token_ids": [8, 9], "top_logprobs": 2})
         assert answer.status_code == 200, answer.text
-        assert [[place["position"] for place in one["places"]] for one in answer.json()["data"]] == [[1], [3]]
+        assert [[position["position"] for position in one["positions"]] for one in answer.json()["data"]] == [[1], [3]]
         for path, body in (
             ("/v1/messages", said),
             ("/v1/messages/count_tokens", said),

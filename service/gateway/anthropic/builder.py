@@ -51,11 +51,11 @@ class MessageBuilder(ResponseBuilder):
     """Builds the answer to one request. An event of a stream is an object with its `type`."""
 
     def __init__(self, parsed: ParsedMessages, card: ModelCard) -> None:
-        [self._work] = parsed.works
+        [self._request] = parsed.requests
         self._max_tokens = parsed.max_tokens
         self._content = ContentBuilder(parsed.answer_format)
         self._trace: list[TraceStep] = []
-        name = f"msg_{self._work.request_id}"
+        name = f"msg_{self._request.request_id}"
         self._head: MessageHead = {"id": name, "type": "message", "role": "assistant", "model": card.name}
 
     async def whole(self, answers: Sequence[Answer]) -> MessageAnswer:
@@ -104,10 +104,10 @@ class MessageBuilder(ResponseBuilder):
         return "max_tokens"
 
     def _extras(self, ending: Ending) -> MessageExtras:
-        extras: MessageExtras = {"stats": decoded_stats(ending, self._work)}
-        if self._work.return_trace:
+        extras: MessageExtras = {"stats": decoded_stats(ending, self._request)}
+        if self._request.return_trace:
             extras["trace"] = self._trace
-        if self._work.constraint is not None:
+        if self._request.constraint is not None:
             extras["constraint_met"] = ending.constraint_met
         return extras
 

@@ -1,4 +1,4 @@
-"""Parses Anthropic's bodies: one `Work`, and the form of its answer.
+"""Parses Anthropic's bodies: one `ReplicaRequest`, and the form of its answer.
 
 The validation of POST /generate parses the fields that both APIs share. Chat templates get the messages as `text.tools`
 makes them.
@@ -35,9 +35,9 @@ from service.gateway.http.api_requests import (
     parse_shared_of_chat,
 )
 from service.gateway.http.driver import ParsedRequest
-from service.gateway.http.parse import to_work
+from service.gateway.http.parse import to_replica_request
 from service.text.tools import AnswerFormat, Tool, ToolUse, assistant_message, tool_message
-from service.wire import ModelCard, Work
+from service.wire import ModelCard, ReplicaRequest
 
 #: what stands between the texts of two blocks
 _BETWEEN: Final = "\n"
@@ -93,19 +93,19 @@ def parse_messages(
     shared |= _form(request, shared)
     common = parse_shared_of_chat(shared, card, MAX_TEMPERATURE)
     fields, answer_format = chat_fields(common, _prompt(request, card), card)
-    work = to_work(common, card, timeout_limit_s, shorten=True, **fields)
+    replica_request = to_replica_request(common, card, timeout_limit_s, shorten=True, **fields)
     return ParsedMessages(
-        works=(work,), stream=request.stream, max_tokens=request.max_tokens, answer_format=answer_format
+        requests=(replica_request,), stream=request.stream, max_tokens=request.max_tokens, answer_format=answer_format
     )
 
 
-def parse_count(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> Work:
-    """The work whose prompt is to be counted. Raises as above. Unknown fields are ignored."""
+def parse_count(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ReplicaRequest:
+    """The request whose prompt is to be counted. Raises as above. Unknown fields are ignored."""
     own, shared = FIELDS.split(body, CountRequest.model_fields, strict=False)
     request = parse_own(own, CountRequest, card)
     common = parse_shared_of_chat({**shared, "max_new_tokens": 1}, card, MAX_TEMPERATURE)
     fields, _ = chat_fields(common, _prompt(request, card), card)
-    return to_work(common, card, timeout_limit_s, **fields)
+    return to_replica_request(common, card, timeout_limit_s, **fields)
 
 
 def _prompt(request: PromptRequest, card: ModelCard) -> ChatPrompt:

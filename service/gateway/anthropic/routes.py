@@ -50,7 +50,7 @@ def anthropic_router(upstream: Upstream) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         body, card = parse_json(await request.body()), await upstream.card()
         admitted = await upstream.admit(request, [parse_count(body, card, upstream.timeout_limit_s)])
-        tokens: TokenCount = {"input_tokens": await upstream.tokens(admitted.works[0], admitted.charge)}
+        tokens: TokenCount = {"input_tokens": await upstream.tokens(admitted.requests[0], admitted.charge)}
         return _with_id(JsonAnswer(tokens), request)
 
     return router

@@ -171,7 +171,7 @@ class ChatPrompt:
 
 
 def chat_fields(request: GenerateCommon, chat: ChatPrompt, card: ModelCard) -> tuple[Json, AnswerFormat]:
-    """The fields of a chat's work, for `to_work`, and how its answers are read.
+    """The fields of a chat's request, for `to_replica_request`, and how its answers are read.
 
     A constraint of the request holds after the thinking, and where no tool is called. InvalidRequest if the checkpoint
     cannot be given tools, cannot think, or cannot do without.

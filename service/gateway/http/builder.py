@@ -11,14 +11,14 @@ from service.gateway.http.errors import error_json
 from service.gateway.http.protocol import AnswerStats, BlockFrame, DecodedStats, Done, GenerateAnswer, StepFrame, Traced
 from service.gateway.http.streams import frame
 from service.quality.schema import knobs_of
-from service.wire import Answer, Chunk, Ending, ModelCard, Progress, TraceStep, Work
+from service.wire import Answer, Chunk, Ending, ModelCard, Progress, ReplicaRequest, TraceStep
 
 
 class GenerateBuilder(ResponseBuilder):
     """Builds the answer to one POST /generate."""
 
     def __init__(self, parsed: ParsedRequest, card: ModelCard) -> None:
-        [self._work] = parsed.works
+        [self._request] = parsed.requests
         self._model = card.name
 
     async def whole(self, answers: Sequence[Answer]) -> GenerateAnswer:
@@ -46,17 +46,17 @@ class GenerateBuilder(ResponseBuilder):
         return frame("error", error_json(error, request_id))
 
     def _traced(self, part: Answer | Chunk) -> Traced:
-        return {"trace": part.trace} if self._work.return_trace else {}
+        return {"trace": part.trace} if self._request.return_trace else {}
 
     def _done(self, ending: Ending) -> Done:
-        work = self._work
+        request = self._request
         body: Done = {
-            "id": f"gen-{work.request_id}",
+            "id": f"gen-{request.request_id}",
             "model": self._model,
             "finish_reason": ending.finish_reason,
-            "mode": work.params.mode,
-            "knobs": knobs_of(work.params),
-            "seed": work.sampling.seed,
+            "mode": request.params.mode,
+            "knobs": knobs_of(request.params),
+            "seed": request.sampling.seed,
             "usage": {
                 "prompt_tokens": ending.prompt_tokens,
                 "completion_tokens": ending.completion_tokens,
@@ -64,7 +64,7 @@ class GenerateBuilder(ResponseBuilder):
             },
             "stats": stats_of(ending.stats),
         }
-        if work.constraint is not None:
+        if request.constraint is not None:
             body["constraint_met"] = ending.constraint_met
         return body
 
@@ -112,13 +112,13 @@ def stats_of(stats: Stats) -> AnswerStats:
     }
 
 
-def decoded_stats(ending: Ending, work: Work) -> DecodedStats:
+def decoded_stats(ending: Ending, request: ReplicaRequest) -> DecodedStats:
     """How an answer of another API was decoded: what that API has no fields for."""
     return {
         "finish_reason": ending.finish_reason,
-        "mode": work.params.mode,
-        "knobs": knobs_of(work.params),
-        "seed": work.sampling.seed,
+        "mode": request.params.mode,
+        "knobs": knobs_of(request.params),
+        "seed": request.sampling.seed,
         **stats_of(ending.stats),
     }
 

@@ -1,7 +1,7 @@
 """The way of a request through a route of any API: parse, admit, decode, and build the answer or the stream.
 
 A route gives its `Api`. The status of a stream is sent after the first item, so an error before it has its own HTTP
-status. A later error is an event. However the response ends, the works of the request end with it.
+status. A later error is an event. However the response ends, its requests to replicas end with it.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from service.gateway.http.parse import parse_json
 from service.gateway.http.streams import FrameStream, all_of, first_of, merged
 from service.gateway.upstream import Upstream
 from service.telemetry.faults import unexpected_error
-from service.wire import Answer, Chunk, Ending, ModelCard, Progress, Work
+from service.wire import Answer, Chunk, Ending, ModelCard, Progress, ReplicaRequest
 
 _Item = tuple[int, Progress | Chunk | Ending]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
-    """A validated request. `works`: one for each answer that replicas give."""
+    """A validated request. `requests`: one for each answer that replicas give."""
 
-    works: tuple[Work, ...]
+    requests: tuple[ReplicaRequest, ...]
     stream: bool = False
 
 
 class ResponseBuilder(ABC):
     """Builds the response to one request: the whole answer or the bytes of a stream's events.
 
-    `index`: the work that an item answers.
+    `index`: the request that an item answers.
     """
 
     @abstractmethod
     async def whole(self, answers: Sequence[Answer]) -> Mapping[str, Any]:
-        """The whole answer. `answers`: one for each work, in order."""
+        """The whole answer. `answers`: one for each request, in order."""
 
     def opening(self, index: int, first: Progress | Chunk | Ending) -> bytes:  # noqa: ARG002
-        """The events before the first item of a work."""
+        """The events before the first item of a request."""
         return b""
 
     def step(self, progress: Progress) -> bytes:  # noqa: ARG002
@@ -57,11 +57,11 @@ class ResponseBuilder(ABC):
         raise NotImplementedError
 
     def closing(self, index: int, ending: Ending) -> bytes:
-        """The last events of a work."""
+        """The last events of a request."""
         raise NotImplementedError
 
     def end(self) -> bytes:
-        """The events after all works."""
+        """The events after all requests."""
         return b""
 
     def error(self, error: MrpServeError, request_id: str) -> bytes:
@@ -77,7 +77,7 @@ class Api(Generic[_Parsed]):
     """How a route reads requests and answers them.
 
     `parse(body, card, timeout_limit_s)` raises InvalidRequest or UnknownModel. `rename(error, index)` gives an error
-    with the client's names of fields; `index`: the work at fault, None for all.
+    with the client's names of fields; `index`: the request at fault, None for all.
     """
 
     parse: Callable[[Mapping[str, Any], ModelCard, float], _Parsed]
@@ -108,17 +108,19 @@ async def respond(api: Api[_Parsed], upstream: Upstream, request: Request) -> Re
     body, card = parse_json(await request.body()), await upstream.card()
     parsed = api.parse(body, card, upstream.timeout_limit_s)
     with api.renamed():
-        admitted = await upstream.admit(request, parsed.works)
+        admitted = await upstream.admit(request, parsed.requests)
     builder = api.builder(parsed, card)
     if not parsed.stream:
 
-        async def complete(index: int, work: Work) -> Answer:
+        async def complete(index: int, replica_request: ReplicaRequest) -> Answer:
             with api.renamed(index):
-                return await upstream.complete(work, admitted.charge)
+                return await upstream.complete(replica_request, admitted.charge)
 
-        answers = await all_of([complete(index, work) for index, work in enumerate(admitted.works)])
+        answers = await all_of(
+            [complete(index, replica_request) for index, replica_request in enumerate(admitted.requests)]
+        )
         return JsonAnswer(await builder.whole(answers))
-    items = merged([upstream.stream(work, admitted.charge) for work in admitted.works])
+    items = merged([upstream.stream(replica_request, admitted.charge) for replica_request in admitted.requests])
     with api.renamed():
         first = await first_of(items)
     context = StreamContext(api, builder, upstream, request.scope["request_id"])

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from service.gateway.http.builder import GenerateBuilder
 from service.gateway.http.driver import Api, ParsedRequest, respond
 from service.gateway.http.openapi import generate_docs
-from service.gateway.http.parse import parse_generate, to_work
+from service.gateway.http.parse import parse_generate, to_replica_request
 from service.gateway.http.routes import locked
 from service.gateway.upstream import Upstream
 from service.wire import ModelCard
@@ -18,7 +18,7 @@ from service.wire import ModelCard
 
 def _parse(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedRequest:
     request = parse_generate(body, card.default_mode)
-    return ParsedRequest(works=(to_work(request, card, timeout_limit_s),), stream=request.stream)
+    return ParsedRequest(requests=(to_replica_request(request, card, timeout_limit_s),), stream=request.stream)
 
 
 GENERATE_API: Final = Api(_parse, GenerateBuilder)

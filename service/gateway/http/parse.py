@@ -22,7 +22,7 @@ from service.errors import InvalidRequest, UnknownModel
 from service.gateway.http.constraints import ResponseFormat, constraint_of
 from service.gateway.http.protocol import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Json, Message
 from service.settings import nearest
-from service.wire import ModelCard, Work
+from service.wire import ModelCard, ReplicaRequest
 
 #: characters of a value or a name, and problems, that an error shows
 _SHOWN = 80
@@ -66,8 +66,10 @@ def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateCommon
     return request
 
 
-def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float, **fields: Any) -> Work:
-    """The work for a replica. `fields`: fields of the work that do not follow from the request alone.
+def to_replica_request(
+    request: GenerateCommon, card: ModelCard, timeout_limit_s: float, **fields: Any
+) -> ReplicaRequest:
+    """The request for a replica. `fields`: its fields that do not follow from the request alone.
 
     UnknownModel, or InvalidRequest if the request is over the server's limits.
     """
@@ -90,7 +92,7 @@ def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float, **
         "messages": tuple(message.model_dump() for message in request.messages) if request.messages else None,
         "return_trace": request.return_trace,
     }
-    return Work(
+    return ReplicaRequest(
         request_id=secrets.token_hex(12),
         max_new_tokens=request.max_new_tokens,
         timeout_s=timeout_s,

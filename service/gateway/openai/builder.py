@@ -53,17 +53,17 @@ _Choice = TypeVar("_Choice", TextChoice, MessageChoice)
 
 
 class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
-    """What both routes have in common. The choices of a request are its works."""
+    """What both routes have in common. The choices of a request are its requests."""
 
     _ID_PREFIX: ClassVar[str]
     _FRAME_OBJECT: ClassVar[str]
 
     def __init__(self, parsed: ParsedCompletion, card: ModelCard) -> None:
         self._parsed = parsed
-        self._readers = [OutputParser(parsed.answer_format) for _ in parsed.works]
-        self._written = [0] * len(parsed.works)  # characters of each choice's text that have log-probabilities
+        self._readers = [OutputParser(parsed.answer_format) for _ in parsed.requests]
+        self._written = [0] * len(parsed.requests)  # characters of each choice's text that have log-probabilities
         self._endings: dict[int, Ending] = {}
-        name = self._ID_PREFIX + parsed.works[0].request_id
+        name = self._ID_PREFIX + parsed.requests[0].request_id
         self._head: CompletionHead = {"id": name, "created": int(time.time()), "model": card.name}
 
     # --- the form of a choice ----------------------------------------------------------------------
@@ -104,7 +104,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         end: ChoiceEnd = {
             "finish_reason": _reason(answer.ending, called),
             **self._tokens(index, answer),
-            "stats": decoded_stats(answer.ending, self._parsed.works[index]),
+            "stats": decoded_stats(answer.ending, self._parsed.requests[index]),
             **self._met(index, answer.ending),
         }
         return end
@@ -127,7 +127,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         self._endings[index] = ending
         reader = self._readers[index]
         rest: list[bytes] = [self._frame(index, part) for part in self._parts(reader.finish())]
-        stats = decoded_stats(ending, self._parsed.works[index])
+        stats = decoded_stats(ending, self._parsed.requests[index])
         end = {"finish_reason": _reason(ending, reader.called), "stats": stats, **self._met(index, ending)}
         return b"".join([*rest, self._frame(index, self._closing(), end)])
 
@@ -161,7 +161,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         return tokens
 
     def _met(self, index: int, ending: Ending) -> Met:
-        return {} if self._parsed.works[index].constraint is None else {"constraint_met": ending.constraint_met}
+        return {} if self._parsed.requests[index].constraint is None else {"constraint_met": ending.constraint_met}
 
     def _usage(self) -> OpenAiUsage:
         """The token counts. A prompt counts once, however many answers it gets."""

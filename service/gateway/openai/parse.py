@@ -1,4 +1,4 @@
-"""Parses OpenAI's bodies: one `Work` per choice, and the form of the answer.
+"""Parses OpenAI's bodies: one `ReplicaRequest` per choice, and the form of the answer.
 
 The validation of POST /generate parses the fields that both APIs share.
 """
@@ -24,7 +24,7 @@ from service.gateway.http.api_requests import (
     parse_shared_of_chat,
 )
 from service.gateway.http.driver import ParsedRequest
-from service.gateway.http.parse import to_work
+from service.gateway.http.parse import to_replica_request
 from service.gateway.http.protocol import GenerateCommon, Json
 from service.gateway.openai.chat import for_template
 from service.gateway.openai.protocol import (
@@ -40,7 +40,7 @@ from service.gateway.openai.protocol import (
     TemplateOptions,
 )
 from service.text.tools import AnswerFormat, Tool, ToolUse
-from service.wire import ModelCard, Work
+from service.wire import ModelCard, ReplicaRequest
 
 #: OpenAI's default for completions; chats have the default of POST /generate
 _COMPLETION_TOKENS = 16
@@ -84,7 +84,7 @@ _Request = TypeVar("_Request", bound=OpenAiRequest)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedCompletion(ParsedRequest):
-    """A request of either route. `works`: one per choice. `n`: choices per prompt.
+    """A request of either route. `requests`: one per choice. `n`: choices per prompt.
 
     `echoes`: the text before each choice. `alternatives`: top log-probabilities per token, None for none.
     `answer_format`: the format by which answers are parsed.
@@ -106,11 +106,14 @@ def parse_completion(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: 
     first = request.prompt[0]
     shared |= {"prompt": first} if isinstance(first, str) else {"prompt_token_ids": list(first)}
     common = parse_shared(shared, card, MAX_TEMPERATURE)
-    work = to_work(common, card, timeout_limit_s, **_logprobs_fields(common, request.logprobs))
+    replica_request = to_replica_request(common, card, timeout_limit_s, **_logprobs_fields(common, request.logprobs))
     prompts = [prompt for prompt in request.prompt for _ in range(request.n)]
-    works = [work, *(_choice(work, index, _prompt(prompts[index])) for index in range(1, len(prompts)))]
+    requests = [
+        replica_request,
+        *(_choice(replica_request, index, _prompt(prompts[index])) for index in range(1, len(prompts))),
+    ]
     echoes = [prompt if request.echo and isinstance(prompt, str) else "" for prompt in prompts]
-    return _parsed(request, common, works, echoes=tuple(echoes), alternatives=request.logprobs)
+    return _parsed(request, common, requests, echoes=tuple(echoes), alternatives=request.logprobs)
 
 
 def parse_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedCompletion:
@@ -132,10 +135,12 @@ def parse_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float)
     thinks = think(request.reasoning_effort, request.chat_template_kwargs)
     chat = ChatPrompt(for_template(request.messages), _tool_use(request), *thinks)
     fields, answer_format = chat_fields(common, chat, card)
-    work = to_work(common, card, timeout_limit_s, **fields, **_logprobs_fields(common, alternatives))
-    works = [work, *(_choice(work, index, {}) for index in range(1, request.n))]
+    replica_request = to_replica_request(
+        common, card, timeout_limit_s, **fields, **_logprobs_fields(common, alternatives)
+    )
+    requests = [replica_request, *(_choice(replica_request, index, {}) for index in range(1, request.n))]
     echoes = ("",) * request.n
-    return _parsed(request, common, works, echoes=echoes, alternatives=alternatives, answer_format=answer_format)
+    return _parsed(request, common, requests, echoes=echoes, alternatives=alternatives, answer_format=answer_format)
 
 
 def _parse(body: Mapping[str, Any], schema: type[_Request], card: ModelCard) -> tuple[_Request, dict[str, Any]]:
@@ -171,7 +176,7 @@ def _prompt(prompt: Prompt) -> Json:
 
 
 def _logprobs_fields(common: GenerateCommon, alternatives: int | None) -> Json:
-    """The fields of a work from which log-probabilities are read. `alternatives`: per token, None for none."""
+    """The fields of a request from which log-probabilities are read. `alternatives`: per token, None for none."""
     named = alternatives is not None
     return {
         "return_trace": named or common.return_trace,
@@ -180,15 +185,17 @@ def _logprobs_fields(common: GenerateCommon, alternatives: int | None) -> Json:
     }
 
 
-def _choice(work: Work, index: int, prompt: Json) -> Work:
+def _choice(request: ReplicaRequest, index: int, prompt: Json) -> ReplicaRequest:
     """A further choice. Choice i has the request's seed + i."""
-    seed = (work.sampling.seed + index) % (MAX_SEED + 1)
-    return replace(work, request_id=secrets.token_hex(12), sampling=replace(work.sampling, seed=seed), **prompt)
+    seed = (request.sampling.seed + index) % (MAX_SEED + 1)
+    return replace(request, request_id=secrets.token_hex(12), sampling=replace(request.sampling, seed=seed), **prompt)
 
 
-def _parsed(request: OpenAiRequest, common: GenerateCommon, works: Sequence[Work], **fields: Any) -> ParsedCompletion:
+def _parsed(
+    request: OpenAiRequest, common: GenerateCommon, requests: Sequence[ReplicaRequest], **fields: Any
+) -> ParsedCompletion:
     return ParsedCompletion(
-        works=tuple(works),
+        requests=tuple(requests),
         stream=request.stream,
         n=request.n,
         include_usage=bool((request.stream_options or {}).get("include_usage")),

@@ -10,7 +10,7 @@ from service.gateway.http.driver import ResponseBuilder
 from service.gateway.score.parse import ParsedScore
 from service.gateway.score.protocol import ScoreAnswer, ScoredPosition, TokenScore
 from service.text.token_text import TopLogprob
-from service.wire import Answer, ModelCard, PlaceScores
+from service.wire import Answer, ModelCard, PositionScores
 
 
 class ScoreBuilder(ResponseBuilder):
@@ -24,7 +24,7 @@ class ScoreBuilder(ResponseBuilder):
         prompts = sum(ending.prompt_tokens for ending in endings)
         cached = sum(ending.stats.cached_tokens for ending in endings)
         return {
-            "id": f"score-{self._parsed.works[0].request_id}",
+            "id": f"score-{self._parsed.requests[0].request_id}",
             "object": "list",
             "created": int(time.time()),
             "model": self._model,
@@ -32,7 +32,7 @@ class ScoreBuilder(ResponseBuilder):
                 {
                     "index": index,
                     "object": "score",
-                    "places": [self._position(scores) for scores in answer.ending.places],
+                    "positions": [self._position(scores) for scores in answer.ending.position_scores],
                 }
                 for index, answer in enumerate(answers)
             ],
@@ -44,7 +44,7 @@ class ScoreBuilder(ResponseBuilder):
             },
         }
 
-    def _position(self, scores: PlaceScores) -> ScoredPosition:
+    def _position(self, scores: PositionScores) -> ScoredPosition:
         logprobs = [label.logprob for label in scores.labels]
         return {
             "position": scores.position,

@@ -1,4 +1,4 @@
-"""Parses a body of POST /v1/score: one `Work` per item."""
+"""Parses a body of POST /v1/score: one `ReplicaRequest` per item."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from service.engine.request import SamplingParams
 from service.errors import InvalidRequest
 from service.gateway.http.api_requests import BodyFields, parse_own, parse_shared
 from service.gateway.http.driver import ParsedRequest
-from service.gateway.http.parse import to_work
+from service.gateway.http.parse import to_replica_request
 from service.gateway.http.protocol import PROMPTS
 from service.gateway.score.protocol import ScoreItem, ScoreRequest
-from service.wire import ModelCard, Scoring, Work
+from service.wire import ModelCard, ReplicaRequest, Scoring
 
-#: the id of a position to be scored, in a `Work`
+#: the id of a position to be scored, in a `ReplicaRequest`
 _POSITION: Final = -1
 _SHARED: Final = ("timeout_s", "priority", "cache_salt", "prompt_cache_key")
 
@@ -28,7 +28,7 @@ FIELDS: Final = BodyFields(frozenset(), {}, frozenset())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedScore(ParsedRequest):
-    """One request. `works`: one for each item."""
+    """One request. `requests`: one for each item."""
 
     normalize: bool
 
@@ -39,12 +39,12 @@ def parse_score(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float
     request = parse_own(own, ScoreRequest, card)
     shared = {name: getattr(request, name) for name in _SHARED}
     common = parse_shared({**shared, "prompt": "-", "max_new_tokens": 1}, card, max_temperature=0)
-    base = to_work(common, card, timeout_limit_s, params=ScoreMode(), sampling=SamplingParams(), text=None)
-    works = tuple(_of_item(base, item, index, request) for index, item in enumerate(request.items))
-    return ParsedScore(works=works, normalize=request.normalize)
+    base = to_replica_request(common, card, timeout_limit_s, params=ScoreMode(), sampling=SamplingParams(), text=None)
+    requests = tuple(_of_item(base, item, index, request) for index, item in enumerate(request.items))
+    return ParsedScore(requests=requests, normalize=request.normalize)
 
 
-def _of_item(base: Work, item: ScoreItem, index: int, request: ScoreRequest) -> Work:
+def _of_item(base: ReplicaRequest, item: ScoreItem, index: int, request: ScoreRequest) -> ReplicaRequest:
     where = f"items.{index}"
     prompts = [name for name in PROMPTS if getattr(item, name) is not None]
     if len(prompts) != 1:

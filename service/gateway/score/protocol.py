@@ -92,7 +92,7 @@ class ScoredItem(TypedDict):
 
     index: int
     object: Literal["score"]
-    places: list[ScoredPosition]
+    positions: list[ScoredPosition]
 
 
 class ScoreAnswer(TypedDict):

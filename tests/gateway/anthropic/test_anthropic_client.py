@@ -9,7 +9,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from service.gateway.ingress import Ingress
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from tests.gateway.local import LocalBackend
 
@@ -68,7 +68,7 @@ async def test_errors_are_the_clients_own(client: Any) -> None:
         await client.messages.create(model="claude-opus-4", **asked)
 
 
-async def test_a_loop_with_a_tool_that_adds(chatting: Generator) -> None:
+async def test_a_loop_with_a_tool_that_adds(chatting: Replica) -> None:
     """Asked, called, answered, asked again: with the client's own blocks and its stream helper."""
     app = Ingress("i0", Settings(), LocalBackend(chatting)).app(answers_request_id=True)
     schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from service.model import Checkpoint
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from tests.gateway.anthropic.helpers import ask, essence, events, message
 from tests.gateway.conftest import UNMEASURED
@@ -24,21 +24,21 @@ BODIES = [
 
 
 @pytest.fixture(scope="module")
-def other(settings: Settings, checkpoint: Checkpoint) -> Iterator[Generator]:
+def other(settings: Settings, checkpoint: Checkpoint) -> Iterator[Replica]:
     generator = local_generator("r1", checkpoint, settings, deps=UNMEASURED)
     yield generator
     generator.close()
 
 
 @pytest.mark.parametrize("body", BODIES)
-async def test_streams_cut_after_every_block(generator: Generator, other: Generator, body: dict[str, Any]) -> None:
+async def test_streams_cut_after_every_block(generator: Replica, other: Replica, body: dict[str, Any]) -> None:
     async with over(other) as http:
         undisturbed, whole = essence(await events(http, body)), essence(await ask(http, body))
     for after in range(9):
         backend = Dying(generator, other, after)
         async with over(backend) as http:
             assert essence(await events(http, body)) == undisturbed, after
-        if len(backend.works) == 1:
+        if len(backend.requests) == 1:
             break
     assert after > 2
     async with over(Dying(generator, other, 0)) as http:

@@ -11,7 +11,7 @@ from service.engine.request import Stats
 from service.errors import DeadlineExceeded, NotReady, QueueFull
 from service.gateway.anthropic.errors import AnthropicErrorAnswer
 from service.gateway.anthropic.protocol import MessageAnswer, TokenCount
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.wire import Chunk, Ending, Failure
 from tests.gateway.anthropic.helpers import COUNT, MESSAGES, ask, essence, events, events_of, message, refused, whole_of
 from tests.gateway.doubles import Scripted
@@ -152,7 +152,7 @@ async def test_other_errors_have_anthropics_types(http: httpx.AsyncClient) -> No
     assert (response.status_code, response.json()["error"]["type"]) == (405, "invalid_request_error")
 
 
-async def test_the_key_is_anthropics_or_a_bearers(generator: Generator) -> None:
+async def test_the_key_is_anthropics_or_a_bearers(generator: Replica) -> None:
     async with over(generator, api_keys=("first",)) as http:
         for headers in ({"x-api-key": "first"}, {"Authorization": "Bearer first"}):
             assert (await http.post(MESSAGES, json=message(), headers=headers)).status_code == 200

@@ -11,7 +11,7 @@ import pytest
 
 from service.gateway.anthropic.builder import ContentBuilder, blocks_of
 from service.gateway.anthropic.protocol import MessageAnswer
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.text.tools import AnswerFormat
 from tests.gateway.anthropic.helpers import COUNT, ask, essence, events, message, refused, whole_of
 from tests.gateway.doubles import Dying
@@ -27,7 +27,7 @@ ANY = {"type": "any", "disable_parallel_tool_use": True}
 
 
 @pytest.fixture
-async def agent(chatting: Generator) -> AsyncIterator[httpx.AsyncClient]:
+async def agent(chatting: Replica) -> AsyncIterator[httpx.AsyncClient]:
     async with over(chatting) as http:
         yield http
 
@@ -116,7 +116,7 @@ def test_a_call_that_was_cut_has_what_was_complete() -> None:
         assert not blocks.called
 
 
-async def test_a_stream_with_a_call_that_another_replica_continues(chatting: Generator) -> None:
+async def test_a_stream_with_a_call_that_another_replica_continues(chatting: Replica) -> None:
     body = asked(tool_choice={"type": "tool", "name": "add"})
     async with over(chatting) as http:
         undisturbed = without_ids(whole_of(await events(http, body)))

@@ -10,12 +10,12 @@ import pytest
 from starlette.types import ASGIApp
 
 from service.gateway.ingress import Ingress
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from tests.gateway.chatting import give_qwen3
 from tests.gateway.conftest import give_template
 from tests.gateway.local import LocalBackend
-from tests.replicas import load_generator
+from tests.replicas import load_replica
 from tests.serving import listening
 
 #: default limits of the routes (256 tokens and less) fit, answers stay short
@@ -30,14 +30,14 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 @pytest.fixture(scope="session")
-def generator(settings: Settings) -> Iterator[Generator]:
-    generator = load_generator("r0", settings)
+def generator(settings: Settings) -> Iterator[Replica]:
+    generator = load_replica("r0", settings)
     yield generator
     generator.close()
 
 
 @pytest.fixture(scope="session")
-def app(settings: Settings, generator: Generator) -> ASGIApp:
+def app(settings: Settings, generator: Replica) -> ASGIApp:
     return Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)
 
 
@@ -53,7 +53,7 @@ def tools_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where a checkpoint that knows tools and thinks is served."""
     folder = give_qwen3(tmp_path_factory.mktemp("tools") / "golden")
     settings = Settings(model=str(folder), device="cpu", dtype="float32", max_model_len=2048, kv_cache_tokens=8192)
-    generator = load_generator("r0", settings)
+    generator = load_replica("r0", settings)
     with listening(Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)) as address:
         yield address.rstrip("/")
     generator.close()

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from tests.gateway.generate.helpers import GENERATE, body, problem
 from tests.gateway.helpers import over
 
 
 class TestSizes:
     @pytest.fixture
-    async def small(self, generator: Generator) -> AsyncIterator[httpx.AsyncClient]:
+    async def small(self, generator: Replica) -> AsyncIterator[httpx.AsyncClient]:
         async with over(generator, max_body_bytes=200) as http:
             yield http
 
@@ -46,7 +46,7 @@ class TestKeys:
     ROUTES = (("POST", GENERATE), ("GET", "/v1/models"))
 
     @pytest.fixture
-    async def locked(self, generator: Generator) -> AsyncIterator[httpx.AsyncClient]:
+    async def locked(self, generator: Replica) -> AsyncIterator[httpx.AsyncClient]:
         async with over(generator, api_keys=("first", "second")) as http:
             yield http
 
@@ -103,7 +103,7 @@ class TestKeys:
     async def test_health_and_metrics_are_open(self, locked: httpx.AsyncClient, path: str) -> None:
         assert (await locked.get(path)).status_code == 200
 
-    async def test_beyond_ascii(self, generator: Generator) -> None:
+    async def test_beyond_ascii(self, generator: Replica) -> None:
         async with over(generator, api_keys=("schlüssel",)) as http:
             header = {b"Authorization": "Bearer schlüssel".encode()}
             assert (await http.get("/v1/models", headers=header)).status_code == 200

@@ -14,9 +14,9 @@ import yaml
 
 from service.errors import NotReady
 from service.gateway.ingress import Ingress
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
-from service.wire import Failure, Items, Work
+from service.wire import Failure, Items, ReplicaRequest
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import GENERATE, ask, body, problem, refused
@@ -27,13 +27,13 @@ from tests.gateway.local import LocalBackend
 class Counting(LocalBackend):
     """A generator that notes the order of its requests."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Replica) -> None:
         super().__init__(generator)
-        self.asked: list[Work] = []
+        self.asked: list[ReplicaRequest] = []
 
-    def stream(self, work: Work) -> Items:
-        self.asked.append(work)
-        return super().stream(work)
+    def stream(self, request: ReplicaRequest) -> Items:
+        self.asked.append(request)
+        return super().stream(request)
 
 
 async def queued(http: httpx.AsyncClient, count: int) -> None:
@@ -92,7 +92,7 @@ class TestQueue:
                 await queued(http, count)
             engine.release()
             await asyncio.gather(*tasks)
-        assert [work.sampling.seed for work in backend.asked][2:] == [4, 3, 5, 2]
+        assert [request.sampling.seed for request in backend.asked][2:] == [4, 3, 5, 2]
 
     @pytest.mark.parametrize("stream", [False, True])
     async def test_who_leaves_it_is_gone_at_once(self, held: tuple[Counting, Held], stream: bool) -> None:
@@ -125,8 +125,8 @@ class TestQueue:
 
     async def test_failures_give_their_places_on(self, make_generator: MakeGenerator) -> None:
         class Failing(Counting):
-            async def stream(self, work: Work) -> Items:
-                async for _ in super().stream(work):
+            async def stream(self, request: ReplicaRequest) -> Items:
+                async for _ in super().stream(request):
                     pass
                 yield Failure(NotReady("gone", retry_after=1.0))
 
@@ -163,11 +163,11 @@ class TestQueue:
             assert (await page(http))("mrp_queue_blocks_left") == 5
             held[1].release()
             assert len((await task).json()["choices"]) == 5
-        assert {(work.priority, work.session) for work in held[0].asked} == {(2, "k")}
+        assert {(request.priority, request.session) for request in held[0].asked} == {(2, "k")}
 
 
 @pytest.fixture
-def keyed(tmp_path: Path, generator: Generator) -> Callable[..., tuple[Counting, httpx.AsyncClient]]:
+def keyed(tmp_path: Path, generator: Replica) -> Callable[..., tuple[Counting, httpx.AsyncClient]]:
     """keyed(name={…}, …) -> an ingress with a key of that name and these limits, and what it asks for."""
 
     def make(backend: Counting | None = None, **keys: dict[str, Any]) -> tuple[Counting, httpx.AsyncClient]:
@@ -196,7 +196,7 @@ class TestKeys:
                 response = await http.post(GENERATE, json=body(), headers=key(name))
                 assert response.status_code == 200
             assert problem(await http.post(GENERATE, json=body(), headers=key("c")), 401)
-        assert [(work.tenant, work.weight) for work in backend.asked] == [("a", 3.0), ("b", 1.0)]
+        assert [(request.tenant, request.weight) for request in backend.asked] == [("a", 3.0), ("b", 1.0)]
 
     async def test_a_flood_of_one_does_not_hold_up_another(self, held: tuple[Counting, Held], keyed: Callable) -> None:
         backend, http = keyed(held[0], flood={}, other={})
@@ -204,7 +204,7 @@ class TestKeys:
             tasks = [asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("flood"))) for _ in range(8)]
             await queued(http, 7)
             tasks.append(asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("other"))))
-            await eventually(lambda: [work.tenant for work in backend.asked] == ["flood", "other"])
+            await eventually(lambda: [request.tenant for request in backend.asked] == ["flood", "other"])
             held[1].release()
             assert {response.status_code for response in await asyncio.gather(*tasks)} == {200}
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from service.gateway.http.protocol import BlockFrame, Done, GenerateAnswer
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from tests.gateway.generate.helpers import CASES, EOS, ask, body, essence, frames, golden_body, streamed, words
 from tests.gateway.helpers import assert_shape
 
@@ -47,7 +47,7 @@ class TestGolden:
     def test_they_cover_every_mode_of_the_independent_implementation(self) -> None:
         assert {case["mode"] for case in CASES} == {"static", "dynamic", "direct", "speculative", "remask"}
 
-    async def test_many_at_once_are_as_alone(self, http: httpx.AsyncClient, generator: Generator) -> None:
+    async def test_many_at_once_are_as_alone(self, http: httpx.AsyncClient, generator: Replica) -> None:
         answers = await asyncio.gather(*(ask(http, golden_body(case)) for case in CASES))
         assert [answer["token_ids"] for answer in answers] == [case["token_ids"] for case in CASES]
         assert generator.snapshot().in_flight == 0

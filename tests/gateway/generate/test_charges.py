@@ -27,7 +27,7 @@ from service.errors import (
 from service.gateway import ingress as ingress_module
 from service.gateway.ingress import Ingress
 from service.settings import Settings
-from service.wire import Chunk, Ending, Failure, Work
+from service.wire import Chunk, Ending, Failure, ReplicaRequest
 from tests.clock import Clock
 from tests.gateway.doubles import STATS, Scripted, Visitor
 from tests.gateway.generate.helpers import GENERATE, body
@@ -87,8 +87,8 @@ class Choices(Scripted):
         self.turns = [asyncio.Event() for _ in scripts]
         self.turns[0].set()
 
-    async def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
-        number = work.sampling.seed
+    async def stream(self, request: ReplicaRequest) -> AsyncGenerator[Chunk | Ending | Failure]:
+        number = request.sampling.seed
         await self.turns[number].wait()
         for item in self.scripts[number]:
             if item is None:
@@ -103,7 +103,7 @@ class Choices(Scripted):
 class Counting(Scripted):
     """A backend whose prompts have 299 tokens."""
 
-    async def count(self, work: Work) -> int:
+    async def count(self, request: ReplicaRequest) -> int:
         return 299
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, load_checkpoint, save_checkpoint
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.generate.helpers import CASES, UNKNOWN, ask, body, essence, frames, refused, streamed
 from tests.gateway.helpers import over
@@ -87,10 +87,10 @@ class TestWithoutMrp:
 
 class TestChat:
     @pytest.fixture
-    def chatty(self, make_generator: MakeGenerator, tmp_path: Path) -> Generator:
+    def chatty(self, make_generator: MakeGenerator, tmp_path: Path) -> Replica:
         return make_generator("r0", copied(tmp_path, chat_template=TEMPLATE))
 
-    async def test_messages_are_the_templates_text(self, chatty: Generator) -> None:
+    async def test_messages_are_the_templates_text(self, chatty: Replica) -> None:
         messages = [{"role": "system", "content": "w5 w6"}, {"role": "user", "content": "w7"}]
         async with over(chatty) as http:
             answer = await ask(http, body(prompt_token_ids=None, messages=messages, seed=1))
@@ -98,14 +98,14 @@ class TestChat:
             assert essence(answer) == essence(await ask(http, body(prompt_token_ids=ids, seed=1)))
             assert (await http.get("/v1/models")).json()["data"][0]["chat_template"] is True
 
-    async def test_control_tokens_in_messages_are_text(self, chatty: Generator) -> None:
+    async def test_control_tokens_in_messages_are_text(self, chatty: Replica) -> None:
         messages = [{"role": "user", "content": "w5 <|MASK|> <|eos|> <|pad|>"}, {"role": "assistant", "content": ""}]
         async with over(chatty) as http:
             answer = await ask(http, body(prompt_token_ids=None, messages=messages, seed=1))
             ids = [1, UNKNOWN, 5, UNKNOWN, UNKNOWN, UNKNOWN, 508, 1, UNKNOWN, 508, 2]
             assert essence(answer) == essence(await ask(http, body(prompt_token_ids=ids, seed=1)))
 
-    async def test_a_long_chat(self, chatty: Generator) -> None:
+    async def test_a_long_chat(self, chatty: Replica) -> None:
         messages = [{"role": "user", "content": "w5 " * 1800}]
         async with over(chatty) as http:
             answer = await ask(http, body(prompt_token_ids=None, messages=messages))
@@ -156,11 +156,11 @@ class TestBytes:
     """One token a byte, so that a random model writes broken and whole characters over all borders."""
 
     @pytest.fixture
-    def bytewise(self, make_generator: MakeGenerator, byte_checkpoint: Checkpoint) -> Generator:
+    def bytewise(self, make_generator: MakeGenerator, byte_checkpoint: Checkpoint) -> Replica:
         return make_generator("r0", byte_checkpoint)
 
     @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
-    async def test_frames_hold_whole_characters(self, bytewise: Generator, seed: int) -> None:
+    async def test_frames_hold_whole_characters(self, bytewise: Replica, seed: int) -> None:
         request = body(temperature=3, seed=seed, max_new_tokens=64, ignore_eos=True)
         async with over(bytewise) as http:
             answer = await ask(http, request)
@@ -175,7 +175,7 @@ class TestBytes:
         for piece, following in pairwise(pieces):
             assert not (piece.endswith("\ufffd") and following.startswith("\ufffd"))
 
-    async def test_control_tokens_in_text_are_their_letters(self, bytewise: Generator) -> None:
+    async def test_control_tokens_in_text_are_their_letters(self, bytewise: Replica) -> None:
         async with over(bytewise) as http:
             for text in ("<|MASK|>", "<|eos|><|pad|>", "日本語😀"):
                 answer = await ask(http, body(prompt_token_ids=None, prompt=text, max_new_tokens=1))

@@ -9,7 +9,7 @@ import pytest
 from service.arrival import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
-from service.wire import Answer, Work
+from service.wire import Answer, ReplicaRequest
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.generate.helpers import PROMPT
 from tests.gateway.helpers import read
@@ -26,8 +26,8 @@ async def test_no_time_limit_and_no_statistic_depends_on_it(
     monkeypatch.setattr(time, "time", lambda: now() + ahead)
     generator, began = make_generator(), time.monotonic()
     arrived = Arrival.ago(WAITED_S)
-    work = Work("r", Static(), SamplingParams(), 16, 60.0, arrived, token_ids=tuple(PROMPT))
-    answer = await gathered(generator.stream(work))
+    request = ReplicaRequest("r", Static(), SamplingParams(), 16, 60.0, arrived, token_ids=tuple(PROMPT))
+    answer = await gathered(generator.stream(request))
     most_s = WAITED_S + time.monotonic() - began
     assert isinstance(answer, Answer)
     stats = answer.ending.stats

@@ -16,11 +16,11 @@ from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import EngineFailed, ReplicaLost
 from service.gateway.failover import Failover
-from service.gateway.http.parse import parse_generate, to_work
+from service.gateway.http.parse import parse_generate, to_replica_request
 from service.model import Checkpoint
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
-from service.wire import Chunk, Ending, Failure, Items, Resume, Work
+from service.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Resume
 from tests.gateway.conftest import UNMEASURED, MakeGenerator
 from tests.gateway.doubles import Dying
 from tests.gateway.engines import Held, failing
@@ -51,14 +51,14 @@ HOW, PROMPTS = ("partial", "short", "whole"), ([*PROMPT, 1, 2, 3], [5, 6, 7], PR
 class Lost(LocalBackend):
     """The first attempt gives the first recorded items and is lost. The next attempt goes to a real replica."""
 
-    def __init__(self, recorded: list[Chunk | Ending], after: int, replica: Generator) -> None:
+    def __init__(self, recorded: list[Chunk | Ending], after: int, replica: Replica) -> None:
         super().__init__(replica)
-        self.recorded, self.works = recorded[:after], list[Work]()
+        self.recorded, self.requests = recorded[:after], list[ReplicaRequest]()
 
-    async def stream(self, work: Work) -> Items:
-        self.works.append(work)
-        if len(self.works) > 1:
-            async with aclosing(super().stream(work)) as items:
+    async def stream(self, request: ReplicaRequest) -> Items:
+        self.requests.append(request)
+        if len(self.requests) > 1:
+            async with aclosing(super().stream(request)) as items:
                 async for item in items:
                     yield item
             return
@@ -67,14 +67,14 @@ class Lost(LocalBackend):
         raise ReplicaLost("killed", retry_after=1.0)
 
 
-def work_of(replica: Generator, request: Mapping[str, Any]) -> Work:
-    return to_work(parse_generate(request, "static"), replica.status().card, 60.0)
+def replica_request_of(replica: Replica, request: Mapping[str, Any]) -> ReplicaRequest:
+    return to_replica_request(parse_generate(request, "static"), replica.status().card, 60.0)
 
 
-async def items_of(backend: LocalBackend, work: Work) -> tuple[list[Chunk | Ending], list[str]]:
+async def items_of(backend: LocalBackend, request: ReplicaRequest) -> tuple[list[Chunk | Ending], list[str]]:
     """The items of an answer, and why attempts were made again."""
     again: list[str] = []
-    async with aclosing(Failover(backend, 3, lambda error: again.append(error.code)).stream(work)) as items:
+    async with aclosing(Failover(backend, 3, lambda error: again.append(error.code)).stream(request)) as items:
         return [item async for item in items], again
 
 
@@ -86,19 +86,19 @@ def timeless(item: Chunk | Ending) -> Chunk | Ending:
     return replace(item, ending=timeless(item.ending)) if isinstance(item, Chunk) and item.ending else item
 
 
-async def assert_same_after_every_block(first: Generator, second: Generator, request: Mapping[str, Any]) -> int:
+async def assert_same_after_every_block(first: Replica, second: Replica, request: Mapping[str, Any]) -> int:
     """Loses the first replica after every block in turn. Returns the number of the answer's chunks."""
-    work = work_of(first, request)
-    whole, again = await items_of(LocalBackend(first), work)
+    replica_request = replica_request_of(first, request)
+    whole, again = await items_of(LocalBackend(first), replica_request)
     *chunks, ending = whole
     assert isinstance(ending, Ending)
     assert again == []
     for after in range(len(chunks)):
         backend = Lost(whole, after, second)
-        continued, again = await items_of(backend, work)
+        continued, again = await items_of(backend, replica_request)
         assert list(map(timeless, continued)) == list(map(timeless, whole)), after
         assert again == ["replica_lost"]
-        assert backend.works[1].resume.num_blocks == after
+        assert backend.requests[1].resume.num_blocks == after
         stats = continued[-1].stats
         assert stats.forwards.prefill <= 2
         assert stats.first_block_s is not None
@@ -107,7 +107,7 @@ async def assert_same_after_every_block(first: Generator, second: Generator, req
 
 
 @pytest.fixture(scope="module")
-def replicas(settings: Settings, checkpoint: Checkpoint, generator: Generator) -> Iterator[tuple[Generator, Generator]]:
+def replicas(settings: Settings, checkpoint: Checkpoint, generator: Replica) -> Iterator[tuple[Replica, Replica]]:
     other = local_generator("r1", checkpoint, settings, deps=UNMEASURED)
     yield generator, other
     other.close()
@@ -128,7 +128,7 @@ def replicas(settings: Settings, checkpoint: Checkpoint, generator: Generator) -
     ],
 )
 async def test_every_mode(
-    replicas: tuple[Generator, Generator], mode: dict[str, Any], temperature: float, prompt: list[int]
+    replicas: tuple[Replica, Replica], mode: dict[str, Any], temperature: float, prompt: list[int]
 ) -> None:
     request = body(prompt_token_ids=prompt, max_new_tokens=30, temperature=temperature, seed=3, ignore_eos=True)
     assert await assert_same_after_every_block(*replicas, request | mode | {"return_trace": True}) >= 4
@@ -141,9 +141,9 @@ async def test_every_mode(
         for mode in MODES[::2]
     ],
 )
-async def test_stop_tokens(replicas: tuple[Generator, Generator], mode: dict[str, Any]) -> None:
+async def test_stop_tokens(replicas: tuple[Replica, Replica], mode: dict[str, Any]) -> None:
     request = body(max_new_tokens=40, temperature=0.9, seed=5, ignore_eos=True) | mode
-    items, _ = await items_of(LocalBackend(replicas[0]), work_of(replicas[0], request))
+    items, _ = await items_of(LocalBackend(replicas[0]), replica_request_of(replicas[0], request))
     tokens = [token for chunk in items[:-1] for token in chunk.token_ids]
     for token in sorted(set(tokens[9:30]))[:4]:
         await assert_same_after_every_block(*replicas, request | {"stop_token_ids": [token]})
@@ -152,11 +152,11 @@ async def test_stop_tokens(replicas: tuple[Generator, Generator], mode: dict[str
 @pytest.mark.parametrize(
     "number", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
 )
-async def test_stop_texts_over_the_borders_of_blocks(replicas: tuple[Generator, Generator], number: int) -> None:
+async def test_stop_texts_over_the_borders_of_blocks(replicas: tuple[Replica, Replica], number: int) -> None:
     """A stop text that begins in one block and ends in the next, or that only begins. `number`: of the border."""
     request = body(prompt_token_ids=None, prompt="w17 w4 w5", max_new_tokens=32, temperature=0.9, seed=1)
     request["ignore_eos"] = True
-    items, _ = await items_of(LocalBackend(replicas[0]), work_of(replicas[0], request))
+    items, _ = await items_of(LocalBackend(replicas[0]), replica_request_of(replicas[0], request))
     chunks = [item for item in items if isinstance(item, Chunk)]
     names = "".join(chunk.text for chunk in chunks).split()
     borders = list(itertools.accumulate(len(chunk.token_ids) for chunk in chunks))[:-1]
@@ -173,7 +173,7 @@ async def test_halves_of_characters(make_generator: MakeGenerator, byte_checkpoi
     await assert_same_after_every_block(first, second, request)
 
 
-async def test_over_http(replicas: tuple[Generator, Generator]) -> None:
+async def test_over_http(replicas: tuple[Replica, Replica]) -> None:
     request = body(max_new_tokens=30, temperature=0.9, seed=3, mode="remask", threshold=0.3, return_trace=True)
     async with over(replicas[1]) as http:
         whole = await streamed(http, request)
@@ -182,12 +182,12 @@ async def test_over_http(replicas: tuple[Generator, Generator]) -> None:
         continued = await streamed(http, request)
         assert (await page(http))("mrp_request_failovers_total", reason="replica_lost") == 1
     assert essence(continued) == essence(whole)
-    assert backend.works[1].resume.num_blocks == 2
+    assert backend.requests[1].resume.num_blocks == 2
     stats = continued["stats"]
     assert stats["queue_ms"] <= stats["first_block_ms"] <= stats["total_ms"]
 
 
-async def test_whole_answers(replicas: tuple[Generator, Generator]) -> None:
+async def test_whole_answers(replicas: tuple[Replica, Replica]) -> None:
     request = body(max_new_tokens=30, temperature=0.9, seed=3, mode="speculative", mrp_steps=2)
     async with over(replicas[1]) as http:
         whole = await ask(http, request)
@@ -198,7 +198,7 @@ async def test_whole_answers(replicas: tuple[Generator, Generator]) -> None:
 
 @pytest.mark.parametrize("stop", [None, "w7 w7 w7"])
 async def test_a_long_whole_answer_goes_on_after_the_last_blocks_that_came(
-    replicas: tuple[Generator, Generator], stop: str | None
+    replicas: tuple[Replica, Replica], stop: str | None
 ) -> None:
     size = replicas[0].status().card.block_size
     request = body(max_new_tokens=40 * size, temperature=0.9, seed=3, ignore_eos=True, return_trace=True, stop=stop)
@@ -207,12 +207,12 @@ async def test_a_long_whole_answer_goes_on_after_the_last_blocks_that_came(
     backend = Dying(*replicas, after=2)
     async with over(backend) as http:
         assert essence(await ask(http, request)) == essence(whole)
-    resume = backend.works[1].resume
+    resume = backend.requests[1].resume
     assert resume.num_blocks == 32
     assert list(resume.token_ids) == whole["token_ids"][: len(resume.token_ids)]
 
 
-async def test_an_engine_that_fails_in_the_midst(make_generator: MakeGenerator, generator: Generator) -> None:
+async def test_an_engine_that_fails_in_the_midst(make_generator: MakeGenerator, generator: Replica) -> None:
     """The process does not die; the replica itself reports that it cannot continue."""
     mortal = make_generator("mortal", deps=failing(after=12))
     request = body(max_new_tokens=30, seed=1)
@@ -222,13 +222,13 @@ async def test_an_engine_that_fails_in_the_midst(make_generator: MakeGenerator, 
     async with over(backend) as http:
         assert essence(await streamed(http, request)) == essence(whole)
         assert (await page(http))("mrp_request_failovers_total", reason=EngineFailed.code) == 1
-    assert backend.works[1].resume.num_blocks == 1
+    assert backend.requests[1].resume.num_blocks == 1
 
 
-async def refuses(replica: Generator) -> None:
+async def refuses(replica: Replica) -> None:
     """Returns when a replica takes no requests any more."""
     for number in itertools.count():
-        asked = replace(work_of(replica, body()), request_id=f"probe {number}")
+        asked = replace(replica_request_of(replica, body()), request_id=f"probe {number}")
         task = asyncio.ensure_future(gathered(replica.stream(asked)))
         done, _ = await asyncio.wait({task}, timeout=0.01)
         task.cancel()
@@ -237,7 +237,7 @@ async def refuses(replica: Generator) -> None:
             return
 
 
-async def test_a_replica_that_stops_in_the_midst(make_generator: MakeGenerator, generator: Generator) -> None:
+async def test_a_replica_that_stops_in_the_midst(make_generator: MakeGenerator, generator: Replica) -> None:
     held = Held()
     mortal = make_generator("mortal", deps=held.deps)
     request = body(max_new_tokens=30, ignore_eos=True, seed=2, temperature=0.5)
@@ -254,13 +254,13 @@ async def test_a_replica_that_stops_in_the_midst(make_generator: MakeGenerator, 
         await closing
         assert essence(await answer) == essence(whole)
         assert (await page(http))("mrp_request_failovers_total", reason="replica_stopping") == 1
-    assert backend.works[1].resume.num_blocks == 1
+    assert backend.requests[1].resume.num_blocks == 1
 
 
-async def test_a_continued_answer_that_comes_too_late_is_a_time_out(generator: Generator) -> None:
+async def test_a_continued_answer_that_comes_too_late_is_a_time_out(generator: Replica) -> None:
     """The replica has no time left. The answer is what was sent, and what was held back of it."""
     resume = Resume((351, 17), 1, Stats(decoded_tokens=2))
-    late = Work(
+    late = ReplicaRequest(
         request_id="late",
         params=Static(),
         sampling=SamplingParams(),

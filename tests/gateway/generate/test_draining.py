@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from service.gateway.ingress import Ingress
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Visitor
@@ -25,14 +25,14 @@ def held() -> Held:
 
 
 @pytest.fixture
-def generator(make_generator: MakeGenerator, held: Held) -> Iterator[Generator]:
+def generator(make_generator: MakeGenerator, held: Held) -> Iterator[Replica]:
     """It makes no forward before `held` lets it."""
     yield make_generator(deps=held.deps)
     held.release()
 
 
 @pytest.fixture
-def ingress(generator: Generator) -> Ingress:
+def ingress(generator: Replica) -> Ingress:
     return Ingress("i0", Settings(), LocalBackend(generator))
 
 
@@ -77,7 +77,7 @@ async def test_requests_in_hand_are_finished(ingress: Ingress, http: httpx.Async
 
 
 async def test_what_takes_too_long_is_cut_before_and_after_the_first_block(
-    ingress: Ingress, http: httpx.AsyncClient, generator: Generator, held: Held
+    ingress: Ingress, http: httpx.AsyncClient, generator: Replica, held: Held
 ) -> None:
     held.let(8)  # a block
     visitor = Visitor(body(stream=True, max_new_tokens=2000, ignore_eos=True), stays=True)

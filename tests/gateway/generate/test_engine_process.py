@@ -21,14 +21,14 @@ from service.engine import BlockEvent, GenerationRequest
 from service.engine.request import LogprobsRequest
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
 from service.gateway.failover import Failover
-from service.gateway.http.parse import parse_generate, to_work
+from service.gateway.http.parse import parse_generate, to_replica_request
 from service.replica import remote as remote_module
 from service.replica.engines import EngineClient
-from service.replica.generator import Generator
 from service.replica.messages import AT_REPLICA, Alive, StepOutputs
 from service.replica.metrics import ReplicaMetrics
 from service.replica.remote import EngineProcessClient
-from service.replica.starting import start_generator
+from service.replica.replica import Replica
+from service.replica.starting import start_replica
 from service.settings import Settings
 from service.silence import HUNG_S, LOOK_S
 from service.telemetry.sums import Added
@@ -50,8 +50,8 @@ TIMES = ("_seconds_sum", "_seconds_bucket", "_created")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def remote(settings: Settings) -> AsyncIterator[Generator]:
-    generator = await start_generator("r0", settings, UNMEASURED)
+async def remote(settings: Settings) -> AsyncIterator[Replica]:
+    generator = await start_replica("r0", settings, UNMEASURED)
     assert isinstance(generator._engine, EngineProcessClient)
     yield generator
     process = generator._engine.pid
@@ -73,7 +73,7 @@ async def blocks(engine: EngineClient, asked: GenerationRequest) -> list[BlockEv
 
 
 class TestAnswers:
-    async def test_golden_decodes_of_every_mode_at_once(self, remote: Generator) -> None:
+    async def test_golden_decodes_of_every_mode_at_once(self, remote: Replica) -> None:
         async with over(remote) as http:
             answers = await asyncio.gather(*(ask(http, golden_body(case)) for case in CASES))
         assert [answer["token_ids"] for answer in answers] == [case["token_ids"] for case in CASES]
@@ -89,21 +89,21 @@ class TestAnswers:
         ids=lambda fields: fields["mode"],
     )
     async def test_it_answers_as_an_engine_in_the_same_process(
-        self, remote: Generator, generator: Generator, fields: dict[str, Any]
+        self, remote: Replica, generator: Replica, fields: dict[str, Any]
     ) -> None:
         asked = body(seed=3) | fields
         async with over(remote) as there, over(generator) as here:
             for ways in (ask, streamed):
                 assert essence(await ways(there, asked)) == essence(await ways(here, asked))
 
-    async def test_steps_are_streamed(self, remote: Generator, generator: Generator) -> None:
+    async def test_steps_are_streamed(self, remote: Replica, generator: Replica) -> None:
         async with over(remote) as there, over(generator) as here:
             asked = body(mode="remask", stream=True, stream_steps=True)
             [one, other] = [(await http.post(GENERATE, json=asked)).text for http in (there, here)]
         assert one.count("event: step") == other.count("event: step") > 1
 
-    async def test_metrics_count_the_same(self, settings: Settings, make_generator: Callable[..., Generator]) -> None:
-        local, remote = make_generator("r0"), await start_generator("r0", settings, UNMEASURED)
+    async def test_metrics_count_the_same(self, settings: Settings, make_generator: Callable[..., Replica]) -> None:
+        local, remote = make_generator("r0"), await start_replica("r0", settings, UNMEASURED)
         counted = []
         for generator in (local, remote):
             async with over(generator) as http:
@@ -136,7 +136,7 @@ class TestAnswers:
         engine.close()
 
     async def test_what_nobody_asks_for_stays_in_the_process(
-        self, remote: Generator, monkeypatch: pytest.MonkeyPatch
+        self, remote: Replica, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         came: list[StepOutputs] = []
         deliver = remote._engine._deliver  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ class TestAnswers:
         assert not any(block.steps for block in blocks)
         assert all(block.steps for message in came for block in message.items)
 
-    async def test_log_probabilities(self, remote: Generator, generator: Generator) -> None:
+    async def test_log_probabilities(self, remote: Replica, generator: Replica) -> None:
         asked = request("known", logprobs=LogprobsRequest(3, (7, 8)))
         found = [
             [pick.logprobs for one in await blocks(engine, asked) for step in one.steps for pick in step.revealed]
@@ -161,7 +161,7 @@ class TestAnswers:
         assert all(len(known.top) == 3 and len(known.named) == 2 for known in found[0])
 
     async def test_grammars_are_compiled_where_the_engine_is(self) -> None:
-        there = await start_generator("r0", Settings(device="cpu"), UNMEASURED)
+        there = await start_replica("r0", Settings(device="cpu"), UNMEASURED)
         async with over(there) as http:
             for fields, wanted in (({"regex": "(ab|cd)+e"}, r"(ab|cd)+e"), ({"choice": ["yes", "no"]}, "yes|no")):
                 asked = {"prompt": "Tom has 5 apples.", "max_new_tokens": 40, "mode": "static"} | fields
@@ -195,11 +195,11 @@ class TestAnswers:
         assert (event.finish_reason, event.token_ids) == ("timeout", ())
         engine.close()
 
-    async def test_a_request_that_it_can_never_serve(self, remote: Generator) -> None:
+    async def test_a_request_that_it_can_never_serve(self, remote: Replica) -> None:
         async with over(remote) as http:
             assert problem(await http.post(GENERATE, json=body(max_new_tokens=10**6)), 422)["param"] == "max_new_tokens"
 
-    async def test_a_client_that_leaves_frees_the_pages(self, remote: Generator) -> None:
+    async def test_a_client_that_leaves_frees_the_pages(self, remote: Replica) -> None:
         engine = remote._engine
         async with aclosing(engine.generate(GenerationRequest("leaves", (5, 6, 7), max_new_tokens=800))) as items:
             async for _ in items:
@@ -207,7 +207,7 @@ class TestAnswers:
         await eventually(lambda: idle(remote))
         assert (await blocks(engine, request("leaves")))[-1].finish_reason  # the id is free again
 
-    async def test_an_id_in_use(self, remote: Generator) -> None:
+    async def test_an_id_in_use(self, remote: Replica) -> None:
         engine = remote._engine
         async with aclosing(engine.generate(GenerationRequest("twice", (5, 6, 7), max_new_tokens=800))) as items:
             await anext(items)
@@ -240,15 +240,15 @@ class TestWeights:
 
 class TestEnds:
     async def test_a_killed_process_loses_nothing_that_can_go_on_elsewhere(
-        self, settings: Settings, generator: Generator
+        self, settings: Settings, generator: Replica
     ) -> None:
-        lost = await start_generator("lost", settings, named("HANGING_LATER"))
+        lost = await start_replica("lost", settings, named("HANGING_LATER"))
         again: list[str] = []
         asked = parse_generate(body(max_new_tokens=400, temperature=0.7, seed=1, ignore_eos=True), "static")
-        work = to_work(asked, lost.status().card, 60.0)
+        replica_request = to_replica_request(asked, lost.status().card, 60.0)
         failover = Failover(ThenElsewhere(lost, generator), 3, lambda error: again.append(error.code))
         tokens: list[int] = []
-        async with aclosing(failover.stream(work)) as items:
+        async with aclosing(failover.stream(replica_request)) as items:
             async for item in items:
                 if isinstance(item, Chunk):
                     if not tokens:
@@ -256,7 +256,7 @@ class TestEnds:
                     tokens += item.token_ids
         assert again == ["replica_lost"]
         assert lost.status().failure == "the engine's process has ended (status -9)"
-        whole = [item async for item in generator.stream(work)]
+        whole = [item async for item in generator.stream(replica_request)]
         assert tokens == [token for item in whole if isinstance(item, Chunk) for token in item.token_ids]
         with pytest.raises(ReplicaStopping, match="has ended"):
             await blocks(lost._engine, request())

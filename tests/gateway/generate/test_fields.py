@@ -194,7 +194,7 @@ async def test_what_a_replica_is_asked_for() -> None:
         await ask(
             http, {"messages": [{"role": "user", "content": "a"}], "timeout_s": 3, "stop": "x", "mode": "dynamic"}
         )
-    plain, full = backend.works
+    plain, full = backend.requests
     assert (plain.text, plain.token_ids, plain.messages) == ("a", None, None)
     assert (plain.params.mode, plain.max_new_tokens, plain.timeout_s, plain.stop) == ("static", 256, 30, ())
     assert (full.text, full.messages) == (None, ({"role": "user", "content": "a"},))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from service.admission.keys import ApiKey
 from service.gateway.ingress import Ingress
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.routing.keys import prefix_keys
 from service.settings import Settings
-from service.wire import Items, Work
+from service.wire import Items, ReplicaRequest
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Dying
 from tests.gateway.generate.helpers import GENERATE, PROMPT, body, read_frames
@@ -29,13 +29,13 @@ CACHED = len(PROMPT)
 class Noting(LocalBackend):
     """A generator that notes what it is asked for."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Replica) -> None:
         super().__init__(generator)
-        self.works: list[Work] = []
+        self.requests: list[ReplicaRequest] = []
 
-    def stream(self, work: Work) -> Items:
-        self.works.append(work)
-        return super().stream(work)
+    def stream(self, request: ReplicaRequest) -> Items:
+        self.requests.append(request)
+        return super().stream(request)
 
 
 def service(backend: LocalBackend, **settings: Any) -> httpx.AsyncClient:
@@ -107,27 +107,27 @@ class TestTheCache:
 
 
 class TestRouting:
-    async def works(self, make_generator: MakeGenerator, **settings: Any) -> list[Work]:
-        """A work of each key, the same otherwise."""
+    async def requests(self, make_generator: MakeGenerator, **settings: Any) -> list[ReplicaRequest]:
+        """A request of each key, the same otherwise."""
         backend = Noting(make_generator())
         async with service(backend, **settings) as http:
             for key in KEYS:
                 await stats(http, key, cache_salt="s", prompt_cache_key="k", prompt_token_ids=[*range(1, 200)])
-        return backend.works
+        return backend.requests
 
     async def test_by_prefix_knows_no_prompt_of_another_key(self, make_generator: MakeGenerator) -> None:
-        alices, bobs = map(prefix_keys, await self.works(make_generator))
+        alices, bobs = map(prefix_keys, await self.requests(make_generator))
         assert len(alices.keys) == len(bobs.keys) > 5
         assert not set(alices.keys) & set(bobs.keys)
         assert alices.session != bobs.session
 
     async def test_where_prefixes_are_shared_goes_to_them(self, make_generator: MakeGenerator) -> None:
-        alices, bobs = map(prefix_keys, await self.works(make_generator, share_prefixes_between_keys=True))
+        alices, bobs = map(prefix_keys, await self.requests(make_generator, share_prefixes_between_keys=True))
         assert alices.keys == bobs.keys
         assert alices.session != bobs.session
 
     async def test_every_ingress_makes_the_same_keys(self, make_generator: MakeGenerator) -> None:
-        one, other = [await self.works(make_generator) for _ in range(2)]
+        one, other = [await self.requests(make_generator) for _ in range(2)]
         assert list(map(prefix_keys, one)) == list(map(prefix_keys, other))
 
 
@@ -169,4 +169,4 @@ async def test_a_request_id_of_another_key_may_be_used_and_tells_nothing(make_ge
         for key in KEYS:
             headers = {"x-api-key": key, "x-request-id": "mine"}
             assert (await http.post(GENERATE, json=body(), headers=headers)).status_code == 200
-    assert len({work.request_id for work in backend.works}) == 2
+    assert len({request.request_id for request in backend.requests}) == 2

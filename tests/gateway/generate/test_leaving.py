@@ -12,7 +12,7 @@ from ray.exceptions import TaskCancelledError
 from service.gateway.http import streams
 from service.gateway.ingress import Ingress
 from service.rayserve.deployments import ServeDisconnectAdapter
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Visitor
@@ -24,7 +24,7 @@ from tests.gateway.local import LocalBackend
 LONG = body(max_new_tokens=1900, ignore_eos=True)
 
 
-async def assert_gone(generator: Generator, mode: str = "static") -> None:
+async def assert_gone(generator: Replica, mode: str = "static") -> None:
     """Checks that nothing is left of the only request, and that the metrics count it as aborted."""
     await eventually(lambda: idle(generator))
     async with over(generator) as http:
@@ -141,7 +141,7 @@ class TestUnary:
 
 class TestBeforeItIsRead:
     async def test_what_serve_raises_then_is_no_error(
-        self, generator: Generator, caplog: pytest.LogCaptureFixture
+        self, generator: Replica, caplog: pytest.LogCaptureFixture
     ) -> None:
         sent: list[Any] = []
 

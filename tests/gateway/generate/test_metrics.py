@@ -15,10 +15,10 @@ from service.engine import BlockEvent, GenerationRequest
 from service.engine.observer import EngineState
 from service.engine.request import ForwardCounts, Stats
 from service.gateway.exposition import expose
-from service.replica.generator import Generator
 from service.replica.metrics import ReplicaMetrics
+from service.replica.replica import Replica
 from service.telemetry.metrics import METRICS, Registry
-from service.wire import Items, ModelCard, Snapshot, Status, Work
+from service.wire import Items, ModelCard, ReplicaRequest, Snapshot, Status
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import CASES, GENERATE, ask, body, golden_body, streamed
@@ -146,7 +146,7 @@ class TestCounters:
         assert metrics("mrp_rows_per_forward_sum") == forwards["denoise"] + 2  # the prompt's block, the first block
         assert metrics("mrp_inter_block_latency_seconds_count") == 1
 
-    async def test_refusals(self, generator: Generator) -> None:
+    async def test_refusals(self, generator: Replica) -> None:
         async with over(generator, api_keys=("k",)) as http:
             await http.post(GENERATE, json={})
             http.headers["x-api-key"] = "k"
@@ -229,7 +229,7 @@ class TestGauges:
 class Two(LocalBackend):
     """Two generators, which take turns."""
 
-    def __init__(self, *generators: Generator) -> None:
+    def __init__(self, *generators: Replica) -> None:
         self.backends = [LocalBackend(generator) for generator in generators]
         self.turn = 0
 
@@ -237,8 +237,8 @@ class Two(LocalBackend):
         self.turn += 1
         return self.backends[self.turn % 2]
 
-    def stream(self, work: Work) -> Items:
-        return self.next().stream(work)
+    def stream(self, request: ReplicaRequest) -> Items:
+        return self.next().stream(request)
 
     async def statuses(self) -> list[Status]:
         return [status for backend in self.backends for status in await backend.statuses()]

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from service.arrival import Arrival
 from service.errors import InvalidRequest
-from service.gateway.http.parse import parse_generate, to_work
+from service.gateway.http.parse import parse_generate, to_replica_request
 from service.gateway.openai.parse import parse_chat
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.wire import Answer, Ending
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import CARD, STATS, Scripted
@@ -27,18 +27,18 @@ async def test_is_handed_on(given: dict[str, Any], priority: int) -> None:
     backend = Scripted(Ending("stop", 1, 1, STATS))
     async with over(backend) as http:
         await ask(http, body(**given))
-    assert backend.works[0].priority == priority
+    assert backend.requests[0].priority == priority
 
 
 @pytest.mark.parametrize("wrong", [-1, 10, 1.5, "0", True])
-async def test_what_is_allowed(generator: Generator, wrong: object) -> None:
+async def test_what_is_allowed(generator: Replica, wrong: object) -> None:
     async with over(generator) as http:
         assert (await refused(http, body(priority=wrong)))["param"] == "priority"
 
 
 def test_openai_bodies_may_have_it() -> None:
     chat = {"model": CARD.name, "messages": [{"role": "user", "content": "x"}], "priority": 2, "n": 2}
-    assert [work.priority for work in parse_chat(chat, CARD, 60.0).works] == [2, 2]
+    assert [request.priority for request in parse_chat(chat, CARD, 60.0).requests] == [2, 2]
     with pytest.raises(InvalidRequest, match="priority is 10"):
         parse_chat(chat | {"priority": 10}, CARD, 60.0)
 
@@ -53,8 +53,8 @@ async def test_the_engine_has_it_and_the_time_waited_so_far(
 
     async def complete(name: str, priority: int, waited_s: float = 0.0) -> None:
         wanted = parse_generate(body(priority=priority), "static")
-        work = to_work(wanted, generator.status().card, 7200.0)
-        assert isinstance(await gathered(generator.stream(replace(work, arrived=Arrival.ago(waited_s)))), Answer)
+        request = to_replica_request(wanted, generator.status().card, 7200.0)
+        assert isinstance(await gathered(generator.stream(replace(request, arrived=Arrival.ago(waited_s)))), Answer)
         ended.append(name)
 
     first = asyncio.ensure_future(complete("first", 0))

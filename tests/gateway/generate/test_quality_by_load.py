@@ -15,7 +15,7 @@ from service.errors import ReplicaLost
 from service.gateway.http.models import Models
 from service.quality.presets import Presets
 from service.quality.schema import Band
-from service.wire import Chunk, Ending, Failure, ModelCard, Work
+from service.wire import Chunk, Ending, Failure, ModelCard, ReplicaRequest
 from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.generate.helpers import GENERATE, body
 from tests.gateway.helpers import assert_shape, eventually, over, page
@@ -37,18 +37,18 @@ class Crowd(Scripted):
         self.gates: list[asyncio.Event] = []
         self._lost = lost
 
-    async def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
-        self.works.append(work)
+    async def stream(self, request: ReplicaRequest) -> AsyncGenerator[Chunk | Ending | Failure]:
+        self.requests.append(request)
         self.gates.append(gate := asyncio.Event())
         await gate.wait()
-        if self._lost and len(self.works) > 1 and work is self.works[0]:
+        if self._lost and len(self.requests) > 1 and request is self.requests[0]:
             raise ReplicaLost("killed", retry_after=1.0)
         yield ENDING
 
     @property
     def thresholds(self) -> list[float | None]:
-        """The knob of each work, None of one without it."""
-        return [getattr(work.params, "threshold", None) for work in self.works]
+        """The knob of each request, None of one without it."""
+        return [getattr(request.params, "threshold", None) for request in self.requests]
 
 
 class Clients:
@@ -60,9 +60,9 @@ class Clients:
 
     async def come(self, count: int = 1, path: str = GENERATE, request: Any = REQUEST) -> None:
         for _ in range(count):
-            before = len(self.backend.works)
+            before = len(self.backend.requests)
             self.answers.append(asyncio.create_task(self.http.post(path, json=request)))
-            await eventually(lambda before=before: len(self.backend.works) > before)  # type: ignore[misc]
+            await eventually(lambda before=before: len(self.backend.requests) > before)  # type: ignore[misc]
 
     async def leave(self, count: int) -> list[httpx.Response]:
         """Those who have waited longest get their answers."""
@@ -105,7 +105,7 @@ async def test_explicit_modes_and_one_band_do_not_follow_it() -> None:
     async with clients(backend := Crowd()) as those:
         await those.come(6, request=body(mode="dynamic", threshold=0.25))
         await those.come(2, request=body(mode=None, quality="lossless"))
-        assert [work.params.mode for work in backend.works] == ["dynamic"] * 6 + ["static"] * 2
+        assert [replica_request.params.mode for replica_request in backend.requests] == ["dynamic"] * 6 + ["static"] * 2
         assert set(backend.thresholds[:6]) == {0.25}
 
 
@@ -121,7 +121,7 @@ async def test_other_routes_have_it_too() -> None:
 @pytest.mark.parametrize(("replicas", "ingresses", "alone"), [(1, 1, 5), (2, 1, 10), (1, 2, 3), (4, 2, 10)])
 async def test_the_load_is_that_of_one_replica(replicas: int, ingresses: int, alone: int) -> None:
     """`alone`: requests that get the plan of a lone one."""
-    many = replace(BY_LOAD, places=64 * replicas, replica_places=64)
+    many = replace(BY_LOAD, slots=64 * replicas, replica_slots=64)
     async with clients(backend := Crowd(many), num_ingresses=ingresses) as those:
         await those.come(12)
         assert backend.thresholds == [0.9] * alone + [0.5] * (12 - alone)
@@ -131,9 +131,9 @@ async def test_another_attempt_keeps_the_plan_whatever_the_load_is_then() -> Non
     async with clients(backend := Crowd(lost=True), max_failovers=1) as those:
         await those.come(6)
         backend.gates.pop(0).set()
-        await eventually(lambda: len(backend.works) == 7)
-        again = backend.works[6]
-        assert (again.attempt, again.params) == (1, backend.works[0].params)
+        await eventually(lambda: len(backend.requests) == 7)
+        again = backend.requests[6]
+        assert (again.attempt, again.params) == (1, backend.requests[0].params)
         assert (backend.thresholds[5], backend.thresholds[6]) == (0.5, 0.9)
         backend.gates.insert(0, backend.gates.pop())
 

@@ -7,15 +7,15 @@ import signal
 from contextlib import aclosing
 
 from service.gateway.failover import Failover
-from service.gateway.http.parse import parse_generate, to_work
-from service.replica.generator import Generator
+from service.gateway.http.parse import parse_generate, to_replica_request
+from service.replica.replica import Replica
 from service.settings import Settings
-from service.wire import Chunk, Items, Work
+from service.wire import Chunk, Items, ReplicaRequest
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.generate.helpers import ask, body, essence
 from tests.gateway.helpers import over
 from tests.gateway.local import LocalBackend
-from tests.replicas import load_generator
+from tests.replicas import load_replica
 
 #: with fixed drafts: `auto` drafts by what its engine has seen before
 PLANS = ({"mode": "static"}, {"mode": "speculative", "mrp_steps": 2}, {"mode": "remask"})
@@ -24,19 +24,19 @@ PLANS = ({"mode": "static"}, {"mode": "speculative", "mrp_steps": 2}, {"mode": "
 class ThenElsewhere(LocalBackend):
     """First attempts go to one replica, the others to another."""
 
-    def __init__(self, first: Generator, other: Generator) -> None:
+    def __init__(self, first: Replica, other: Replica) -> None:
         super().__init__(first)
         self._other = LocalBackend(other)
 
-    async def stream(self, work: Work) -> Items:
-        backend = super() if not work.attempt else self._other
-        async with aclosing(backend.stream(work)) as items:
+    async def stream(self, request: ReplicaRequest) -> Items:
+        backend = super() if not request.attempt else self._other
+        async with aclosing(backend.stream(request)) as items:
             async for item in items:
                 yield item
 
 
-async def test_a_replica_of_two_ranks(settings: Settings, generator: Generator) -> None:
-    pair = load_generator("pair", settings.model_copy(update={"tensor_parallel_size": 2}), UNMEASURED)
+async def test_a_replica_of_two_ranks(settings: Settings, generator: Replica) -> None:
+    pair = load_replica("pair", settings.model_copy(update={"tensor_parallel_size": 2}), UNMEASURED)
     try:
         (rank,) = pair._engine._core.ranks.pids  # type: ignore[union-attr]
         requests = [body(**plan, max_new_tokens=24, temperature=0.9, seed=3, ignore_eos=True) for plan in PLANS]
@@ -49,14 +49,16 @@ async def test_a_replica_of_two_ranks(settings: Settings, generator: Generator) 
         request = parse_generate(body(max_new_tokens=160, temperature=0.7, seed=1, ignore_eos=True), "static")
         failover = Failover(ThenElsewhere(pair, generator), 3, lambda error: again.append(error.code))
         tokens: list[int] = []
-        async with aclosing(failover.stream(to_work(request, pair.status().card, 60.0))) as items:
+        async with aclosing(failover.stream(to_replica_request(request, pair.status().card, 60.0))) as items:
             async for item in items:
                 if isinstance(item, Chunk):
                     if not tokens:
                         os.kill(rank, signal.SIGKILL)
                     tokens += item.token_ids
         assert again == ["replica_lost"]
-        whole = [item async for item in LocalBackend(generator).stream(to_work(request, pair.status().card, 60.0))]
+        whole = [
+            item async for item in LocalBackend(generator).stream(to_replica_request(request, pair.status().card, 60.0))
+        ]
         assert tokens == [token for item in whole if isinstance(item, Chunk) for token in item.token_ids]
         assert pair.status().failure == "the process of rank 1 has ended"
     finally:

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from starlette.types import Message, Send
 
 from service.gateway.http import streams
-from service.gateway.http.parse import parse_generate, to_work
+from service.gateway.http.parse import parse_generate, to_replica_request
 from service.gateway.ingress import Ingress
 from service.gateway.request_log import RequestLog, with_origin
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from service.telemetry.logs import log_formatter
 from service.wire import Chunk
@@ -92,11 +92,11 @@ class TestTheLine:
         assert (line["status"], line["error"], line["mode"]) == (504, "deadline_exceeded", "static")
         assert "finish_reason" not in line
 
-    async def test_names_the_key_it_came_with(self, lines: Lines, generator: Generator) -> None:
+    async def test_names_the_key_it_came_with(self, lines: Lines, generator: Replica) -> None:
         card = await LocalBackend(generator).card()
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            with_origin(replace(to_work(parse_generate(body(), "static"), card, 60), tenant="team"), "model")
+            with_origin(replace(to_replica_request(parse_generate(body(), "static"), card, 60), tenant="team"), "model")
 
         await RequestLog(app)(
             {"type": "http", "method": "POST", "request_id": "r1"}, Visitor({})._receive, Visitor({})._send
@@ -185,9 +185,9 @@ class TestErrorsAfterTheAnswerBegan:
             yield send_and_break
 
         class Unclosable(Scripted):
-            async def stream(self, work: Any) -> Any:
+            async def stream(self, request: Any) -> Any:
                 try:
-                    async for item in super().stream(work):
+                    async for item in super().stream(request):
                         yield item
                 finally:
                     raise ValueError(MARK)
@@ -238,7 +238,7 @@ class TestNothingMore:
         loop.slow_callback_duration = 0.0
 
     @pytest.fixture
-    async def locked(self, generator: Generator) -> AsyncIterator[httpx.AsyncClient]:
+    async def locked(self, generator: Replica) -> AsyncIterator[httpx.AsyncClient]:
         async with over(generator, api_keys=(KEY, "other")) as http:
             http.headers["Authorization"] = f"Bearer {KEY}"
             yield http

@@ -17,8 +17,8 @@ def with_memory(monkeypatch, free):
 def test_the_card_has_the_places_that_memory_has_room_for(make_generator, monkeypatch, free, most):
     with_memory(monkeypatch, free)
     card = make_generator(kv_cache_tokens="auto", memory_utilization=0.5).status().card
-    assert 0 < card.places <= most
-    assert (card.places == 80) is (free > 2**30)
+    assert 0 < card.slots <= most
+    assert (card.slots == 80) is (free > 2**30)
 
 
 def test_a_replica_without_memory_says_what_to_do(make_generator, monkeypatch):

@@ -140,7 +140,7 @@ async def test_after_a_loss_the_steps_of_the_open_block_begin_again(make_generat
     dying = Dying(make_generator("first"), make_generator("second"), after=2)
     async with over(dying) as http:
         events = await frames(http, asked)
-    assert len(dying.works) == 2
+    assert len(dying.requests) == 2
     steps = [(step["block"], step["step"]) for step in steps_of(events)]
     assert steps[:3] == [(0, 0), (0, 1), (0, 0)]
     alike = ("block", "step", "revealed", "texts", "prompt_positions")

@@ -25,7 +25,7 @@ from tests.gateway.doubles import Visitor
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, frames
 from tests.gateway.helpers import client
 from tests.gateway.local import LocalBackend
-from tests.replicas import load_generator, local_generator
+from tests.replicas import load_replica, local_generator
 
 CLIENTS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 Spans = Callable[[], list[ReadableSpan]]
@@ -255,7 +255,7 @@ async def test_spans_reach_a_collector(
 ) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
     there = settings.model_copy(update={"otlp_endpoint": f"http://127.0.0.1:{collector.server_port}/"})
-    generator, tracing = load_generator("r0", there), start_tracing(there)
+    generator, tracing = load_replica("r0", there), start_tracing(there)
     assert tracing
     async with client(Ingress("i0", there, LocalBackend(generator), tracing).app(answers_request_id=True)) as http:
         await ask(http, body())

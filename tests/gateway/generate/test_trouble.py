@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.errors import DecodingFailed, EngineFailed, NotReady, QueueFull
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Scripted
 from tests.gateway.engines import an_hour_passes, failing
@@ -56,7 +56,7 @@ class TestTimeOuts:
             assert detail["message"] == "timeout_s is 2.5, nothing was decoded by then"
         assert idle(generator)
 
-    async def test_before_a_place_was_free(self, generator: Generator) -> None:
+    async def test_before_a_place_was_free(self, generator: Replica) -> None:
         async with over(generator) as http:
             detail = await refused(http, body(timeout_s=1e-9), 504)
             assert detail["param"] == "timeout_s"

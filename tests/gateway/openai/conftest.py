@@ -10,7 +10,7 @@ import pytest
 
 from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from tests.gateway.chatting import give_qwen3, liking
 from tests.gateway.conftest import UNMEASURED
@@ -25,7 +25,7 @@ def qwen3_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 @pytest.fixture(scope="session")
-def caller(qwen3_settings: Settings) -> Iterator[Generator]:
+def caller(qwen3_settings: Settings) -> Iterator[Replica]:
     """A replica that often begins a call, and ends what it thinks."""
     checkpoint = liking(load_checkpoint(qwen3_settings.model), "<tool_call>", "</think>")
     generator = local_generator("r0", checkpoint, qwen3_settings, deps=UNMEASURED)
@@ -34,7 +34,7 @@ def caller(qwen3_settings: Settings) -> Iterator[Generator]:
 
 
 @pytest.fixture(scope="session")
-def other_caller(qwen3_settings: Settings) -> Iterator[Generator]:
+def other_caller(qwen3_settings: Settings) -> Iterator[Replica]:
     """The same once more."""
     checkpoint = liking(load_checkpoint(qwen3_settings.model), "<tool_call>", "</think>")
     generator = local_generator("r1", checkpoint, qwen3_settings, deps=UNMEASURED)
@@ -43,7 +43,7 @@ def other_caller(qwen3_settings: Settings) -> Iterator[Generator]:
 
 
 @pytest.fixture
-async def qwen3(qwen3_settings: Settings, caller: Generator) -> AsyncIterator[openai.AsyncOpenAI]:
+async def qwen3(qwen3_settings: Settings, caller: Replica) -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's own client, unmodified, of an application over such a replica."""
     app = Ingress("i0", qwen3_settings, LocalBackend(caller)).app(answers_request_id=True)
     http = httpx.AsyncClient(transport=httpx.ASGITransport(app))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from service.model import Checkpoint
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.doubles import Dying
@@ -32,7 +32,7 @@ BODIES = [
 
 
 @pytest.fixture(scope="module")
-def other(settings: Settings, checkpoint: Checkpoint) -> Iterator[Generator]:
+def other(settings: Settings, checkpoint: Checkpoint) -> Iterator[Replica]:
     generator = local_generator("r1", checkpoint, settings, deps=UNMEASURED)
     yield generator
     generator.close()
@@ -62,7 +62,7 @@ def by_choice(events: list[dict[str, Any]]) -> dict[int, list[Any]]:
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_streams_cut_after_every_block(
-    generator: Generator, other: Generator, path: str, body: dict[str, Any]
+    generator: Replica, other: Replica, path: str, body: dict[str, Any]
 ) -> None:
     body = body if "stream_options" in body else body | {"stream_options": {"include_usage": True}}
     async with over(other) as http:
@@ -72,13 +72,13 @@ async def test_streams_cut_after_every_block(
         backend = Dying(generator, other, after)
         async with over(backend) as http:
             assert by_choice(await frames(http, path, body)) == whole, after
-        if len(backend.works) == answers:
+        if len(backend.requests) == answers:
             break
     assert after >= 3
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_whole_answers(generator: Generator, other: Generator, path: str, body: dict[str, Any]) -> None:
+async def test_whole_answers(generator: Replica, other: Replica, path: str, body: dict[str, Any]) -> None:
     body = {name: value for name, value in body.items() if name != "stream_options"}
     async with over(other) as http:
         whole = await ask(http, path, body)

@@ -9,7 +9,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from service.gateway.ingress import Ingress
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from tests.gateway.doubles import Scripted
 from tests.gateway.helpers import over
@@ -98,7 +98,7 @@ async def test_a_model_by_its_name(http: httpx.AsyncClient) -> None:
 
 
 @pytest.fixture
-def locked(settings: Settings, generator: Generator) -> ASGIApp:
+def locked(settings: Settings, generator: Replica) -> ASGIApp:
     keyed = Settings(**settings.model_dump() | {"api_keys": "right"})
     return Ingress("i1", keyed, LocalBackend(generator)).app(answers_request_id=True)
 
@@ -114,7 +114,7 @@ async def test_keys_are_asked_for_on_every_route(locked: ASGIApp) -> None:
         await ask(http, COMPLETIONS, completion(max_tokens=1))
 
 
-async def test_refusals_are_counted(generator: Generator) -> None:
+async def test_refusals_are_counted(generator: Replica) -> None:
     async with over(generator) as http:
         await refused(http, COMPLETIONS, completion(n=0))
         await refused(http, CHAT, chat(n=0))

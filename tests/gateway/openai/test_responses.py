@@ -18,7 +18,7 @@ from service.gateway.ingress import Ingress
 from service.gateway.openai.responses.builder import OutputBuilder
 from service.gateway.openai.responses.protocol import ResponseObject
 from service.model import load_checkpoint
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from service.text.tools import AnswerFormat
 from service.wire import Chunk, Ending, Failure
@@ -128,7 +128,7 @@ async def test_openais_client_reads_it(app: ASGIApp) -> None:
         assert "no response is stored" in caught.value.message
 
 
-async def test_a_tool_is_called_and_its_result_is_read_by_openais_client(chatting: Generator) -> None:
+async def test_a_tool_is_called_and_its_result_is_read_by_openais_client(chatting: Replica) -> None:
     app = Ingress("i0", Settings(), LocalBackend(chatting)).app(answers_request_id=True)
     http = httpx.AsyncClient(transport=httpx.ASGITransport(app))
     asked: Any = {"model": "golden", "tools": [ADD], "max_output_tokens": 120}
@@ -225,13 +225,13 @@ async def test_errors_before_and_in_the_midst(stream: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def other(settings: Settings) -> Iterator[Generator]:
+def other(settings: Settings) -> Iterator[Replica]:
     made = local_generator("r1", load_checkpoint(settings.model), settings, deps=UNMEASURED)
     yield made
     made.close()
 
 
-async def test_streams_cut_after_every_block(generator: Generator, other: Generator) -> None:
+async def test_streams_cut_after_every_block(generator: Replica, other: Replica) -> None:
     request = body(max_output_tokens=30, temperature=0.9, ignore_eos=True)
     async with over(other) as http:
         undisturbed = essence(await events(http, request))
@@ -239,6 +239,6 @@ async def test_streams_cut_after_every_block(generator: Generator, other: Genera
         backend = Dying(generator, other, after)
         async with over(backend) as http:
             assert essence(await events(http, request)) == undisturbed, after
-        if len(backend.works) == 1:
+        if len(backend.requests) == 1:
             break
     assert after > 2

@@ -72,7 +72,7 @@ async def test_one_request_may_ask_for_many_at_once() -> None:
             "prompt_tokens_details": {"cached_tokens": 2},
         }
         await refusal(http, COMPLETIONS, completion(n=129))
-    assert [(work.text, work.sampling.seed) for work in backend.works] == [
+    assert [(request.text, request.sampling.seed) for request in backend.requests] == [
         ("w1", 1),
         ("w1", 2),
         ("w1", 3),
@@ -80,7 +80,7 @@ async def test_one_request_may_ask_for_many_at_once() -> None:
         ("w2", 5),
         ("w2", 6),
     ]
-    assert len({work.request_id for work in backend.works}) == 6
+    assert len({request.request_id for request in backend.requests}) == 6
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -110,7 +110,7 @@ async def test_a_client_that_leaves_ends_all_its_requests(stream: bool) -> None:
         task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert backend.live == 0
-    assert len(backend.works) == 3
+    assert len(backend.requests) == 3
     assert bool(sent) == stream
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from service.model import load_checkpoint
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from tests.gateway.chatting import give_qwen3, liking
 from tests.gateway.conftest import UNMEASURED
@@ -30,7 +30,7 @@ FORM = {"type": "json_schema", "json_schema": {"schema": {"enum": [["x"], ["y"]]
 
 
 @pytest.fixture(scope="module")
-def thinker(qwen3_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
+def thinker(qwen3_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
     """A replica whose prompts end within the thinking."""
     assert BEGUN != QWEN3
     folder: Path = give_qwen3(tmp_path_factory.mktemp("thinker") / "golden", BEGUN)
@@ -43,7 +43,7 @@ def thinker(qwen3_settings: Settings, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-async def http(thinker: Generator) -> Any:
+async def http(thinker: Replica) -> Any:
     async with over(thinker) as http:
         yield http
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from service.decode.modes import MODES
 from service.engine.request import Stats
 from service.gateway.ingress import Ingress
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from service.text.tools import TOOL_FORMATS, ReasoningFormat
 from service.wire import Chunk, Ending
@@ -160,7 +160,7 @@ async def test_without_calls_the_prompt_has_no_tools(qwen3: openai.AsyncOpenAI) 
     assert "constraint_met" not in (none.choices[0].model_extra or {})
 
 
-async def test_the_form_of_the_answer_holds_where_nothing_is_called(caller: Generator) -> None:
+async def test_the_form_of_the_answer_holds_where_nothing_is_called(caller: Replica) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["x", "y"]}}}
     contents = set()
     async with over(caller) as http:
@@ -332,7 +332,7 @@ def calling(arguments: str) -> dict[str, Any]:
         (talk(calling('{"a": ' + "9" * 5000 + "}")), "messages.1.tool_calls.0.function.arguments", "is no JSON"),
     ],
 )
-async def test_a_refusal_names_the_field(caller: Generator, fields: dict[str, Any], param: str, said: str) -> None:
+async def test_a_refusal_names_the_field(caller: Replica, fields: dict[str, Any], param: str, said: str) -> None:
     async with over(caller) as http:
         error = await refused(http, CHAT, asked() | fields)
     assert error["param"] == param
@@ -348,7 +348,7 @@ async def test_a_template_without_tools_refuses_them(http: httpx.AsyncClient) ->
     assert (await http.post(CHAT, json=chat(tools=TOOLS, tool_choice="none"))).status_code == 200
 
 
-async def test_the_card_says_what_there_is(qwen3_settings: Settings, caller: Generator) -> None:
+async def test_the_card_says_what_there_is(qwen3_settings: Settings, caller: Replica) -> None:
     app = Ingress("i0", qwen3_settings, LocalBackend(caller)).app(answers_request_id=True)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         [model] = (await http.get("/v1/models")).json()["data"]

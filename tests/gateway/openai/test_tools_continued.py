@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from tests.gateway.doubles import Dying
 from tests.gateway.helpers import over
 from tests.gateway.openai.helpers import CHAT, ask, chat, frames
@@ -20,7 +20,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize("body", BODIES)
-async def test_streams_cut_after_every_block(caller: Generator, other_caller: Generator, body: dict[str, Any]) -> None:
+async def test_streams_cut_after_every_block(caller: Replica, other_caller: Replica, body: dict[str, Any]) -> None:
     async with over(other_caller) as http:
         whole = by_choice(await frames(http, CHAT, body))
         told = essence(await ask(http, CHAT, body))
@@ -29,7 +29,7 @@ async def test_streams_cut_after_every_block(caller: Generator, other_caller: Ge
         backend = Dying(caller, other_caller, after)
         async with over(backend) as http:
             assert by_choice(await frames(http, CHAT, body)) == whole, after
-        if len(backend.works) == len(whole):
+        if len(backend.requests) == len(whole):
             break
     assert after >= 5
     async with over(Dying(caller, other_caller, after=0)) as http:

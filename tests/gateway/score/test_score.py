@@ -14,7 +14,7 @@ from service.gateway.openai.errors import OpenAiErrorAnswer
 from service.gateway.score.builder import shares
 from service.gateway.score.protocol import ScoreAnswer
 from service.model import Checkpoint
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from tests.gateway.doubles import Dying
 from tests.gateway.generate.helpers import GENERATE
 from tests.gateway.generate.helpers import body as generate
@@ -65,20 +65,22 @@ async def test_every_form_of_a_text_has_the_numbers_of_a_plain_forward(
     assert [one["index"] for one in answer["data"]] == list(range(5))
     for (item, tokens), one in zip(items, answer["data"], strict=True):
         scores = plain(checkpoint, tokens)
-        assert [place["position"] for place in one["places"]] == [p for p, token in enumerate(tokens) if token is None]
-        for place in one["places"]:
-            own = scores[place["position"]]
+        assert [position["position"] for position in one["positions"]] == [
+            p for p, token in enumerate(tokens) if token is None
+        ]
+        for position in one["positions"]:
+            own = scores[position["position"]]
             labels = item.get("label_token_ids", [7, 8])
-            assert place["token_ids"] == labels
-            assert place["logprobs"] == pytest.approx(own[labels].tolist(), abs=1e-4)
-            assert sum(place["scores"]) == pytest.approx(1)
-            assert place["scores"][0] / place["scores"][1] == pytest.approx(
-                math.exp(place["logprobs"][0] - place["logprobs"][1])
+            assert position["token_ids"] == labels
+            assert position["logprobs"] == pytest.approx(own[labels].tolist(), abs=1e-4)
+            assert sum(position["scores"]) == pytest.approx(1)
+            assert position["scores"][0] / position["scores"][1] == pytest.approx(
+                math.exp(position["logprobs"][0] - position["logprobs"][1])
             )
             best = own.topk(6)
             wanted = [token for token in best.indices.tolist() if token != checkpoint.config.mask_token_id][:5]
-            assert [top["token_id"] for top in place["top_logprobs"]] == wanted
-            assert [top["token"] for top in place["top_logprobs"]] == [f"w{token}" for token in wanted]
+            assert [top["token_id"] for top in position["top_logprobs"]] == wanted
+            assert [top["token"] for top in position["top_logprobs"]] == [f"w{token}" for token in wanted]
     known = sum(token is not None for _, tokens in items for token in tokens)
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (known, 0)
 
@@ -87,19 +89,21 @@ async def test_a_place_of_a_chat_is_the_answers_first_token_or_a_mark(http: http
     """The first place is what greedy decoding of one token reads."""
     messages = [{"role": "user", "content": "w5 w6"}]
     request = body({"messages": messages}, labels=None, top_logprobs=1)
-    [place] = (await ask(http, request))["data"][0]["places"]
+    [position] = (await ask(http, request))["data"][0]["positions"]
     sequential = {"messages": messages, "mode": "sequential", "max_new_tokens": 1, "ignore_eos": True}
     decoded = (await http.post(GENERATE, json=sequential)).json()
-    assert [place["top_logprobs"][0]["token_id"]] == decoded["token_ids"]
-    assert (place["scores"], place["logprobs"], place["token_ids"]) == ([], [], [])
+    assert [position["top_logprobs"][0]["token_id"]] == decoded["token_ids"]
+    assert (position["scores"], position["logprobs"], position["token_ids"]) == ([], [], [])
     marked = [*messages, {"role": "assistant", "content": "w7 w1 w1"}]
     [one] = (await ask(http, body({"messages": marked, "mark": "w1 w1"})))["data"]
     # w1 user w5 w6 w1 assistant w7 and the place: the template's own w1 is no mark, and no w2 follows
-    assert [place["position"] for place in one["places"]] == [7]
+    assert [position["position"] for position in one["positions"]] == [7]
 
 
 async def test_scores_are_shares_or_probabilities(http: httpx.AsyncClient) -> None:
-    [normal], [raw] = [(await ask(http, body(normalize=normalize)))["data"][0]["places"] for normalize in (True, False)]
+    [normal], [raw] = [
+        (await ask(http, body(normalize=normalize)))["data"][0]["positions"] for normalize in (True, False)
+    ]
     assert normal["logprobs"] == raw["logprobs"]
     assert raw["scores"] == pytest.approx([math.exp(logprob) for logprob in raw["logprobs"]])
     assert shares([-2000.0, -2000.0]) == [0.5, 0.5]
@@ -140,7 +144,7 @@ async def test_a_refusal_names_item_and_field(
     assert said in response.json()["error"]["message"]
 
 
-async def test_other_errors_keys_and_metrics(generator: Generator) -> None:
+async def test_other_errors_keys_and_metrics(generator: Replica) -> None:
     async with over(generator, api_keys=("k",)) as http:
         assert (await http.post(SCORE, json=body())).status_code == 401
         key = {"Authorization": "Bearer k"}
@@ -152,11 +156,11 @@ async def test_other_errors_keys_and_metrics(generator: Generator) -> None:
         assert late.status_code == 504
 
 
-async def test_another_replica_gives_the_same_scores(generator: Generator) -> None:
+async def test_another_replica_gives_the_same_scores(generator: Replica) -> None:
     request = body({"prompt": "w5 w6"}, {"prompt": "w9 ?? w8", "mark": "??"})
     async with over(generator) as http:
         undisturbed = (await ask(http, request))["data"]
     backend = Dying(generator, generator, 0)
     async with over(backend) as http:
         assert (await ask(http, request))["data"] == undisturbed
-    assert len(backend.works) == 3
+    assert len(backend.requests) == 3

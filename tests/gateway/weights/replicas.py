@@ -14,9 +14,9 @@ from service.errors import ReplicaLost
 from service.gateway.backend import serving
 from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
-from service.wire import Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
+from service.wire import Exchanged, Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.helpers import client
 from tests.replicas import local_generator
@@ -36,14 +36,14 @@ class Replicas:
         given: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_cache_tokens": 4096}
         self.settings = Settings(model=str(model), **(given | {"admin_keys": ("boss",)} | changes))
         self.generators = [self._started(number) for number in range(count)]
-        self.works: list[tuple[int, Work]] = []
+        self.requests: list[tuple[int, ReplicaRequest]] = []
         self.lost_after: int | None = None
         self.at_loss: Callable[[], Awaitable[object]] | None = None
         self.refuses: dict[int, Exception] = {}
         self.ingresses: list[Ingress] = []
         self._turn = 0
 
-    def _started(self, number: int) -> Generator:
+    def _started(self, number: int) -> Replica:
         checkpoint = load_checkpoint(self.settings.model)
         return local_generator(f"r{number}", checkpoint, self.settings, deps=UNMEASURED)
 
@@ -63,21 +63,21 @@ class Replicas:
 
     # --- the backend ---------------------------------------------------------------------------------
 
-    def _next(self, work: Work) -> Generator:
+    def _next(self, request: ReplicaRequest) -> Replica:
         number = self._turn % len(self.generators)
         self._turn += 1
-        self.works.append((number, work))
+        self.requests.append((number, request))
         return self.generators[number]
 
     async def card(self) -> ModelCard:
         return serving(await self.statuses())
 
-    async def count(self, work: Work) -> int | Failure:
-        return await self._next(work).count(work)
+    async def count(self, request: ReplicaRequest) -> int | Failure:
+        return await self._next(request).count(request)
 
-    async def stream(self, work: Work) -> Items:
+    async def stream(self, request: ReplicaRequest) -> Items:
         left, self.lost_after = self.lost_after, None
-        async with aclosing(self._next(work).stream(work)) as items:
+        async with aclosing(self._next(request).stream(request)) as items:
             async for item in items:
                 if left == 0:
                     if self.at_loss is not None:

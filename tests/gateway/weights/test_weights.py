@@ -22,7 +22,7 @@ from service.gateway.admin import ExchangeAnswer, KnownWeights
 from service.gateway.http.models import Models
 from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
-from service.replica.generator import Generator
+from service.replica.replica import Replica
 from service.settings import Settings
 from service.wire import Weights
 from tests.gateway.conftest import UNMEASURED
@@ -136,7 +136,7 @@ async def test_all_replicas_answer_with_the_new_weights_and_say_so(
     assert_shape(Models, models)
     assert models["data"][0]["weights"] == {"model": "step-7", "version": 1}
     assert (await page(http))("mrp_weights_version", replica="r1") == 1
-    assert {work.weights.version for _, work in replicas.works[-4:] if work.weights} == {1}
+    assert {request.weights.version for _, request in replicas.requests[-4:] if request.weights} == {1}
 
 
 async def test_the_routes_have_keys_of_their_own(make: Make, other: Path) -> None:
@@ -304,7 +304,7 @@ async def test_a_cut_stream_goes_on_with_the_same_weights(
     *blocks, (last, _) = await frames(http, REQUEST)
     assert last == "done"
     assert [token for _, block in blocks for token in block["token_ids"]] == answers[other]
-    assert replicas.works[-1][1].resume.version == 1
+    assert replicas.requests[-1][1].resume.version == 1
 
 
 class Holding:
@@ -324,7 +324,7 @@ class Holding:
         return self.replicas.generators[0]._engine._engine._change is not None
 
 
-def _held(settings: Settings, held: Held) -> Generator:
+def _held(settings: Settings, held: Held) -> Replica:
     return local_generator("r0", load_checkpoint(settings.model), settings, deps=held.deps)
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from service.demo import is_heldout
-from service.demo.edition4 import check
+from training.demo.edition4.language import check
 from training.demo.edition4.tasks import answer, draw
 
 STORY = "Tom has 5 apples, gets 3, loses 2, loses 4."
@@ -114,5 +114,5 @@ def test_foreign_text_is_no_problem_of_the_edition(prompt):
 
 
 def test_the_language_needs_no_torch():
-    code = "import sys, service.demo.edition4; sys.exit('torch' in sys.modules)"
+    code = "import sys, training.demo.edition4.language; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

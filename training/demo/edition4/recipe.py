@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from service.demo.edition4 import check
 from service.model import Backbone, parse_config, save_checkpoint
 from training.demo.backbone import new_backbone
 from training.demo.batches import Batches
@@ -26,6 +25,7 @@ from training.demo.edition4.backbone import RATE, Depth, Watcher, train
 from training.demo.edition4.disguise import Disguise
 from training.demo.edition4.growth import deeper
 from training.demo.edition4.judge import accuracy
+from training.demo.edition4.language import check
 from training.demo.edition4.mrp import MrpRun
 from training.demo.edition4.tasks import draw
 from training.demo.recipe import shape

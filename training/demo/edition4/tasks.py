@@ -1,4 +1,4 @@
-"""Draws problems and their answers in the language of the fourth edition (`service/demo/edition4`).
+"""Draws problems and their answers in the language of the fourth edition (`training/demo/edition4/language`).
 
 Every answer draws a new phrasing, and the rest of the answer must agree with it, also what stands before. Which
 problems are held out is decided as for the other editions.
@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from service.demo import grammar as words
 from service.demo import is_heldout
-from service.demo.edition4 import grammar
-from service.demo.edition4.problems import Code, Contest, Story, parse
+from training.demo.edition4.language import grammar
+from training.demo.edition4.language.problems import Code, Contest, Story, parse
 from training.demo.tasks import Example
 
 #: shares of stories, forms, contests and code

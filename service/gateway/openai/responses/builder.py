@@ -39,7 +39,7 @@ class ResponsesBuilder(ResponseBuilder):
 
     def __init__(self, parsed: ParsedResponses, card: ModelCard) -> None:
         self._request, self._model = parsed.request, card.name
-        [self._work] = parsed.works
+        [self._replica_request] = parsed.requests
         self._output = OutputBuilder(parsed.answer_format)
         self._trace: list[TraceStep] = []
         self._created, self._events = float(int(time.time())), 0
@@ -86,18 +86,18 @@ class ResponsesBuilder(ResponseBuilder):
         response["incomplete_details"] = None if whole else {"reason": "max_output_tokens"}
         response["output"] = self._output.items
         response["usage"] = _usage(ending)
-        response["stats"] = decoded_stats(ending, self._work)
-        if self._work.return_trace:
+        response["stats"] = decoded_stats(ending, self._replica_request)
+        if self._replica_request.return_trace:
             response["trace"] = self._trace
-        if self._work.constraint is not None:
+        if self._replica_request.constraint is not None:
             response["constraint_met"] = ending.constraint_met
         return response
 
     def _response(self, status: ItemStatus) -> ResponseObject:
-        work = self._work
+        replica_request = self._replica_request
         request = self._request.model_dump(mode="json", by_alias=True, include=_ECHOED)
         return {
-            "id": f"resp_{work.request_id}",
+            "id": f"resp_{replica_request.request_id}",
             "object": "response",
             "created_at": self._created,
             "status": status,
@@ -106,17 +106,17 @@ class ResponsesBuilder(ResponseBuilder):
             "model": self._model,
             "output": [],
             "instructions": request["instructions"],
-            "max_output_tokens": work.max_new_tokens,
+            "max_output_tokens": replica_request.max_new_tokens,
             "metadata": request["metadata"],
             "parallel_tool_calls": request["parallel_tool_calls"],
             "previous_response_id": None,
             "reasoning": request["reasoning"],
             "store": False,
-            "temperature": work.sampling.temperature,
+            "temperature": replica_request.sampling.temperature,
             "text": request["text"] if request["text"] and request["text"]["format"] else {"format": {"type": "text"}},
             "tool_choice": request["tool_choice"],
             "tools": request["tools"],
-            "top_p": work.sampling.top_p,
+            "top_p": replica_request.sampling.top_p,
             "truncation": "disabled",
             "usage": None,
         }

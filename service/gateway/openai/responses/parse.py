@@ -1,4 +1,4 @@
-"""Parses a body of POST /v1/responses: one `Work`, and the form of its answer.
+"""Parses a body of POST /v1/responses: one `ReplicaRequest`, and the form of its answer.
 
 Chat templates get the items of `input` as messages.
 """
@@ -19,7 +19,7 @@ from service.gateway.http.api_requests import (
     parse_shared_of_chat,
 )
 from service.gateway.http.driver import ParsedRequest
-from service.gateway.http.parse import to_work
+from service.gateway.http.parse import to_replica_request
 from service.gateway.openai.parse import think
 from service.gateway.openai.protocol import MAX_TEMPERATURE
 from service.gateway.openai.responses.protocol import (
@@ -84,8 +84,10 @@ def parse_responses(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: f
     fields, answer_format = chat_fields(
         common, ChatPrompt(messages, _tool_use(request), wanted, "reasoning.effort"), card
     )
-    work = to_work(common, card, timeout_limit_s, **fields)
-    return ParsedResponses(works=(work,), stream=request.stream, request=request, answer_format=answer_format)
+    replica_request = to_replica_request(common, card, timeout_limit_s, **fields)
+    return ParsedResponses(
+        requests=(replica_request,), stream=request.stream, request=request, answer_format=answer_format
+    )
 
 
 def _check_state(body: Mapping[str, Any]) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from service.demo.edition4.grammar import (
+from service.demo.grammar import BRACKETS
+from training.demo.edition4.language.grammar import (
     BODIES,
     COMMENTS,
     ENDS,
@@ -30,8 +31,7 @@ from service.demo.edition4.grammar import (
     pattern,
     sums,
 )
-from service.demo.edition4.problems import Code, Contest, Story, parse
-from service.demo.grammar import BRACKETS
+from training.demo.edition4.language.problems import Code, Contest, Story, parse
 
 #: What may stand in a hole.
 Facts = Mapping[str, Collection[str]]
@@ -56,8 +56,8 @@ def _agrees(match: re.Match[str] | None, facts: Facts) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A place between two lines of working: `events` and `letters` so far. `joined`: in the middle of a sentence."""
+class _Position:
+    """A position between two lines of working: `events` and `letters` so far. `joined`: in the middle of a sentence."""
 
     at: int
     events: int
@@ -70,41 +70,43 @@ def _check_story(story: Story, answer: str) -> bool:
     for plan in PLANS:
         start = pattern(plan).match(answer)
         if start:
-            counts = [place.lines for place in _ends(story, answer, _Place(start.end(), 0, ()))]
+            counts = [position.lines for position in _ends(story, answer, _Position(start.end(), 0, ()))]
             if any(start.groupdict().get("n", str(count)) == str(count) for count in counts):
                 return True
     return False
 
 
-def _ends(story: Story, answer: str, place: _Place) -> Iterator[_Place]:
-    """The last places of all ways to read the answer from `place` to its end."""
-    if place.events == len(story.events):
+def _ends(story: Story, answer: str, position: _Position) -> Iterator[_Position]:
+    """The last positions of all ways to read the answer from `position` to its end."""
+    if position.events == len(story.events):
         facts = {"r": [str(story.totals[-1])], "A": [story.name], "it": [story.items]}
-        if not place.joined and any(_agrees(pattern(final).fullmatch(answer, place.at), facts) for final in FINALS):
-            yield place
+        if not position.joined and any(
+            _agrees(pattern(final).fullmatch(answer, position.at), facts) for final in FINALS
+        ):
+            yield position
         return
     for double in (False, True):
-        if place.events + double < len(story.events):
-            for following in _lines(story, answer, place, double):
+        if position.events + double < len(story.events):
+            for following in _lines(story, answer, position, double):
                 yield from _ends(story, answer, following)
 
 
-def _lines(story: Story, answer: str, place: _Place, double: bool) -> Iterator[_Place]:
+def _lines(story: Story, answer: str, position: _Position, double: bool) -> Iterator[_Position]:
     """The places behind the next line."""
-    facts = _facts(story, place, double)
-    for regex in line_patterns(double=double, joined=place.joined):
-        match = regex.match(answer, place.at)
-        if match and _agrees(match, facts) and match["v"] not in place.letters:
+    facts = _facts(story, position, double)
+    for regex in line_patterns(double=double, joined=position.joined):
+        match = regex.match(answer, position.at)
+        if match and _agrees(match, facts) and match["v"] not in position.letters:
             for end in ENDS:
                 if answer.startswith(end, match.end()):
-                    letters, joined = (*place.letters, match["v"]), end != ENDS[0]
-                    after = place.events + 1 + double
-                    yield _Place(match.end() + len(end), after, letters, place.lines + 1, joined)
+                    letters, joined = (*position.letters, match["v"]), end != ENDS[0]
+                    after = position.events + 1 + double
+                    yield _Position(match.end() + len(end), after, letters, position.lines + 1, joined)
 
 
-def _facts(story: Story, place: _Place, double: bool) -> Facts:
-    totals, (sign, number) = story.totals[place.events :], story.events[place.events]
-    lefts = (str(totals[0]), *place.letters[-1:])
+def _facts(story: Story, position: _Position, double: bool) -> Facts:
+    totals, (sign, number) = story.totals[position.events :], story.events[position.events]
+    lefts = (str(totals[0]), *position.letters[-1:])
     facts: Facts = {
         "X": [text for left in lefts for text in sums(left, sign, number)],
         "r": [str(totals[1 + double])],
@@ -113,7 +115,7 @@ def _facts(story: Story, place: _Place, double: bool) -> Facts:
     }
     if not double:
         return facts
-    return {**facts, "m": [str(totals[1])], "Z": sums(str(totals[1]), *story.events[place.events + 1])}
+    return {**facts, "m": [str(totals[1])], "Z": sums(str(totals[1]), *story.events[position.events + 1])}
 
 
 def _check_form(story: Story, answer: str) -> bool:

@@ -1,4 +1,4 @@
-"""One replica: a checkpoint, its tokenizer and its engine. It answers `Work`.
+"""One replica: a checkpoint, its tokenizer and its engine. It answers `ReplicaRequest`.
 
 It encodes prompts and decodes answers outside the engine's thread, and keeps the replica's metrics.
 `rayserve/deployments.py` puts it behind links (`link/server.py`); tests call it directly.
@@ -38,10 +38,10 @@ from service.wire import (
     Failure,
     Items,
     Progress,
+    ReplicaRequest,
     Snapshot,
     Status,
     Weights,
-    Work,
     too_late,
 )
 
@@ -82,19 +82,19 @@ class Generator:
 
     # --- requests ----------------------------------------------------------------------------------
 
-    async def stream(self, work: Work) -> Items:
-        """The blocks of an answer and its ending, and steps if the work asks for them.
+    async def stream(self, request: ReplicaRequest) -> Items:
+        """The blocks of an answer and its ending, and steps if the request asks for them.
 
-        A work with `scoring` has an ending only. Closing the stream, or cancelling its task, aborts the request.
+        A request with `scoring` has an ending only. Closing the stream, or cancelling its task, aborts the request.
         """
         self._in_flight += 1
         try:
-            if work.scoring is not None:
-                yield await self._score(work)
+            if request.scoring is not None:
+                yield await self._score(request)
                 return
-            answer, events = await self._begin(work)
+            answer, events = await self._begin(request)
             item: Progress | Chunk | None = None
-            with self._followed(work, answer):
+            with self._followed(request, answer):
                 async with aclosing(events):
                     async for event in events:
                         item = answer.progress(event) if isinstance(event, BlockProgress) else answer.take(event)
@@ -102,133 +102,137 @@ class Generator:
                             break
                         if item is not None:
                             yield item
-            ending = self._counted(work, answer)
+            ending = self._counted(request, answer)
             yield item or ending
         except MrpServeError as error:
             yield Failure(error)
         except Exception as error:  # noqa: BLE001 - its message may quote the request
-            yield Failure(unexpected_error(error, work.origin.request_id))
+            yield Failure(unexpected_error(error, request.origin.request_id))
         finally:
             self._in_flight -= 1
 
-    async def _begin(self, work: Work) -> tuple[AnswerBlocks, AsyncGenerator[BlockEvent | BlockProgress]]:
-        """The answer to a work, and the engine's events that fill it."""
-        self._weights.admit(work)
-        prompt = await self._encode(work)
-        waited_s = work.arrived.waited_s()
-        request = self._request(work, prompt, waited_s)
-        pieces = self._codec.token_texts() if work.return_pieces else None
-        text, size = self._codec.stream(work.stop), self._engine.info.config.block_size
-        answer = AnswerBlocks(work, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
+    async def _begin(
+        self, replica_request: ReplicaRequest
+    ) -> tuple[AnswerBlocks, AsyncGenerator[BlockEvent | BlockProgress]]:
+        """The answer to a request, and the engine's events that fill it."""
+        self._weights.admit(replica_request)
+        prompt = await self._encode(replica_request)
+        waited_s = replica_request.arrived.waited_s()
+        request = self._request(replica_request, prompt, waited_s)
+        pieces = self._codec.token_texts() if replica_request.return_pieces else None
+        text, size = self._codec.stream(replica_request.stop), self._engine.info.config.block_size
+        answer = AnswerBlocks(replica_request, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
         if self._tracing:
             answer.events = []
-        return answer, self._engine.generate(request, work.constraint)
+        return answer, self._engine.generate(request, replica_request.constraint)
 
     @contextmanager
-    def _followed(self, work: Work, answer: AnswerBlocks) -> Iterator[None]:
+    def _followed(self, request: ReplicaRequest, answer: AnswerBlocks) -> Iterator[None]:
         """Counts an answer that its client leaves, and traces every answer."""
         try:
             yield
         except (asyncio.CancelledError, GeneratorExit):
-            self._metrics.finished(work.params.mode, "abort", answer.stats)
+            self._metrics.finished(request.params.mode, "abort", answer.stats)
             raise
         finally:
             if self._tracing:
                 timeline = Timeline(answer.waited_s, answer.prompt_tokens, answer.events or [])
-                trace_request(self._tracing, self._replica, work, timeline)
+                trace_request(self._tracing, self._replica, request, timeline)
 
-    async def _score(self, work: Work) -> Ending:
-        """The places of a work with `scoring`: one request to the engine that has one event."""
-        self._weights.admit(work)
-        length = sum(len(message["content"]) for message in work.messages or ()) + len(work.text or "")
-        prompt = await self._aside(length, lambda: self._reader.prompt(work))
-        asked, waited_s = self._reader.asked(work), work.arrived.waited_s()
-        request = replace(self._request(work, prompt, waited_s), max_new_tokens=0, logprobs=asked)
+    async def _score(self, replica_request: ReplicaRequest) -> Ending:
+        """The places of a request with `scoring`: one request to the engine that has one event."""
+        self._weights.admit(replica_request)
+        length = sum(len(message["content"]) for message in replica_request.messages or ()) + len(
+            replica_request.text or ""
+        )
+        prompt = await self._aside(length, lambda: self._reader.prompt(replica_request))
+        asked, waited_s = self._reader.asked(replica_request), replica_request.arrived.waited_s()
+        request = replace(self._request(replica_request, prompt, waited_s), max_new_tokens=0, logprobs=asked)
         stats, events = Stats(), list[BlockEvent]()
         try:
             async with aclosing(self._engine.generate(request)) as items:
                 events = [event async for event in items if isinstance(event, BlockEvent)]
         except asyncio.CancelledError:
-            self._metrics.finished(work.params.mode, "abort", stats)
+            self._metrics.finished(replica_request.params.mode, "abort", stats)
             raise
         finally:
             if self._tracing:
-                trace_request(self._tracing, self._replica, work, Timeline(waited_s, len(prompt), events))
+                trace_request(self._tracing, self._replica, replica_request, Timeline(waited_s, len(prompt), events))
         event = events[-1]
         if event.finish_reason != "stop":
-            raise too_late(work)
+            raise too_late(replica_request)
         stats = event.stats.later_by(waited_s)
-        self._metrics.finished(work.params.mode, "stop", stats)
+        self._metrics.finished(replica_request.params.mode, "stop", stats)
         prompt_tokens = sum(token != MASKED for token in prompt)
-        return Ending("stop", prompt_tokens, 0, stats, places=self._reader.named(asked, event))
+        return Ending("stop", prompt_tokens, 0, stats, position_scores=self._reader.named(asked, event))
 
-    def _counted(self, work: Work, answer: AnswerBlocks) -> Ending:
+    def _counted(self, request: ReplicaRequest, answer: AnswerBlocks) -> Ending:
         """Counts a finished answer. Called before the last item is sent: a client that leaves then has all of it."""
         ending = answer.ending
         if ending is None:
             raise AssertionError("a request's events ended without a finish reason")
         if ending.finish_reason == "timeout" and not ending.completion_tokens:
-            raise too_late(work)
-        self._metrics.finished(work.params.mode, ending.finish_reason, ending.stats)
+            raise too_late(request)
+        self._metrics.finished(request.params.mode, ending.finish_reason, ending.stats)
         return ending
 
-    async def _aside(self, length: int, work: Callable[[], _T]) -> _T:
+    async def _aside(self, length: int, request: Callable[[], _T]) -> _T:
         """Runs short work on this thread, and long work on another one, which bounds its memory."""
         if length < _LONG:
-            return work()
-        aside = work if length < _HUGE else partial(_then_give_memory_back, work)
+            return request()
+        aside = request if length < _HUGE else partial(_then_give_memory_back, request)
         return await asyncio.get_running_loop().run_in_executor(self._encoder, aside)
 
-    async def _encode(self, work: Work) -> tuple[int, ...]:
-        if work.token_ids is not None:
-            return work.token_ids
-        if work.messages is not None:
-            messages, tools, think = work.messages, work.tools, work.think
+    async def _encode(self, request: ReplicaRequest) -> tuple[int, ...]:
+        if request.token_ids is not None:
+            return request.token_ids
+        if request.messages is not None:
+            messages, tools, think = request.messages, request.tools, request.think
             length = sum(len(str(part)) for part in (*messages, *tools))
             return await self._aside(length, lambda: tuple(self._codec.encode_chat(messages, tools, think=think)))
-        text = work.text or ""
+        text = request.text or ""
         return await self._aside(len(text), lambda: tuple(self._codec.encode(text)))
 
-    def _request(self, work: Work, prompt: tuple[int, ...], waited_s: float) -> GenerationRequest:
-        sent = work.resume.token_ids
-        if waited_s >= work.timeout_s and not sent:
-            raise too_late(work)
+    def _request(self, request: ReplicaRequest, prompt: tuple[int, ...], waited_s: float) -> GenerationRequest:
+        sent = request.resume.token_ids
+        if waited_s >= request.timeout_s and not sent:
+            raise too_late(request)
         return GenerationRequest(
-            request_id=work.request_id,
+            request_id=request.request_id,
             prompt_token_ids=prompt + sent,
-            params=work.params,
-            sampling=work.sampling,
-            max_new_tokens=self._room(work, prompt),
-            stop_token_ids=work.stop_token_ids | (frozenset() if work.ignore_eos else self._eos),
-            timeout_s=max(0.0, work.timeout_s - waited_s),
-            priority=work.priority,
-            tenant=work.tenant,
-            cache_salt=work.cache_salt,
-            weight=work.weight,
+            params=request.params,
+            sampling=request.sampling,
+            max_new_tokens=self._room(request, prompt),
+            stop_token_ids=request.stop_token_ids | (frozenset() if request.ignore_eos else self._eos),
+            timeout_s=max(0.0, request.timeout_s - waited_s),
+            priority=request.priority,
+            tenant=request.tenant,
+            cache_salt=request.cache_salt,
+            weight=request.weight,
             waited_s=waited_s,
             num_continued=len(sent),
-            report_steps=work.stream_steps,
-            keep_steps=work.return_trace or work.return_pieces,
-            together=1 if work.stop else work.together,  # a stop text ends the request early
-            logprobs=LogprobsRequest(work.top_logprobs) if work.top_logprobs else None,
-            version=work.resume.version if work.resume.num_blocks else None,
+            report_steps=request.stream_steps,
+            keep_steps=request.return_trace or request.return_pieces,
+            together=1 if request.stop else request.together,  # a stop text ends the request early
+            logprobs=LogprobsRequest(request.top_logprobs) if request.top_logprobs else None,
+            version=request.resume.version if request.resume.num_blocks else None,
         )
 
-    def _room(self, work: Work, prompt: tuple[int, ...]) -> int:
+    def _room(self, request: ReplicaRequest, prompt: tuple[int, ...]) -> int:
         """The tokens that may still be decoded. `prompt`: without those that other replicas have decoded."""
-        most = work.max_new_tokens
-        if work.shorten:
+        most = request.max_new_tokens
+        if request.shorten:
             most = max(1, min(most, self._engine.info.max_model_len - len(prompt)))
-        return most - len(work.resume.token_ids)
+        return most - len(request.resume.token_ids)
 
-    async def count(self, work: Work) -> int | Failure:
-        """The number of tokens of a work's prompt."""
+    async def count(self, request: ReplicaRequest) -> int | Failure:
+        """The number of tokens of a request's prompt."""
         try:
-            return len(await self._encode(work))
+            return len(await self._encode(request))
         except MrpServeError as error:
             return Failure(error)
         except Exception as error:  # noqa: BLE001 - as in `stream`
-            return Failure(unexpected_error(error, work.origin.request_id))
+            return Failure(unexpected_error(error, request.origin.request_id))
 
     # --- the replica -------------------------------------------------------------------------------
 
@@ -258,10 +262,10 @@ class Generator:
             self._tracing.close()
 
 
-def _then_give_memory_back(work: Callable[[], _T]) -> _T:
+def _then_give_memory_back(request: Callable[[], _T]) -> _T:
     """Does the work and returns freed memory to the system, which glibc does not do by itself."""
     try:
-        return work()
+        return request()
     finally:
         if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
             trim(0)

@@ -6,6 +6,6 @@ function's name before its body, a plan before its lines. So reading from left t
 
 from __future__ import annotations
 
-from service.demo.edition4.checker import check
+from training.demo.edition4.language.checker import check
 
 __all__ = ["check"]
