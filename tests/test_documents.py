@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from service import errors
+
 ROOT = Path(__file__).parents[1]
 GENERATED = {"settings.md", "metrics.md", "commands.md"}
 PAGES = {
@@ -64,6 +66,13 @@ def test_classes_exist() -> None:
     ours = re.sub(r"^(\| [^|]*\|).*$", r"\1", codes, flags=re.MULTILINE)  # the first column
     assert list(missing_classes(ours)) == []
     assert list(missing_classes(PAGES["ARCHITECTURE.md"])) == []
+
+
+def test_codes_of_errors_exist() -> None:
+    codes = {kind.code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "code")}
+    rows = re.findall(r"^\| \d{3} (`\w+`(?:, `\w+`)*) \|", "\n".join(PAGES.values()), re.MULTILINE)
+    assert rows
+    assert set(re.findall(r"\w+", " ".join(rows))) <= codes
 
 
 def test_a_missing_name_is_found() -> None:
