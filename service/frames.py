@@ -118,13 +118,13 @@ class Frames(asyncio.Protocol):
 
 
 class Channel:
-    """One end of a connection, for threads. EOFError: the other end is closed.
+    """One end of a connection, for threads. EOFError: the other end is closed. `peer`: its name in the log.
 
     A socket that an event loop reads from, and that so does not block, can be written to.
     """
 
-    def __init__(self, end: socket.socket, codec: Codec) -> None:
-        self._end, self._codec = end, codec
+    def __init__(self, end: socket.socket, codec: Codec, peer: str = "another process") -> None:
+        self._end, self._codec, self._peer = end, codec, peer
         self._sending = threading.Lock()
         self._messages: list[Any] = []
 
@@ -141,10 +141,15 @@ class Channel:
                     raise EOFError from error
 
     def receive(self) -> Any:
-        """Waits for a message. One thread calls it. Malformed as `Codec.decode` raises it."""
+        """Waits for a message. One thread calls it. A malformed message ends the connection with a line in the log."""
         while not self._messages:
             (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-            self._messages = self._codec.decode(self._exactly(length))
+            try:
+                self._messages = self._codec.decode(self._exactly(length))
+            except Malformed as error:
+                _log.warning("the connection to %s ends: %s", self._peer, error)
+                self.close()
+                raise EOFError from error
         return self._messages.pop(0)
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ class WorkerHandle:
     def __init__(self, rank: int, folder: Path, lost: threading.Event) -> None:
         self.rank, self._lost = rank, lost
         self._process, end = start_child("service.parallel.worker", str(folder))
-        self._channel = Channel(end, AT_DRIVER)
+        self._channel = Channel(end, AT_DRIVER, f"rank {rank}")
         self._answers: queue.SimpleQueue[Ready | MrpServeError] = queue.SimpleQueue()
         threading.Thread(target=self._read, name=f"rank {rank}", daemon=True).start()
 

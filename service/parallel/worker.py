@@ -174,4 +174,5 @@ class _Process:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal, or `timeout`, sends it to all; rank 0 decides
-    _Process(Channel(socket.socket(fileno=int(sys.argv[1])), AT_WORKER), Path(sys.argv[2])).run()
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])), AT_WORKER, "rank 0")
+    _Process(channel, Path(sys.argv[2])).run()
