@@ -96,7 +96,4 @@ def _make_arrival(value: Any) -> Arrival:
     return Arrival.ago(value)
 
 
-_EXTENSIONS = (
-    Extension(MrpServeError, _plain_error, _make_error),
-    Extension(Arrival, Arrival.waited_s, _make_arrival),
-)
+_EXTENSIONS = (Extension(MrpServeError, _plain_error, _make_error), Extension(Arrival, Arrival.waited_s, _make_arrival))

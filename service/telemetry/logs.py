@@ -78,7 +78,4 @@ def _without_private(_: Any, __: str, event: EventDict) -> EventDict:
 #: private fields of structlog, which structlog removes later
 _STRUCTLOGS = frozenset({"_record", "_from_structlog"})
 
-_JSON: tuple[Processor, ...] = (
-    structlog.processors.EventRenamer("message"),
-    structlog.processors.JSONRenderer(),
-)
+_JSON: tuple[Processor, ...] = (structlog.processors.EventRenamer("message"), structlog.processors.JSONRenderer())
