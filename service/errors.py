@@ -238,7 +238,7 @@ class WeightsChanged(MrpServeError):
     code = "weights_changed"
 
 
-class ExchangeFailed(MrpServeError):
+class WeightUpdateFailed(MrpServeError):
     """A replica could not exchange its weights. It answers no request until it has."""
 
     status = 503

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from service import arrival
-from service.arrival import Arrival
+from service.data import Arrival
 from tests.clock import Clock
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from msgspec import structs
 
 from service.admission.charge import AnswerUsage, TokenCharge, prompt_estimate
-from service.admission.demand import Load, ReplicaDemand
+from service.admission.demand import IngressLoad, ReplicaDemand
 from service.admission.keys import ApiKey
 from service.admission.limits import RateLimits
 from service.admission.queue_policy import QueueLimits, QueuePolicy
@@ -101,7 +101,7 @@ class AdmissionController:
         blocks = sum(self._blocks(replica_request) for replica_request in requests)
         self._policy.check(replace(self._ticket(requests[0]), cost=blocks), request.digest)
         self._limits.count_request(key)
-        return Admission(requests, TokenCharge(partial(self._limits.take_tokens, key.name)))
+        return Admission(requests, TokenCharge(partial(self._limits.consume_tokens, key.name)))
 
     @asynccontextmanager
     async def slot(
@@ -189,7 +189,7 @@ class AdmissionController:
         """The number of replicas that this ingress's requests need, as a fraction."""
         ratio = self._throughput.ratio
         waiting = sum(usage.asked for usage in self._usages if usage.begun is None) * ratio
-        load = Load(len(self._usages), self._slots.used, waiting, self._throughput.rate_per_slot)
+        load = IngressLoad(len(self._usages), self._slots.used, waiting, self._throughput.rate_per_slot)
         return self._demand.wanted(load, ratio)
 
     def _ticket(self, request: ReplicaRequest) -> Ticket:

@@ -26,7 +26,7 @@ FEWEST = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class IngressLoad:
     """The requests of an ingress. `in_flight`: all of them. `running`: those with a slot.
 
     `waiting_blocks`: blocks of the waiting requests. `rate_per_slot`: blocks per second of one slot at full load.
@@ -60,7 +60,7 @@ class ReplicaDemand:
         """A replica has refused a request that came at that time: it was no demand."""
         self._come = max(0.0, self._come - blocks * math.exp((arrived - self._since) / _MEMORY_S))
 
-    def wanted(self, load: Load, ratio: float) -> float:
+    def wanted(self, load: IngressLoad, ratio: float) -> float:
         """The number of replicas, as a fraction. `ratio`: blocks decoded per block requested."""
         taken = load.running / self.slots
         if load.rate_per_slot is None:

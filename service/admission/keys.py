@@ -102,7 +102,7 @@ def check_name(name: str) -> None:
         raise SettingsError(f"a key's name is {name!r}, allowed are {_NAME_RULE}")
 
 
-class _Entry(BaseModel):
+class _KeyEntry(BaseModel):
     """One entry of the file."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
@@ -127,7 +127,7 @@ def _read(path: Path) -> Iterable[ApiKey]:
 
 def _key(path: Path, number: int, entry: Any) -> ApiKey:
     try:
-        made = _Entry.model_validate(entry)
+        made = _KeyEntry.model_validate(entry)
     except ValidationError as error:
         reason = "; ".join(_explain(problem) for problem in error.errors(include_url=False, include_input=False))
         raise SettingsError(f"api_keys_file {path}, entry {number}: {reason}", param="api_keys_file") from None
@@ -139,7 +139,7 @@ def _explain(problem: Any) -> str:
     """The message for a problem. It never shows the value, which may be a key in the wrong place."""
     name = ".".join(str(part) for part in problem["loc"]) or "the entry"
     if problem["type"] == "extra_forbidden":
-        return f"{name!r} is not a field; {nearest(name, _Entry.model_fields)}"
+        return f"{name!r} is not a field; {nearest(name, _KeyEntry.model_fields)}"
     if problem["type"] == "string_pattern_mismatch":
         allowed = "64 hexadecimal digits" if name == "sha256" else _NAME_RULE
         return f"{name}: {allowed} are expected"

@@ -30,7 +30,7 @@ class Bucket:
         missing = min(amount, self._most) - self.left
         return max(0.0, missing * _MINUTE_S / self._most)
 
-    def take(self, amount: float) -> None:
+    def consume(self, amount: float) -> None:
         """Takes `amount` out. A negative amount is put back."""
         self._left = min(self._most, self.left - amount)
 
@@ -61,12 +61,12 @@ class RateLimits:
     def count_request(self, key: ApiKey) -> None:
         """Counts a request of the key."""
         if key.requests_per_minute is not None:
-            self._bucket(self._requests, key, key.requests_per_minute).take(1.0)
+            self._bucket(self._requests, key, key.requests_per_minute).consume(1.0)
 
-    def take_tokens(self, tenant: str, tokens: float) -> None:
+    def consume_tokens(self, tenant: str, tokens: float) -> None:
         """Counts tokens of the tenant. A negative number corrects an estimate that was too high."""
         if bucket := self._tokens.get(tenant):
-            bucket.take(tokens)
+            bucket.consume(tokens)
 
     def _bucket(self, buckets: dict[str, Bucket], key: ApiKey, per_minute: int) -> Bucket:
         if (bucket := buckets.get(key.name)) is None:

@@ -93,7 +93,7 @@ class _Routes:
         newest = self._exchange.newest
         replicas = [(status.replica, status.card.weights) for status in statuses]
         rows = [
-            {"replica": name, **_named(own), "behind": newest is not None and own.behind(newest)}
+            {"replica": name, **_named(own), "behind": newest is not None and own.older_than(newest)}
             for name, own in replicas
         ]
         return JSONResponse({**_named(newest or replicas[0][1]), "replicas": rows})

@@ -10,10 +10,10 @@ import asyncio
 import logging
 import time
 
-from service.errors import ExchangeFailed, NotReady, WeightsConflict
+from service.errors import NotReady, WeightsConflict, WeightUpdateFailed
 from service.gateway.backend import Backend, serving
 from service.tracebacks import without_message
-from service.wire import Exchanged, ModelCard, Status, Weights
+from service.wire import ModelCard, Status, Weights, WeightUpdateResult
 
 _log = logging.getLogger(__name__)
 
@@ -36,14 +36,14 @@ class WeightsExchange:
 
     def learn(self, weights: Weights) -> None:
         """Notes that these weights are known."""
-        if weights.version and weights.base == self._base and (self.newest is None or self.newest.behind(weights)):
+        if weights.version and weights.base == self._base and (self.newest is None or self.newest.older_than(weights)):
             self.newest = weights
 
     def saw(self, card: ModelCard) -> None:
         """Learns from the card of the service. Gives replicas that are behind the newest weights, in the background."""
         self.learn(card.weights)
         newest = self.newest
-        if newest is None or not (card.behind or card.weights.behind(newest)):
+        if newest is None or not (card.num_outdated or card.weights.older_than(newest)):
             return
         if self._catching_up is None and time.monotonic() >= self._due:
             self._catching_up = asyncio.create_task(self._catch_up(newest))
@@ -54,7 +54,7 @@ class WeightsExchange:
         self.saw(serving(statuses))
         return statuses
 
-    async def to(self, model: str, version: int | None) -> list[Exchanged]:
+    async def to(self, model: str, version: int | None) -> list[WeightUpdateResult]:
         """Gives all replicas other weights. `version`: None is the next one.
 
         WeightsRefused if a replica cannot take them: nothing is changed then. WeightsConflict if newer ones answer.
@@ -63,7 +63,7 @@ class WeightsExchange:
         async with self._one:
             wanted = self._wanted(serving(await self.statuses()), model, version)
             self._raise_first(await self._backend.check_weights(wanted))
-            exchanged = await self._backend.exchange(wanted)
+            exchanged = await self._backend.update_weights(wanted)
             if all(one.error is not None for one in exchanged):
                 self._raise_first(exchanged)
             for one in exchanged:
@@ -82,17 +82,17 @@ class WeightsExchange:
             raise WeightsConflict(f"version is {version}, allowed is more than {known.version}", param="version")
         return wanted
 
-    def _raise_first(self, told: list[Exchanged]) -> None:
+    def _raise_first(self, told: list[WeightUpdateResult]) -> None:
         if not told:
             raise NotReady("no replica responds", retry_after=5.0)
         for one in told:
             if one.error is not None:
                 raise one.error
 
-    def _raise_if_some_failed(self, told: list[Exchanged]) -> None:
+    def _raise_if_some_failed(self, told: list[WeightUpdateResult]) -> None:
         failed = [f"{one.replica}: {one.error.message}" for one in told if one.error is not None]
         if failed:
-            raise ExchangeFailed(
+            raise WeightUpdateFailed(
                 f"{len(failed)} of {len(told)} replicas could not take the weights. "
                 "They answer nothing until they have: "
                 f"{'; '.join(failed)}",
@@ -101,7 +101,7 @@ class WeightsExchange:
 
     async def _catch_up(self, newest: Weights) -> None:
         try:
-            for one in await self._backend.exchange(newest):
+            for one in await self._backend.update_weights(newest):
                 if one.error is not None:
                     _log.warning("a replica cannot take the newest weights: %s: %s", one.replica, one.error.message)
         except Exception as error:  # noqa: BLE001 - the next card leads to the next attempt

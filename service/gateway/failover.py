@@ -66,7 +66,7 @@ class Failover:
         async with aclosing(self._stream(attempts)) as items:
             async for item in items:
                 if isinstance(item, Ending):
-                    return Answer.of(attempts.sent, item)
+                    return Answer.from_chunks(attempts.sent, item)
         raise AssertionError("an answer ended without an ending")
 
     async def tokens(self, request: ReplicaRequest) -> int:

@@ -122,7 +122,7 @@ class Ingress:
         self._registry.set("queue_blocks_per_second", self._admission.blocks_per_second)
         return Snapshot(self._name, self._answers.in_flight, self._registry.families(self._name))
 
-    def learn_weights(self, weights: Weights) -> None:
+    def require_weights(self, weights: Weights) -> None:
         """From now on older weights may not answer."""
         self._weights.learn(weights)
 

@@ -11,10 +11,18 @@ from itertools import count
 from typing import Any
 
 from service.errors import ReplicaLost
-from service.frames import LONGEST, Frames, Malformed, Unsendable
-from service.link.messages import AT_INGRESS, Call, Cancel, DrainNotice, End, Item, Method, Refused
+from service.ipc import HUNG_S, LONGEST, LOOK_S, Frames, Malformed, Silence, Unsendable
+from service.link.messages import (
+    AT_INGRESS,
+    CallEnd,
+    CallItem,
+    CallRefused,
+    CancelCall,
+    DrainNotice,
+    Method,
+    ReplicaCall,
+)
 from service.link.proof import NONCE, PROOF, is_proof, make_nonce, make_proof
-from service.silence import HUNG_S, LOOK_S, Silence
 from service.wire import Address, ReplicaRequest
 
 #: seconds after which a client may try again
@@ -81,33 +89,33 @@ class Link(Frames):
         if _is_deep([request.messages, request.tools]):
             raise Unsendable(f"a request has more than {_DEPTH} values within each other")
         call = PendingCall(self, next(self._numbers), on_end)
-        self.send(Call(call.number, method, request))
+        self.send(ReplicaCall(call.number, method, request))
         self._calls[call.number] = call
         return call
 
     def forget(self, number: int) -> None:
         """Cancels a call at the replica, unless the call is over."""
         if self._calls.pop(number, None) is not None:
-            self.send(Cancel(number))
+            self.send(CancelCall(number))
 
     def received(self, content: bytes) -> None:
         """Checks the replica's proof, then gives items to their calls."""
         if not self._trusted:
             self._check(content)
             return
-        self._silence.heard()
+        self._silence.end()
         for message in self.codec.decode(content):
             match message:
-                case Item(number, item, others):
+                case CallItem(number, item, others):
                     self._on_load(others)
                     if call := self._calls.get(number):
-                        call.put(item)
-                case End(number):
+                        call.push(item)
+                case CallEnd(number):
                     if call := self._calls.pop(number, None):
-                        call.put(None)
-                case Refused(number):
+                        call.push(None)
+                case CallRefused(number):
                     if call := self._calls.pop(number, None):
-                        call.put(ReplicaDraining())
+                        call.push(ReplicaDraining())
                 case DrainNotice():
                     self._close()
 
@@ -130,7 +138,7 @@ class Link(Frames):
         self._close()
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            call.put(ReplicaLost("the replica was lost before the answer was complete", retry_after=_RETRY_S))
+            call.push(ReplicaLost("the replica was lost before the answer was complete", retry_after=_RETRY_S))
 
     async def _watch(self) -> None:
         """Gives up a replica that hangs: its calls go on elsewhere."""
@@ -174,7 +182,7 @@ class PendingCall:
             raise item
         return item
 
-    def put(self, item: object) -> None:
+    def push(self, item: object) -> None:
         """Stores an item, or the error that ends the call, and wakes who waits."""
         self._items.append(item)
         if self._waiter is not None and not self._waiter.done():

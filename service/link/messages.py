@@ -11,7 +11,7 @@ from service.wire import Chunk, Ending, Failure, Progress, ReplicaRequest
 Method = Literal["count", "stream"]
 
 
-class Call(Data, frozen=True, tag=1):
+class ReplicaCall(Data, frozen=True, tag=1):
     """An ingress calls. `number`: the name of the call on this link."""
 
     number: int
@@ -19,13 +19,13 @@ class Call(Data, frozen=True, tag=1):
     request: ReplicaRequest
 
 
-class Cancel(Data, frozen=True, tag=2):
+class CancelCall(Data, frozen=True, tag=2):
     """An ingress needs nothing more of a call."""
 
     number: int
 
 
-class Item(Data, frozen=True, tag=3):
+class CallItem(Data, frozen=True, tag=3):
     """A part of an answer, or a number of tokens. `others`: requests of other ingresses that the replica has."""
 
     number: int
@@ -33,13 +33,13 @@ class Item(Data, frozen=True, tag=3):
     others: int
 
 
-class End(Data, frozen=True, tag=4):
+class CallEnd(Data, frozen=True, tag=4):
     """A call has no further items."""
 
     number: int
 
 
-class Refused(Data, frozen=True, tag=5):
+class CallRefused(Data, frozen=True, tag=5):
     """A call came after the replica had begun to drain. Nothing was decoded."""
 
     number: int
@@ -49,10 +49,10 @@ class DrainNotice(Data, frozen=True, tag=6):
     """The replica drains: it takes no further calls and finishes those that it has."""
 
 
-class Alive(Data, frozen=True, tag=7):
+class ReplicaAlive(Data, frozen=True, tag=7):
     """The replica runs. Sent regularly, so that a link never falls silent."""
 
 
 #: the codecs of the two ends, by what comes there
-AT_REPLICA = MessagePack(Call | Cancel)
-AT_INGRESS = MessagePack(Item | End | Refused | DrainNotice | Alive)
+AT_REPLICA = MessagePack(ReplicaCall | CancelCall)
+AT_INGRESS = MessagePack(CallItem | CallEnd | CallRefused | DrainNotice | ReplicaAlive)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 from service.errors import InvalidRequest
-from service.frames import Unsendable
+from service.ipc import Unsendable
 from service.link.client import Impostor, Link, PendingCall, ReplicaDraining
 from service.link.messages import Method
 from service.routing.router import Router

@@ -15,11 +15,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from service.errors import MrpServeError
-from service.frames import LONGEST, Frames, Malformed
-from service.link.messages import AT_REPLICA, Alive, Call, DrainNotice, End, Item, Refused
+from service.ipc import BEAT_S, LONGEST, Frames, Malformed
+from service.link.messages import AT_REPLICA, CallEnd, CallItem, CallRefused, DrainNotice, ReplicaAlive, ReplicaCall
 from service.link.proof import NONCE, is_proof, make_nonce, make_proof
-from service.silence import BEAT_S
-from service.telemetry.faults import unexpected_error
+from service.tracebacks import unexpected_error
 from service.wire import Address, Failure, Items, ReplicaRequest
 
 _log = logging.getLogger(__name__)
@@ -127,14 +126,14 @@ class LinkServer:
         while True:
             await asyncio.sleep(BEAT_S)
             for connection in self._connections:
-                connection.send(Alive())
+                connection.send(ReplicaAlive())
 
-    async def answer(self, connection: _Connection, call: Call) -> None:
+    async def answer(self, connection: _Connection, call: ReplicaCall) -> None:
         """Does the work of one call."""
         number, request = call.number, call.request
 
         def send(item: Any) -> None:
-            connection.send(Item(number, item, self.calls - len(connection.calls)))
+            connection.send(CallItem(number, item, self.calls - len(connection.calls)))
 
         try:
             if call.method == "stream":
@@ -147,7 +146,7 @@ class LinkServer:
             send(Failure(error))
         except Exception as error:  # noqa: BLE001 - a bug: the log gets its place, the client the request's id
             send(Failure(unexpected_error(error, request.origin.request_id)))
-        connection.send(End(number))
+        connection.send(CallEnd(number))
 
 
 class _Connection(Frames):
@@ -173,7 +172,7 @@ class _Connection(Frames):
             self._prove(content)
             return
         for message in self.codec.decode(content):
-            if isinstance(message, Call):
+            if isinstance(message, ReplicaCall):
                 self._begin(message)
             elif task := self.calls.get(message.number):
                 task.cancel()
@@ -218,9 +217,9 @@ class _Connection(Frames):
         self._flush()
         self._transport.close()
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: ReplicaCall) -> None:
         if self._server.draining:
-            self.send(Refused(call.number))
+            self.send(CallRefused(call.number))
             return
         task = asyncio.get_running_loop().create_task(self._server.answer(self, call))
         self.calls[call.number] = task

@@ -28,23 +28,22 @@ from service.engine.forward.model_forward import ExecutionConfig, LocalModelForw
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import anchors_of
 from service.errors import EngineFailed, MrpServeError, ReplicaLost, SettingsError
-from service.frames import Channel
+from service.ipc import Channel, start_child
 from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve
 from service.model.memory import DeviceMemory, memory_of
 from service.model.shard import Shard
 from service.model.weight_update import apply_update, load_update
-from service.parallel.child import start_child
 from service.parallel.messages import (
     AT_DRIVER,
-    ApplyWeights,
+    ApplyShard,
     Command,
-    Failed,
-    Forward,
+    ForwardCommand,
     Join,
     LoadCheckpoint,
-    LoadWeights,
+    LoadShard,
     OpenNetworks,
-    Ready,
+    WorkerFailed,
+    WorkerReady,
 )
 from service.parallel.process_group import ProcessGroup
 from service.tracebacks import kind_and_place
@@ -64,7 +63,7 @@ class WorkerHandle:
         self.rank, self._lost = rank, lost
         self._process, end = start_child("service.parallel.worker", str(folder))
         self._channel = Channel(end, AT_DRIVER, f"rank {rank}")
-        self._answers: queue.SimpleQueue[Ready | MrpServeError] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[WorkerReady | MrpServeError] = queue.SimpleQueue()
         threading.Thread(target=self._read, name=f"rank {rank}", daemon=True).start()
 
     def send(self, command: Command) -> None:
@@ -76,7 +75,7 @@ class WorkerHandle:
         if self.failure is not None:
             raise self.failure
 
-    def answer(self, timeout_s: float | None = None) -> Ready:
+    def answer(self, timeout_s: float | None = None) -> WorkerReady:
         """Waits for the answer to a message. Raises the error of the rank."""
         try:
             answer = self._answers.get(timeout=timeout_s)
@@ -105,7 +104,7 @@ class WorkerHandle:
 
     def _read(self) -> None:
         try:
-            while not isinstance(message := self._channel.receive(), Failed):
+            while not isinstance(message := self._channel.receive(), WorkerFailed):
                 self._answers.put(message)
             failure: MrpServeError = message.error
         except EOFError:
@@ -188,7 +187,7 @@ class TensorParallelExecutor:
         """
         path, served = resolve(name), self._loaded()
         for worker in self._workers:
-            worker.send(LoadWeights(str(path), replace(options, shard=Shard(worker.rank, self.size))))
+            worker.send(LoadShard(str(path), replace(options, shard=Shard(worker.rank, self.size))))
         try:
             fresh = load_update(path, served.config, replace(options, shard=Shard(0, self.size)))
         finally:
@@ -198,11 +197,11 @@ class TensorParallelExecutor:
             raise problem
         return fresh
 
-    def take(self, fresh: Checkpoint) -> None:
-        """Puts the fetched weights in the place of the served ones, on all ranks. No forward may be under way."""
+    def apply(self, fresh: Checkpoint) -> None:
+        """Replaces the served weights by the fetched ones, on all ranks. No forward may be under way."""
         served = self._loaded()
         for worker in self._workers:
-            worker.send(ApplyWeights())
+            worker.send(ApplyShard())
         apply_update(served, fresh)
         self._answers(None)
 
@@ -237,7 +236,7 @@ class TensorParallelExecutor:
         if self._error is not None:
             raise self._error
         try:
-            message = Forward.of(which, group)
+            message = ForwardCommand.of(which, group)
             for worker in self._workers:
                 worker.send(message)
             if (anchors := anchors_of(group.members)) is not None:
@@ -263,7 +262,7 @@ class TensorParallelExecutor:
             raise AssertionError("no checkpoint is loaded")
         return self._checkpoint
 
-    def _answers(self, timeout_s: float | None) -> list[Ready]:
+    def _answers(self, timeout_s: float | None) -> list[WorkerReady]:
         return [worker.answer(timeout_s) for worker in self._workers]
 
     def _device(self, rank: int) -> str:

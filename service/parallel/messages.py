@@ -41,14 +41,14 @@ class LoadCheckpoint(Data, frozen=True, tag=2):
     options: LoadOptions
 
 
-class LoadWeights(Data, frozen=True, tag=3):
+class LoadShard(Data, frozen=True, tag=3):
     """Reads a part of other weights of the same shape beside the served ones, while forwards go on."""
 
     path: str
     options: LoadOptions
 
 
-class ApplyWeights(Data, frozen=True, tag=4):
+class ApplyShard(Data, frozen=True, tag=4):
     """The loaded weights take the place of the served ones."""
 
 
@@ -69,7 +69,7 @@ class SentRow(NamedTuple):
     table: int
 
 
-class Forward(Data, frozen=True, tag=6):
+class ForwardCommand(Data, frozen=True, tag=6):
     """A group of rows for one of the networks. `tables`: the pages that the rows of each sequence read or write.
 
     Anchors of MRP's rows follow as a tensor.
@@ -81,7 +81,7 @@ class Forward(Data, frozen=True, tag=6):
     width: int | None
 
     @classmethod
-    def of(cls, which: Network, group: RowGroup) -> Forward:
+    def of(cls, which: Network, group: RowGroup) -> ForwardCommand:
         """The message for a group."""
         numbers: dict[int, int] = {}
         tables: list[list[int]] = []
@@ -105,7 +105,7 @@ class Forward(Data, frozen=True, tag=6):
         return RowGroup(rows, range(len(rows)), self.width)
 
 
-class Ready(Data, frozen=True, tag=1):
+class WorkerReady(Data, frozen=True, tag=1):
     """The last message is handled. `memory`: the device's, if a checkpoint was loaded.
 
     `problem`: why weights could not be loaded; the rank goes on with the served ones.
@@ -115,14 +115,14 @@ class Ready(Data, frozen=True, tag=1):
     problem: MrpServeError | None = None
 
 
-class Failed(Data, frozen=True, tag=2):
+class WorkerFailed(Data, frozen=True, tag=2):
     """The last message could not be handled, and this rank ends."""
 
     error: MrpServeError
 
 
 #: messages to a worker
-Command = Join | LoadCheckpoint | LoadWeights | ApplyWeights | OpenNetworks | Forward
+Command = Join | LoadCheckpoint | LoadShard | ApplyShard | OpenNetworks | ForwardCommand
 
 
 def _dtype(name: Any) -> torch.dtype:
@@ -135,4 +135,4 @@ _DTYPE = Extension(torch.dtype, lambda dtype: str(dtype).removeprefix("torch."),
 
 #: the codecs of the two ends, by the messages that come there
 AT_WORKER = MessagePack(Command, _DTYPE)
-AT_DRIVER = MessagePack(Ready | Failed, _DTYPE)
+AT_DRIVER = MessagePack(WorkerReady | WorkerFailed, _DTYPE)

@@ -23,21 +23,21 @@ import torch
 from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward
 from service.engine.forward.rows import Anchor, ForwardOutput
 from service.errors import EngineFailed, MrpServeError
-from service.frames import Channel
+from service.ipc import Channel
 from service.model import Checkpoint, load_checkpoint
 from service.model.memory import memory_of
 from service.model.weight_update import apply_update, load_update
 from service.parallel.messages import (
     AT_WORKER,
-    ApplyWeights,
+    ApplyShard,
     Command,
-    Failed,
-    Forward,
+    ForwardCommand,
     Join,
     LoadCheckpoint,
-    LoadWeights,
+    LoadShard,
     OpenNetworks,
-    Ready,
+    WorkerFailed,
+    WorkerReady,
 )
 from service.parallel.process_group import ProcessGroup
 from service.tracebacks import kind_and_place
@@ -49,7 +49,7 @@ class Worker:
     `send`: sends an answer that comes later than others.
     """
 
-    def __init__(self, join: Join, send: Callable[[Ready], None]) -> None:
+    def __init__(self, join: Join, send: Callable[[WorkerReady], None]) -> None:
         self._send = send
         torch.set_num_threads(join.threads)
         self._device = torch.device(join.device)
@@ -60,25 +60,25 @@ class Worker:
         self._fresh: Checkpoint | None = None
         self._networks: LocalModelForward | None = None
 
-    def handle(self, command: Command) -> Ready | None:
+    def handle(self, command: Command) -> WorkerReady | None:
         """Handles a message. Returns its answer, if there is one."""
         match command:
-            case Forward():
+            case ForwardCommand():
                 self._forward(command)
                 return None
-            case LoadWeights():
+            case LoadShard():
                 threading.Thread(target=self._load_weights, args=(command,), daemon=True).start()
                 return None
             case LoadCheckpoint(path, options):
                 self._networks = self._checkpoint = None
                 self._checkpoint = load_checkpoint(path, options)
                 self._checkpoint.make_tensor_parallel(self._group.all_reduce)
-                return Ready(memory_of(self._device))
-            case ApplyWeights():
+                return WorkerReady(memory_of(self._device))
+            case ApplyShard():
                 self._apply_weights()
             case OpenNetworks():
                 self._open(command)
-        return Ready()
+        return WorkerReady()
 
     def _open(self, command: OpenNetworks) -> None:
         if self._checkpoint is None:
@@ -87,7 +87,7 @@ class Worker:
         execution = ExecutionConfig(command.attention, cuda_graphs=False)
         self._networks = LocalModelForward(self._checkpoint, command.num_pages, command.shapes, execution)
 
-    def _load_weights(self, command: LoadWeights) -> None:
+    def _load_weights(self, command: LoadShard) -> None:
         """On a thread of its own, beside forwards."""
         self._fresh, problem = None, None
         try:
@@ -99,7 +99,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - rank 0 says what it was
             problem = EngineFailed(f"weights could not be read: {kind_and_place(error)}")
         with suppress(EOFError):  # then this process ends
-            self._send(Ready(problem=problem))
+            self._send(WorkerReady(problem=problem))
 
     def _apply_weights(self) -> None:
         if self._checkpoint is None or self._fresh is None:
@@ -108,7 +108,7 @@ class Worker:
         self._fresh = None
 
     @torch.inference_mode()
-    def _forward(self, command: Forward) -> None:
+    def _forward(self, command: ForwardCommand) -> None:
         if self._networks is None or self._checkpoint is None:
             raise AssertionError("a forward is to be made before networks are open")
         group = command.group
@@ -137,13 +137,13 @@ class _Process:
         threading.Thread(target=self._read, daemon=True).start()
         rank = "a rank"
         try:
-            self._channel.send(Ready())
+            self._channel.send(WorkerReady())
             join = self._inbox.get()
             if not isinstance(join, Join):
                 raise AssertionError("the first message is not the one to join")
             rank = f"rank {join.rank}"
             worker = Worker(join, self._channel.send)
-            self._channel.send(Ready())
+            self._channel.send(WorkerReady())
             while True:
                 answer = worker.handle(self._inbox.get())
                 if answer is not None:
@@ -155,7 +155,7 @@ class _Process:
                 error if isinstance(error, MrpServeError) else EngineFailed(f"{rank} failed: {kind_and_place(error)}")
             )
             with suppress(EOFError):
-                self._channel.send(Failed(failure))
+                self._channel.send(WorkerFailed(failure))
             self._end(1)
 
     def _read(self) -> None:

@@ -26,7 +26,7 @@ from service.rayserve.private_ray import keep_serve_on_loopback
 from service.rayserve.scaling import WANTED
 from service.routing.affinity import RoutingReason
 from service.settings import Settings
-from service.wire import Exchanged, Snapshot, Status, Weights
+from service.wire import Snapshot, Status, Weights, WeightUpdateResult
 
 if TYPE_CHECKING:
     from service.gateway.http.listener import Listener
@@ -57,7 +57,7 @@ class GeneratorDeployment:
         from service.engine.gil_and_gc import tune_interpreter
         from service.link.server import LinkServer
         from service.rayserve.tls import server_tls
-        from service.replica.starting import start_replica
+        from service.replica.remote import start_replica
         from service.telemetry.logs import install_logs
 
         install_logs(settings)
@@ -75,13 +75,13 @@ class GeneratorDeployment:
         """The current metrics of the replica."""
         return self._generator.snapshot()
 
-    async def check_weights(self, weights: Weights) -> Exchanged:
+    async def check_weights(self, weights: Weights) -> WeightUpdateResult:
         """Whether the replica could take these weights."""
         return await self._generator.check_weights(weights)
 
-    async def exchange(self, weights: Weights) -> Exchanged:
+    async def update_weights(self, weights: Weights) -> WeightUpdateResult:
         """Takes these weights, unless the replica has them or newer ones."""
-        return await self._generator.exchange(weights)
+        return await self._generator.update_weights(weights)
 
     async def check_health(self) -> None:
         """Serve calls this. It replaces a replica that raises here because its engine has stopped."""
@@ -151,10 +151,10 @@ class IngressDeployment:
         """The current metrics of the ingress."""
         return self._ingress.snapshot()
 
-    async def learn_weights(self, weights: Weights) -> None:
+    async def require_weights(self, weights: Weights) -> None:
         """From now on older weights may not answer."""
         self._backend.forget_card()
-        self._ingress.learn_weights(weights)
+        self._ingress.require_weights(weights)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve calls this and passes the result to `scaling.policy`."""

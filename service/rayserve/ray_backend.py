@@ -12,12 +12,12 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from service.errors import EngineFailed, ExchangeFailed, NotReady, ScaledToZero
+from service.errors import EngineFailed, NotReady, ScaledToZero, WeightUpdateFailed
 from service.gateway.backend import serving
 from service.link.requests import ReplicaLinks
 from service.rayserve.serve_state import is_scaled_to_zero, why_none
 from service.tracebacks import without_message
-from service.wire import Exchanged, Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights
+from service.wire import Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
 
 _log = logging.getLogger(__name__)
 
@@ -143,21 +143,21 @@ class RayBackend:
                 _log.warning("the replicas could not be asked", extra={"exception": without_message(error)})
             await asyncio.sleep(_FRESH_S)
 
-    async def check_weights(self, weights: Weights) -> list[Exchanged]:
+    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         """Whether every replica that answers could take these weights."""
         return await self._of_weights("check_weights", weights)
 
-    async def exchange(self, weights: Weights) -> list[Exchanged]:
+    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         """Makes every replica that answers take these weights. A replica that is lost meanwhile is left out."""
         try:
-            return await self._of_weights("exchange", weights)
+            return await self._of_weights("update_weights", weights)
         finally:
             self.forget_card()
 
     async def announce(self, weights: Weights) -> None:
         """Tells all ingresses that older weights may no longer answer. One that hangs learns it from the replicas."""
         try:
-            await _of_all(self._ingresses, "learn_weights", type(None), weights)
+            await _of_all(self._ingresses, "require_weights", type(None), weights)
         except TimeoutError:
             _log.warning("an ingress does not answer within %s s", _CONTROL_S)
 
@@ -165,11 +165,11 @@ class RayBackend:
         """Makes the next request query the card."""
         self._card = None
 
-    async def _of_weights(self, method: str, weights: Weights) -> list[Exchanged]:
+    async def _of_weights(self, method: str, weights: Weights) -> list[WeightUpdateResult]:
         try:
-            return await _of_all(self._replicas, method, Exchanged, weights, timeout_s=_EXCHANGE_S)
+            return await _of_all(self._replicas, method, WeightUpdateResult, weights, timeout_s=_EXCHANGE_S)
         except TimeoutError:
-            raise ExchangeFailed(f"a replica has not answered within {_EXCHANGE_S:g} s") from None
+            raise WeightUpdateFailed(f"a replica has not answered within {_EXCHANGE_S:g} s") from None
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """The metrics of all processes that answer. While a replica hangs, the last metrics of all replicas."""

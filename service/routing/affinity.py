@@ -65,9 +65,9 @@ class Affinity:
         others = [name for name, load in loads.items() if load + 1 <= bound]
         return RoutingDecision(self._by_load(None, others or list(loads), loads), "overloaded")
 
-    def learn(self, keys: PrefixKeys, replica: str) -> None:
+    def record(self, keys: PrefixKeys, replica: str) -> None:
         """Notes that `replica` has taken a prompt with these keys."""
-        self._table.learn(keys, replica)
+        self._table.record(keys, replica)
 
     def bound(self, loads: Mapping[str, float]) -> float:
         """The most requests of a replica, the new one included, with which its cached prefix counts."""

@@ -64,7 +64,7 @@ class Router:
     def _by_rules(self, request: ReplicaRequest, loads: Mapping[str, float]) -> str:
         keys = prefix_keys(request) if self._by_prefix and not request.attempt else PrefixKeys()
         decision = self._affinity.choose(keys, loads)
-        self._affinity.learn(keys, decision.replica)
+        self._affinity.record(keys, decision.replica)
         if self._by_prefix and not request.attempt:
             self._on_route(decision.reason)
         return decision.replica

@@ -37,7 +37,7 @@ class PrefixTable:
         """The replicas of a key that are in `alive`, the most recent one last."""
         return tuple(name for name in self._holders.get(key, ()) if name in alive)
 
-    def learn(self, keys: PrefixKeys, replica: str) -> None:
+    def record(self, keys: PrefixKeys, replica: str) -> None:
         """Notes that `replica` has taken a prompt. The longest prefixes are the first to be dropped again."""
         for key in reversed(keys.keys):
             self._add(key, replica)

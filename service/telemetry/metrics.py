@@ -1,4 +1,4 @@
-"""The table of all metrics, and the registry of one process.
+"""The table of all metrics, the registry of one process, and `Sums` for a process without a registry.
 
 Tests compare the documentation and the dashboards with `METRICS`. `replica/metrics.py` fills a replica's registry, the
 ingress fills its own. `gateway/exposition.py` joins the snapshots of all processes to one page.
@@ -6,15 +6,14 @@ ingress fills its own. `gateway/exposition.py` joins the snapshots of all proces
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric as Exposed
 from prometheus_client.registry import Collector
 
-from service.telemetry.sums import Added
 from service.wire import Family
 
 PREFIX = "mrp_"
@@ -104,6 +103,45 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
+class MetricSink(Protocol):
+    """The receiver of counts and values: a `Registry` or `Sums`."""
+
+    def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
+        """Adds to a counter."""
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Adds a value to a histogram."""
+
+
+#: a metric's name in the table, and its labels
+MetricKey = tuple[str, tuple[tuple[str, str], ...]]
+#: amounts of counters, and values of histograms
+SumsData = tuple[Mapping[MetricKey, float], Mapping[MetricKey, Sequence[float]]]
+
+
+class Sums:
+    """A `MetricSink` of plain data, for a process without a registry. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._amounts: dict[MetricKey, float] = {}
+        self._values: dict[MetricKey, list[float]] = {}
+
+    def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
+        """Adds to a counter."""
+        key = name, tuple(labels.items())
+        self._amounts[key] = self._amounts.get(key, 0.0) + amount
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Adds a value to a histogram."""
+        self._values.setdefault((name, tuple(labels.items())), []).append(value)
+
+    def drain(self) -> SumsData:
+        """All sums since the last call."""
+        drained = self._amounts, self._values
+        self._amounts, self._values = {}, {}
+        return drained
+
+
 class Registry:
     """The metrics of one process. KeyError for a name that is not in the table."""
 
@@ -140,13 +178,13 @@ class Registry:
         histogram = self._histograms[name]
         (histogram.labels(**labels) if labels else histogram).observe(value)
 
-    def put(self, added: Added) -> None:
-        """Adds what another process has counted."""
-        amounts, values = added
+    def add_sums(self, sums: SumsData) -> None:
+        """Adds the sums of another process."""
+        amounts, observations = sums
         for (name, labels), amount in amounts.items():
             self.add(name, amount, **dict(labels))
-        for (name, labels), several in values.items():
-            for value in several:
+        for (name, labels), values in observations.items():
+            for value in values:
                 self.observe(name, value, **dict(labels))
 
     def families(self, replica: str) -> tuple[Family, ...]:
@@ -154,7 +192,7 @@ class Registry:
         return tuple(_family(metric, replica) for metric in self._registry.collect())
 
 
-class _One(Collector):
+class _Single(Collector):
     """A collector of one metric."""
 
     def __init__(self, metric: Exposed) -> None:
@@ -166,9 +204,9 @@ class _One(Collector):
 
 def _family(metric: Exposed, replica: str) -> Family:
     """The metric as text, without the creation times of its samples."""
-    named = Exposed(metric.name, metric.documentation, metric.type)
+    labelled = Exposed(metric.name, metric.documentation, metric.type)
     for sample in metric.samples:
         if not sample.name.endswith("_created"):
-            named.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
-    written, kind, *samples = generate_latest(_One(named)).decode().splitlines(keepends=True)
-    return Family(metric.name, written + kind, "".join(samples))
+            labelled.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
+    help_line, type_line, *samples = generate_latest(_Single(labelled)).decode().splitlines(keepends=True)
+    return Family(metric.name, help_line + type_line, "".join(samples))

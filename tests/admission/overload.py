@@ -11,7 +11,7 @@ from typing import Any
 
 from service.admission.controller import Admission, AdmissionController, IncomingRequest
 from service.admission.keys import ApiKey
-from service.arrival import Arrival
+from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.errors import QueueFull

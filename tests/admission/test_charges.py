@@ -77,13 +77,13 @@ class Shop:
         self.replicas, cards = Replicas(), SimpleNamespace(watch=lambda: None)
         self.draining = Draining()
         self.answers = RequestPipeline(self.replicas, self.door, cards, self.draining)  # type: ignore[arg-type]
-        self.count, self.paid, take = 0, 0.0, self.door._limits.take_tokens
+        self.count, self.paid, take = 0, 0.0, self.door._limits.consume_tokens
 
         def took(tenant: str, tokens: float) -> None:
             self.paid += tokens
             take(tenant, tokens)
 
-        self.door._limits.take_tokens = took  # type: ignore[method-assign]
+        self.door._limits.consume_tokens = took  # type: ignore[method-assign]
 
     def charge(self) -> TokenCharge:
         """Of a request that nobody pays."""

@@ -11,9 +11,9 @@ from msgspec import structs
 
 from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController, IncomingRequest
-from service.admission.demand import FEWEST, Load, ReplicaDemand
+from service.admission.demand import FEWEST, IngressLoad, ReplicaDemand
 from service.admission.keys import ApiKey
-from service.arrival import Arrival
+from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.errors import PromptTooLong
@@ -23,8 +23,8 @@ from tests.clock import Clock
 from tests.gateway.doubles import CARD
 
 
-def load(in_flight: int = 0, placed: int = 0, waiting: float = 0.0, rate: float | None = 2.0) -> Load:
-    return Load(in_flight, placed, waiting, rate)
+def load(in_flight: int = 0, placed: int = 0, waiting: float = 0.0, rate: float | None = 2.0) -> IngressLoad:
+    return IngressLoad(in_flight, placed, waiting, rate)
 
 
 @pytest.fixture

@@ -16,7 +16,18 @@ from service.errors import ReplicaLost
 from service.quality.presets import Presets
 from service.quality.schema import Band
 from service.replica.replica import Replica
-from service.wire import Chunk, Ending, Exchanged, Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights
+from service.wire import (
+    Chunk,
+    Ending,
+    Failure,
+    Items,
+    ModelCard,
+    ReplicaRequest,
+    Snapshot,
+    Status,
+    Weights,
+    WeightUpdateResult,
+)
 from tests.gateway.generate.helpers import GENERATE
 from tests.gateway.local import LocalBackend
 
@@ -146,11 +157,11 @@ class Scripted:
             raise self.down
         return [Status("r0", None, self.served)]
 
-    async def check_weights(self, weights: Weights) -> list[Exchanged]:
-        return [Exchanged("r0", weights)]
+    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
+        return [WeightUpdateResult("r0", weights)]
 
-    async def exchange(self, weights: Weights) -> list[Exchanged]:
-        return [Exchanged("r0", weights)]
+    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
+        return [WeightUpdateResult("r0", weights)]
 
     async def announce(self, weights: Weights) -> None:
         pass

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from service import frames, wire
-from service.arrival import Arrival
+from service import ipc, wire
+from service.data import Arrival
 from service.engine.request import Stats
 from service.errors import DeadlineExceeded, EngineFailed, InvalidRequest, MrpServeError, ReplicaLost
 from service.link import client as link_client
@@ -273,9 +273,7 @@ async def test_messages_of_one_turn_travel_together_unless_they_are_long(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []
-    monkeypatch.setattr(
-        frames, "framed", lambda content, framed=frames.framed: sent.append(len(content)) or framed(content)
-    )
+    monkeypatch.setattr(ipc, "framed", lambda content, framed=ipc.framed: sent.append(len(content)) or framed(content))
     ingress = await service.ingress()
     long = [structs.replace(replica_request(), text="x" * 400_000, token_ids=None) for _ in range(4)]
     sent.clear()

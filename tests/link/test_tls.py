@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from service.errors import ReplicaLost, SettingsError
-from service.frames import framed
+from service.ipc import framed
 from service.link.proof import make_nonce
 from service.rayserve.tls import client_tls, server_tls
 from service.wire import Chunk

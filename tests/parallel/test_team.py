@@ -21,7 +21,7 @@ from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.errors import CheckpointError, EngineFailed, ReplicaLost, SettingsError
-from service.frames import Channel, framed
+from service.ipc import Channel, framed
 from service.messagepack import MessagePack
 from service.model import LoadOptions
 from service.parallel import TensorParallelExecutor, executor

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from service.arrival import Arrival
+from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.routing.affinity import RoutingReason

@@ -20,7 +20,7 @@ from service.errors import MrpServeError
 from service.gateway.http.parse import parse_json
 from service.gateway.http.streams import FrameStream, all_of, first_of, merged
 from service.gateway.upstream import Upstream
-from service.telemetry.faults import unexpected_error
+from service.tracebacks import unexpected_error
 from service.wire import Answer, Chunk, Ending, ModelCard, Progress, ReplicaRequest
 
 _Item = tuple[int, Progress | Chunk | Ending]
