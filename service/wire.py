@@ -4,7 +4,7 @@ The ingress sends a `ReplicaRequest`. A replica returns a stream of `Chunk`s, wi
 The stream ends with an `Ending`, in the last chunk or by itself, or with a `Failure`. The ingress gathers a stream into
 an `Answer` for clients that do not stream. Times in statistics count from the arrival at the ingress.
 
-`Data` crosses links (`link/messages.py`); the dataclasses cross by Ray alone.
+`Data` crosses links (`link/protocol.py`); the dataclasses cross by Ray alone.
 """
 
 from __future__ import annotations

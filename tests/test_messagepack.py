@@ -21,7 +21,7 @@ from service.decode.modes import MODES
 from service.engine.request import MAX_SEED, SamplingParams, Stats
 from service.errors import InvalidRequest, MrpServeError
 from service.ipc import Malformed, Unsendable
-from service.link.messages import (
+from service.link.protocol import (
     AT_INGRESS,
     AT_REPLICA,
     CallEnd,

@@ -1,7 +1,7 @@
 """TLS of the links, by the certificates that Ray itself uses: `RAY_USE_TLS` and the three `RAY_TLS_…` variables.
 
 Both ends show a certificate, and check that the cluster's authority has signed the other's. Names in certificates are
-not checked: a replica proves by its secret who it is (`link/proof.py`).
+not checked: a replica proves by its secret who it is (`link/protocol.py`).
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ from service.errors import ReplicaLost
 from service.ipc import LONGEST, framed
 from service.link import requests as linked
 from service.link import server as served
-from service.link.messages import AT_INGRESS, CallEnd, CancelCall, ReplicaCall
-from service.link.proof import NONCE, make_nonce, make_proof
+from service.link.protocol import AT_INGRESS, NONCE, CallEnd, CancelCall, ReplicaCall, make_nonce, make_proof
 from service.wire import Address, Status
 from tests.gateway.helpers import eventually
 from tests.link.doubles import CARD, Service, answer, replica_request
@@ -318,4 +317,9 @@ async def test_frames_arrive_whole_in_any_pieces(service: Service) -> None:
         found = []
         while len(found) < 4:
             found += AT_INGRESS.decode(await frame(reader))
-    assert {(type(item).__name__, item.number) for item in found} == {("Item", 7), ("End", 7), ("Item", 8), ("End", 8)}
+    assert {(type(item).__name__, item.number) for item in found} == {
+        ("CallItem", 7),
+        ("CallEnd", 7),
+        ("CallItem", 8),
+        ("CallEnd", 8),
+    }

@@ -12,7 +12,7 @@ import pytest
 
 from service.errors import ReplicaLost, SettingsError
 from service.ipc import framed
-from service.link.proof import make_nonce
+from service.link.protocol import make_nonce
 from service.rayserve.tls import client_tls, server_tls
 from service.wire import Chunk
 from tests.gateway.helpers import eventually

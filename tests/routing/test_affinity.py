@@ -7,9 +7,8 @@ from collections import Counter
 
 import pytest
 
-from service.routing.affinity import BOUND, Affinity, RoutingDecision
+from service.routing.affinity import BOUND, MAX_HOLDERS, Affinity, PrefixTable, RoutingDecision
 from service.routing.keys import PrefixKeys, prefix_keys
-from service.routing.table import MAX_HOLDERS, PrefixTable
 from tests.routing.test_keys import chat, request
 
 
