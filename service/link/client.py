@@ -98,12 +98,10 @@ class Link(Frames):
         return call
 
     def forget(self, number: int) -> None:
-        """Cancels a call at the replica, unless the call is over."""
         if self._calls.pop(number, None) is not None:
             self.send(CancelCall(number))
 
     def received(self, content: bytes) -> None:
-        """Checks the replica's proof, then gives items to their calls."""
         if not self._trusted:
             self._check(content)
             return
@@ -124,7 +122,6 @@ class Link(Frames):
                     self._close()
 
     def refuse(self, why: str) -> None:
-        """Ends the connection at once."""
         if self._trusted:
             super().refuse(why)
             return
@@ -133,7 +130,6 @@ class Link(Frames):
         self.cut()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Ends all calls with ReplicaLost."""
         if not self._proven.done():
             self._proven.set_exception(error or ConnectionError("it ended before it was proven"))
         self.lost = True

@@ -82,7 +82,6 @@ class LinkServer:
 
     @property
     def calls(self) -> int:
-        """The number of calls in progress."""
         return sum(len(connection.calls) for connection in self._connections)
 
     async def close(self, patience_s: float = 0.0) -> None:
@@ -111,7 +110,6 @@ class LinkServer:
         self._unproven[connection] = None
 
     def joined(self, connection: _Connection) -> None:
-        """The connection has proven that it is an ingress."""
         del self._unproven[connection]
         self._connections.add(connection)
 
@@ -123,13 +121,11 @@ class LinkServer:
             self._noted, self._refused = time.monotonic(), 0
 
     def left(self, connection: _Connection) -> None:
-        """A connection has ended."""
         self._unproven.pop(connection, None)
         self._connections.discard(connection)
         self.changed()
 
     def changed(self) -> None:
-        """A call has begun or ended."""
         (self._idle.clear if self.calls else self._idle.set)()
 
     async def _beat(self) -> None:
@@ -139,7 +135,6 @@ class LinkServer:
                 connection.send(ReplicaAlive())
 
     async def answer(self, connection: _Connection, call: ReplicaCall) -> None:
-        """Answers one call."""
         number, request = call.number, call.request
 
         def send(item: Any) -> None:
@@ -168,14 +163,12 @@ class _Connection(Frames):
         self.calls: dict[int, asyncio.Task[None]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Limits the time for the proof."""
         super().connection_made(transport)
         self._server.connected(self)
         reason = f"no proof came within {_PROVEN_S:g} s"
         self._deadline = asyncio.get_running_loop().call_later(_PROVEN_S, self.refuse, reason)
 
     def received(self, content: bytes) -> None:
-        """Answers the nonce, checks the proof, then begins or cancels calls."""
         if self._deadline is not None:
             self._prove(content)
             return
@@ -206,7 +199,6 @@ class _Connection(Frames):
             self._deadline = None
 
     def refuse(self, why: str) -> None:
-        """Ends the connection at once."""
         if self._deadline is None:
             super().refuse(why)
             return
@@ -214,14 +206,12 @@ class _Connection(Frames):
         self.cut()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
-        """Cancels all calls of the ingress."""
         self._cancel_deadline()
         for task in self.calls.values():
             task.cancel()
         self._server.left(self)
 
     def end(self) -> None:
-        """Closes the connection after all sent messages."""
         self._flush()
         self._transport.close()
 

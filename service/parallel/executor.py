@@ -90,7 +90,6 @@ class WorkerHandle:
         self._channel.close()
 
     def wait(self) -> None:
-        """Waits for its end."""
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -99,7 +98,6 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
         return self._process.pid
 
     def _read(self) -> None:
@@ -286,11 +284,9 @@ class DriverNetworks:
 
     @property
     def num_pages(self) -> int:
-        """Pages of its cache."""
         return self._local.num_pages
 
     def forward(self, which: Network, group: RowGroup) -> OrderedHidden:
-        """See `ModelForward.forward`."""
         return self._executor.forward(self._local, which, group)
 
 

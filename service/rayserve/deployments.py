@@ -72,15 +72,12 @@ class GeneratorDeployment:
         return replace(self._generator.status(), address=self._links.address)
 
     async def snapshot(self) -> Snapshot:
-        """The current metrics of the replica."""
         return self._generator.snapshot()
 
     async def check_weights(self, weights: Weights) -> WeightUpdateResult:
-        """Whether the replica could take these weights."""
         return await self._generator.check_weights(weights)
 
     async def update_weights(self, weights: Weights) -> WeightUpdateResult:
-        """Takes these weights, unless the replica has them or newer ones."""
         return await self._generator.update_weights(weights)
 
     async def check_health(self) -> None:
@@ -148,7 +145,6 @@ class IngressDeployment:
         return ServeDisconnectAdapter(self._ingress.app(answers_request_id=False))
 
     async def snapshot(self) -> Snapshot:
-        """The current metrics of the ingress."""
         return self._ingress.snapshot()
 
     async def require_weights(self, weights: Weights) -> None:
@@ -170,7 +166,6 @@ class IngressDeployment:
         return self._ingress.draining.begin()
 
     async def cut(self) -> None:
-        """Ends the requests in progress with an error."""
         self._ingress.draining.cut()
 
     async def stop_listening(self) -> None:

@@ -26,7 +26,6 @@ class EngineMetrics:
         self._last_block: dict[str, float] = {}
 
     def on_step(self, report: StepReport) -> None:
-        """Counts the step's time, its rows and the forwards of its requests."""
         self._sink.observe("engine_step_seconds", report.seconds)
         if report.rows:
             self._sink.observe("rows_per_forward", report.rows)
@@ -37,7 +36,6 @@ class EngineMetrics:
             self._sink.add("prefix_cache_hits_total", report.tokens_cached)
 
     def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
-        """Counts the block's tokens, steps and latency."""
         mode = request.params.mode
         previous = self._last_block.pop(request.request_id, None)
         if event.finish_reason is None:

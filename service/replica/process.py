@@ -75,13 +75,11 @@ class _Steps:
         self._due = inf
 
     def on_step(self, report: StepReport) -> None:
-        """Counts a step."""
         self._metrics.on_step(report)
         if self._due == inf:
             self._due = time.monotonic() + _SUMS_S
 
     def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
-        """Counts a block."""
         self._metrics.on_event(request, event, steps)
         if event.finish_reason is not None:
             self._finished.append(request.request_id)

@@ -117,7 +117,6 @@ class EngineProcessClient(Frames):
 
     @property
     def pid(self) -> int:
-        """The engine's process."""
         return self._process.pid
 
     def state(self) -> EngineState:
@@ -202,7 +201,6 @@ class EngineProcessClient(Frames):
     # --- messages ----------------------------------------------------------------------------------
 
     def received(self, content: bytes) -> None:
-        """Handles the messages of the engine's process."""
         self._silence.end()
         for message in self.codec.decode(content):
             match message:
@@ -222,7 +220,6 @@ class EngineProcessClient(Frames):
                     self._ready.set_exception(error)
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
-        """All pending requests and calls fail."""
         if self._closed:
             return
         with suppress(subprocess.TimeoutExpired):

@@ -222,7 +222,6 @@ class Replica:
         return limit - len(request.resume.token_ids)
 
     async def count(self, request: ReplicaRequest) -> int | Failure:
-        """The number of tokens of a request's prompt."""
         try:
             return len(await self._encode(request))
         except MrpServeError as error:
@@ -245,7 +244,6 @@ class Replica:
         return Status(self._replica, self._engine.failure, self._weights.card)
 
     def snapshot(self) -> Snapshot:
-        """The current metrics."""
         families = self._metrics.families(self._engine.state(), self._weights.card.weights, self._replica)
         return Snapshot(self._replica, self._in_flight, families)
 

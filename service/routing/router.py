@@ -51,7 +51,6 @@ class InflightCounts:
         self._replicas = {name: self._replicas.get(name) or _ReplicaLoad() for name in names}
 
     def remove(self, name: str) -> None:
-        """Removes a replica."""
         self._replicas.pop(name, None)
 
     def add(self, name: str) -> None:

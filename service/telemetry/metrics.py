@@ -127,16 +127,13 @@ class Sums:
         self._values: dict[MetricKey, list[float]] = {}
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        """Adds to a counter."""
         key = name, tuple(labels.items())
         self._amounts[key] = self._amounts.get(key, 0.0) + amount
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """Adds a value to a histogram."""
         self._values.setdefault((name, tuple(labels.items())), []).append(value)
 
     def drain(self) -> SumsData:
-        """All sums since the last call."""
         drained = self._amounts, self._values
         self._amounts, self._values = {}, {}
         return drained
@@ -165,16 +162,13 @@ class Registry:
             self._histograms[metric.name] = histogram
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        """Adds to a counter."""
         counter = self._counters[name]
         (counter.labels(**labels) if labels else counter).inc(amount)
 
     def set(self, name: str, value: float) -> None:
-        """Sets a gauge."""
         self._gauges[name].set(value)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """Adds a value to a histogram."""
         histogram = self._histograms[name]
         (histogram.labels(**labels) if labels else histogram).observe(value)
 

@@ -38,7 +38,6 @@ class Tracing:
         self.tracer = self.provider.get_tracer("mrp-serve")
 
     def close(self) -> None:
-        """Sends the remaining spans and stops."""
         self.provider.shutdown()
 
 
