@@ -17,9 +17,8 @@ from msgspec import structs
 
 from service.admission.charge import AnswerUsage, TokenCharge, prompt_estimate
 from service.admission.demand import IngressLoad, ReplicaDemand
-from service.admission.keys import ApiKey
-from service.admission.limits import RateLimits
-from service.admission.queue_policy import QueueLimits, QueuePolicy
+from service.admission.keys import ApiKey, RateLimits
+from service.admission.queue_policy import QueuePolicy
 from service.admission.slots import Slots, Waiter
 from service.admission.throughput import Throughput
 from service.errors import InvalidRequest, MrpServeError, PromptTooLong
@@ -64,7 +63,7 @@ class AdmissionController:
         self._throughput = Throughput(clock)
         self._queue: FairQueue[Waiter] = FairQueue(settings.priority_aging_s)
         self._slots = Slots(self._queue, self._throughput, shared=tenants > 1)
-        limits = QueueLimits(settings.max_queue_s, settings.share(settings.max_waiting))
+        limits = settings.max_queue_s, settings.share(settings.max_waiting)
         self._policy = QueuePolicy(self._queue, self._throughput, limits, clock)
         self._limits = RateLimits(clock, settings.num_ingresses)
         self._demand = ReplicaDemand(settings.slots, settings.target_queue_s, clock)

@@ -139,7 +139,7 @@ class Ingress:
         app.include_router(anthropic_router(upstream), tags=[ANTHROPIC])
         app.include_router(self._operation())
         if self._settings.admin_keys:
-            app.include_router(admin_router(self._weights, KeyRing.of_admins(self._settings)))
+            app.include_router(admin_router(self._weights, KeyRing.load_admins(self._settings)))
         app.router.routes.extend(playground_routes())
 
     def _upstream(self) -> Upstream:

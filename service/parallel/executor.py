@@ -1,11 +1,11 @@
-"""The processes that hold one model together, as rank 0 sees them: started, commanded, watched, ended.
+"""The ranks that hold one model together: rank 0 starts, commands, watches and ends the workers.
 
     with TensorParallelExecutor(2, "cpu") as executor:
         checkpoint = executor.load("service/demo", LoadOptions())
         engine = Engine(checkpoint, deps=EngineDeps(ranks=executor))
 
-A worker that ends is the end of the executor: the next forward raises, and so does one that is under way. Every worker
-ends with rank 0, however that ends, because their sockets close.
+If a worker ends, the executor ends: the running forward and the next one raise. Every worker ends with rank 0, because
+its socket closes.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from service.parallel.messages import (
 from service.parallel.process_group import ProcessGroup
 from service.tracebacks import kind_and_place
 
-#: seconds for a process to start, which imports torch; and for one to end when its socket is closed
+#: seconds for a process to start, which imports torch, and to end when its socket is closed
 _START_S, _END_S = 120.0, 5.0
-#: seconds in which a rank that made an operation fail says why, or is seen to have ended
+#: seconds in which a rank that made an operation fail reports its error, or is seen to have ended
 _LAST_WORDS_S = 1.0
 
 
 class WorkerHandle:
-    """A worker's process. `failure`: why it can no longer compute; None while it can. `lost` is set then."""
+    """A worker's process. `failure`: why it can no longer compute; None while it can. `lost` is set with it."""
 
     failure: MrpServeError | None = None
 
@@ -86,7 +86,7 @@ class WorkerHandle:
         return answer
 
     def dismiss(self) -> None:
-        """Makes the process end."""
+        """Closes the process's socket, which ends it."""
         self._channel.close()
 
     def wait(self) -> None:
@@ -115,9 +115,8 @@ class WorkerHandle:
 class TensorParallelExecutor:
     """`size` ranks on a kind of device ("cpu", "cuda"), this process the first.
 
-    `timeout_s`: after which a collective operation counts as lost. `deterministic`: sums are made in the order
-    of the ranks, whatever their shape. Raises SettingsError if there are fewer devices; ReplicaLost if a rank does not
-    start.
+    `timeout_s`: the seconds after which a collective operation counts as lost. `deterministic`: sums are made in the
+    order of the ranks. Raises SettingsError if there are fewer devices; ReplicaLost if a rank does not start.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class TensorParallelExecutor:
     ) -> None:
         _check(size, device)
         self.size, self._kind = size, device
-        if device == "cuda":  # all ranks are here, so what NCCL listens on need not be seen from outside
+        if device == "cuda":  # all ranks are on this machine, so NCCL needs no address that others can reach
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         self._checkpoint: Checkpoint | None = None
         self._error: MrpServeError | None = None
@@ -153,7 +152,7 @@ class TensorParallelExecutor:
 
     @property
     def failure(self) -> str | None:
-        """Why the ranks can no longer compute. None while it can."""
+        """Why the ranks can no longer compute. None while they can."""
         failures = [self._error, *(worker.failure for worker in self._workers)]
         return next((failure.message for failure in failures if failure is not None), None)
 
@@ -163,9 +162,9 @@ class TensorParallelExecutor:
         return [worker.pid for worker in self._workers]
 
     def load(self, name: str | Path, options: LoadOptions) -> Checkpoint:
-        """This rank's part of a checkpoint; each other rank loads its own at the same time.
+        """This rank's part of a checkpoint. Every other rank loads its part at the same time.
 
-        Raises what `load_checkpoint` raises; SettingsError if the checkpoint cannot be divided so.
+        Raises the errors of `load_checkpoint`; SettingsError if the checkpoint cannot be divided by `size`.
         """
         path = resolve(name)
         for worker in self._workers:
@@ -179,9 +178,9 @@ class TensorParallelExecutor:
         return checkpoint
 
     def fetch(self, name: str | Path, options: LoadOptions) -> Checkpoint:
-        """This rank's part of other weights of the same shape, in the host's memory; each other rank reads its own.
+        """This rank's part of new weights, in the host's memory. Every other rank loads its part at the same time.
 
-        Forwards go on meanwhile. CheckpointError as in `model.weight_update`; all ranks keep what they serve then.
+        Forwards go on meanwhile. CheckpointError as in `model.weight_update`; all ranks then keep the served weights.
         """
         path, served = resolve(name), self._loaded()
         for worker in self._workers:
@@ -204,7 +203,7 @@ class TensorParallelExecutor:
         self._answers(None)
 
     def memory(self) -> DeviceMemory:
-        """What the rank with the least has for its cache and its forwards; on a CPU, a rank's share."""
+        """The memory of the rank with the least, for its cache and its forwards; on a CPU, a rank's share."""
         driver = memory_of(torch.device(self._device(0)))
         if driver.kind == "cpu":
             return replace(driver, free=driver.free // self.size, total=driver.total // self.size)
@@ -213,7 +212,7 @@ class TensorParallelExecutor:
     def networks(
         self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig
     ) -> DriverNetworks:
-        """The networks over all parts of the checkpoint that was loaded last. They take the place of earlier ones.
+        """The networks over all parts of the checkpoint that was loaded last. They replace earlier ones.
 
         Forwards are not captured as CUDA graphs.
         """
@@ -226,15 +225,15 @@ class TensorParallelExecutor:
         return DriverNetworks(self, local)
 
     def forward(self, local: LocalModelForward, which: Network, group: RowGroup) -> OrderedHidden:
-        """A forward on all ranks, of which `local` computes this one's part.
+        """A forward on all ranks. `local` computes the part of this one.
 
         Raises ReplicaLost if a rank is lost, EngineFailed if its part failed. No forward can follow then: the ranks may
-        be at different places.
+        have got to different layers.
         """
         if self._error is not None:
             raise self._error
         try:
-            message = ForwardCommand.of(which, group)
+            message = ForwardCommand.from_group(which, group)
             for worker in self._workers:
                 worker.send(message)
             if (anchors := anchors_of(group.members)) is not None:
@@ -267,7 +266,7 @@ class TensorParallelExecutor:
         return f"cuda:{rank}" if self._kind == "cuda" else self._kind
 
     def _why(self, error: BaseException) -> MrpServeError:
-        """Why a forward failed: a rank's own error, this one's included, else that a rank is lost."""
+        """The error of a failed forward: a rank's own error, this one's included, else that a rank is lost."""
         if isinstance(error, ReplicaLost | EngineFailed):
             self._lost.wait(_LAST_WORDS_S)
             failures = [failure for worker in self._workers if (failure := worker.failure) is not None]

@@ -1,7 +1,7 @@
 """A worker, any rank but 0: `python -m service.parallel.worker DESCRIPTOR FOLDER`, started by `executor.py`.
 
-It handles rank 0's messages in their order. It ends when its socket closes: at once, since a sum in which rank 0 takes
-no part would never end.
+It handles rank 0's messages in their order. It ends at once when its socket closes, since a sum without rank 0 would
+never end.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ from service.tracebacks import kind_and_place
 
 
 class Worker:
-    """One rank's state: its group, its part of a checkpoint, its networks.
-
-    `send`: sends an answer that comes later than others.
-    """
+    """One rank's state: its group, its part of a checkpoint, its networks. `send`: sends the answer to `LoadShard`."""
 
     def __init__(self, join: Join, send: Callable[[WorkerReady], None]) -> None:
         self._send = send
@@ -67,7 +64,7 @@ class Worker:
                 self._forward(command)
                 return None
             case LoadShard():
-                threading.Thread(target=self._load_weights, args=(command,), daemon=True).start()
+                threading.Thread(target=self._load_shard, args=(command,), daemon=True).start()
                 return None
             case LoadCheckpoint(path, options):
                 self._networks = self._checkpoint = None
@@ -75,7 +72,7 @@ class Worker:
                 self._checkpoint.make_tensor_parallel(self._group.all_reduce)
                 return WorkerReady(memory_of(self._device))
             case ApplyShard():
-                self._apply_weights()
+                self._apply_shard()
             case OpenNetworks():
                 self._open(command)
         return WorkerReady()
@@ -87,8 +84,8 @@ class Worker:
         execution = ExecutionConfig(command.attention, cuda_graphs=False)
         self._networks = LocalModelForward(self._checkpoint, command.num_pages, command.shapes, execution)
 
-    def _load_weights(self, command: LoadShard) -> None:
-        """On a thread of its own, beside forwards."""
+    def _load_shard(self, command: LoadShard) -> None:
+        """Runs on a thread of its own, beside forwards."""
         self._fresh, problem = None, None
         try:
             if self._checkpoint is None:
@@ -96,12 +93,12 @@ class Worker:
             self._fresh = load_update(command.path, self._checkpoint.config, command.options)
         except MrpServeError as error:
             problem = error
-        except Exception as error:  # noqa: BLE001 - rank 0 says what it was
+        except Exception as error:  # noqa: BLE001 - rank 0 raises it
             problem = EngineFailed(f"weights could not be read: {kind_and_place(error)}")
         with suppress(EOFError):  # then this process ends
             self._send(WorkerReady(problem=problem))
 
-    def _apply_weights(self) -> None:
+    def _apply_shard(self) -> None:
         if self._checkpoint is None or self._fresh is None:
             raise AssertionError("weights are to be applied before they are loaded")
         apply_update(self._checkpoint, self._fresh)
@@ -118,7 +115,7 @@ class Worker:
             anchors = torch.empty(shape, device=self._device, dtype=self._checkpoint.dtype)
             self._group.broadcast(anchors)
             states = ForwardOutput(anchors)
-            rows = [row._replace(anchor=Anchor(states, number)) for number, row in enumerate(group.members)]
+            rows = [row._replace(anchor=Anchor(states, index)) for index, row in enumerate(group.members)]
             group = type(group)(rows, group.indices, group.width)
         self._networks.forward(command.which, group)
 
@@ -126,7 +123,7 @@ class Worker:
 class _Process:
     """This process: it handles messages until there is an error, which it reports, or until its channel closes.
 
-    `folder`: of the ranks' store, which rank 0 cannot remove if it is killed.
+    `folder`: the folder of the ranks' store, which rank 0 cannot remove if it is killed.
     """
 
     def __init__(self, channel: Channel, folder: Path) -> None:
@@ -150,7 +147,7 @@ class _Process:
                     self._channel.send(answer)
         except EOFError:
             self._end(0)
-        except BaseException as error:  # noqa: BLE001 - rank 0 says what it was
+        except BaseException as error:  # noqa: BLE001 - rank 0 raises it
             failure = (
                 error if isinstance(error, MrpServeError) else EngineFailed(f"{rank} failed: {kind_and_place(error)}")
             )

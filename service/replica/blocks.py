@@ -22,8 +22,7 @@ class AnswerBlocks:
     """The answer to one `request`. `waited_s`: seconds from its arrival at the ingress to the engine.
 
     `pieces`: names the tokens, None if the request does not need names. `text_of`: the text of a token id.
-    `stats`: the statistics so far, over all replicas. `ending`: set by the last event. `events`: all events so far,
-    for a trace; None without one.
+    `stats`: the statistics so far, over all replicas. `ending`: set by the last event.
     """
 
     request: ReplicaRequest
@@ -35,7 +34,6 @@ class AnswerBlocks:
     block_size: int
     stats: Stats = field(init=False)
     ending: Ending | None = field(init=False, default=None)
-    events: list[BlockEvent] | None = field(init=False, default=None)
     _num_tokens: int = field(init=False)
     _held: list[Chunk] = field(init=False, default_factory=list)
 
@@ -49,8 +47,6 @@ class AnswerBlocks:
 
     def push(self, event: BlockEvent) -> Chunk | None:
         """The chunk of the last `together` events, None if more are to come. Not to be called after the ending."""
-        if self.events is not None:
-            self.events.append(event)
         if (chunk := self._chunk(event)) is not None:
             self._held.append(chunk)
         if not self._held or (len(self._held) < self.request.together and self.ending is None):

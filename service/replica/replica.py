@@ -90,11 +90,17 @@ class Replica:
                 yield await self._score(request, request.scoring)
                 return
             answer, events = await self._begin(request)
+            timeline = Timeline(answer.waited_s, answer.prompt_tokens)
             item: Progress | Chunk | None = None
-            with self._tracked(request, answer):
+            with self._tracked(request, timeline, lambda: answer.stats):
                 async with aclosing(events):
                     async for event in events:
-                        item = answer.progress(event) if isinstance(event, BlockProgress) else answer.push(event)
+                        if isinstance(event, BlockProgress):
+                            item = answer.progress(event)
+                        else:
+                            item = answer.push(event)
+                            if self._tracing:
+                                timeline.events.append(event)
                         if answer.ending is not None:
                             break
                         if item is not None:
@@ -119,21 +125,18 @@ class Replica:
         pieces = self._codec.token_texts() if replica_request.return_pieces else None
         text, size = self._codec.stream(replica_request.stop), self._engine.info.config.block_size
         answer = AnswerBlocks(replica_request, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
-        if self._tracing:
-            answer.events = []
         return answer, self._engine.generate(request, replica_request.constraint)
 
     @contextmanager
-    def _tracked(self, request: ReplicaRequest, answer: AnswerBlocks) -> Iterator[None]:
-        """Counts an answer that its client leaves, and traces every answer."""
+    def _tracked(self, request: ReplicaRequest, timeline: Timeline, stats: Callable[[], Stats]) -> Iterator[None]:
+        """Counts a request that its client aborts, and traces every request."""
         try:
             yield
         except (asyncio.CancelledError, GeneratorExit):
-            self._metrics.finished(request.params.mode, "abort", answer.stats)
+            self._metrics.finished(request.params.mode, "abort", stats())
             raise
         finally:
             if self._tracing:
-                timeline = Timeline(answer.waited_s, answer.prompt_tokens, answer.events or [])
                 trace_request(self._tracing, self._replica, request, timeline)
 
     async def _score(self, replica_request: ReplicaRequest, scoring: Scoring) -> Ending:
@@ -144,17 +147,11 @@ class Replica:
         prompt = await self._run(length, lambda: self._scorer.prompt(replica_request, scoring))
         logprobs, waited_s = self._scorer.logprobs_request(scoring), replica_request.arrived.waited_s()
         request = replace(self._request(replica_request, prompt, waited_s), max_new_tokens=0, logprobs=logprobs)
-        stats, events = Stats(), list[BlockEvent]()
-        try:
+        timeline = Timeline(waited_s, len(prompt))
+        with self._tracked(replica_request, timeline, Stats):
             async with aclosing(self._engine.generate(request)) as items:
-                events = [event async for event in items if isinstance(event, BlockEvent)]
-        except asyncio.CancelledError:
-            self._metrics.finished(replica_request.params.mode, "abort", stats)
-            raise
-        finally:
-            if self._tracing:
-                trace_request(self._tracing, self._replica, replica_request, Timeline(waited_s, len(prompt), events))
-        event = events[-1]
+                timeline.events.extend([event async for event in items if isinstance(event, BlockEvent)])
+        event = timeline.events[-1]
         if event.finish_reason != "stop":
             raise too_late(replica_request)
         stats = event.stats.later_by(waited_s)

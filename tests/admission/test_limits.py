@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.admission.controller import AdmissionController
-from service.admission.keys import ApiKey
-from service.admission.limits import Bucket, RateLimits
+from service.admission.keys import ApiKey, Bucket, RateLimits
 from service.errors import RateLimited
 from service.settings import Settings
 

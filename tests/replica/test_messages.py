@@ -139,7 +139,7 @@ def test_every_message_of_ranks_comes_back_equal() -> None:
 def test_rows_of_one_sequence_share_their_pages() -> None:
     pages = [4, 5, 6]
     rows = [Row(Block((1, -1)), 2, pages, writes_kv=False), Row(Block((1, 3)), 1, pages, writes_kv=True)]
-    message = again(ranks.AT_WORKER, ranks.ForwardCommand.of("backbone", RowGroup(rows, range(2), None)))
+    message = again(ranks.AT_WORKER, ranks.ForwardCommand.from_group("backbone", RowGroup(rows, range(2), None)))
     first, second = message.group.members
     assert first.pages is second.pages
     assert list(first.pages) == [4, 5]
