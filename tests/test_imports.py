@@ -99,7 +99,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.tracebacks",
     ),
     "service.gateway.http": (
-        "service.gateway.upstream",
+        "service.admission.charge",
         "service.wire",
         "service.text.tools",
         "service.arrival",
@@ -116,7 +116,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "service.gateway.openai": (
         "service.gateway.http",
-        "service.gateway.upstream",
+        "service.gateway.errors",
         "service.wire",
         "service.text.token_text",
         "service.text.tools",
@@ -125,7 +125,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "service.gateway.anthropic": (
         "service.gateway.http",
-        "service.gateway.upstream",
+        "service.gateway.errors",
         "service.text.tools",
         "service.wire",
         "service.errors",
@@ -133,7 +133,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.gateway.score": (
         "service.gateway.http",
         "service.gateway.openai",
-        "service.gateway.upstream",
+        "service.gateway.errors",
         "service.wire",
         "service.fair_queue",
         "service.text.token_text",

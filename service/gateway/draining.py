@@ -13,7 +13,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import NotReady
-from service.gateway.http.errors import Count, problem
+from service.gateway.http.errors import CountError, problem
 
 _RETRY_S = 5.0
 
@@ -88,7 +88,7 @@ def _cut() -> NotReady:
 class DrainGate:
     """Counts POST requests from their first byte to the last byte of the answer. Refuses them while draining."""
 
-    def __init__(self, app: ASGIApp, draining: Draining, count: Count) -> None:
+    def __init__(self, app: ASGIApp, draining: Draining, count: CountError) -> None:
         self._app = app
         self._draining = draining
         self._count = count

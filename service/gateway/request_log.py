@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec.structs import replace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.gateway.http.builder import milliseconds
@@ -30,7 +29,7 @@ _log = logging.getLogger("service.requests")
 class Record:
     """The data of one request, collected while it is answered."""
 
-    origin: Origin
+    request_id: str
     requests: list[ReplicaRequest] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
     error: str | None = None
@@ -55,7 +54,7 @@ class RequestLog:
         """Handles one connection."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        record, started = Record(Origin(scope["request_id"])), time.monotonic()
+        record, started = Record(scope["request_id"]), time.monotonic()
         token = _current.set(record)
 
         def send_and_note(message: Message) -> Awaitable[None]:
@@ -70,24 +69,26 @@ class RequestLog:
                 raise
             # The error is not raised again: the HTTP server would log its message, which may quote the request.
             if LOGGED not in scope:
-                about = {"request_id": record.origin.request_id, "exception": without_message(error)}
+                about = {"request_id": record.request_id, "exception": without_message(error)}
                 _log.warning("error after the answer began", extra=about)
         finally:
             _current.reset(token)
             _write(record, scope, time.monotonic() - started)
 
 
-def with_origin(request: ReplicaRequest, model: str) -> ReplicaRequest:
-    """The request with the origin of the current record, which notes it. `model`: its name in traces."""
+def current_origin() -> Origin:
+    """The origin of requests to replicas that this task makes now."""
     record = _current.get()
-    if record is None:
-        return request
-    trace = current_trace()
-    request = replace(request, origin=replace(record.origin, trace=trace) if trace else record.origin)
-    record.requests.append(request)
-    if traced():
-        describe_request(request, model)
-    return request
+    return Origin() if record is None else Origin(record.request_id, current_trace())
+
+
+def note_request(request: ReplicaRequest, model: str) -> None:
+    """Notes a request that gets a replica in the current record. `model`: the model's name in traces."""
+    record = _current.get()
+    if record is not None:
+        record.requests.append(request)
+        if traced():
+            describe_request(request, model)
 
 
 def note_ending(ending: Ending, model: str) -> None:
@@ -108,7 +109,7 @@ def _write(record: Record, scope: Scope, seconds: float) -> None:
         return
     route = scope.get("route")
     fields = {
-        "request_id": record.origin.request_id,
+        "request_id": record.request_id,
         "method": scope["method"],
         "route": getattr(route, "path", None),
         "status": record.status,

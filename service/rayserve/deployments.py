@@ -153,7 +153,6 @@ class IngressDeployment:
 
     async def learn_weights(self, weights: Weights) -> None:
         """From now on older weights may not answer."""
-        self._backend.forget_card()
         self._ingress.learn_weights(weights)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

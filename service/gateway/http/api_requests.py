@@ -134,7 +134,7 @@ def parse_own(own: Mapping[str, Any], schema: type[_ApiRequest], card: ModelCard
     try:
         request = schema.model_validate(own)
     except ValidationError as error:
-        raise explain(error.errors(include_url=False)) from None
+        raise explain(error.errors(include_url=False), schema) from None
     check_model(request.model, card)
     return request
 

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from service.engine.request import Stats
 from service.errors import MrpServeError
-from service.gateway.http.driver import ParsedRequest, ResponseBuilder
+from service.gateway.http.driver import ResponseBuilder
 from service.gateway.http.errors import error_json
 from service.gateway.http.protocol import AnswerStats, BlockFrame, DecodedStats, Done, GenerateAnswer, StepFrame, Traced
 from service.gateway.http.streams import frame
 from service.quality.schema import knobs_of
-from service.wire import Answer, Chunk, Ending, ModelCard, Progress, ReplicaRequest, TraceStep
+from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 
 
 class GenerateBuilder(ResponseBuilder):
     """Builds the answer to one POST /generate."""
 
-    def __init__(self, parsed: ParsedRequest, card: ModelCard) -> None:
-        [self._request] = parsed.requests
-        self._model = card.name
+    def __init__(self, request: ReplicaRequest, model: str, *, stream: bool) -> None:
+        super().__init__([request], stream=stream)
+        self._request, self._model = request, model
 
     async def whole(self, answers: Sequence[Answer]) -> GenerateAnswer:
         [answer] = answers

@@ -8,20 +8,19 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from service.gateway.http.builder import GenerateBuilder
-from service.gateway.http.driver import Api, ParsedRequest, respond
+from service.gateway.http.driver import Api, Upstream, respond
 from service.gateway.http.openapi import generate_docs
-from service.gateway.http.parse import parse_generate, to_replica_request
+from service.gateway.http.parse import RequestContext, parse_generate, to_replica_request
 from service.gateway.http.routes import locked
-from service.gateway.upstream import Upstream
-from service.wire import ModelCard
 
 
-def _parse(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedRequest:
-    request = parse_generate(body, card.default_mode)
-    return ParsedRequest(requests=(to_replica_request(request, card, timeout_limit_s),), stream=request.stream)
+def _parse(body: Mapping[str, Any], context: RequestContext) -> GenerateBuilder:
+    request = parse_generate(body, context.card.default_mode)
+    replica_request = to_replica_request(request, context, stream=request.stream)
+    return GenerateBuilder(replica_request, context.card.name, stream=request.stream)
 
 
-GENERATE_API: Final = Api(_parse, GenerateBuilder)
+GENERATE_API: Final = Api(_parse)
 
 
 def generate_router(upstream: Upstream) -> APIRouter:

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import BodyTooLarge, Forbidden
-from service.gateway.http.errors import Count, problem
+from service.gateway.http.errors import CountError, problem
 
 REQUEST_ID = "x-request-id"
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:-]+")
@@ -55,7 +55,7 @@ class RequestId:
         return await self._app(scope, receive, send_with_headers)
 
 
-def given_key(headers: Headers) -> bytes:
+def sent_key(headers: Headers) -> bytes:
     """The API key of `Authorization: Bearer`, else of `X-Api-Key`, unchanged. Empty if the client sent none."""
     scheme, _, bearer = headers.get("authorization", "").encode("latin-1").partition(b" ")
     return bearer.strip(b" \t") if scheme.lower() == b"bearer" else headers.get("x-api-key", "").encode("latin-1")
@@ -128,7 +128,7 @@ class OriginGate:
     rebinding).
     """
 
-    def __init__(self, app: ASGIApp, count: Count, host: str | None = None) -> None:
+    def __init__(self, app: ASGIApp, count: CountError, host: str | None = None) -> None:
         self._app, self._count = app, count
         self._name = host if host is not None and is_local(host) else None
 

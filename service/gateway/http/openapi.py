@@ -140,14 +140,13 @@ def generate_docs() -> dict[str, Any]:
     body = GENERATE.json_schema(ref_template=_REF)
     body.pop("$defs")
     body["oneOf"] += [{"$ref": _REF.format(model=model.__name__)} for model in (GenerateDefault, GenerateQuality)]
-    content = {"application/json": {"schema": body, "examples": dict(EXAMPLES)}}
     answer = {"model": GenerateAnswer, "content": {"text/event-stream": {"schema": {"description": _STREAM}}}}
     return {
         "tags": [DECODING],
         "summary": "Continue a prompt, at once or block by block",
         "response_class": JSONResponse,
         "responses": {200: answer, **errors(401, 404, 413, 422, 429, 503, 504)},
-        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+        **body_docs(body, examples=dict(EXAMPLES)),
     }
 
 
@@ -168,17 +167,15 @@ def route_docs(summary: str, answer: type, failed: Mapping[int | str, Any], stre
     return {"summary": summary, "response_class": JSONResponse, "responses": {200: response, **failed}}
 
 
-def body_docs(
-    schema: type[BaseModel], passed: frozenset[str], max_temperature: float, example: Mapping[str, Any]
-) -> dict[str, Any]:
-    """FastAPI's argument for a body with an API's own fields and with the fields `passed` of POST /generate."""
-    content = {"application/json": {"schema": _schema(schema, passed, max_temperature), "example": example}}
-    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
+def body_docs(schema: Mapping[str, Any], example: Any = None, **content: Any) -> dict[str, Any]:
+    """FastAPI's argument for a body that FastAPI does not parse. `content`: further fields beside its schema."""
+    shown = {"schema": schema, **({} if example is None else {"example": example}), **content}
+    return {"openapi_extra": {"requestBody": {"required": True, "content": {"application/json": shown}}}}
 
 
 @cache
-def _schema(schema: type[BaseModel], passed: frozenset[str], max_temperature: float) -> dict[str, Any]:
-    """The own fields and those shared with POST /generate, of all modes, without references.
+def shared_schema(schema: type[BaseModel], passed: frozenset[str], max_temperature: float) -> dict[str, Any]:
+    """The schema of a body with an API's own fields and with the fields `passed` of POST /generate, of all modes.
 
     The result is cached and must not be changed.
     """

@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from service.errors import MrpServeError
-from service.gateway.http.errors import Count
+from service.gateway.http.errors import CountError
 
 #: raises Unauthorized for a request without a valid API key. The request is answered within the context
 Authorize = Callable[[Request], AbstractContextManager[None]]
@@ -43,7 +43,9 @@ def locked(authorize: Authorize) -> type[APIRoute]:
     return Locked
 
 
-def answering(authorize: Authorize, count: Count, answer: Callable[[MrpServeError, str], Response]) -> type[APIRoute]:
+def answering(
+    authorize: Authorize, count: CountError, answer: Callable[[MrpServeError, str], Response]
+) -> type[APIRoute]:
     """A class of routes that need an API key, and that count and answer their errors.
 
     `answer`: makes the response of an error and the id of its request. The application handles other errors.

@@ -19,7 +19,7 @@ from service.text.tools.calls import MAX_TOOLS
 from service.wire import TraceStep
 
 #: the most choices of one request, over all its prompts
-MAX_CHOICES = 128
+MAX_ANSWERS = 128
 
 #: OpenAI's limit; POST /generate allows higher temperatures
 MAX_TEMPERATURE = 2
@@ -32,9 +32,9 @@ _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems":
 _PROMPT_SCHEMA = {
     "anyOf": [
         _TEXT,
-        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_ANSWERS},
         _IDS,
-        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_CHOICES},
+        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_ANSWERS},
     ]
 }
 
@@ -136,7 +136,7 @@ class OpenAiRequest(ApiRequest):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     model: str = Field(description="as GET /v1/models names it")
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description="answers per prompt; answer i has the seed `seed` + i")
+    n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers per prompt; answer i has the seed `seed` + i")
     max_tokens: int | None = Field(
         None, ge=1, le=MAX_NEW_TOKENS, description="default: 16 for completions, 256 for chats"
     )
