@@ -16,7 +16,7 @@ from dataclasses import replace
 from service.admission.controller import AdmissionController
 from service.errors import MrpServeError, NotReady, ScaledToZero
 from service.gateway.backend import Backend, serving
-from service.gateway.throttled import Throttled
+from service.gateway.metrics import Throttled
 from service.tracebacks import without_message
 from service.wire import ModelCard, Status
 

@@ -25,9 +25,8 @@ from service.gateway.availability import Availability
 from service.gateway.backend import Backend
 from service.gateway.draining import DrainGate, Draining
 from service.gateway.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, error_writer
-from service.gateway.exposition import CONTENT_TYPE, expose
 from service.gateway.failover import REASONS, FailoverPolicy
-from service.gateway.http.driver import JsonAnswer, Upstream
+from service.gateway.http.driver import JsonAnswer, Upstream, locked
 from service.gateway.http.errors import install_error_handlers
 from service.gateway.http.generate import generate_router
 from service.gateway.http.middleware import BodyLimit, OriginGate, RequestId, sent_key
@@ -35,14 +34,12 @@ from service.gateway.http.models import Models, models_json
 from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors
 from service.gateway.http.parse import RequestContext
 from service.gateway.http.protocol import Health, Live
-from service.gateway.http.routes import locked
+from service.gateway.metrics import CONTENT_TYPE, Throttled, expose
 from service.gateway.openai.routes import openai_router
 from service.gateway.pipeline import RequestPipeline
 from service.gateway.playground.routes import playground_routes
-from service.gateway.request_log import RequestLog, current_origin, current_record
+from service.gateway.request_log import RequestLog, current_origin, current_record, telemetry
 from service.gateway.score.routes import score_router
-from service.gateway.spans import telemetry
-from service.gateway.throttled import Throttled
 from service.gateway.weights import WeightsExchange, admin_router
 from service.quality.load_bands import LoadHysteresis
 from service.quality.schema import Plan

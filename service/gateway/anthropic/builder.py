@@ -24,8 +24,8 @@ from service.gateway.anthropic.protocol import (
     StopReason,
 )
 from service.gateway.errors import anthropic_error
-from service.gateway.http.builder import decoded_stats
 from service.gateway.http.driver import ResponseBuilder
+from service.gateway.http.generate import decoded_stats
 from service.gateway.http.protocol import Json
 from service.gateway.http.streams import frame
 from service.text.tools import (

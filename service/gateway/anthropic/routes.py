@@ -17,10 +17,9 @@ from service.gateway.anthropic.protocol import (
     TokenCount,
 )
 from service.gateway.errors import AnthropicErrorAnswer, anthropic_problem, in_anthropic_terms
-from service.gateway.http.driver import Api, JsonAnswer, Upstream, respond
+from service.gateway.http.driver import Api, JsonAnswer, Upstream, answering, respond
 from service.gateway.http.openapi import body_docs, errors, route_docs, shared_schema
 from service.gateway.http.parse import parse_json
-from service.gateway.http.routes import answering
 
 _STREAM: Final = (
     "Anthropic's object, with `stats`. With `stream`, Anthropic's server-sent events, from `message_start` to "

@@ -17,9 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from service.constraints.constraint import CallTexts, Constraint, Lead, ToolCallForm
 from service.decode.modes import KNOBS
 from service.errors import InvalidRequest
-from service.gateway.http.constraints import constraint_of
-from service.gateway.http.parse import check_model, explain, parse_generate
-from service.gateway.http.protocol import GenerateCommon, Json
+from service.gateway.http.parse import check_model, constraint_of, explain, parse_generate
+from service.gateway.http.protocol import PROMPTS, GenerateCommon, Json
 from service.settings import nearest
 from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
 from service.text.tools.formats import BEGIN, END, GAP
@@ -33,30 +32,14 @@ _ANY_CHAT = [{"role": "user", "content": ""}]
 #: an answer's thinking, as `AnswerFormat` says it
 _Thinking = Literal["no", "may", "begun"]
 
-#: fields that POST /generate parses under the same name
-PASSED: frozenset[str] = frozenset(
-    {
-        "temperature",
-        "top_p",
-        "top_k",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "response_format",
-        "regex",
-        "choice",
-        "grammar",
-        "timeout_s",
-        "return_trace",
-        "cache_salt",
-        "priority",
-        "prompt_cache_key",
-        "mode",
-        "quality",
-        *KNOBS,
-    }
-)
+#: fields that POST /generate parses under the same name; other APIs have their own for the rest
+PASSED: frozenset[str] = frozenset({*GenerateCommon.model_fields, *KNOBS, "mode", "quality"}) - {
+    *PROMPTS,
+    "model",
+    "max_new_tokens",
+    "stream",
+    "stream_steps",
+}
 
 
 @dataclass(frozen=True, slots=True)

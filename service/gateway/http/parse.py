@@ -16,12 +16,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from service.arrival import Arrival
+from service.constraints.constraint import Constraint
 from service.decode.modes import KNOBS
 from service.decode.registry import make_mode, these_knobs
 from service.engine.request import SamplingParams
 from service.errors import InvalidRequest, UnknownModel
-from service.gateway.http.constraints import constraint_of
-from service.gateway.http.protocol import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Json
+from service.gateway.http.protocol import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Json, ResponseFormat
 from service.settings import nearest
 from service.wire import ModelCard, Origin, ReplicaRequest, Weights
 
@@ -29,6 +29,9 @@ from service.wire import ModelCard, Origin, ReplicaRequest, Weights
 _SHOWN = 80
 _EXPLAINED = 10
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
+#: the fields that constrain an answer; the replica compiles the constraint
+_CONSTRAINTS = ("response_format", "regex", "choice", "grammar")
+_SCHEMA_PARAM = "response_format.json_schema.schema"
 #: blocks of a whole answer that come in one chunk
 _TOGETHER = 16
 
@@ -155,6 +158,48 @@ def _mode_and_knobs(request: GenerateCommon, card: ModelCard) -> tuple[str, dict
         return plan.mode, dict(plan.knobs)
     mode: str = request.mode  # type: ignore[attr-defined]
     return mode, {**card.defaults.get(mode, {}), **request.knobs}
+
+
+def constraint_of(request: GenerateCommon) -> Constraint | None:
+    """The constraint that a request asks for. InvalidRequest if it asks for two, or for no end."""
+    names = [name for name in _CONSTRAINTS if getattr(request, name) is not None]
+    if len(names) > 1:
+        raise InvalidRequest(
+            f"{' and '.join(names)} are given, allowed is one of {', '.join(_CONSTRAINTS)}", param=names[-1]
+        )
+    constraint = _constraint(request)
+    if constraint is not None and request.ignore_eos:
+        raise InvalidRequest(
+            f"ignore_eos is true, which {names[0]} does not allow: the answer has an end", param="ignore_eos"
+        )
+    return constraint
+
+
+def _constraint(request: GenerateCommon) -> Constraint | None:
+    if request.regex is not None:
+        return Constraint.regex(request.regex)
+    if request.choice is not None:
+        return Constraint.choice(request.choice)
+    if request.grammar is not None:
+        return Constraint.grammar(request.grammar)
+    return None if request.response_format is None else _of_format(request.response_format)
+
+
+def _of_format(form: ResponseFormat) -> Constraint | None:
+    schema = form.json_schema
+    if (form.type == "json_schema") != (schema is not None):
+        is_there = "is missing" if schema is None else "is given"
+        raise InvalidRequest(
+            f"response_format.type is {form.type!r} and response_format.json_schema {is_there}; "
+            "type json_schema has one, others have none",
+            param="response_format.json_schema",
+        )
+    if form.type == "text":
+        return None
+    return Constraint.json(schema.schema_ if schema else None, _SCHEMA_PARAM if schema else "response_format")
+
+
+# --- errors ----------------------------------------------------------------------------------------
 
 
 def explain(problems: Sequence[Any], schema: type[BaseModel]) -> InvalidRequest:

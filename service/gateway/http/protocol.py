@@ -27,15 +27,16 @@ from pydantic import (
     create_model,
     model_validator,
 )
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from service.constraints.constraint import MAX_CHOICES, MAX_GRAMMAR, MAX_REGEX
 from service.decode.knobs import AUTO, Knob, KnobValue, knobs_in
 from service.decode.modes import KNOBS, MODES
 from service.engine.request import MAX_SEED, FinishReason
 from service.errors import InvalidRequest
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
-from service.gateway.http.constraints import Choice, GrammarText, Regex, ResponseFormat
 from service.quality.schema import QualityName
 from service.wire import TraceStep
 
@@ -94,6 +95,41 @@ ONE_PROMPT: list[JsonValue] = [
 
 #: the engine checks the upper bound, which depends on the model
 TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
+
+
+class JsonSchemaFormat(BaseModel):
+    """A JSON schema as OpenAI's clients send it. `strict`: changes nothing, the schema always holds."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Annotated[str, Field(max_length=64)] | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="default: any JSON object")
+    strict: bool | None = None
+
+
+#: the rule that `parse.py` checks, for readers of the OpenAPI document
+_SCHEMA_ONLY_WITH_ITS_TYPE: JsonDict = {
+    "if": {"properties": {"type": {"const": "json_schema"}}},
+    "then": {"required": ["json_schema"], "properties": {"json_schema": {"type": "object"}}},
+    "else": {"properties": {"json_schema": {"type": "null"}}},
+}
+
+
+class ResponseFormat(BaseModel):
+    """The form of the answer, as OpenAI names it. `json_object`: any JSON object."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, json_schema_extra=_SCHEMA_ONLY_WITH_ITS_TYPE)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = Field(None, description="with type json_schema only")
+
+
+Regex = Annotated[str, Field(min_length=1, max_length=MAX_REGEX)]
+Choice = Annotated[
+    list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)
+]
+GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]
 
 
 class GenerateCommon(BaseModel):

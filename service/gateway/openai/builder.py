@@ -18,8 +18,8 @@ from pydantic_core import to_json
 
 from service.errors import MrpServeError
 from service.gateway.errors import openai_error
-from service.gateway.http.builder import decoded_stats
 from service.gateway.http.driver import ResponseBuilder
+from service.gateway.http.generate import decoded_stats
 from service.gateway.http.protocol import Json
 from service.gateway.openai.logprobs import TokenLogprob, token_logprobs
 from service.gateway.openai.protocol import (

@@ -9,12 +9,11 @@ from pydantic import BaseModel
 
 from service.gateway.errors import OpenAiErrorAnswer, in_openai_terms, openai_problem
 from service.gateway.http.api_requests import BodyFields
-from service.gateway.http.driver import Api, JsonAnswer, Upstream, respond
+from service.gateway.http.driver import Api, JsonAnswer, Upstream, answering, respond
 from service.gateway.http.errors import renamed
 from service.gateway.http.models import Model, model_json
 from service.gateway.http.openapi import body_docs, errors, route_docs, shared_schema
 from service.gateway.http.parse import check_model
-from service.gateway.http.routes import answering
 from service.gateway.openai.parse import FIELDS, parse_chat, parse_completion
 from service.gateway.openai.protocol import (
     MAX_TEMPERATURE,

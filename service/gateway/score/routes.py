@@ -17,11 +17,10 @@ from service.engine.request import SamplingParams
 from service.errors import InvalidRequest, MrpServeError
 from service.gateway.errors import OpenAiErrorAnswer, openai_problem
 from service.gateway.http.api_requests import BodyFields, parse_own, parse_shared
-from service.gateway.http.driver import Api, ResponseBuilder, Upstream, respond
+from service.gateway.http.driver import Api, ResponseBuilder, Upstream, answering, respond
 from service.gateway.http.openapi import body_docs, errors, inlined, route_docs
 from service.gateway.http.parse import RequestContext, to_replica_request
 from service.gateway.http.protocol import PROMPTS
-from service.gateway.http.routes import answering
 from service.gateway.score.protocol import ScoreAnswer, ScoredPosition, ScoreItem, ScoreRequest, TokenScore
 from service.text.token_text import TopLogprob
 from service.wire import Answer, PositionScores, ReplicaRequest, Scoring

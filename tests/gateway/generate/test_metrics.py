@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.engine import BlockEvent, GenerationRequest
 from service.engine.observer import EngineState
 from service.engine.request import ForwardCounts, Stats
-from service.gateway.exposition import expose
+from service.gateway.metrics import expose
 from service.replica.metrics import ReplicaMetrics
 from service.replica.replica import Replica
 from service.telemetry.metrics import METRICS, Registry

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 
 from service.errors import MrpServeError
 from service.gateway.errors import openai_error
-from service.gateway.http.builder import decoded_stats
 from service.gateway.http.driver import ResponseBuilder
+from service.gateway.http.generate import decoded_stats
 from service.gateway.http.protocol import Json
 from service.gateway.http.streams import frame
 from service.gateway.openai.responses.protocol import (
