@@ -184,7 +184,7 @@ class Ingress:
     def _authorize(self, request: Request) -> Iterator[None]:
         """Stores the request's API key in its state. Unauthorized if the key is missing or not configured.
 
-        RateLimited before the body is read, if the key may send none. What is refused before admission counts, too.
+        RateLimited before the body is read, if the key may send none. Requests refused before admission count, too.
         """
         sent = sent_key(request.headers)
         key = self._keys.find(sent)
@@ -223,8 +223,8 @@ class Ingress:
         self._weights.see(card)
 
     async def _card(self) -> ModelCard:
-        """The card of the service. Its presets are those of a request that comes now."""
-        with self.draining.until_cut():
+        """The card of the service, with the presets for a request that comes now."""
+        with self.draining.abortable():
             card = await self._availability.card()
         return replace(card, quality=card.quality.at(self._load.follow(self._admission.load)))
 

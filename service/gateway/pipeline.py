@@ -52,7 +52,7 @@ class RequestPipeline:
 
     async def count_tokens(self, request: ReplicaRequest, charge: TokenCharge) -> int:
         """The number of tokens of a request's prompt."""
-        with self._counted(charge), self._draining.until_cut():
+        with self._counted(charge), self._draining.abortable():
             async with self._admission.slot(request, charge) as usage:
                 attempts = Attempts(request, self._failover, [])
                 while True:
@@ -69,7 +69,7 @@ class RequestPipeline:
         """The items of an answer. `chunks` gets its chunks; it is emptied if the answer begins again."""
         with self._counted(charge):
             async with AsyncExitStack() as stack:
-                with self._draining.until_cut():
+                with self._draining.abortable():
                     usage = await stack.enter_async_context(self._admission.slot(request, charge))
                 attempts, ending = Attempts(request, self._failover, chunks), None
                 note_request(attempts.request, self._model)
@@ -83,7 +83,7 @@ class RequestPipeline:
                         await items.aclose()
                         if ending is not None:
                             return
-                        with self._draining.until_cut():
+                        with self._draining.abortable():
                             await attempts.next(error)
                         items = self._backend.stream(attempts.request)
                         continue
@@ -106,7 +106,7 @@ class RequestPipeline:
 
     async def _next(self, items: Items) -> Progress | Chunk | Ending | None:
         """The next item, None after the last. Raises the error of an attempt that failed."""
-        with self._draining.until_cut():
+        with self._draining.abortable():
             item = await anext(items, None)
         if isinstance(item, Failure):
             raise item.error

@@ -53,7 +53,6 @@ class RequestLog:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         record, started = Record(scope["request_id"]), time.monotonic()

@@ -152,7 +152,7 @@ class ReplicaWeights(BaseModel):
 
 
 class KnownWeights(BaseModel):
-    """GET /admin/weights: the weights that answer, and those of every replica."""
+    """GET /admin/weights: the weights that answer, and the weights of every replica."""
 
     model: str
     version: int

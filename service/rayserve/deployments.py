@@ -170,7 +170,7 @@ class IngressDeployment:
 
     async def cut(self) -> None:
         """Ends the requests in progress with an error."""
-        self._ingress.draining.cut()
+        self._ingress.draining.abort()
 
     async def stop_listening(self) -> None:
         """Refuses new connections, so that none is broken off when the process is killed."""

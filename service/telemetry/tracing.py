@@ -2,7 +2,8 @@
 
 The ingress adds attributes to a request's span (`gateway/request_log.py`). `ReplicaRequest.origin` takes the span's
 context to the replica, which makes the spans of the queue, the prefill and every block (`replica/spans.py`). No span
-holds a prompt or an answer. The SDK reads its own environment variables (`OTEL_…`) and sends the spans on its own thread.
+holds a prompt or an answer.
+The SDK reads its own environment variables (`OTEL_…`) and sends the spans on its own thread.
 """
 
 from __future__ import annotations

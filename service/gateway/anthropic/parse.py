@@ -74,7 +74,7 @@ def parse_messages(body: Mapping[str, Any], context: RequestContext, *, betas: b
     `betas`: whether the client uses betas, so that unknown fields are ignored.
     """
     card = context.card
-    own_fields, shared = FIELDS.split(body, MessagesRequest.model_fields, strict=not betas)
+    own_fields, shared = FIELDS.split(body, MessagesRequest, strict=not betas)
     request = parse_own(own_fields, MessagesRequest, card)
     shared |= {"max_new_tokens": min(request.max_tokens, card.max_model_len), "stop": request.stop_sequences}
     shared |= _form(request, shared)
@@ -86,7 +86,7 @@ def parse_messages(body: Mapping[str, Any], context: RequestContext, *, betas: b
 
 def parse_count(body: Mapping[str, Any], context: RequestContext) -> ReplicaRequest:
     """The request whose prompt is to be counted. Raises as above. Unknown fields are ignored."""
-    own_fields, shared = FIELDS.split(body, CountRequest.model_fields, strict=False)
+    own_fields, shared = FIELDS.split(body, CountRequest, strict=False)
     request = parse_own(own_fields, CountRequest, context.card)
     common = parse_shared_of_chat({**shared, "max_new_tokens": 1}, context.card, MAX_TEMPERATURE)
     fields, _ = chat_fields(common, _prompt(request, context.card), context.card)

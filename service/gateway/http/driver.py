@@ -173,9 +173,9 @@ class StreamFrames:
             if end := self.builder.end():
                 yield end
         except Exception as error:  # noqa: BLE001
-            known = error if isinstance(error, MrpServeError) else unexpected_error(error, self.request_id)
-            self.count(known)
-            yield self.builder.error(self.api.rename(known, None), self.request_id)
+            failure = error if isinstance(error, MrpServeError) else unexpected_error(error, self.request_id)
+            self.count(failure)
+            yield self.builder.error(self.api.rename(failure, None), self.request_id)
 
     def events(self, index: int, item: Progress | Chunk | Ending) -> bytes:
         """The events of one item. Empty if it has none."""

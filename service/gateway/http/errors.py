@@ -20,7 +20,7 @@ from service.telemetry.faults import unexpected_error
 
 
 class ErrorDetail(TypedDict):
-    """What went wrong; `param` names the field at fault."""
+    """The error. `param`: the field at fault."""
 
     code: str
     message: str
@@ -56,8 +56,8 @@ class _HttpError(MrpServeError):
         self.code = _CODES.get(status, "http_error")
 
 
-def install_error_handlers(app: FastAPI, count: CountError, write: Callable[[str], Write]) -> None:
-    """Answers every exception of the app's routes in the form that `write` gives for a path.
+def install_error_handlers(app: FastAPI, count: CountError, writer: Callable[[str], Write]) -> None:
+    """Answers every exception of the app's routes. `writer` gives the function that writes the errors of a path.
 
     `count` gets the errors of POST requests.
     """
@@ -65,7 +65,7 @@ def install_error_handlers(app: FastAPI, count: CountError, write: Callable[[str
     def answer(request: Request, error: MrpServeError, headers: dict[str, str] | None = None) -> JSONResponse:
         if request.method == "POST":
             count(error)
-        return problem(error, request.scope["request_id"], headers, write(request.url.path))
+        return problem(error, request.scope["request_id"], headers, writer(request.url.path))
 
     @app.exception_handler(MrpServeError)
     async def ours(request: Request, error: MrpServeError) -> JSONResponse:

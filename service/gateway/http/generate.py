@@ -138,7 +138,7 @@ def stats_of(stats: Stats) -> AnswerStats:
 
 
 def decoded_stats(ending: Ending, request: ReplicaRequest) -> DecodedStats:
-    """How an answer of another API was decoded: what that API has no fields for."""
+    """How an answer of another API was decoded: the statistics that this API has no fields for."""
     return {
         "finish_reason": ending.finish_reason,
         "mode": request.params.mode,

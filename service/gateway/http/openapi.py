@@ -1,8 +1,8 @@
 """The documentation of every route: bodies, answers and examples, and the page at /docs that shows them.
 
-`parse.py` parses the bodies, not FastAPI, so this module adds their schema. The files of the page are those of the
-package fastapi-offline, of which nothing else is used. Nothing is loaded from elsewhere. The page's headers allow its
-one inline script by its hash, and no frame around it.
+`parse.py` parses the bodies, not FastAPI, so this module adds their schema. The page's files come from the package
+fastapi-offline, nothing from elsewhere. The page's headers allow its one inline script by its hash, and no frame
+around it.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def errors(*statuses: int, model: type = ErrorAnswer) -> dict[int | str, dict[st
 
 
 def route_docs(summary: str, answer: type, failed: Mapping[int | str, Any], stream: str = "") -> dict[str, Any]:
-    """FastAPI's arguments for a route of another API. `stream`: what its streams are, if it has any."""
+    """FastAPI's arguments for a route of another API. `stream`: the description of its streams, if it has any."""
     response: dict[str, Any] = {"model": answer}
     if stream:
         response |= {"description": stream, "content": {"text/event-stream": {"schema": {"description": stream}}}}
@@ -169,8 +169,8 @@ def route_docs(summary: str, answer: type, failed: Mapping[int | str, Any], stre
 
 def body_docs(schema: Mapping[str, Any], example: Any = None, **content: Any) -> dict[str, Any]:
     """FastAPI's argument for a body that FastAPI does not parse. `content`: further fields beside its schema."""
-    shown = {"schema": schema, **({} if example is None else {"example": example}), **content}
-    return {"openapi_extra": {"requestBody": {"required": True, "content": {"application/json": shown}}}}
+    body = {"schema": schema, **({} if example is None else {"example": example}), **content}
+    return {"openapi_extra": {"requestBody": {"required": True, "content": {"application/json": body}}}}
 
 
 @cache
@@ -193,7 +193,7 @@ def shared_schema(schema: type[BaseModel], passed: frozenset[str], max_temperatu
 
 
 def inlined(value: Any, definitions: Mapping[str, Any]) -> Any:
-    """A JSON schema with its references replaced by what they name."""
+    """A JSON schema whose references are replaced by the definitions."""
     if isinstance(value, list):
         return [inlined(item, definitions) for item in value]
     if not isinstance(value, dict):

@@ -46,9 +46,9 @@ _OBJECTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """The source of all fields of a `ReplicaRequest` that its body does not say.
+    """The source of all fields of a `ReplicaRequest` that do not stand in the body.
 
-    `tenant`, `weight`: the name and the weight of the API key. `salted`: makes a cache salt one of that key.
+    `tenant`, `weight`: the name and the weight of the API key. `salted`: makes a cache salt of that key alone.
     `weights`: the oldest weights that may answer.
     """
 
@@ -152,7 +152,7 @@ def _check_quality_is_alone(body: Mapping[str, Any]) -> None:
 
 
 def _mode_and_knobs(request: GenerateCommon, card: ModelCard) -> tuple[str, dict[str, Any]]:
-    """The mode and the knobs of a request, or those of the preset that it names, at the load on the card."""
+    """The mode and the knobs of a request, or of the preset that it names, at the load on the card."""
     if (quality := getattr(request, "quality", None)) is not None:
         plan = card.quality.plan(quality)
         return plan.mode, dict(plan.knobs)
@@ -234,11 +234,11 @@ def _unknown(path: Sequence[str | int], mode: str | None, schema: type[BaseModel
         fields = _fields_of(owner, schema)
         return f"{name!r} is not a field of {title}" + (f"; {nearest(name, fields)}" if fields else "")
     if mode and name in KNOBS:
-        users = [other for other, schema in REQUESTS.items() if name in schema.model_fields]
+        users = [user for user, schema in REQUESTS.items() if name in schema.model_fields]
         used = sorted(set(KNOBS) & set(REQUESTS[mode].model_fields))
         return f"mode {mode!r} does not use {name} ({', '.join(users)} do); {these_knobs(used)}"
-    known = {field for schema in REQUESTS.values() for field in schema.model_fields}
-    return f"{name!r} is not a field; {nearest(name, known)}"
+    names = {field for schema in REQUESTS.values() for field in schema.model_fields}
+    return f"{name!r} is not a field; {nearest(name, names)}"
 
 
 def _fields_of(path: Sequence[str | int], schema: type[BaseModel]) -> list[str]:
@@ -268,7 +268,7 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _show(value: object) -> str:
-    """A received value as JSON, cut to a readable length. What is cut is not written."""
+    """A received value as JSON, cut to a readable length. The rest is not written."""
     text = ""
     try:
         for part in _ENCODER.iterencode(value):

@@ -27,13 +27,13 @@ from service.gateway.openai.protocol import (
     ChatCompletion,
     ChoiceEnd,
     ChoiceTokens,
-    Completion,
     CompletionHead,
     FinishReasonName,
     MessageChoice,
     Met,
     OpenAiUsage,
     TextChoice,
+    TextCompletion,
 )
 from service.text.tools import (
     AnswerFormat,
@@ -205,7 +205,7 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
         super().__init__(requests, model, options)
         self._echoes = echoes
 
-    async def whole(self, answers: Sequence[Answer]) -> Completion:
+    async def whole(self, answers: Sequence[Answer]) -> TextCompletion:
         choices = await self._choices(answers)
         return {**self._head, "object": "text_completion", "choices": choices, "usage": self._usage()}
 

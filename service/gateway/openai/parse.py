@@ -31,11 +31,11 @@ from service.gateway.openai.protocol import (
     MAX_TEMPERATURE,
     AllowedChoice,
     ChatRequest,
+    CompletionPrompt,
     CompletionRequest,
     Effort,
     NamedTool,
     OpenAiRequest,
-    Prompt,
     TemplateOptions,
 )
 from service.text.tools import AnswerFormat, Tool, ToolUse
@@ -126,8 +126,8 @@ def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
 
 def _parse(body: Mapping[str, Any], schema: type[_Request], card: ModelCard) -> tuple[_Request, dict[str, Any]]:
     """OpenAI's own fields as a typed request, and the other fields, which are not parsed yet."""
-    own, shared = FIELDS.split(body, schema.model_fields)
-    request = parse_own(own, schema, card)
+    fields, shared = FIELDS.split(body, schema)
+    request = parse_own(fields, schema, card)
     if request.stream_options and not request.stream:
         raise InvalidRequest("stream_options are given, which need stream true", param="stream_options")
     return request, shared
@@ -152,7 +152,7 @@ def _check_completion(request: CompletionRequest) -> None:
         raise InvalidRequest("echo is true with logprobs; a prompt's tokens have no log-probabilities", param="echo")
 
 
-def _prompt(prompt: Prompt) -> Json:
+def _prompt(prompt: CompletionPrompt) -> Json:
     return {"text": prompt, "token_ids": None} if isinstance(prompt, str) else {"text": None, "token_ids": prompt}
 
 

@@ -61,7 +61,7 @@ def _docs() -> dict[str, Any]:
 
 def parse_score(body: Mapping[str, Any], context: RequestContext) -> ScoreBuilder:
     """Parses a body. Raises InvalidRequest or UnknownModel with the reason."""
-    fields, _ = _FIELDS.split(body, ScoreRequest.model_fields)
+    fields, _ = _FIELDS.split(body, ScoreRequest)
     request = parse_own(fields, ScoreRequest, context.card)
     shared = {name: getattr(request, name) for name in _SHARED}
     common = parse_shared({**shared, "prompt": "-", "max_new_tokens": 1}, context.card, max_temperature=0)

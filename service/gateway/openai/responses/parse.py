@@ -64,7 +64,7 @@ FIELDS = BodyFields(PASSED - {"response_format"}, _NO_OPS, _HINTS)
 def parse_responses(body: Mapping[str, Any], context: RequestContext) -> ResponsesBuilder:
     """Parses a body. Raises InvalidRequest or UnknownModel with the reason."""
     _check_state(body)
-    own_fields, shared = FIELDS.split(body, ResponsesRequest.model_fields)
+    own_fields, shared = FIELDS.split(body, ResponsesRequest)
     request = parse_own(own_fields, ResponsesRequest, context.card)
     shared |= _form(request)
     if request.max_output_tokens is not None:
