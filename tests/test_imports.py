@@ -94,7 +94,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.tracebacks",
     ),
     "service.gateway.http": (
-        "service.gateway.upstream",
+        "service.admission.charge",
         "service.wire",
         "service.text.tools",
         "service.data",
@@ -111,7 +111,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "service.gateway.openai": (
         "service.gateway.http",
-        "service.gateway.upstream",
+        "service.gateway.errors",
         "service.wire",
         "service.text.token_text",
         "service.text.tools",
@@ -120,7 +120,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "service.gateway.anthropic": (
         "service.gateway.http",
-        "service.gateway.upstream",
+        "service.gateway.errors",
         "service.text.tools",
         "service.wire",
         "service.errors",
@@ -128,7 +128,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.gateway.score": (
         "service.gateway.http",
         "service.gateway.openai",
-        "service.gateway.upstream",
+        "service.gateway.errors",
         "service.wire",
         "service.fair_queue",
         "service.text.token_text",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from service.admission.throughput import Moment, Throughput
 from service.errors import ConstraintFailed, DeadlineExceeded, InvalidRequest
-from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest
+from service.wire import Chunk, Ending, Progress, ReplicaRequest
 
 #: letters a token, for the estimate of a prompt that is not encoded yet
 _LETTERS = 4
@@ -30,7 +30,7 @@ def prompt_estimate(request: ReplicaRequest) -> float:
 
 
 class AnswerUsage:
-    """One answer. `take` gets every item of its stream, or the whole answer.
+    """One answer. `take` gets every item of it. `whole`: its client gets nothing before the end.
 
     `asked`, `decoded`: blocks requested, and decoded so far. `streamed`: tokens sent to the client so far. `used`:
     tokens of prompt and completion, None before the end. `prompt`: tokens of the prompt, an estimate until they are
@@ -38,30 +38,26 @@ class AnswerUsage:
     its place, None before.
     """
 
-    def __init__(self, asked: int, prompt: float, block_size: int, throughput: Throughput) -> None:
+    def __init__(
+        self, asked: int, prompt: float, block_size: int, throughput: Throughput, *, whole: bool = False
+    ) -> None:
         self.asked, self.prompt, self.estimate = asked, prompt, 0.0
         self.decoded = 0
         self.streamed = 0
         self.charged = 0.0
         self.used: int | None = None
         self.begun: Moment | None = None
-        self._block_size, self._throughput = block_size, throughput
+        self._block_size, self._throughput, self._whole = block_size, throughput, whole
 
-    def take(self, item: Answer | Progress | Chunk | Ending) -> None:
-        """Counts an item of the stream, or the whole answer."""
-        if isinstance(item, Chunk):
+    def take(self, item: Progress | Chunk | Ending) -> None:
+        """Counts an item. The blocks of a whole answer count at its end."""
+        if isinstance(item, Ending):
+            self._end(item)
+        elif isinstance(item, Chunk) and not self._whole:
             self.decoded += 1
             self._throughput.decoded(1)
             self.streamed += len(item.token_ids)
             self.prompt = item.prompt_tokens or self.prompt
-        elif isinstance(item, Ending):
-            self._end(item)
-            self.streamed = item.prompt_tokens + item.completion_tokens
-        elif isinstance(item, Answer):
-            self.decoded = -(-item.ending.completion_tokens // self._block_size)
-            if self.begun is not None:
-                self._throughput.decoded_since(self.begun, self.decoded)
-            self._end(item.ending)
 
     def count(self, tokens: int) -> None:
         """The prompt's tokens were counted, and nothing else was asked."""
@@ -69,6 +65,12 @@ class AnswerUsage:
 
     def _end(self, ending: Ending) -> None:
         self.used = ending.prompt_tokens + ending.completion_tokens
+        if not self._whole:
+            self.streamed = self.used
+        else:
+            self.decoded = -(-ending.completion_tokens // self._block_size)
+            if self.begun is not None:
+                self._throughput.decoded_since(self.begun, self.decoded)
         self._throughput.answered(self.asked, self.decoded)
 
 

@@ -10,7 +10,6 @@ another tenant is decoded at once, however many requests of however many others 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -61,11 +60,8 @@ class Slots:
             self._total, self._decoded = slots, decoded_of(slots)
             self._changed()
 
-    async def enter(self, ticket: Ticket, timeout_s: float, on_wait: Callable[[], None] = lambda: None) -> None:
-        """Waits for a slot and takes it; `leave` must follow. TimeoutError after `timeout_s` without a slot.
-
-        `on_wait` is called if no slot is free now.
-        """
+    async def enter(self, ticket: Ticket, timeout_s: float) -> None:
+        """Waits for a slot and takes it; `leave` must follow. TimeoutError after `timeout_s` without a slot."""
         waiter = Waiter()
         tenant = self._tenants.setdefault(ticket.tenant, _Tenant(ticket.weight))
         tenant.requests += 1
@@ -73,7 +69,6 @@ class Slots:
         try:
             self._changed()
             if not waiter.has_slot:
-                on_wait()
                 async with asyncio.timeout(timeout_s):
                     await waiter.turn
         except BaseException:

@@ -149,7 +149,6 @@ class IngressDeployment:
 
     async def require_weights(self, weights: Weights) -> None:
         """From now on older weights may not answer."""
-        self._backend.forget_card()
         self._ingress.require_weights(weights)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -166,7 +165,7 @@ class IngressDeployment:
         return self._ingress.draining.begin()
 
     async def cut(self) -> None:
-        self._ingress.draining.cut()
+        self._ingress.draining.abort()
 
     async def stop_listening(self) -> None:
         """Refuses new connections, so that none is broken off when the process is killed."""

@@ -88,9 +88,8 @@ class TestRefused:
     """What a replica could never decode is no demand."""
 
     async def answer(self, door: AdmissionController, asked: ReplicaRequest, error: Exception | None = None) -> None:
-        [mine] = door.admit(IncomingRequest(ApiKey("a"), "", "", b""), [asked]).requests
-        charge = TokenCharge(lambda _: None)
-        async with door.slot(mine, charge):
+        door.admit(IncomingRequest(ApiKey("a"), "", "", b""), [asked])
+        async with door.slot(asked, TokenCharge(lambda _: None)):
             if error is not None:
                 raise error
 
@@ -103,13 +102,6 @@ class TestRefused:
             asyncio.run(self.answer(door, giant))
         assert refusal.value.param == "max_new_tokens"
         assert door.replicas_wanted == 0
-
-    def test_what_may_be_shortened_counts_as_much_as_fits(self, clock: Clock) -> None:
-        door = AdmissionController(Settings(), clock)
-        door.serves(CARD)
-        giant = structs.replace(request(clock), max_new_tokens=2**31 - 1, shorten=True)
-        [replica_request] = door.admit(IncomingRequest(ApiKey("a"), "", "", b""), [giant]).requests
-        assert replica_request.max_new_tokens == CARD.max_model_len
 
     def test_at_the_replica(self, clock: Clock) -> None:
         """Only it knows how long the prompt is."""

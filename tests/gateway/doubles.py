@@ -7,15 +7,23 @@ import json
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import ASGIApp
 
+from service.admission.charge import TokenCharge
+from service.admission.controller import AdmissionController
 from service.engine.request import ForwardCounts, Stats
-from service.errors import ReplicaLost
+from service.errors import MrpServeError, ReplicaLost
+from service.gateway.backend import Backend
+from service.gateway.draining import Draining
+from service.gateway.failover import FailoverPolicy
+from service.gateway.pipeline import RequestPipeline
 from service.quality.presets import Presets
 from service.quality.schema import Band
 from service.replica.replica import Replica
+from service.settings import Settings
 from service.wire import (
     Chunk,
     Ending,
@@ -132,11 +140,6 @@ class Scripted:
         self.live, self.waiting_for = 0, 1
         self.all_hang = asyncio.Event()
 
-    async def card(self) -> ModelCard:
-        if self.down is not None:
-            raise self.down
-        return self.served
-
     async def stream(self, request: ReplicaRequest) -> AsyncGenerator[Chunk | Ending | Failure]:
         self.requests.append(request)
         self.live += 1
@@ -151,6 +154,9 @@ class Scripted:
                 await asyncio.Event().wait()
         finally:
             self.live -= 1
+
+    def note_error(self, error: MrpServeError) -> None:
+        pass
 
     async def statuses(self) -> list[Status]:
         if self.down is not None:
@@ -168,3 +174,18 @@ class Scripted:
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         return [own], []
+
+
+# --- pipelines without HTTP ------------------------------------------------------------------------
+
+
+def pipeline(backend: Backend, policy: FailoverPolicy | None = None) -> RequestPipeline:
+    """A pipeline over a backend that admits everything. `policy`: default: three failovers."""
+    admission = AdmissionController(Settings())
+    admission.serves(replace(CARD, max_model_len=10**6))
+    return RequestPipeline(backend, admission, Draining(), policy or FailoverPolicy(3))
+
+
+def free() -> TokenCharge:
+    """The charge of a request that nobody pays."""
+    return TokenCharge(lambda _: None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from service.gateway.backend import serving
+from service.errors import MrpServeError
 from service.replica.replica import Replica
-from service.wire import Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
+from service.wire import Failure, Items, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
 
 
 class LocalBackend:
@@ -13,10 +13,6 @@ class LocalBackend:
     def __init__(self, generator: Replica) -> None:
         self._generator = generator
 
-    async def card(self) -> ModelCard:
-        """What the generator serves."""
-        return serving(await self.statuses())
-
     async def count(self, request: ReplicaRequest) -> int | Failure:
         """The tokens of the request's prompt."""
         return await self._generator.count(request)
@@ -24,6 +20,9 @@ class LocalBackend:
     def stream(self, request: ReplicaRequest) -> Items:
         """The generator's blocks."""
         return self._generator.stream(request)
+
+    def note_error(self, error: MrpServeError) -> None:
+        """Nobody asks for it later."""
 
     async def statuses(self) -> list[Status]:
         """The generator's."""

@@ -71,7 +71,7 @@ def test_who_reads_takes_the_items_itself() -> None:
         async with aclosing(stream(shop)) as items:
             async for _ in items:
                 [relay] = shop.answers._readers._relays
-                assert relay._taking is None
+                assert relay._relaying is None
 
     in_shop(script)
 
@@ -121,7 +121,7 @@ def test_a_cut_reaches_who_does_not_read() -> None:
         items = stream(shop)
         await anext(items)
         await asyncio.sleep(2)
-        shop.draining.cut()
+        shop.draining.abort()
         with pytest.raises(NotReady, match="cut"):
             [item async for item in items]
 

@@ -13,19 +13,19 @@ from typing import Any
 from pydantic_core import from_json
 
 from service.errors import MrpServeError
-from service.gateway.anthropic.errors import anthropic_error
-from service.gateway.anthropic.parse import ParsedMessages
 from service.gateway.anthropic.protocol import (
     ContentBlock,
     MessageAnswer,
     MessageExtras,
     MessageHead,
+    MessagesRequest,
     MessageStop,
     MessageUsage,
     StopReason,
 )
-from service.gateway.http.builder import decoded_stats
+from service.gateway.errors import anthropic_error
 from service.gateway.http.driver import ResponseBuilder
+from service.gateway.http.generate import decoded_stats
 from service.gateway.http.protocol import Json
 from service.gateway.http.streams import frame
 from service.text.tools import (
@@ -37,7 +37,7 @@ from service.text.tools import (
     ToolCallDelta,
     ToolCallStart,
 )
-from service.wire import Answer, Chunk, Ending, ModelCard, Progress, TraceStep
+from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 
 #: of each kind of block: the field that pieces extend, the kind of a piece, its field
 _PIECES = {
@@ -50,13 +50,16 @@ _PIECES = {
 class MessageBuilder(ResponseBuilder):
     """Builds the answer to one request. An event of a stream is an object with its `type`."""
 
-    def __init__(self, parsed: ParsedMessages, card: ModelCard) -> None:
-        [self._request] = parsed.requests
-        self._max_tokens = parsed.max_tokens
-        self._content = ContentBuilder(parsed.answer_format)
+    def __init__(
+        self, replica_request: ReplicaRequest, model: str, request: MessagesRequest, answer_format: AnswerFormat
+    ) -> None:
+        super().__init__([replica_request], stream=request.stream)
+        self._request = replica_request
+        self._max_tokens = request.max_tokens  # may be more than the model's length leaves
+        self._content = ContentBuilder(answer_format)
         self._trace: list[TraceStep] = []
-        name = f"msg_{self._request.request_id}"
-        self._head: MessageHead = {"id": name, "type": "message", "role": "assistant", "model": card.name}
+        name = f"msg_{replica_request.request_id}"
+        self._head: MessageHead = {"id": name, "type": "message", "role": "assistant", "model": model}
 
     async def whole(self, answers: Sequence[Answer]) -> MessageAnswer:
         [answer] = answers

@@ -7,10 +7,10 @@ makes them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from service.errors import InvalidRequest
+from service.gateway.anthropic.builder import MessageBuilder
 from service.gateway.anthropic.protocol import (
     MAX_TEMPERATURE,
     AnyToolChoice,
@@ -34,9 +34,8 @@ from service.gateway.http.api_requests import (
     parse_own,
     parse_shared_of_chat,
 )
-from service.gateway.http.driver import ParsedRequest
-from service.gateway.http.parse import to_replica_request
-from service.text.tools import AnswerFormat, Tool, ToolUse, assistant_message, tool_message
+from service.gateway.http.parse import RequestContext, to_replica_request
+from service.text.tools import Tool, ToolUse, assistant_message, tool_message
 from service.wire import ModelCard, ReplicaRequest
 
 #: what stands between the texts of two blocks
@@ -69,43 +68,29 @@ _HINTS: frozenset[str] = frozenset(
 FIELDS = BodyFields(PASSED - {"stop"}, _NO_OPS, _HINTS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedMessages(ParsedRequest):
-    """One request. `max_tokens`: as the client asked, which may be more than the model's length leaves.
-
-    `answer_format`: the format by which its answer is parsed.
-    """
-
-    max_tokens: int
-    answer_format: AnswerFormat
-
-
-def parse_messages(
-    body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float, *, betas: bool = False
-) -> ParsedMessages:
+def parse_messages(body: Mapping[str, Any], context: RequestContext, *, betas: bool = False) -> MessageBuilder:
     """Parses a body of POST /v1/messages. Raises InvalidRequest or UnknownModel with the reason.
 
     `betas`: whether the client uses betas, so that unknown fields are ignored.
     """
-    own, shared = FIELDS.split(body, MessagesRequest.model_fields, strict=not betas)
-    request = parse_own(own, MessagesRequest, card)
+    card = context.card
+    own_fields, shared = FIELDS.split(body, MessagesRequest, strict=not betas)
+    request = parse_own(own_fields, MessagesRequest, card)
     shared |= {"max_new_tokens": min(request.max_tokens, card.max_model_len), "stop": request.stop_sequences}
     shared |= _form(request, shared)
     common = parse_shared_of_chat(shared, card, MAX_TEMPERATURE)
     fields, answer_format = chat_fields(common, _prompt(request, card), card)
-    replica_request = to_replica_request(common, card, timeout_limit_s, shorten=True, **fields)
-    return ParsedMessages(
-        requests=(replica_request,), stream=request.stream, max_tokens=request.max_tokens, answer_format=answer_format
-    )
+    replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
+    return MessageBuilder(replica_request, card.name, request, answer_format)
 
 
-def parse_count(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ReplicaRequest:
+def parse_count(body: Mapping[str, Any], context: RequestContext) -> ReplicaRequest:
     """The request whose prompt is to be counted. Raises as above. Unknown fields are ignored."""
-    own, shared = FIELDS.split(body, CountRequest.model_fields, strict=False)
-    request = parse_own(own, CountRequest, card)
-    common = parse_shared_of_chat({**shared, "max_new_tokens": 1}, card, MAX_TEMPERATURE)
-    fields, _ = chat_fields(common, _prompt(request, card), card)
-    return to_replica_request(common, card, timeout_limit_s, **fields)
+    own_fields, shared = FIELDS.split(body, CountRequest, strict=False)
+    request = parse_own(own_fields, CountRequest, context.card)
+    common = parse_shared_of_chat({**shared, "max_new_tokens": 1}, context.card, MAX_TEMPERATURE)
+    fields, _ = chat_fields(common, _prompt(request, context.card), context.card)
+    return to_replica_request(common, context, stream=False, **fields)
 
 
 def _prompt(request: PromptRequest, card: ModelCard) -> ChatPrompt:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from service.gateway.http.api_requests import ApiRequest, LenientModel, StrictModel, ToolName
-from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json, StopTexts
+from service.gateway.http.api_requests import ApiRequest, LenientModel, ToolName
+from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json, StopTexts, StrictModel
 from service.text.tools.calls import MAX_TOOLS
 from service.wire import TraceStep
 
@@ -68,7 +68,7 @@ class ToolResultBlock(LenientModel):
     content: TextBlocks = []  # noqa: RUF012 - pydantic copies it
 
 
-Block = Annotated[
+MessageBlock = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
 ]
 
@@ -78,7 +78,9 @@ class MessageParam(StrictModel):
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        list[Block], Field(fail_fast=True), BeforeValidator(_blocks_of, json_schema_input_type=str | list[Block])
+        list[MessageBlock],
+        Field(fail_fast=True),
+        BeforeValidator(_blocks_of, json_schema_input_type=str | list[MessageBlock]),
     ]
 
 
@@ -137,9 +139,6 @@ class OutputConfig(LenientModel):
 class PromptRequest(ApiRequest):
     """The fields that both routes have."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    model: str = Field(description="as GET /v1/models names it")
     messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)] = Field(
         description="the last one is not an assistant's"
     )

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
-from service.gateway.anthropic.builder import MessageBuilder
-from service.gateway.anthropic.errors import AnthropicErrorAnswer, anthropic_problem, in_anthropic_terms
 from service.gateway.anthropic.parse import FIELDS, parse_count, parse_messages
 from service.gateway.anthropic.protocol import (
     MAX_TEMPERATURE,
@@ -18,11 +16,10 @@ from service.gateway.anthropic.protocol import (
     PromptRequest,
     TokenCount,
 )
-from service.gateway.http.driver import Api, JsonAnswer, respond
-from service.gateway.http.openapi import body_docs, errors, route_docs
+from service.gateway.errors import AnthropicErrorAnswer, anthropic_problem, in_anthropic_terms
+from service.gateway.http.driver import Api, JsonAnswer, Upstream, answering, respond
+from service.gateway.http.openapi import body_docs, errors, route_docs, shared_schema
 from service.gateway.http.parse import parse_json
-from service.gateway.http.routes import answering
-from service.gateway.upstream import Upstream
 
 _STREAM: Final = (
     "Anthropic's object, with `stats`. With `stream`, Anthropic's server-sent events, from `message_start` to "
@@ -30,9 +27,9 @@ _STREAM: Final = (
 )
 _CHAT: Final = {"model": "demo", "messages": [{"role": "user", "content": "12+5="}]}
 
-MESSAGES: Final = Api(parse_messages, MessageBuilder, lambda error, _: in_anthropic_terms(error))
+MESSAGES: Final = Api(parse_messages, lambda error, _: in_anthropic_terms(error))
 #: for clients that use betas
-BETA_MESSAGES: Final = Api(partial(parse_messages, betas=True), MessageBuilder, MESSAGES.rename)
+BETA_MESSAGES: Final = Api(partial(parse_messages, betas=True), MESSAGES.rename)
 
 
 def anthropic_router(upstream: Upstream) -> APIRouter:
@@ -48,9 +45,10 @@ def anthropic_router(upstream: Upstream) -> APIRouter:
 
     @router.post("/messages/count_tokens", **counted, **_body(CountRequest, _CHAT))
     async def count_tokens(request: Request) -> Response:
-        body, card = parse_json(await request.body()), await upstream.card()
-        admitted = await upstream.admit(request, [parse_count(body, card, upstream.timeout_limit_s)])
-        tokens: TokenCount = {"input_tokens": await upstream.tokens(admitted.requests[0], admitted.charge)}
+        body, context = parse_json(await request.body()), await upstream.context(request)
+        replica_request = parse_count(body, context)
+        charge = await upstream.admit(request, [replica_request])
+        tokens: TokenCount = {"input_tokens": await upstream.count_tokens(replica_request, charge)}
         return _with_id(JsonAnswer(tokens), request)
 
     return router
@@ -67,4 +65,4 @@ def _docs(summary: str, answer: type, stream: str = "") -> dict[str, Any]:
 
 
 def _body(body: type[PromptRequest], example: dict[str, Any]) -> dict[str, Any]:
-    return body_docs(body, FIELDS.passed, MAX_TEMPERATURE, example)
+    return body_docs(shared_schema(body, FIELDS.passed, MAX_TEMPERATURE), example)

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from typing_extensions import TypedDict
@@ -19,7 +20,7 @@ from service.tracebacks import unexpected_error
 
 
 class ErrorDetail(TypedDict):
-    """What went wrong; `param` names the field at fault."""
+    """The error. `param`: the field at fault."""
 
     code: str
     message: str
@@ -34,7 +35,7 @@ class ErrorAnswer(TypedDict):
 
 
 #: called with every error that ends a request
-Count = Callable[[MrpServeError], None]
+CountError = Callable[[MrpServeError], None]
 #: makes the JSON of an error and the id of its request
 Write = Callable[[MrpServeError, str], Mapping[str, Any]]
 
@@ -55,8 +56,8 @@ class _HttpError(MrpServeError):
         self.code = _CODES.get(status, "http_error")
 
 
-def install_error_handlers(app: FastAPI, count: Count, write: Callable[[str], Write]) -> None:
-    """Answers every exception of the app's routes in the form that `write` gives for a path.
+def install_error_handlers(app: FastAPI, count: CountError, writer: Callable[[str], Write]) -> None:
+    """Answers every exception of the app's routes. `writer` gives the function that writes the errors of a path.
 
     `count` gets the errors of POST requests.
     """
@@ -64,7 +65,7 @@ def install_error_handlers(app: FastAPI, count: Count, write: Callable[[str], Wr
     def answer(request: Request, error: MrpServeError, headers: dict[str, str] | None = None) -> JSONResponse:
         if request.method == "POST":
             count(error)
-        return problem(error, request.scope["request_id"], headers, write(request.url.path))
+        return problem(error, request.scope["request_id"], headers, writer(request.url.path))
 
     @app.exception_handler(MrpServeError)
     async def ours(request: Request, error: MrpServeError) -> JSONResponse:
@@ -72,7 +73,7 @@ def install_error_handlers(app: FastAPI, count: Count, write: Callable[[str], Wr
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return answer(request, explain(error.errors()))
+        return answer(request, explain(error.errors(), BaseModel))
 
     @app.exception_handler(HTTPException)
     async def routing(request: Request, error: HTTPException) -> JSONResponse:

@@ -48,7 +48,7 @@ class KnobLimits(TypedDict):
 
 
 class ModeInfo(TypedDict):
-    """What a mode does, and its knobs by name."""
+    """The summary of a mode, and its knobs by name."""
 
     summary: str
     knobs: dict[str, KnobLimits]
@@ -63,7 +63,7 @@ class CardExample(TypedDict):
 
 
 class ServedWeights(TypedDict):
-    """The weights that answer: the last part of their name, and their version (0: those of the start)."""
+    """The weights that answer: the last part of their name, and their version (0: the weights of the start)."""
 
     model: str
     version: int

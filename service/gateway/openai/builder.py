@@ -11,31 +11,32 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from pydantic_core import to_json
 
 from service.errors import MrpServeError
-from service.gateway.http.builder import decoded_stats
+from service.gateway.errors import openai_error
 from service.gateway.http.driver import ResponseBuilder
+from service.gateway.http.generate import decoded_stats
 from service.gateway.http.protocol import Json
-from service.gateway.openai.errors import openai_error
 from service.gateway.openai.logprobs import TokenLogprob, token_logprobs
-from service.gateway.openai.parse import ParsedCompletion
 from service.gateway.openai.protocol import (
     AssistantMessage,
     ChatCompletion,
     ChoiceEnd,
     ChoiceTokens,
-    Completion,
     CompletionHead,
     FinishReasonName,
     MessageChoice,
     Met,
     OpenAiUsage,
     TextChoice,
+    TextCompletion,
 )
 from service.text.tools import (
+    AnswerFormat,
     ContentDelta,
     OutputEvent,
     OutputParser,
@@ -45,26 +46,42 @@ from service.text.tools import (
     ToolCallStart,
     parse_output,
 )
-from service.wire import Answer, Chunk, Ending, ModelCard, Progress
+from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest
 
 DONE = b"data: [DONE]\n\n"
 
 _Choice = TypeVar("_Choice", TextChoice, MessageChoice)
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """The form of the answers to one request. `n`: choices per prompt.
+
+    `alternatives`: top log-probabilities per token, None for none. `answer_format`: the format of the model's text.
+    """
+
+    stream: bool
+    n: int
+    include_usage: bool
+    alternatives: int | None
+    return_trace: bool
+    answer_format: AnswerFormat
+
+
 class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
-    """What both routes have in common. The choices of a request are its requests."""
+    """The common part of both routes. `requests`: one per choice."""
 
     _ID_PREFIX: ClassVar[str]
     _FRAME_OBJECT: ClassVar[str]
 
-    def __init__(self, parsed: ParsedCompletion, card: ModelCard) -> None:
-        self._parsed = parsed
-        self._readers = [OutputParser(parsed.answer_format) for _ in parsed.requests]
-        self._written = [0] * len(parsed.requests)  # characters of each choice's text that have log-probabilities
+    def __init__(self, requests: Sequence[ReplicaRequest], model: str, options: AnswerOptions) -> None:
+        super().__init__(requests, stream=options.stream)
+        self._options = options
+        self._parsers = [OutputParser(options.answer_format) for _ in requests]
+        self._written = [0] * len(requests)  # characters of each choice's text that have log-probabilities
         self._endings: dict[int, Ending] = {}
-        name = self._ID_PREFIX + parsed.requests[0].request_id
-        self._head: CompletionHead = {"id": name, "created": int(time.time()), "model": card.name}
+        name = self._ID_PREFIX + requests[0].request_id
+        self._head: CompletionHead = {"id": name, "created": int(time.time()), "model": model}
 
     # --- the form of a choice ----------------------------------------------------------------------
 
@@ -95,7 +112,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         choices = list[_Choice]()
         for index, answer in enumerate(answers):
             self._endings[index] = answer.ending
-            read = parse_output(self._parsed.answer_format, answer.text)
+            read = parse_output(self._options.answer_format, answer.text)
             choices.append(self._choice(index, read, self._end(index, answer, read.called)))
             await asyncio.sleep(0)
         return choices
@@ -104,7 +121,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         end: ChoiceEnd = {
             "finish_reason": _reason(answer.ending, called),
             **self._tokens(index, answer),
-            "stats": decoded_stats(answer.ending, self._parsed.requests[index]),
+            "stats": decoded_stats(answer.ending, self.requests[index]),
             **self._met(index, answer.ending),
         }
         return end
@@ -117,23 +134,23 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
 
     def piece(self, index: int, chunk: Chunk) -> bytes:
         """The frames of one block, one at least. The first has the block's tokens."""
-        parts = self._parts(self._readers[index].push(chunk.text))
+        parts = self._parts(self._parsers[index].push(chunk.text))
         if not parts:
-            parts = self._parts([ContentDelta("")]) if self._parsed.answer_format.plain else [self._closing()]
+            parts = self._parts([ContentDelta("")]) if self._options.answer_format.plain else [self._closing()]
         events = self._frame(index, parts[0], self._tokens(index, chunk))
         return events + b"".join([self._frame(index, part) for part in parts[1:]]) if len(parts) > 1 else events
 
     def closing(self, index: int, ending: Ending) -> bytes:
         self._endings[index] = ending
-        reader = self._readers[index]
-        rest: list[bytes] = [self._frame(index, part) for part in self._parts(reader.finish())]
-        stats = decoded_stats(ending, self._parsed.requests[index])
-        end = {"finish_reason": _reason(ending, reader.called), "stats": stats, **self._met(index, ending)}
+        parser = self._parsers[index]
+        rest: list[bytes] = [self._frame(index, part) for part in self._parts(parser.finish())]
+        stats = decoded_stats(ending, self.requests[index])
+        end = {"finish_reason": _reason(ending, parser.called), "stats": stats, **self._met(index, ending)}
         return b"".join([*rest, self._frame(index, self._closing(), end)])
 
     def end(self) -> bytes:
         """The token counts, if the request wants them, and the mark of the end."""
-        if not self._parsed.include_usage:
+        if not self._options.include_usage:
             return DONE
         return _data({**self._head, "object": self._FRAME_OBJECT, "choices": [], "usage": self._usage()}) + DONE
 
@@ -145,27 +162,27 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
 
     def _frame(self, index: int, content: Json, extras: Mapping[str, object] | None = None) -> bytes:
         choice = {"index": index, **content, "logprobs": None, "finish_reason": None, **(extras or {})}
-        usage = {"usage": None} if self._parsed.include_usage else {}
+        usage = {"usage": None} if self._options.include_usage else {}
         return _data({**self._head, "object": self._FRAME_OBJECT, "choices": [choice], **usage})
 
     # --- fields of both ----------------------------------------------------------------------------
 
     def _tokens(self, index: int, part: Answer | Chunk) -> ChoiceTokens:
         logprobs = None
-        if self._parsed.alternatives is not None:
+        if self._options.alternatives is not None:
             logprobs = self._logprobs(token_logprobs(part.pieces, part.trace, self._written[index]))
             self._written[index] += sum(len(piece.delta) for piece in part.pieces)
         tokens: ChoiceTokens = {"logprobs": logprobs, "token_ids": part.token_ids}
-        if self._parsed.return_trace:
+        if self._options.return_trace:
             tokens["trace"] = part.trace
         return tokens
 
     def _met(self, index: int, ending: Ending) -> Met:
-        return {} if self._parsed.requests[index].constraint is None else {"constraint_met": ending.constraint_met}
+        return {} if self.requests[index].constraint is None else {"constraint_met": ending.constraint_met}
 
     def _usage(self) -> OpenAiUsage:
         """The token counts. A prompt counts once, however many answers it gets."""
-        firsts = [ending for index, ending in self._endings.items() if index % self._parsed.n == 0]
+        firsts = [ending for index, ending in self._endings.items() if index % self._options.n == 0]
         prompts = sum(ending.prompt_tokens for ending in firsts)
         completions = sum(ending.completion_tokens for ending in self._endings.values())
         return {
@@ -181,15 +198,22 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
 
     _ID_PREFIX, _FRAME_OBJECT = "cmpl-", "text_completion"
 
-    async def whole(self, answers: Sequence[Answer]) -> Completion:
+    def __init__(
+        self, requests: Sequence[ReplicaRequest], model: str, options: AnswerOptions, echoes: Sequence[str]
+    ) -> None:
+        """`echoes`: the text before each choice."""
+        super().__init__(requests, model, options)
+        self._echoes = echoes
+
+    async def whole(self, answers: Sequence[Answer]) -> TextCompletion:
         choices = await self._choices(answers)
         return {**self._head, "object": "text_completion", "choices": choices, "usage": self._usage()}
 
     def _choice(self, index: int, read: ParsedOutput, end: ChoiceEnd) -> TextChoice:
-        return {"index": index, "text": self._parsed.echoes[index] + read.content, **end}
+        return {"index": index, "text": self._echoes[index] + read.content, **end}
 
     def _opening(self, index: int) -> Json | None:
-        echo = self._parsed.echoes[index]
+        echo = self._echoes[index]
         return {"text": echo} if echo else None
 
     def _part(self, event: OutputEvent) -> Json | None:
@@ -203,7 +227,7 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
         return {
             "tokens": [token.token for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [_by_name(token) for token in tokens] if self._parsed.alternatives else None,
+            "top_logprobs": [_by_name(token) for token in tokens] if self._options.alternatives else None,
             "text_offset": [token.offset for token in tokens],
         }
 
@@ -219,7 +243,7 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
 
     def _choice(self, index: int, read: ParsedOutput, end: ChoiceEnd) -> MessageChoice:
         message: AssistantMessage = {"role": "assistant", "content": read.content, "refusal": None}
-        if self._parsed.answer_format.thinking != "no":
+        if self._options.answer_format.thinking != "no":
             message["reasoning_content"] = read.thought or None
         if read.calls:
             message["content"] = read.content or None
@@ -231,7 +255,7 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
 
     def _opening(self, index: int) -> Json:
         """The role of the message. Its content may be none, if the message can have calls."""
-        return {"delta": {"role": "assistant", "content": None if self._parsed.answer_format.format else ""}}
+        return {"delta": {"role": "assistant", "content": None if self._options.answer_format.format else ""}}
 
     def _part(self, event: OutputEvent) -> Json | None:
         match event:
@@ -256,7 +280,7 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
         for token in tokens:
             chosen = _record(token.token, token.data, token.logprob)
             likeliest = [_record(other.text, other.data, min(0.0, other.logprob)) for other in token.likeliest]
-            content.append({**chosen, "top_logprobs": (likeliest or [chosen]) if self._parsed.alternatives else []})
+            content.append({**chosen, "top_logprobs": (likeliest or [chosen]) if self._options.alternatives else []})
         return {"content": content, "refusal": None}
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidRequest
-from service.gateway.http.api_requests import StrictModel
+from service.gateway.http.protocol import StrictModel
 from service.text.tools import assistant_message, parse_arguments, tool_message
 
 
@@ -71,7 +71,7 @@ class MessageCall(StrictModel):
     function: Annotated[CalledFunction, BeforeValidator(_received, json_schema_input_type=CalledFunction)]
 
 
-Call = Annotated[MessageCall, BeforeValidator(_received, json_schema_input_type=MessageCall)]
+ReceivedCall = Annotated[MessageCall, BeforeValidator(_received, json_schema_input_type=MessageCall)]
 
 
 class ChatMessage(StrictModel):
@@ -79,7 +79,7 @@ class ChatMessage(StrictModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | None = None
-    tool_calls: Annotated[list[Call], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ReceivedCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -133,7 +133,7 @@ class ToolMessage(StrictModel):
 
 #: the messages as the documentation shows them
 _Documented = SpokenMessage | AssistantTextMessage | AssistantCallMessage | ToolMessage
-Message = Annotated[ChatMessage, BeforeValidator(_filled, json_schema_input_type=_Documented)]
+ReceivedMessage = Annotated[ChatMessage, BeforeValidator(_filled, json_schema_input_type=_Documented)]
 
 
 def for_template(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:

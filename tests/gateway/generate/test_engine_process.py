@@ -20,8 +20,8 @@ from service.constraints import Constraint
 from service.engine import BlockEvent, GenerationRequest
 from service.engine.request import LogprobsRequest
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
-from service.gateway.failover import Failover
-from service.gateway.http.parse import parse_generate, to_replica_request
+from service.gateway.failover import FailoverPolicy
+from service.gateway.http.parse import RequestContext, parse_generate, to_replica_request
 from service.ipc import HUNG_S, LOOK_S
 from service.replica import remote as remote_module
 from service.replica.messages import AT_REPLICA, EngineAlive, StepOutputs
@@ -32,6 +32,7 @@ from service.settings import Settings
 from service.telemetry.metrics import SumsData
 from service.wire import Chunk
 from tests.clock import Clock
+from tests.gateway.doubles import free, pipeline
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, essence, golden_body, problem, streamed
 from tests.gateway.generate.test_ranks import ThenElsewhere
 from tests.gateway.helpers import eventually, idle, over, samples_of
@@ -243,10 +244,11 @@ class TestEnds:
         lost = await start_replica("lost", settings, named("HANGING_LATER"))
         again: list[str] = []
         asked = parse_generate(body(max_new_tokens=400, temperature=0.7, seed=1, ignore_eos=True), "static")
-        replica_request = to_replica_request(asked, lost.status().card, 60.0)
-        failover = Failover(ThenElsewhere(lost, generator), 3, lambda error: again.append(error.code))
+        replica_request = to_replica_request(asked, RequestContext(lost.status().card, 60.0), stream=True)
+        policy = FailoverPolicy(3, lambda error: again.append(error.code))
+        answers = pipeline(ThenElsewhere(lost, generator), policy)
         tokens: list[int] = []
-        async with aclosing(failover.stream(replica_request)) as items:
+        async with aclosing(answers.stream(replica_request, free())) as items:
             async for item in items:
                 if isinstance(item, Chunk):
                     if not tokens:

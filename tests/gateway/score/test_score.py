@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 import torch
-
-from service.gateway.openai.errors import OpenAiErrorAnswer
 from service.gateway.score.builder import shares
+
+from service.gateway.errors import OpenAiErrorAnswer
 from service.gateway.score.protocol import ScoreAnswer
 from service.model import Checkpoint
 from service.replica.replica import Replica

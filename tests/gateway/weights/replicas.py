@@ -10,13 +10,12 @@ from typing import Any
 
 import httpx
 
-from service.errors import ReplicaLost
-from service.gateway.backend import serving
+from service.errors import MrpServeError, ReplicaLost
 from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
 from service.replica.replica import Replica
 from service.settings import Settings
-from service.wire import Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
+from service.wire import Failure, Items, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.helpers import client
 from tests.replicas import local_generator
@@ -69,9 +68,6 @@ class Replicas:
         self.requests.append((number, request))
         return self.generators[number]
 
-    async def card(self) -> ModelCard:
-        return serving(await self.statuses())
-
     async def count(self, request: ReplicaRequest) -> int | Failure:
         return await self._next(request).count(request)
 
@@ -85,6 +81,9 @@ class Replicas:
                     raise ReplicaLost("killed", retry_after=1.0)
                 left = None if left is None else left - 1
                 yield item
+
+    def note_error(self, error: MrpServeError) -> None:
+        pass
 
     async def statuses(self) -> list[Status]:
         return [generator.status() for generator in self.generators]

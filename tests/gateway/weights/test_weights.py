@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from service.gateway.admin import ExchangeAnswer, KnownWeights
 from starlette.types import ASGIApp
 
 from service.decode.modes import Static
@@ -18,7 +19,6 @@ from service.engine import Engine, GenerationRequest
 from service.errors import OutOfMemory
 from service.gateway import exchange as exchanges
 from service.gateway import failover
-from service.gateway.admin import ExchangeAnswer, KnownWeights
 from service.gateway.http.models import Models
 from service.gateway.ingress import Ingress
 from service.model import load_checkpoint

@@ -11,13 +11,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal
 
 from service.errors import MrpServeError
-from service.gateway.http.builder import decoded_stats
+from service.gateway.errors import openai_error
 from service.gateway.http.driver import ResponseBuilder
+from service.gateway.http.generate import decoded_stats
 from service.gateway.http.protocol import Json
 from service.gateway.http.streams import frame
-from service.gateway.openai.errors import openai_error
-from service.gateway.openai.responses.parse import ParsedResponses
-from service.gateway.openai.responses.protocol import ItemStatus, OutputItem, ResponseObject, ResponseUsage
+from service.gateway.openai.responses.protocol import (
+    ItemStatus,
+    OutputItem,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseUsage,
+)
 from service.text.tools import (
     AnswerFormat,
     ContentDelta,
@@ -28,7 +33,7 @@ from service.text.tools import (
     ToolCallEnd,
     ToolCallStart,
 )
-from service.wire import Answer, Chunk, Ending, ModelCard, Progress, TraceStep
+from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 
 #: the request's fields that its response repeats
 _ECHOED: Final = {"instructions", "metadata", "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools"}
@@ -37,10 +42,12 @@ _ECHOED: Final = {"instructions", "metadata", "parallel_tool_calls", "reasoning"
 class ResponsesBuilder(ResponseBuilder):
     """Builds the answer to one request. An event of a stream is an object with its `type`."""
 
-    def __init__(self, parsed: ParsedResponses, card: ModelCard) -> None:
-        self._request, self._model = parsed.request, card.name
-        [self._replica_request] = parsed.requests
-        self._output = OutputBuilder(parsed.answer_format)
+    def __init__(
+        self, replica_request: ReplicaRequest, model: str, request: ResponsesRequest, answer_format: AnswerFormat
+    ) -> None:
+        super().__init__([replica_request], stream=request.stream)
+        self._replica_request, self._request, self._model = replica_request, request, model
+        self._output = OutputBuilder(answer_format)
         self._trace: list[TraceStep] = []
         self._created, self._events = float(int(time.time())), 0
 

@@ -18,10 +18,10 @@ from service.gateway.http.api_requests import (
     parse_own,
     parse_shared_of_chat,
 )
-from service.gateway.http.driver import ParsedRequest
-from service.gateway.http.parse import to_replica_request
+from service.gateway.http.parse import RequestContext, to_replica_request
 from service.gateway.openai.parse import think
 from service.gateway.openai.protocol import MAX_TEMPERATURE
+from service.gateway.openai.responses.builder import ResponsesBuilder
 from service.gateway.openai.responses.protocol import (
     AllowedFunctions,
     CallItem,
@@ -34,8 +34,7 @@ from service.gateway.openai.responses.protocol import (
     ResultItem,
     SchemaFormat,
 )
-from service.text.tools import AnswerFormat, Tool, ToolUse, assistant_message, parse_arguments, tool_message
-from service.wire import ModelCard
+from service.text.tools import Tool, ToolUse, assistant_message, parse_arguments, tool_message
 
 _NO_OPS: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
@@ -62,32 +61,21 @@ _HINTS: frozenset[str] = frozenset(
 FIELDS = BodyFields(PASSED - {"response_format"}, _NO_OPS, _HINTS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedResponses(ParsedRequest):
-    """One request. `answer_format`: the format by which its answer is parsed."""
-
-    request: ResponsesRequest
-    answer_format: AnswerFormat
-
-
-def parse_responses(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedResponses:
+def parse_responses(body: Mapping[str, Any], context: RequestContext) -> ResponsesBuilder:
     """Parses a body. Raises InvalidRequest or UnknownModel with the reason."""
     _check_state(body)
-    own, shared = FIELDS.split(body, ResponsesRequest.model_fields)
-    request = parse_own(own, ResponsesRequest, card)
+    own_fields, shared = FIELDS.split(body, ResponsesRequest)
+    request = parse_own(own_fields, ResponsesRequest, context.card)
     shared |= _form(request)
     if request.max_output_tokens is not None:
         shared["max_new_tokens"] = request.max_output_tokens
-    common = parse_shared_of_chat(shared, card, MAX_TEMPERATURE)
-    wanted, _ = think(request.reasoning.effort if request.reasoning else None, None)
+    common = parse_shared_of_chat(shared, context.card, MAX_TEMPERATURE)
+    thinks, _ = think(request.reasoning.effort if request.reasoning else None, None)
     messages = for_template(request.instructions, request.input)
-    fields, answer_format = chat_fields(
-        common, ChatPrompt(messages, _tool_use(request), wanted, "reasoning.effort"), card
-    )
-    replica_request = to_replica_request(common, card, timeout_limit_s, **fields)
-    return ParsedResponses(
-        requests=(replica_request,), stream=request.stream, request=request, answer_format=answer_format
-    )
+    chat = ChatPrompt(messages, _tool_use(request), thinks, "reasoning.effort")
+    fields, answer_format = chat_fields(common, chat, context.card)
+    replica_request = to_replica_request(common, context, stream=request.stream, **fields)
+    return ResponsesBuilder(replica_request, context.card.name, request, answer_format)
 
 
 def _check_state(body: Mapping[str, Any]) -> None:
