@@ -52,6 +52,7 @@ class Attempts:
     def __init__(self, *scripts: list[Item]) -> None:
         self.scripts = list(scripts)
         self.requests: list[ReplicaRequest] = []
+        self.errors: list[MrpServeError] = []
         self.open = 0
 
     async def stream(self, request: ReplicaRequest) -> Items:
@@ -69,7 +70,7 @@ class Attempts:
             self.open -= 1
 
     def note_error(self, error: MrpServeError) -> None:
-        pass
+        self.errors.append(error)
 
 
 class Asked:
@@ -136,6 +137,13 @@ async def test_what_several_replicas_sent_adds_up() -> None:
     assert [sent.resume.num_blocks for sent in asked.attempts.requests] == [0, 1, 2, 2]
     assert asked.attempts.requests[-1].resume == Resume((10, 20, 11, 21), 2, SECOND.stats)
     assert asked.counted == ["replica_lost"] * 3
+
+
+async def test_the_backend_hears_of_every_error_of_an_attempt() -> None:
+    broken = EngineFailed("broken")
+    asked = Asked(Attempts([FIRST, LOST], [Failure(broken)], [SECOND, LAST]))
+    assert await asked.items() == WHOLE
+    assert asked.attempts.errors == [LOST, broken]
 
 
 async def test_before_the_first_block_it_is_the_same_request_again() -> None:

@@ -28,15 +28,7 @@ from service.gateway.http.driver import ResponseBuilder
 from service.gateway.http.generate import decoded_stats
 from service.gateway.http.protocol import Json
 from service.gateway.http.streams import frame
-from service.text.tools import (
-    AnswerFormat,
-    ContentDelta,
-    OutputEvent,
-    OutputParser,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallStart,
-)
+from service.text import tools
 from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 
 #: of each kind of block: the field that pieces extend, the kind of a piece, its field
@@ -51,7 +43,7 @@ class MessageBuilder(ResponseBuilder):
     """Builds the answer to one request. An event of a stream is an object with its `type`."""
 
     def __init__(
-        self, replica_request: ReplicaRequest, model: str, request: MessagesRequest, answer_format: AnswerFormat
+        self, replica_request: ReplicaRequest, model: str, request: MessagesRequest, answer_format: tools.AnswerFormat
     ) -> None:
         super().__init__([replica_request], stream=request.stream)
         self._request = replica_request
@@ -121,8 +113,8 @@ class ContentBuilder:
     An `OutputParser` tells the parts of an answer. A new block begins where the kind of the parts changes.
     """
 
-    def __init__(self, answer_format: AnswerFormat) -> None:
-        self._reader = OutputParser(answer_format, lambda: f"toolu_{secrets.token_hex(12)}")
+    def __init__(self, answer_format: tools.AnswerFormat) -> None:
+        self._reader = tools.OutputParser(answer_format, lambda: f"toolu_{secrets.token_hex(12)}")
         self._kind: str | None = None
         self._count = 0
 
@@ -140,17 +132,17 @@ class ContentBuilder:
         yield from self._events(self._reader.finish())
         yield from self._end()
 
-    def _events(self, events: Iterable[OutputEvent]) -> Iterator[Json]:
+    def _events(self, events: Iterable[tools.OutputEvent]) -> Iterator[Json]:
         for event in events:
             match event:
-                case ContentDelta(text):
+                case tools.ContentDelta(text):
                     yield from self._piece("text", text, {"text": ""})
-                case ReasoningDelta(text):
+                case tools.ReasoningDelta(text):
                     yield from self._piece("thinking", text, {"thinking": "", "signature": ""})
-                case ToolCallStart(_, call, name):
+                case tools.ToolCallStart(_, call, name):
                     yield from self._end()
                     yield self._begin("tool_use", {"id": call, "name": name, "input": {}})
-                case ToolCallDelta(_, text):
+                case tools.ToolCallDelta(_, text):
                     yield self._delta("tool_use", text)
 
     def _piece(self, kind: str, text: str, empty: Json) -> Iterator[Json]:

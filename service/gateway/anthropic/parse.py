@@ -10,22 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from service.errors import InvalidRequest
+from service.gateway.anthropic import protocol
 from service.gateway.anthropic.builder import MessageBuilder
-from service.gateway.anthropic.protocol import (
-    MAX_TEMPERATURE,
-    AnyToolChoice,
-    CountRequest,
-    MessageParam,
-    MessagesRequest,
-    NamedToolChoice,
-    PromptRequest,
-    TextBlock,
-    ThinkingBlock,
-    ThinkingParam,
-    ToolParam,
-    ToolResultBlock,
-    ToolUseBlock,
-)
 from service.gateway.http.api_requests import (
     PASSED,
     BodyFields,
@@ -52,7 +38,7 @@ _NO_OPS: Mapping[str, tuple[Any, ...]] = {
     "mcp_servers": ([],),
 }
 
-_HINTS: frozenset[str] = frozenset(
+_HINTS = frozenset(
     {
         "betas",
         "cache_control",
@@ -74,11 +60,11 @@ def parse_messages(body: Mapping[str, Any], context: RequestContext, *, betas: b
     `betas`: whether the client uses betas, so that unknown fields are ignored.
     """
     card = context.card
-    own_fields, shared = FIELDS.split(body, MessagesRequest, strict=not betas)
-    request = parse_own(own_fields, MessagesRequest, card)
+    own_fields, shared = FIELDS.split(body, protocol.MessagesRequest, strict=not betas)
+    request = parse_own(own_fields, protocol.MessagesRequest, card)
     shared |= {"max_new_tokens": min(request.max_tokens, card.max_model_len), "stop": request.stop_sequences}
     shared |= _form(request, shared)
-    common = parse_shared_of_chat(shared, card, MAX_TEMPERATURE)
+    common = parse_shared_of_chat(shared, card, protocol.MAX_TEMPERATURE)
     fields, answer_format = chat_fields(common, _prompt(request, card), card)
     replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
     return MessageBuilder(replica_request, card.name, request, answer_format)
@@ -86,19 +72,19 @@ def parse_messages(body: Mapping[str, Any], context: RequestContext, *, betas: b
 
 def parse_count(body: Mapping[str, Any], context: RequestContext) -> ReplicaRequest:
     """The request whose prompt is to be counted. Raises as above. Unknown fields are ignored."""
-    own_fields, shared = FIELDS.split(body, CountRequest, strict=False)
-    request = parse_own(own_fields, CountRequest, context.card)
-    common = parse_shared_of_chat({**shared, "max_new_tokens": 1}, context.card, MAX_TEMPERATURE)
+    own_fields, shared = FIELDS.split(body, protocol.CountRequest, strict=False)
+    request = parse_own(own_fields, protocol.CountRequest, context.card)
+    common = parse_shared_of_chat({**shared, "max_new_tokens": 1}, context.card, protocol.MAX_TEMPERATURE)
     fields, _ = chat_fields(common, _prompt(request, context.card), context.card)
     return to_replica_request(common, context, stream=False, **fields)
 
 
-def _prompt(request: PromptRequest, card: ModelCard) -> ChatPrompt:
+def _prompt(request: protocol.PromptRequest, card: ModelCard) -> ChatPrompt:
     messages = for_template(request.system, request.messages)
     return ChatPrompt(messages, _tool_use(request.tools, request.tool_choice), _think(request.thinking, card))
 
 
-def _form(request: MessagesRequest, shared: Mapping[str, Any]) -> dict[str, Any]:
+def _form(request: protocol.MessagesRequest, shared: Mapping[str, Any]) -> dict[str, Any]:
     """The form of the answer as POST /generate names it."""
     form = (request.output_config and request.output_config.format) or request.output_format
     if form is None:
@@ -110,10 +96,12 @@ def _form(request: MessagesRequest, shared: Mapping[str, Any]) -> dict[str, Any]
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": form.schema_}}}
 
 
-def _tool_use(tools: list[ToolParam], choice: AnyToolChoice | NamedToolChoice | None) -> ToolUse | None:
+def _tool_use(
+    tools: list[protocol.ToolParam], choice: protocol.AnyToolChoice | protocol.NamedToolChoice | None
+) -> ToolUse | None:
     """What the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
     functions = tuple(Tool(tool.name, tool.description, tool.input_schema) for tool in tools)
-    if isinstance(choice, NamedToolChoice):
+    if isinstance(choice, protocol.NamedToolChoice):
         return ToolUse(functions, "required", (choice.name,), parallel=False)
     if choice is None:
         return ToolUse(functions) if functions else None
@@ -122,7 +110,7 @@ def _tool_use(tools: list[ToolParam], choice: AnyToolChoice | NamedToolChoice | 
     return ToolUse(functions, choice.type, parallel=not choice.disable_parallel_tool_use) if functions else None
 
 
-def _think(wanted: ThinkingParam | None, card: ModelCard) -> bool | None:
+def _think(wanted: protocol.ThinkingParam | None, card: ModelCard) -> bool | None:
     """Whether to think; None leaves it to the chat template.
 
     A request that says nothing wants no thinking. A checkpoint that does not think answers without.
@@ -137,12 +125,14 @@ def _think(wanted: ThinkingParam | None, card: ModelCard) -> bool | None:
 # --- messages --------------------------------------------------------------------------------------
 
 
-def text_of(texts: Sequence[TextBlock]) -> str:
+def text_of(texts: Sequence[protocol.TextBlock]) -> str:
     """The texts of blocks, joined by line ends."""
     return _BETWEEN.join(block.text for block in texts)
 
 
-def for_template(system: Sequence[TextBlock], messages: Sequence[MessageParam]) -> tuple[dict[str, Any], ...]:
+def for_template(
+    system: Sequence[protocol.TextBlock], messages: Sequence[protocol.MessageParam]
+) -> tuple[dict[str, Any], ...]:
     """The messages as chat templates take them. The last message must not be the assistant's.
 
     InvalidRequest if it is, if a block is not of its message's role, or if a result has no call.
@@ -159,7 +149,7 @@ def for_template(system: Sequence[TextBlock], messages: Sequence[MessageParam]) 
     return tuple(made)
 
 
-def _for_template(message: MessageParam, param: str, called: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _for_template(message: protocol.MessageParam, param: str, called: dict[str, str]) -> Iterator[dict[str, Any]]:
     """One message, and before it the results of tools. `called`: id -> name of earlier calls; its own are added."""
     for number, block in enumerate(message.content):
         role = _OF_ROLE.get(block.type, message.role)
@@ -168,19 +158,23 @@ def _for_template(message: MessageParam, param: str, called: dict[str, str]) -> 
                 f"{param}.{number} is a block {block.type} of the role {message.role}, allowed is {role}",
                 param=f"{param}.{number}",
             )
-        if isinstance(block, ToolUseBlock):
+        if isinstance(block, protocol.ToolUseBlock):
             called[block.id] = block.name
-        if isinstance(block, ToolResultBlock):
+        if isinstance(block, protocol.ToolResultBlock):
             if block.tool_use_id not in called:
                 raise InvalidRequest(
                     f"{param}.{number}.tool_use_id is {block.tool_use_id[:80]!r}, no call before has this id",
                     param=f"{param}.{number}.tool_use_id",
                 )
             yield tool_message(block.tool_use_id, called[block.tool_use_id], text_of(block.content))
-    text = text_of([block for block in message.content if isinstance(block, TextBlock)])
+    text = text_of([block for block in message.content if isinstance(block, protocol.TextBlock)])
     if message.role == "assistant":
-        calls = [(block.id, block.name, block.input) for block in message.content if isinstance(block, ToolUseBlock)]
-        thought = _BETWEEN.join(block.thinking for block in message.content if isinstance(block, ThinkingBlock))
+        calls = [
+            (block.id, block.name, block.input) for block in message.content if isinstance(block, protocol.ToolUseBlock)
+        ]
+        thought = _BETWEEN.join(
+            block.thinking for block in message.content if isinstance(block, protocol.ThinkingBlock)
+        )
         yield assistant_message(text, calls, thought)
-    elif text or not any(isinstance(block, ToolResultBlock) for block in message.content):
+    elif text or not any(isinstance(block, protocol.ToolResultBlock) for block in message.content):
         yield {"role": message.role, "content": text}

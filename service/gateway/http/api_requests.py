@@ -149,7 +149,8 @@ def chat_fields(request: GenerateCommon, chat: ChatPrompt, card: ModelCard) -> t
     """
     use, think, constraint = chat.tool_use, chat.think, constraint_of(request)
     thinking = _thinking(card, think, chat.think_param)
-    tool_format, tools = None, ()
+    tool_format: str | None = None
+    tools: tuple[Json, ...] = ()
     if use is not None and use.callable:
         if card.tool_format is None:
             raise InvalidRequest(f"tools are given, and {card.tools_problem}", param="tools")

@@ -35,17 +35,7 @@ from service.gateway.openai.protocol import (
     TextChoice,
     TextCompletion,
 )
-from service.text.tools import (
-    AnswerFormat,
-    ContentDelta,
-    OutputEvent,
-    OutputParser,
-    ParsedOutput,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallStart,
-    parse_output,
-)
+from service.text import tools
 from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest
 
 DONE = b"data: [DONE]\n\n"
@@ -65,7 +55,7 @@ class AnswerOptions:
     include_usage: bool
     alternatives: int | None
     return_trace: bool
-    answer_format: AnswerFormat
+    answer_format: tools.AnswerFormat
 
 
 class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
@@ -77,7 +67,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     def __init__(self, requests: Sequence[ReplicaRequest], model: str, options: AnswerOptions) -> None:
         super().__init__(requests, stream=options.stream)
         self._options = options
-        self._parsers = [OutputParser(options.answer_format) for _ in requests]
+        self._parsers = [tools.OutputParser(options.answer_format) for _ in requests]
         self._written = [0] * len(requests)  # characters of each choice's text that have log-probabilities
         self._endings: dict[int, Ending] = {}
         name = self._ID_PREFIX + requests[0].request_id
@@ -86,7 +76,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     # --- the form of a choice ----------------------------------------------------------------------
 
     @abstractmethod
-    def _choice(self, index: int, read: ParsedOutput, end: ChoiceEnd) -> _Choice:
+    def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> _Choice:
         """A whole choice."""
 
     @abstractmethod
@@ -94,7 +84,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         """The first frame of a choice. None if there is none before its text."""
 
     @abstractmethod
-    def _part(self, event: OutputEvent) -> Json | None:
+    def _part(self, event: tools.OutputEvent) -> Json | None:
         """A frame with a part of the answer. None if an event has none."""
 
     @abstractmethod
@@ -112,7 +102,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         choices = list[_Choice]()
         for index, answer in enumerate(answers):
             self._endings[index] = answer.ending
-            read = parse_output(self._options.answer_format, answer.text)
+            read = tools.parse_output(self._options.answer_format, answer.text)
             choices.append(self._choice(index, read, self._end(index, answer, read.called)))
             await asyncio.sleep(0)
         return choices
@@ -136,7 +126,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         """The frames of one block, one at least. The first has the block's tokens."""
         parts = self._parts(self._parsers[index].push(chunk.text))
         if not parts:
-            parts = self._parts([ContentDelta("")]) if self._options.answer_format.plain else [self._closing()]
+            parts = self._parts([tools.ContentDelta("")]) if self._options.answer_format.plain else [self._closing()]
         events = self._frame(index, parts[0], self._tokens(index, chunk))
         return events + b"".join([self._frame(index, part) for part in parts[1:]]) if len(parts) > 1 else events
 
@@ -157,7 +147,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     def error(self, error: MrpServeError, request_id: str) -> bytes:
         return _data(openai_error(error, request_id))
 
-    def _parts(self, events: Sequence[OutputEvent]) -> list[Json]:
+    def _parts(self, events: Sequence[tools.OutputEvent]) -> list[Json]:
         return [part for event in events if (part := self._part(event)) is not None]
 
     def _frame(self, index: int, content: Json, extras: Mapping[str, object] | None = None) -> bytes:
@@ -209,15 +199,15 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
         choices = await self._choices(answers)
         return {**self._head, "object": "text_completion", "choices": choices, "usage": self._usage()}
 
-    def _choice(self, index: int, read: ParsedOutput, end: ChoiceEnd) -> TextChoice:
+    def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> TextChoice:
         return {"index": index, "text": self._echoes[index] + read.content, **end}
 
     def _opening(self, index: int) -> Json | None:
         echo = self._echoes[index]
         return {"text": echo} if echo else None
 
-    def _part(self, event: OutputEvent) -> Json | None:
-        return {"text": event.text} if isinstance(event, ContentDelta) else None
+    def _part(self, event: tools.OutputEvent) -> Json | None:
+        return {"text": event.text} if isinstance(event, tools.ContentDelta) else None
 
     def _closing(self) -> Json:
         return {"text": ""}
@@ -241,7 +231,7 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
         choices = await self._choices(answers)
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
 
-    def _choice(self, index: int, read: ParsedOutput, end: ChoiceEnd) -> MessageChoice:
+    def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> MessageChoice:
         message: AssistantMessage = {"role": "assistant", "content": read.content, "refusal": None}
         if self._options.answer_format.thinking != "no":
             message["reasoning_content"] = read.thought or None
@@ -257,16 +247,16 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
         """The role of the message. Its content may be none, if the message can have calls."""
         return {"delta": {"role": "assistant", "content": None if self._options.answer_format.format else ""}}
 
-    def _part(self, event: OutputEvent) -> Json | None:
+    def _part(self, event: tools.OutputEvent) -> Json | None:
         match event:
-            case ContentDelta(text):
+            case tools.ContentDelta(text):
                 return {"delta": {"content": text}}
-            case ReasoningDelta(text):
+            case tools.ReasoningDelta(text):
                 return {"delta": {"reasoning_content": text}}
-            case ToolCallStart(number, call, name):
+            case tools.ToolCallStart(number, call, name):
                 begun = {"id": call, "type": "function", "function": {"name": name, "arguments": ""}}
                 return {"delta": {"tool_calls": [{"index": number, **begun}]}}
-            case ToolCallDelta(number, text):
+            case tools.ToolCallDelta(number, text):
                 return {"delta": {"tool_calls": [{"index": number, "function": {"arguments": text}}]}}
             case _:
                 return None

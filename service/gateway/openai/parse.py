@@ -24,20 +24,9 @@ from service.gateway.http.api_requests import (
 )
 from service.gateway.http.parse import RequestContext, to_replica_request
 from service.gateway.http.protocol import GenerateCommon, Json
+from service.gateway.openai import protocol
 from service.gateway.openai.builder import AnswerOptions, ChatBuilder, CompletionBuilder
 from service.gateway.openai.chat import for_template
-from service.gateway.openai.protocol import (
-    MAX_ANSWERS,
-    MAX_TEMPERATURE,
-    AllowedChoice,
-    ChatRequest,
-    CompletionPrompt,
-    CompletionRequest,
-    Effort,
-    NamedTool,
-    OpenAiRequest,
-    TemplateOptions,
-)
 from service.text.tools import AnswerFormat, Tool, ToolUse
 from service.wire import ModelCard, ReplicaRequest
 
@@ -66,29 +55,21 @@ _NO_OPS: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 
-_HINTS: frozenset[str] = frozenset(
-    {
-        "metadata",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "user",
-    }
-)
+_HINTS = frozenset({"metadata", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "user"})
 
 FIELDS = BodyFields(PASSED, _NO_OPS, _HINTS)
 
-_Request = TypeVar("_Request", bound=OpenAiRequest)
+_Request = TypeVar("_Request", bound=protocol.OpenAiRequest)
 
 
 def parse_completion(body: Mapping[str, Any], context: RequestContext) -> CompletionBuilder:
     """Parses a body of POST /v1/completions. Raises InvalidRequest or UnknownModel with the reason."""
-    request, shared = _parse(_without_best_of(body), CompletionRequest, context.card)
+    request, shared = _parse(_without_best_of(body), protocol.CompletionRequest, context.card)
     _check_completion(request)
     shared["max_new_tokens"] = request.max_tokens or _COMPLETION_TOKENS
     first = request.prompt[0]
     shared |= {"prompt": first} if isinstance(first, str) else {"prompt_token_ids": list(first)}
-    common = parse_shared(shared, context.card, MAX_TEMPERATURE)
+    common = parse_shared(shared, context.card, protocol.MAX_TEMPERATURE)
     fields = _logprobs_fields(common, request.logprobs)
     replica_request = to_replica_request(common, context, stream=request.stream, **fields)
     prompts = [prompt for prompt in request.prompt for _ in range(request.n)]
@@ -100,7 +81,7 @@ def parse_completion(body: Mapping[str, Any], context: RequestContext) -> Comple
 
 def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
     """Parses a body of POST /v1/chat/completions. Raises InvalidRequest or UnknownModel with the reason."""
-    request, shared = _parse(body, ChatRequest, context.card)
+    request, shared = _parse(body, protocol.ChatRequest, context.card)
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise InvalidRequest(
@@ -113,7 +94,7 @@ def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
     if limits:
         shared["max_new_tokens"] = limits.pop()
     alternatives = (request.top_logprobs or 0) if request.logprobs else None
-    common = parse_shared_of_chat(shared, context.card, MAX_TEMPERATURE)
+    common = parse_shared_of_chat(shared, context.card, protocol.MAX_TEMPERATURE)
     thinks = think(request.reasoning_effort, request.chat_template_kwargs)
     chat = ChatPrompt(for_template(request.messages), _tool_use(request), *thinks)
     fields, answer_format = chat_fields(common, chat, context.card)
@@ -139,11 +120,11 @@ def _without_best_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in body.items() if name != "best_of"} if same else body
 
 
-def _check_completion(request: CompletionRequest) -> None:
+def _check_completion(request: protocol.CompletionRequest) -> None:
     count = request.n * len(request.prompt)
-    if count > MAX_ANSWERS:
+    if count > protocol.MAX_ANSWERS:
         raise InvalidRequest(
-            f"{len(request.prompt)} prompts with n {request.n} are {count} answers, allowed are {MAX_ANSWERS}",
+            f"{len(request.prompt)} prompts with n {request.n} are {count} answers, allowed are {protocol.MAX_ANSWERS}",
             param="n",
         )
     if request.echo and not all(isinstance(prompt, str) for prompt in request.prompt):
@@ -152,7 +133,7 @@ def _check_completion(request: CompletionRequest) -> None:
         raise InvalidRequest("echo is true with logprobs; a prompt's tokens have no log-probabilities", param="echo")
 
 
-def _prompt(prompt: CompletionPrompt) -> Json:
+def _prompt(prompt: protocol.CompletionPrompt) -> Json:
     return {"text": prompt, "token_ids": None} if isinstance(prompt, str) else {"text": None, "token_ids": prompt}
 
 
@@ -173,7 +154,7 @@ def _choice(request: ReplicaRequest, index: int, prompt: Json) -> ReplicaRequest
 
 
 def _options(
-    request: OpenAiRequest,
+    request: protocol.OpenAiRequest,
     common: GenerateCommon,
     alternatives: int | None,
     answer_format: AnswerFormat | None = None,
@@ -187,20 +168,20 @@ def _options(
 # --- tools and thinking ----------------------------------------------------------------------------
 
 
-def _tool_use(request: ChatRequest) -> ToolUse | None:
+def _tool_use(request: protocol.ChatRequest) -> ToolUse | None:
     """What the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
     functions = (spec.function for spec in request.tools)
     tools = tuple(Tool(function.name, function.description, function.parameters) for function in functions)
     choice, parallel = request.tool_choice, request.parallel_tool_calls
-    if isinstance(choice, NamedTool):
+    if isinstance(choice, protocol.NamedTool):
         return ToolUse(tools, "required", (choice.function.name,), parallel=False)
-    if isinstance(choice, AllowedChoice):
+    if isinstance(choice, protocol.AllowedChoice):
         names = tuple(tool.function.name for tool in choice.allowed_tools.tools)
         return ToolUse(tools, choice.allowed_tools.mode, names, parallel)
     return ToolUse(tools, choice, (), parallel) if tools or choice == "required" else None
 
 
-def think(effort: Effort | None, options: TemplateOptions | None) -> tuple[bool | None, str]:
+def think(effort: protocol.Effort | None, options: protocol.TemplateOptions | None) -> tuple[bool | None, str]:
     """Whether to think, None leaves it to the chat template; and the field that says so."""
     wanted = None if effort is None else effort != "none"
     enabled = options.enable_thinking if options else None

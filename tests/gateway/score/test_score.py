@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from service.gateway.score.builder import shares
+from service.gateway.score.routes import shares
 
 from service.gateway.errors import OpenAiErrorAnswer
 from service.gateway.score.protocol import ScoreAnswer

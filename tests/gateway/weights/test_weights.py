@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from service.gateway.admin import ExchangeAnswer, KnownWeights
+from service.gateway.weights import ExchangeAnswer, KnownWeights
 from starlette.types import ASGIApp
 
 from service.decode.modes import Static
 from service.engine import Engine, GenerationRequest
-from service.errors import OutOfMemory
-from service.gateway import exchange as exchanges
+from service.errors import NotReady, OutOfMemory
+from service.gateway import weights as updates
 from service.gateway import failover
 from service.gateway.http.models import Models
 from service.gateway.ingress import Ingress
@@ -185,7 +185,7 @@ async def test_no_replica_changes_if_one_cannot(
     """The folder is missing where one of them runs."""
 
     async def missing(model: str) -> None:
-        raise exchanges.NotReady(f"{model} is not here")
+        raise NotReady(f"{model} is not here")
 
     replicas.generators[1]._weights._engine.check_weights = missing  # type: ignore[method-assign]
     assert "is not here" in (await refused(http, 503, model=str(other)))["message"]
@@ -246,7 +246,7 @@ async def test_a_replica_that_fails_is_named_and_answers_nothing(
     other: Path,
     answers: dict[Path, list[int]],
 ) -> None:
-    monkeypatch.setattr(exchanges, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(updates, "_AGAIN_S", 0.01)
     replicas.refuses = {1: OutOfMemory("no memory for the new weights")}
     detail = await refused(http, 503, model=str(other))
     assert detail["code"] == "exchange_failed"

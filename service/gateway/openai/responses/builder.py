@@ -23,16 +23,7 @@ from service.gateway.openai.responses.protocol import (
     ResponsesRequest,
     ResponseUsage,
 )
-from service.text.tools import (
-    AnswerFormat,
-    ContentDelta,
-    OutputEvent,
-    OutputParser,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from service.text import tools
 from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 
 #: the request's fields that its response repeats
@@ -43,7 +34,7 @@ class ResponsesBuilder(ResponseBuilder):
     """Builds the answer to one request. An event of a stream is an object with its `type`."""
 
     def __init__(
-        self, replica_request: ReplicaRequest, model: str, request: ResponsesRequest, answer_format: AnswerFormat
+        self, replica_request: ReplicaRequest, model: str, request: ResponsesRequest, answer_format: tools.AnswerFormat
     ) -> None:
         super().__init__([replica_request], stream=request.stream)
         self._replica_request, self._request, self._model = replica_request, request, model
@@ -135,8 +126,8 @@ class OutputBuilder:
     An `OutputParser` tells the parts of an answer. A new item begins where the kind of the parts changes.
     """
 
-    def __init__(self, answer_format: AnswerFormat) -> None:
-        self._reader = OutputParser(answer_format)
+    def __init__(self, answer_format: tools.AnswerFormat) -> None:
+        self._reader = tools.OutputParser(answer_format)
         self.items: list[OutputItem] = []
         self._item: OutputItem | None = None
         self._text = ""
@@ -150,14 +141,14 @@ class OutputBuilder:
         yield from self._events(self._reader.finish())
         yield from self._end("completed" if whole else "incomplete")
 
-    def _events(self, events: Iterable[OutputEvent]) -> Iterator[Json]:
+    def _events(self, events: Iterable[tools.OutputEvent]) -> Iterator[Json]:
         for event in events:
             match event:
-                case ContentDelta(text):
+                case tools.ContentDelta(text):
                     yield from self._piece("message", text)
-                case ReasoningDelta(text):
+                case tools.ReasoningDelta(text):
                     yield from self._piece("reasoning", text)
-                case ToolCallStart(_, call, name):
+                case tools.ToolCallStart(_, call, name):
                     yield from self._begin(
                         {
                             "id": _new_id("fc"),
@@ -168,9 +159,9 @@ class OutputBuilder:
                             "arguments": "",
                         }
                     )
-                case ToolCallDelta(_, text):
+                case tools.ToolCallDelta(_, text):
                     yield self._delta("response.function_call_arguments.delta", text)
-                case ToolCallEnd():
+                case tools.ToolCallEnd():
                     yield from self._end()
 
     def _piece(self, kind: Literal["message", "reasoning"], text: str) -> Iterator[Json]:

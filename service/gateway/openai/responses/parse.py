@@ -21,19 +21,8 @@ from service.gateway.http.api_requests import (
 from service.gateway.http.parse import RequestContext, to_replica_request
 from service.gateway.openai.parse import think
 from service.gateway.openai.protocol import MAX_TEMPERATURE
+from service.gateway.openai.responses import protocol
 from service.gateway.openai.responses.builder import ResponsesBuilder
-from service.gateway.openai.responses.protocol import (
-    AllowedFunctions,
-    CallItem,
-    ContentPart,
-    FunctionChoice,
-    InputItem,
-    MessageItem,
-    ReasoningItem,
-    ResponsesRequest,
-    ResultItem,
-    SchemaFormat,
-)
 from service.text.tools import Tool, ToolUse, assistant_message, parse_arguments, tool_message
 
 _NO_OPS: Mapping[str, tuple[Any, ...]] = {
@@ -46,7 +35,7 @@ _NO_OPS: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
 }
 
-_HINTS: frozenset[str] = frozenset(
+_HINTS = frozenset(
     {
         "context_management",
         "max_tool_calls",
@@ -64,8 +53,8 @@ FIELDS = BodyFields(PASSED - {"response_format"}, _NO_OPS, _HINTS)
 def parse_responses(body: Mapping[str, Any], context: RequestContext) -> ResponsesBuilder:
     """Parses a body. Raises InvalidRequest or UnknownModel with the reason."""
     _check_state(body)
-    own_fields, shared = FIELDS.split(body, ResponsesRequest)
-    request = parse_own(own_fields, ResponsesRequest, context.card)
+    own_fields, shared = FIELDS.split(body, protocol.ResponsesRequest)
+    request = parse_own(own_fields, protocol.ResponsesRequest, context.card)
     shared |= _form(request)
     if request.max_output_tokens is not None:
         shared["max_new_tokens"] = request.max_output_tokens
@@ -94,23 +83,23 @@ def _check_state(body: Mapping[str, Any]) -> None:
             )
 
 
-def _form(request: ResponsesRequest) -> dict[str, Any]:
+def _form(request: protocol.ResponsesRequest) -> dict[str, Any]:
     """The form of the answer as POST /generate names it."""
     form = request.text.format if request.text else None
     if form is None or form.type == "text":
         return {}
-    if isinstance(form, SchemaFormat):
+    if isinstance(form, protocol.SchemaFormat):
         return {"response_format": {"type": "json_schema", "json_schema": {"schema": form.schema_}}}
     return {"response_format": {"type": form.type}}
 
 
-def _tool_use(request: ResponsesRequest) -> ToolUse | None:
+def _tool_use(request: protocol.ResponsesRequest) -> ToolUse | None:
     """What the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
     tools = tuple(Tool(tool.name, tool.description, tool.parameters) for tool in request.tools)
     choice, parallel = request.tool_choice, request.parallel_tool_calls
-    if isinstance(choice, FunctionChoice):
+    if isinstance(choice, protocol.FunctionChoice):
         return ToolUse(tools, "required", (choice.name,), parallel=False)
-    if isinstance(choice, AllowedFunctions):
+    if isinstance(choice, protocol.AllowedFunctions):
         return ToolUse(tools, choice.mode, tuple(tool.name for tool in choice.tools), parallel)
     return ToolUse(tools, choice, (), parallel) if tools or choice == "required" else None
 
@@ -133,27 +122,27 @@ class _AssistantTurn:
         self.texts, self.thoughts, self.calls = [], [], []
 
 
-def for_template(instructions: str | None, items: Sequence[InputItem]) -> tuple[dict[str, Any], ...]:
+def for_template(instructions: str | None, items: Sequence[protocol.InputItem]) -> tuple[dict[str, Any], ...]:
     """The items as chat templates take them. InvalidRequest: no message, bad arguments, or a result of no call."""
     made: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     turn, called = _AssistantTurn(), dict[str, str]()
     for number, item in enumerate(items):
         match item:
-            case ReasoningItem():
+            case protocol.ReasoningItem():
                 turn.thoughts += [part.text for part in item.content or ()]
-            case CallItem():
+            case protocol.CallItem():
                 called[item.call_id] = item.name
                 turn.calls.append(
                     (item.call_id, item.name, parse_arguments(item.arguments, f"input.{number}.arguments"))
                 )
-            case MessageItem(role="assistant"):
+            case protocol.MessageItem(role="assistant"):
                 turn.texts.append(_text(item.content))
-            case MessageItem():
+            case protocol.MessageItem():
                 made += turn.pop()
                 made.append(
                     {"role": "system" if item.role == "developer" else item.role, "content": _text(item.content)}
                 )
-            case ResultItem():
+            case protocol.ResultItem():
                 made += turn.pop()
                 if item.call_id not in called:
                     raise InvalidRequest(
@@ -168,5 +157,5 @@ def for_template(instructions: str | None, items: Sequence[InputItem]) -> tuple[
     return tuple(made)
 
 
-def _text(parts: Sequence[ContentPart]) -> str:
+def _text(parts: Sequence[protocol.ContentPart]) -> str:
     return "".join(part.text for part in parts)
