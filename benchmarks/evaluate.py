@@ -32,7 +32,7 @@ from service.decode.registry import make_mode
 from service.demo import Problem
 from service.engine import Engine, EngineConfig, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.quantization import QUANT_SCHEMES
+from service.model.quantization.schemes import QUANT_SCHEMES
 from service.text import TextCodec
 
 #: mode -> the knobs that are tried by default: few, so that the table can be read

@@ -55,7 +55,7 @@ def _feed_forwards(model: ModelConfig, tokens: int) -> tuple[int, int]:
     if experts is None:
         return dense, dense
     expert = 3 * model.hidden_size * experts.intermediate_size
-    every = model.hidden_size * (experts.number + 3 * experts.shared_size)  # the router and the shared experts
-    moved = experts.number * (1 - (1 - experts.per_token / experts.number) ** tokens)
+    every = model.hidden_size * (experts.num_experts + 3 * experts.shared_size)  # the router and the shared experts
+    moved = experts.num_experts * (1 - (1 - experts.per_token / experts.num_experts) ** tokens)
     read = dense + model.num_expert_layers * (every + round(moved * expert))
     return read, dense + model.num_expert_layers * (every + experts.per_token * expert)

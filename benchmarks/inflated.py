@@ -246,7 +246,7 @@ def _axes(small: ModelConfig, large: ModelConfig) -> dict[str, _Axis]:
         "hidden": _first(small.hidden_size, large.hidden_size),
         "inner": _first(small.intermediate_size, large.intermediate_size),
         "expert": _first(small.intermediate_size, _expert_size(large)),
-        "experts": _first(0, large.experts.number if large.experts else 0),
+        "experts": _first(0, large.experts.num_experts if large.experts else 0),
         "shared": _first(0, large.experts.shared_size if large.experts else 0),
         "pair": _Axis(
             2 * large.hidden_size,
@@ -330,7 +330,7 @@ def _of_a_feed_forward(config: ModelConfig, prefix: str, layer: int) -> list[str
     experts = config.experts
     if prefix == _MRP or experts is None or layer not in experts.layers:
         return [f"{leaf}.weight" for leaf in _FEED_FORWARD]
-    folders = [f"experts.{number}." for number in range(experts.number)]
+    folders = [f"experts.{number}." for number in range(experts.num_experts)]
     folders += ["shared_experts."] if experts.shared_size else []
     router = ["gate.weight"] + (["gate.expert_bias"] if experts.groups else [])
     return router + [f"{folder}{leaf}.weight" for folder in folders for leaf in _FEED_FORWARD]

@@ -22,7 +22,7 @@ from service.decode.mode import DecodingMode
 from service.decode.registry import default_mode
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.options import pick_device, pick_dtype, settle_threads
+from service.model.device import pick_device, pick_dtype, settle_threads
 from service.text import TextCodec
 
 #: a text to continue, or messages (`role`, `content`) to answer

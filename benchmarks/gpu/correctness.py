@@ -17,9 +17,8 @@ from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.quantization import QUANT_SCHEMES, QuantScheme
-from service.model.quantization.layers import QuantizedExperts, QuantizedLinear
-from service.model.quantization.tensors import QuantizedTensor, quantized
+from service.model.quantization.layers import QuantizedExperts, QuantizedLinear, QuantizedTensor, quantized
+from service.model.quantization.schemes import QUANT_SCHEMES, QuantScheme
 from service.model.triton_support import has_triton
 
 _KNOBS = ("tokens_per_step", "threshold", "mrp_steps")

@@ -19,7 +19,7 @@ from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculativ
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import EngineConfig
 from service.model import Checkpoint, LoadOptions
-from service.model.quantization import QUANT_SCHEMES
+from service.model.quantization.schemes import QUANT_SCHEMES
 from service.text import TextCodec
 
 #: static is the first: the others are compared with it

@@ -62,7 +62,7 @@ def _text(codec: TextCodec) -> dict[str, str]:
 def _memory(checkpoint: Checkpoint) -> dict[str, str]:
     """The sizes that `auto` chooses for the memory that is free beside the weights."""
     from service.engine.memory_plan import RequestedSizes, plan_memory
-    from service.model.memory import memory_of
+    from service.model.device import memory_of
 
     memory = memory_of(checkpoint.device)
     device = f"{memory.free / 2**30:,.1f} of {memory.total / 2**30:,.1f} GiB are free on {checkpoint.device}"
@@ -114,7 +114,7 @@ def _types(checkpoint: Checkpoint) -> str:
 
 
 def _published(checkpoint: Checkpoint) -> str:
-    from service.model.quantization import published_scheme
+    from service.model.quantization.schemes import published_scheme
 
     return ", as they are published" if published_scheme(checkpoint.raw) else ""
 
@@ -146,7 +146,7 @@ def _experts(config: ModelConfig, backbone: int) -> dict[str, str]:
     if config.experts is None:
         return {}
     experts, used = config.experts, backbone - config.num_unused_parameters
-    layers = f"{config.num_expert_layers} layers have {experts.number}, a token uses {experts.per_token} of each"
+    layers = f"{config.num_expert_layers} layers have {experts.num_experts}, a token uses {experts.per_token} of each"
     shared = " and the shared ones" if experts.shared_size else ""
     return {"experts": f"{layers}{shared}, {used / 1e6:,.2f} M parameters in all"}
 

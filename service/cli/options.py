@@ -89,8 +89,8 @@ def load_options(
 ) -> LoadOptions:
     """Device, dtype and quantization by their names. Raises SettingsError."""
     from service.model import LoadOptions
-    from service.model.options import pick_device, pick_dtype
-    from service.model.quantization import scheme_named
+    from service.model.device import pick_device, pick_dtype
+    from service.model.quantization.schemes import scheme_named
 
     picked, form = pick_device(device), scheme_named(quantization).name if quantization else None
     return LoadOptions(pick_dtype(dtype, picked), picked, block_size, quantization=form)
@@ -98,6 +98,6 @@ def load_options(
 
 def use_threads(threads: int | None, processes: int = 1) -> None:
     """Sets the number of torch's CPU threads. None: the default of `pick_threads`."""
-    from service.model.options import set_threads
+    from service.model.device import set_threads
 
     set_threads(threads, processes)

@@ -62,7 +62,7 @@ def _check_settings(settings: Settings) -> None:
 def _check_device(device: str) -> None:
     """Checks the device with torch, whose import takes seconds. Names that torch always accepts are not checked."""
     if device not in {"auto", "cpu"}:
-        from service.model.options import pick_device
+        from service.model.device import pick_device
 
         pick_device(device)
 
@@ -73,7 +73,7 @@ def _check_attention(settings: Settings) -> None:
         import torch
 
         from service.model.attention.registry import check_backend
-        from service.model.options import pick_device, pick_dtype
+        from service.model.device import pick_device, pick_dtype
 
         device = pick_device(settings.device)
         check_backend(settings.attention, torch.device(device), pick_dtype(settings.dtype, device))
@@ -83,7 +83,7 @@ def _check_checkpoint(settings: Settings) -> None:
     """Checks the checkpoint's config and calibration, and that the files of weights and tokenizer are whole."""
     from service.model import parse_config, read_config, resolve
     from service.model.files import check_weights
-    from service.model.quantization import activation_parts, chosen_scheme
+    from service.model.quantization.schemes import activation_parts, chosen_scheme
     from service.model.shard import Shard
     from service.quality.presets import file_of
     from service.quality.schema import file_name

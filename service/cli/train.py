@@ -77,7 +77,7 @@ def command(
 ) -> None:
     """Trains an MRP module for a frozen SDAR backbone. The resulting folder can be served at once."""
     from service.model import resolve
-    from service.model.options import pick_device
+    from service.model.device import pick_device
     from training.config import Budget, Keeping, Module, Source, TrainingConfig
     from training.lessons import Objective, phases_up_to
     from training.losses import Weights

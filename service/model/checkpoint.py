@@ -20,8 +20,14 @@ from service.model.files import read_config, resolve
 from service.model.layers import AllReduce, DecoderLayer
 from service.model.mrp import Mrp
 from service.model.parameter_builder import TensorOptions
-from service.model.quantization import activation_parts, chosen_scheme, is_quantized, published_scheme, scales_per_row
 from service.model.quantization.prequantized import PrequantizedWeights
+from service.model.quantization.schemes import (
+    activation_parts,
+    chosen_scheme,
+    is_quantized,
+    published_scheme,
+    scales_per_row,
+)
 from service.model.shard import Shard
 from service.model.weight_mapping import WeightSource
 from service.model.weights import WeightFiles, load_weights, published_weights

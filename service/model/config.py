@@ -22,12 +22,12 @@ class MrpConfig:
 
 @dataclass(frozen=True, slots=True)
 class GroupsConfig:
-    """Experts in groups: a token's experts are all in its `per_token` best of `number` groups of equal size.
+    """Experts in groups: a token's experts are all in its `per_token` best of `num_groups` groups of equal size.
 
     `scale`: the factor of the weights of a token's experts.
     """
 
-    number: int
+    num_groups: int
     per_token: int
     scale: float
 
@@ -36,12 +36,12 @@ class GroupsConfig:
 class ExpertsConfig:
     """The experts of a backbone.
 
-    Each token goes to `per_token` of `number` experts. `layers`: which layers have experts; the others are dense.
+    Each token goes to `per_token` of `num_experts` experts. `layers`: which layers have experts; the others are dense.
     `normalized`: the weights of a token's experts add up to 1, before `groups.scale`. `shared_size`: the inner size of
     the experts that every token goes to, together; 0 for none. `groups`: None for a router that knows no groups.
     """
 
-    number: int
+    num_experts: int
     per_token: int
     intermediate_size: int
     layers: frozenset[int]
@@ -97,4 +97,4 @@ class ModelConfig:
         if self.experts is None:
             return 0
         expert = 3 * self.hidden_size * self.experts.intermediate_size
-        return self.num_expert_layers * (self.experts.number - self.experts.per_token) * expert
+        return self.num_expert_layers * (self.experts.num_experts - self.experts.per_token) * expert

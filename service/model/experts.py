@@ -54,8 +54,8 @@ class Experts(nn.Module):
     def __init__(self, hidden: int, config: ExpertsConfig) -> None:
         super().__init__()
         inner = config.intermediate_size
-        self.gate_up_proj = nn.Parameter(torch.empty(config.number, 2 * inner, hidden))
-        self.down_proj = nn.Parameter(torch.empty(config.number, hidden, inner))
+        self.gate_up_proj = nn.Parameter(torch.empty(config.num_experts, 2 * inner, hidden))
+        self.down_proj = nn.Parameter(torch.empty(config.num_experts, hidden, inner))
         for weight in self.parameters():
             nn.init.uniform_(weight, -1 / math.sqrt(weight.shape[-1]), 1 / math.sqrt(weight.shape[-1]))
 
@@ -141,7 +141,7 @@ class SoftmaxRouter(nn.Module):
 
     def __init__(self, hidden: int, config: ExpertsConfig) -> None:
         super().__init__()
-        self.weight = _matrix(config.number, hidden)
+        self.weight = _matrix(config.num_experts, hidden)
         self._per_token, self._normalized = config.per_token, config.normalized
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,8 +161,8 @@ class GroupedRouter(nn.Module):
 
     def __init__(self, hidden: int, config: ExpertsConfig, groups: GroupsConfig) -> None:
         super().__init__()
-        self.weight = _matrix(config.number, hidden)
-        self.expert_bias = nn.Parameter(torch.zeros(config.number))
+        self.weight = _matrix(config.num_experts, hidden)
+        self.expert_bias = nn.Parameter(torch.zeros(config.num_experts))
         self._per_token, self._normalized, self._groups = config.per_token, config.normalized, groups
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,14 +177,14 @@ class GroupedRouter(nn.Module):
 
     def _within_groups(self, scores: Tensor) -> Tensor:
         """scores `[T, E]` -> the same, with -inf for experts outside the best groups."""
-        grouped = scores.unflatten(-1, (self._groups.number, -1))
+        grouped = scores.unflatten(-1, (self._groups.num_groups, -1))
         best = grouped.topk(2, dim=-1).values.sum(-1).topk(self._groups.per_token, dim=-1).indices
         excluded = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
         masked: Tensor = grouped.masked_fill(excluded[..., None], -torch.inf).flatten(-2)
         return masked
 
 
-def _matrix(number: int, hidden: int) -> nn.Parameter:
-    weight = nn.Parameter(torch.empty(number, hidden))
+def _matrix(num_experts: int, hidden: int) -> nn.Parameter:
+    weight = nn.Parameter(torch.empty(num_experts, hidden))
     nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
     return weight

@@ -21,9 +21,9 @@ from service.model.families import family_named, qwen3
 from service.model.files import open_file, weight_files
 from service.model.mrp import Mrp
 from service.model.parameter_builder import ParameterBuilder, TensorOptions
-from service.model.quantization import QuantScheme, is_quantized, scheme_named
 from service.model.quantization.layers import replace_layer
 from service.model.quantization.prequantized import PrequantizedWeights
+from service.model.quantization.schemes import QuantScheme, is_quantized, scheme_named
 from service.model.weight_mapping import WeightMapping, WeightSource, prefixed
 
 #: bytes that are read from a file before it is opened anew

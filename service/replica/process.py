@@ -29,7 +29,7 @@ from service.engine.streams import Item
 from service.engine.thread import EngineThread
 from service.errors import EngineFailed, MrpServeError
 from service.frames import Channel, Frames
-from service.model.options import set_threads
+from service.model.device import set_threads
 from service.replica.core import EngineCore, load_core
 from service.replica.messages import (
     AT_ENGINE,

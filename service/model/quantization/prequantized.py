@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from service.errors import CheckpointError
+from service.model.quantization.layers import QuantizedTensor
 from service.model.quantization.schemes import PublishedScheme, published_scheme, scheme_named
-from service.model.quantization.tensors import QuantizedTensor
 from service.model.weight_mapping import WeightSource
 
 _SCALES = ("_scale", "_scale_inv")
