@@ -43,7 +43,7 @@ PRONOUNS = frozenset(
 )
 #: words by which an engineer from vLLM, SGLang or Hugging Face looks for things
 FIELD = (
-    "AttentionBackend", "ChatTemplate", "CUDA graph", "detokenizer", "EngineCore", "Executor", "fused moe|grouped_mm", "grammar",
+    "AttentionBackend", "ChatTemplate", "CUDA graph", "detokenizer", "EngineCore", "Executor", "grammar",
     "logprobs", "max_num_seqs", "ModelRunner", "PrefixCache", "Quant", "reasoning parser", "Sampler", "SamplingParams",
     "Scheduler", "tensor.parallel", "tool parser", "weight update",
 )  # fmt: skip
