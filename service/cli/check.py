@@ -134,7 +134,7 @@ def _devices(checkpoint: Checkpoint) -> dict[str, str]:
     config, dtype, facts = checkpoint.config, checkpoint.dtype, {}
     for size in possible_sizes(config):
         if size in _SIZES:
-            part = Shard(0, size).of(config)
+            part = Shard(0, size).divide(config)
             weights = _weights(checkpoint, part) / 2**20
             token = PagedCache.bytes_per_page(part, dtype) / config.block_size / 1024
             facts[f"each of {size} devices"] = f"{weights:,.1f} MiB of weights, {token:,.2f} KiB of KV a token"

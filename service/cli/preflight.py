@@ -91,7 +91,7 @@ def _check_checkpoint(settings: Settings) -> None:
 
     folder = resolve(settings.model)
     config, ranks = parse_config(read_config(folder), block_size=settings.block_size), settings.tensor_parallel_size
-    Shard(0, ranks).of(config)
+    Shard(0, ranks).divide(config)
     form = chosen_scheme(config.quantization, settings.quantization)
     file_of(folder, settings.quality_file, file_name(form, activation_parts(form, ranks)))
     check_weights(folder)

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 class MrpConfig:
     """The MRP module of a checkpoint.
 
-    `residual`: the module's output is added to the anchor hidden state (else it replaces it, the
-    published `-direct` checkpoints). `scale` multiplies the output (the published two-step
-    checkpoints are decoded with 2). Both belong to the checkpoint, never to a request.
+    `residual`: the module's output is added to the anchor hidden state; in the published `-direct` checkpoints it
+    replaces that state. `scale` multiplies the output; the published two-step checkpoints are decoded with 2.
     """
 
     num_layers: int

@@ -1,4 +1,4 @@
-"""The devices of this machine: their names, types and CPU threads as settings give them, and their memory.
+"""The devices of this machine: names, types and CPU threads as settings have them, and memory.
 
 The memory is a GPU's own, or for the CPU the memory that this process may use. In a container the limit of its control
 group counts, not the machine's memory.

@@ -29,7 +29,9 @@ class SparseFeedForward(nn.Module):
 
     def __init__(self, hidden: int, config: ExpertsConfig) -> None:
         super().__init__()
-        self.gate = make_router(hidden, config)
+        self.gate = (
+            SoftmaxRouter(hidden, config) if config.groups is None else GroupedRouter(hidden, config, config.groups)
+        )
         self.experts = Experts(hidden, config)
         self.shared_experts = FeedForward(hidden, config.shared_size) if config.shared_size else None
 
@@ -75,8 +77,8 @@ class Experts(nn.Module):
     def _dense(self, tokens: Tensor, chosen: Tensor) -> Tensor:
         """Each expert computes all tokens, so that every product's shape depends on T alone.
 
-        On a CPU only the experts that have tokens compute, one after another. Elsewhere all experts compute in one
-        product, since the host would have to wait for the device to learn which have tokens.
+        On a CPU only the experts with tokens compute, one after another. Elsewhere all experts compute in one product:
+        the host would have to wait for the device to name the experts with tokens.
         """
         if tokens.device.type == "cpu":
             used = chosen.unique()
@@ -129,11 +131,6 @@ def _grouped(rows: Tensor, matrices: Tensor | QuantizedExperts, ends: Tensor) ->
 def _has_kernel(matrices: Tensor) -> bool:
     """Whether torch's grouped product takes such matrices `[E, B, A]`: bfloat16, and rows of whole 16 bytes."""
     return matrices.dtype == torch.bfloat16 and all(size % 8 == 0 for size in matrices.shape[1:])
-
-
-def make_router(hidden: int, config: ExpertsConfig) -> nn.Module:
-    """The router of a config."""
-    return SoftmaxRouter(hidden, config) if config.groups is None else GroupedRouter(hidden, config, config.groups)
 
 
 class SoftmaxRouter(nn.Module):

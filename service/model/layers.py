@@ -1,9 +1,9 @@
-"""Qwen3's decoder layers, written so that attention is a function handed in by the caller.
+"""Qwen3's decoder layers. Attention is a function of the caller.
 
-Serving hands in paged attention (`attention/`), training a dense masked one. The layers know neither a cache nor a
-mask. Projections of the same input are one matrix (`qkv_proj`, `gate_up_proj`): on small batches a forward is bound by
-the number of operations. Shapes: `[R, L, H]`, rows, tokens per row, hidden. Source: Qwen3 (transformers'
-`modeling_qwen3`), which SDAR keeps.
+Serving passes paged attention (`attention/`), training a dense masked one. The layers know neither a cache nor a mask.
+Projections of the same input are one matrix (`qkv_proj`, `gate_up_proj`): on small batches a forward is bound by the
+number of operations. Shapes: `[R, L, H]`, rows, tokens per row, hidden. Source: Qwen3 (transformers' `modeling_qwen3`),
+which SDAR keeps.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ class Shard:
     rank: int = 0
     size: int = 1
 
-    def of(self, config: ModelConfig) -> ModelConfig:
-        """The config of this shard. With fewer key-value heads than ranks, several ranks hold the same head.
+    def divide(self, config: ModelConfig) -> ModelConfig:
+        """The config of this shard of a model. With fewer key-value heads than ranks, several ranks hold one head.
 
         SettingsError, which names `tensor_parallel_size`, if a model of these sizes cannot be divided by that number.
         """
@@ -36,17 +36,15 @@ class Shard:
                 param="tensor_parallel_size",
             )
         experts = config.experts
+        if experts is not None:
+            inner, shared = experts.intermediate_size // self.size, experts.shared_size // self.size
+            experts = replace(experts, intermediate_size=inner, shared_size=shared)
         return replace(
             config,
             num_heads=config.num_heads // self.size,
             num_kv_heads=config.num_kv_heads // self.num_kv_pieces(config),
             intermediate_size=config.intermediate_size // self.size,
-            experts=experts
-            and replace(
-                experts,
-                intermediate_size=experts.intermediate_size // self.size,
-                shared_size=experts.shared_size // self.size,
-            ),
+            experts=experts,
         )
 
     def num_kv_pieces(self, config: ModelConfig) -> int:
@@ -69,4 +67,4 @@ def _divides(size: int, config: ModelConfig) -> bool:
     if config.experts is not None:
         sizes += [config.experts.intermediate_size, config.experts.shared_size]
     heads = config.num_kv_heads
-    return all(number % size == 0 for number in sizes) and (heads % size == 0 or size % heads == 0)
+    return all(inner % size == 0 for inner in sizes) and (heads % size == 0 or size % heads == 0)

@@ -1,4 +1,4 @@
-"""Weight updates: other weights of the same shape replace those of a loaded checkpoint.
+"""Weight updates: weights of the same shape replace the weights of a loaded checkpoint.
 
 The new numbers are copied into the loaded tensors. So captured graphs, compiled kernels and every reference to a tensor
 stay valid. Replicas (`service/replica`) and ranks (`service/parallel`) call this.
@@ -53,7 +53,7 @@ def apply_update(served: Checkpoint, loaded: Checkpoint) -> None:
 
 
 def _checked_config(path: Path, served: ModelConfig, options: LoadOptions) -> dict[str, Any]:
-    """The parsed config.json. It must equal that of the served weights."""
+    """The parsed config.json. It must equal the config of the served weights."""
     raw = read_config(path)
     if published_scheme(raw) is not None:
         raise CheckpointError(f"{path}: these weights are published in 8 bits; only wide weights can be exchanged")

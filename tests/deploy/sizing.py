@@ -32,6 +32,8 @@ class Size:
 
 def size_of(shape, devices=1):
     """What each of so many devices holds of a shape."""
-    config = Shard(0, devices).of(parse_config(tiny_config(num_nextn_predict_layers=3) | asdict(shape_named(shape))))
+    config = Shard(0, devices).divide(
+        parse_config(tiny_config(num_nextn_predict_layers=3) | asdict(shape_named(shape)))
+    )
     kv = PagedCache.bytes_per_page(config, torch.bfloat16) / config.block_size
     return Size(num_parameters(config) * torch.bfloat16.itemsize / 2**30, kv / 1024)

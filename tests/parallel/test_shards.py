@@ -110,5 +110,5 @@ def test_a_size_that_does_not_divide_the_model_is_refused(size: int, changes: di
     with pytest.raises(
         SettingsError, match=f"tensor_parallel_size is {size}, this checkpoint allows {allowed}:"
     ) as told:
-        Shard(0, size).of(parse_config(tiny_config(**changes)))
+        Shard(0, size).divide(parse_config(tiny_config(**changes)))
     assert told.value.param == "tensor_parallel_size"

@@ -99,8 +99,8 @@ def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
     groups = GroupsConfig(qwen3.positive(raw, "n_group"), qwen3.positive(raw, "topk_group"), scale)
     if num_experts % groups.num_groups or num_experts < 2 * groups.num_groups:
         raise CheckpointError(
-            f"config.json: n_group is {groups.num_groups}, expected a divisor of the {num_experts} experts that leaves at "
-            "least two in a group"
+            f"config.json: n_group is {groups.num_groups}, expected a divisor of the {num_experts} experts that leaves "
+            "at least two in a group"
         )
     if groups.per_token > groups.num_groups:
         raise CheckpointError(f"config.json: topk_group is {groups.per_token}, allowed are 1 to {groups.num_groups}")
