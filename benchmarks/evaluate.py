@@ -14,8 +14,7 @@ from rich.table import Table
 from benchmarks.evaluation import Score, Variant, block_only, evaluate
 from benchmarks.options import heldout, run
 from service.calibration.plans import Grid, entropy_bounds, grid_lines, parse_plan, thresholds
-from service.calibration.scorers import demo
-from service.calibration.tasks import read_prompts, tasks_of
+from service.calibration.prompts import demo, read_prompts, tasks_of
 from service.cli.options import (
     DeviceOption,
     DtypeOption,

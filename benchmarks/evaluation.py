@@ -17,7 +17,7 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.calibration.tasks import PromptTask
+from service.calibration.prompts import PromptTask
 from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative
 from service.engine import Completion, Engine, GenerationRequest, SamplingParams
@@ -41,7 +41,7 @@ class Variant:
     @property
     def name(self) -> str:
         """Such as `speculative mrp_steps=4`."""
-        return Plan.of(self.params).name
+        return Plan.from_mode(self.params).name
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from benchmarks.floor import forward_need
 from benchmarks.machine import Rates
 from benchmarks.options import SeveralOption, heldout, run
 from benchmarks.shapes import config_in_shape, shape_named
-from benchmarks.throughput import Workload
+from benchmarks.throughput import Workload, encoded
 from service.calibration.plans import parse_plan
 from service.cli.options import BlockSizeOption, ModelOption, OutputOption, load, use_threads
 from service.cli.output import Counter, results, table
@@ -83,11 +83,10 @@ def command(
     if gpu not in GPUS:
         raise SettingsError(f"gpu is {gpu!r}, allowed are {', '.join(GPUS)}", param="gpu")
     sizes, plans = shape_named(shape), [parse_plan(text) for text in plan]
-    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout(problems, seed=1)]
+    drawn = heldout(problems, seed=1)
     use_threads(None)
     checkpoint = load(model, "cpu", "float32", block_size)
-    codec = TextCodec.load(checkpoint.path)
-    workload = Workload([tuple(codec.encode_chat(chat)) for chat in chats], fewest=requests)
+    workload = Workload(encoded(TextCodec.load(checkpoint.path), drawn), fewest=requests)
     assumed = Assumptions(above_floor, 1e-6 * forward_us, 1e-6 * request_us, context=context)
     prices = Prices(config_in_shape(checkpoint, sizes), GPUS[gpu], assumed)
     rows = list[dict[str, Any]]()
@@ -106,7 +105,7 @@ def command(
 def _row(made: PredictedSpeed, first: PredictedSpeed) -> dict[str, Any]:
     return {
         "concurrency": made.concurrency,
-        "plan": Plan.of(made.params).name,
+        "plan": Plan.from_mode(made.params).name,
         "tokens_per_forward": made.tokens_per_forward,
         "rows": made.rows,
         "refines": made.refines,

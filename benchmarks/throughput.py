@@ -31,6 +31,8 @@ from service.model import Checkpoint
 
 if TYPE_CHECKING:
     from benchmarks.plain_loop import PlainLoop
+    from service.demo import Problem
+    from service.text import TextCodec
 
 #: requests of a round that the plain loop decodes
 _PLAIN_SAMPLE = 4
@@ -140,6 +142,11 @@ class Workload:
             GenerationRequest(f"{number}", prompt, params, drawn, max_new_tokens=self.new_tokens, stop_token_ids=stops)
             for number, prompt, drawn in zip(numbers, prompts, sampling, strict=True)
         ]
+
+
+def encoded(codec: TextCodec, problems: Sequence[Problem]) -> list[tuple[int, ...]]:
+    """The problems' prompts as chats in token ids."""
+    return [tuple(codec.encode_message(problem.prompt)) for problem in problems]
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.evaluation import Score, Variant, evaluate
 from service.calibration.plans import parse_plan
-from service.calibration.tasks import PromptTask
+from service.calibration.prompts import PromptTask
 from service.engine import Engine, EngineConfig, SamplingParams
 from service.model import LoadOptions, load_checkpoint
 from service.text import TextCodec
@@ -67,7 +67,7 @@ def _tasks(folder: Path, prompts: list[str]) -> list[PromptTask]:
     codec = TextCodec.load(folder)
 
     def task(prompt: str) -> PromptTask:
-        ids = codec.encode_chat([{"role": "user", "content": prompt}])
+        ids = codec.encode_message(prompt)
         return PromptTask(tuple(ids), lambda answer: check(prompt, codec.decode(answer)))
 
     return [task(prompt) for prompt in prompts]

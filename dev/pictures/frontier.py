@@ -23,7 +23,7 @@ from matplotlib.ticker import FuncFormatter
 from dev.pictures.labels import Label, place
 from dev.pictures.style import STYLE, look_of
 from service.quality.load_bands import at_load
-from service.quality.schema import QualityFile, Row
+from service.quality.schema import PlanResult, QualityFile
 
 #: what the files are called, with `-dark` for dark pages
 STEM = "frontier"
@@ -162,14 +162,14 @@ def _margin_lines(axes: Axes, file: QualityFile, page: Page) -> None:
         axes.annotate(name, (1, static - margin), (0, offset), va=side, fontsize=8, **anchor, **look)
 
 
-def _curve(axes: Axes, rows: Sequence[Row], across: Mapping[str, float], look: dict[str, Any]) -> None:
+def _curve(axes: Axes, rows: Sequence[PlanResult], across: Mapping[str, float], look: dict[str, Any]) -> None:
     points = sorted(rows, key=lambda row: across[row.plan.name])
     x, y = [across[row.plan.name] for row in points], [row.accuracy for row in points]
     away = [[row.accuracy - row.accuracy_low for row in points], [row.accuracy_high - row.accuracy for row in points]]
     axes.errorbar(x, y, away, ecolor=look["color"], elinewidth=0.8, alpha=0.9, zorder=3, **look)
 
 
-def _preset_rows(file: QualityFile, view: _View) -> list[tuple[Row, str]]:
+def _preset_rows(file: QualityFile, view: _View) -> list[tuple[PlanResult, str]]:
     """The row of every preset at a panel's load, and its names: presets that are the same plan share it."""
     if view.load is None:
         return []
@@ -192,12 +192,12 @@ def _labels(file: QualityFile, view: _View, page: Page) -> Iterator[Label]:
                 yield Label(varied, (view.across[row.plan.name], row.accuracy), style)
 
 
-def _kind(row: Row) -> tuple[Any, ...]:
+def _kind(row: PlanResult) -> tuple[Any, ...]:
     """Rows that differ in the value of a knob make a curve; others of the mode another one."""
     return row.lossless, tuple(row.plan.knobs)
 
 
-def _varied(row: Row, curve: Sequence[Row]) -> str:
+def _varied(row: PlanResult, curve: Sequence[PlanResult]) -> str:
     """The values of the knobs that change along a curve."""
     knobs = row.plan.knobs
     return ", ".join(str(knobs[name]) for name in knobs if len({str(each.plan.knobs[name]) for each in curve}) > 1)

@@ -172,9 +172,8 @@ def measured(
     from service.calibration.measure import Calibration, Scope, circumstances, engine_for
     from service.calibration.pareto import assemble
     from service.calibration.plans import default_plans, parse_plan, with_static_first
-    from service.calibration.scorers import check_lines, find_scorer
-    from service.calibration.tasks import read_prompts, tasks_of
-    from service.quality.identity import identity_of
+    from service.calibration.prompts import check_lines, find_scorer, read_prompts, tasks_of
+    from service.quality.presets import identity_of
     from service.text import TextCodec
 
     path_of_prompts, scorer_name = prompts_of(options.model, options.prompts, options.scorer)

@@ -75,7 +75,7 @@ def command(
     use_threads(threads, tensor_parallel_size)
     with ranks_of(tensor_parallel_size, model, device, dtype, block_size) as (checkpoint, deps):
         codec = TextCodec.load(checkpoint.path)
-        ids = codec.encode(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
+        ids = codec.encode(prompt) if raw else codec.encode_message(prompt)
         request = GenerationRequest(
             "cli",
             tuple(ids),

@@ -11,7 +11,7 @@ from service.cli.output import results, table
 from service.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from service.quality.schema import QualityFile, Row, Speed
+    from service.quality.schema import PlanResult, QualityFile, Speed
 
 
 def command(
@@ -58,7 +58,7 @@ def _loads(file: QualityFile) -> list[str]:
     return [f"ms/token at {together}" for together in file.measured.concurrency]
 
 
-def _cells(row: Row, file: QualityFile) -> list[str]:
+def _cells(row: PlanResult, file: QualityFile) -> list[str]:
     speeds = [row.speed_at(together) for together in file.measured.concurrency]
     away = 100 * max(row.difference_high - row.difference, row.difference - row.difference_low)
     accuracy = f"{row.accuracy:.3f} [{row.accuracy_low:.3f}, {row.accuracy_high:.3f}]"

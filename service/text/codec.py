@@ -114,6 +114,10 @@ class TextCodec:
         """
         return self.encode_rendered(self.render(messages, tools, think=think))
 
+    def encode_message(self, text: str) -> list[int]:
+        """Ids of a chat of one message by the user, as `encode_chat`."""
+        return self.encode_chat([{"role": "user", "content": text}])
+
     def render(
         self, messages: Messages, tools: ToolDefinitions = (), *, answer: bool = True, think: bool | None = None
     ) -> str:
