@@ -75,7 +75,7 @@ def command(
     variants = [parse_variant(words) for words in plan or ()]
     lines = read_prompts(text).lines if text else _lines(heldout(problems, seed))
     use_threads(threads)
-    checkpoint = load(model, device, dtype)
+    checkpoint = load(model, load_options(device, dtype))
     variants = variants or default_variants(with_mrp=checkpoint.mrp is not None)
     # Every plan decodes the same prompts. Without the prefix cache, every plan pays for them.
     limits = EngineConfig(prefix_cache=False, draft_candidates=draft_candidates)

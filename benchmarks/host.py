@@ -23,7 +23,7 @@ from benchmarks.machine import machine_name
 from benchmarks.options import SeveralOption, run
 from benchmarks.steps import HOST_COSTS, host_milliseconds
 from service.calibration.plans import parse_plan
-from service.cli.options import DeviceOption, DtypeOption, ModelOption, OutputOption, load, use_threads
+from service.cli.options import DeviceOption, DtypeOption, ModelOption, OutputOption, load, load_options, use_threads
 from service.cli.output import Counter, results, table
 from service.decode.mode import DecodingMode
 from service.engine import AsyncEngine, Engine, EngineConfig, EngineDeps, GenerationRequest
@@ -64,7 +64,7 @@ def command(
     """Measures the host's time per request and step, and how late an event loop is beside the engine."""
     plans = {text: parse_plan(text) for text in plan}
     use_threads(threads)
-    checkpoint = load(model, device, dtype)
+    checkpoint = load(model, load_options(device, dtype))
     tune_interpreter()
     rows = list[dict[str, Any]]()
     with Counter(len(plans) * (len(concurrency) + bool(seconds))) as counter:

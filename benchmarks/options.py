@@ -49,6 +49,5 @@ def load_in_shape(
     from benchmarks.shapes import shape_named
     from service.demo import CHECKPOINT
 
-    if shape is None:
-        return load(model, device, dtype, block_size)
-    return inflate(model or CHECKPOINT, shape_named(shape), load_options(device, dtype, block_size))
+    options = load_options(device, dtype, block_size)
+    return load(model, options) if shape is None else inflate(model or CHECKPOINT, shape_named(shape), options)

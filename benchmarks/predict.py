@@ -21,7 +21,7 @@ from benchmarks.options import SeveralOption, heldout, run
 from benchmarks.shapes import config_in_shape, shape_named
 from benchmarks.throughput import Workload, encoded
 from service.calibration.plans import parse_plan
-from service.cli.options import BlockSizeOption, ModelOption, OutputOption, load, use_threads
+from service.cli.options import BlockSizeOption, ModelOption, OutputOption, load, load_options, use_threads
 from service.cli.output import Counter, results, table
 from service.decode.mode import DecodingMode
 from service.decode.policy import Prediction
@@ -85,7 +85,7 @@ def command(
     sizes, plans = shape_named(shape), [parse_plan(text) for text in plan]
     drawn = heldout(problems, seed=1)
     use_threads(None)
-    checkpoint = load(model, "cpu", "float32", block_size)
+    checkpoint = load(model, load_options("cpu", "float32", block_size))
     workload = Workload(encoded(TextCodec.load(checkpoint.path), drawn), fewest=requests)
     assumed = Assumptions(above_floor, 1e-6 * forward_us, 1e-6 * request_us, context=context)
     prices = Prices(config_in_shape(checkpoint, sizes), GPUS[gpu], assumed)

@@ -1,11 +1,12 @@
-"""An option for each knob of the modes, made from the modes' own definitions."""
+"""Commands with an option for each knob of the modes, or for each field of a dataclass."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import wraps
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -13,39 +14,54 @@ from service.decode.knobs import Knob, KnobValue, knobs_in
 from service.decode.modes import KNOBS, MODES
 
 Knobs = Mapping[str, KnobValue]
-#: the parameter of a command that the options replace
-_PARAMETER = "knobs"
+Command = Callable[..., None]
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
-def with_knobs(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with one option per knob instead of its parameter `knobs`, which gets the knobs that are given."""
+def with_knobs(command: Command) -> Command:
+    """The command with one option per knob instead of its parameter `knobs`, which gets the knobs with a value."""
+
+    def knobs(values: Mapping[str, Any]) -> Knobs:
+        return {name: _value(name, value) for name, value in values.items() if value is not None}
+
+    return _expanded(command, "knobs", [_option(name, knob) for name, knob in KNOBS.items()], knobs)
+
+
+def with_fields(parameter: str, options: type[Any]) -> Callable[[Command], Command]:
+    """Makes a command with one option per field of a dataclass, instead of its parameter of that class."""
+    hints = get_type_hints(options, include_extras=True)
+    declared = [
+        inspect.Parameter(field.name, _KEYWORD, default=field.default, annotation=hints[field.name])
+        for field in fields(options)
+    ]
+    return lambda command: _expanded(command, parameter, declared, lambda values: options(**values))
+
+
+def _expanded(
+    command: Command, parameter: str, options: list[inspect.Parameter], value: Callable[[Mapping[str, Any]], Any]
+) -> Command:
+    """The command with `options` instead of a parameter, which gets the `value` of theirs."""
     signature = inspect.signature(command, eval_str=True)
     parameters: list[inspect.Parameter] = []
-    for name, parameter in signature.parameters.items():
-        parameters += _options() if name == _PARAMETER else [parameter]
+    for name, declared in signature.parameters.items():
+        parameters += options if name == parameter else [declared.replace(kind=_KEYWORD)]
 
     @wraps(command)
-    def taking_options(**values: Any) -> None:
-        values_of_knobs = {name: values.pop(name) for name in KNOBS}
-        command(
-            **values, knobs={name: _value(name, value) for name, value in values_of_knobs.items() if value is not None}
-        )
+    def expanded(**values: Any) -> None:
+        values[parameter] = value({option.name: values.pop(option.name) for option in options})
+        command(**values)
 
-    keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-    taking_options.__signature__ = signature.replace(parameters=keyword_only)  # type: ignore[attr-defined]
-    taking_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return taking_options
-
-
-def _options() -> list[inspect.Parameter]:
-    return [_option(name, knob) for name, knob in KNOBS.items()]
+    expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {declared.name: declared.annotation for declared in parameters}
+    return expanded
 
 
 def _option(name: str, knob: Knob) -> inspect.Parameter:
     modes = ", ".join(mode for mode, params in MODES.items() if name in knobs_in(params))
     kind: Any = str if knob.auto else knob.kind
     annotation: Any = Annotated[kind | None, typer.Option(help=f"{modes}: {knob.help}.")]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return inspect.Parameter(name, _KEYWORD, default=None, annotation=annotation)
 
 
 def _value(name: str, option: Any) -> KnobValue:

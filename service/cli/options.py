@@ -1,4 +1,4 @@
-"""Options that several commands share, and the functions that load what they name."""
+"""Options that several commands share, and the functions that load the checkpoint and the devices they name."""
 
 from __future__ import annotations
 
@@ -43,57 +43,38 @@ def _in_a_folder(output: Path | None) -> Path | None:
 OutputOption = Annotated[Path | None, typer.Option(callback=_in_a_folder, help="Writes the rows as JSON.")]
 
 
-def load(
-    model: str | None,
-    device: str,
-    dtype: str,
-    block_size: int | None = None,
-    *,
-    quantization: str | None = None,
-) -> Checkpoint:
+def load(model: str | None, options: LoadOptions) -> Checkpoint:
     """Loads the named checkpoint, None for the demo. Raises CheckpointError or SettingsError."""
     from service.demo import CHECKPOINT
     from service.model import load_checkpoint
 
-    options = load_options(device, dtype, block_size, quantization)
     return load_checkpoint(model or CHECKPOINT, options)
 
 
 @contextmanager
-def ranks_of(
-    size: int,
-    model: str | None,
-    device: str,
-    dtype: str,
-    block_size: int | None = None,
-    quantization: str | None = None,
-) -> Iterator[tuple[Checkpoint, EngineDeps]]:
-    """As `load`, on so many devices; what an engine needs to use them. The processes end with the block."""
+def ranks_of(size: int, model: str | None, options: LoadOptions) -> Iterator[tuple[Checkpoint, EngineDeps]]:
+    """As `load`, on `size` devices, and the dependencies of an engine on them. The processes end with the block."""
     from service.demo import CHECKPOINT
     from service.engine import EngineDeps
     from service.parallel import TensorParallelExecutor
 
     if size == 1:
-        yield load(model, device, dtype, block_size, quantization=quantization), EngineDeps()
+        yield load(model, options), EngineDeps()
         return
-    options = load_options(device, dtype, block_size, quantization)
-    with TensorParallelExecutor(size, options.device) as team:
-        yield team.load(model or CHECKPOINT, options), EngineDeps(ranks=team)
+    with TensorParallelExecutor(size, options.device) as executor:
+        yield executor.load(model or CHECKPOINT, options), EngineDeps(ranks=executor)
 
 
 def load_options(
-    device: str,
-    dtype: str,
-    block_size: int | None = None,
-    quantization: str | None = None,
+    device: str, dtype: str, block_size: int | None = None, quantization: str | None = None
 ) -> LoadOptions:
-    """Device, dtype and quantization by their names. Raises SettingsError."""
+    """Options by the names of device, dtype and quantization. Raises SettingsError."""
     from service.model import LoadOptions
     from service.model.device import pick_device, pick_dtype
     from service.model.quantization.schemes import scheme_named
 
-    picked, form = pick_device(device), scheme_named(quantization).name if quantization else None
-    return LoadOptions(pick_dtype(dtype, picked), picked, block_size, quantization=form)
+    picked, scheme = pick_device(device), scheme_named(quantization).name if quantization else None
+    return LoadOptions(pick_dtype(dtype, picked), picked, block_size, quantization=scheme)
 
 
 def use_threads(threads: int | None, processes: int = 1) -> None:

@@ -24,15 +24,15 @@ def check(settings: Settings) -> None:
     _check_port(settings.host, settings.port)
 
 
-def check_room(settings: Settings, found: Mapping[str, float], units: tuple[str, ...]) -> None:
+def check_room(settings: Settings, resources: Mapping[str, float], units: tuple[str, ...]) -> None:
     """SettingsError if Ray has found fewer of a unit (CPU, GPU) than the replicas to start need."""
     each = settings.tensor_parallel_size
     for unit in units:
-        if found.get(unit, 0) < settings.num_replicas * each:
+        if resources.get(unit, 0) < settings.num_replicas * each:
             raise SettingsError(
                 f"num_replicas is {settings.num_replicas} and every replica needs "
                 f"{f'a {unit}' if each == 1 else f'{each} {unit}s (tensor_parallel_size)'}, "
-                f"but Ray finds {found.get(unit, 0):g} on this machine",
+                f"but Ray finds {resources.get(unit, 0):g} on this machine",
                 param="num_replicas",
             )
 
@@ -68,7 +68,7 @@ def _check_device(device: str) -> None:
 
 
 def _check_attention(settings: Settings) -> None:
-    """Whether an implementation that is asked for by name can run here; the usual ones always can."""
+    """Checks that a named backend can run here. The usual ones always can."""
     if settings.attention not in {"auto", "eager"}:
         import torch
 
@@ -92,8 +92,8 @@ def _check_checkpoint(settings: Settings) -> None:
     folder = resolve(settings.model)
     config, ranks = parse_config(read_config(folder), block_size=settings.block_size), settings.tensor_parallel_size
     Shard(0, ranks).divide(config)
-    form = chosen_scheme(config.quantization, settings.quantization)
-    file_of(folder, settings.quality_file, file_name(form, activation_parts(form, ranks)))
+    scheme = chosen_scheme(config.quantization, settings.quantization)
+    file_of(folder, settings.quality_file, file_name(scheme, activation_parts(scheme, ranks)))
     check_weights(folder)
     check_tokenizer(folder)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.cli import watch
+from service.cli import processes
 from service.cli.processes import Stat, listener, of_session, stat
 
 #: answers every request, and says its port
@@ -42,7 +42,7 @@ def test_ray_needs_its_latest_heads_and_the_raylets_agents(monkeypatch: pytest.M
     }
     monkeypatch.setattr(watch, "of_session", lambda _: processes)
     monkeypatch.setattr(watch, "command_line", {5: "ray::DashboardAgent", 6: "ray::ServeReplica"}.get)
-    assert {pid: name for pid, (name, _) in watch.needed(1).items()} == {
+    assert {pid: name for pid, (name, _) in processes.needed(1).items()} == {
         5: "an agent of Ray's raylet",
         3: "Ray's gcs_server",
         4: "Ray's raylet",
@@ -55,7 +55,7 @@ def test_the_end_of_a_needed_process_is_told(monkeypatch: pytest.MonkeyPatch) ->
     process = subprocess.Popen(["sleep", "1000"])
     now = stat(process.pid)
     assert now is not None
-    watch.ProcessWatch({process.pid: ("the sleeper", now)}, lost.put).start()
+    processes.ProcessWatch({process.pid: ("the sleeper", now)}, lost.put).start()
     process.kill()
     assert lost.get(timeout=30) == f"the sleeper (process {process.pid})"
     process.wait()
@@ -75,7 +75,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subprocess.Popen[s
 def test_a_stopped_ingress_is_killed(server: tuple[subprocess.Popen[str], int]) -> None:
     process, port = server
     said: queue.Queue[str] = queue.Queue()
-    silence = watch.IngressWatch("0.0.0.0", port, said.put)
+    silence = processes.IngressWatch("0.0.0.0", port, said.put)
     assert silence._answers()
     os.kill(process.pid, signal.SIGSTOP)
     silence._wait_or_kill(time.monotonic())
@@ -90,8 +90,8 @@ def test_a_busy_ingress_has_more_time(
     process, port = server
     ticks = iter(range(1000))
     monkeypatch.setattr(watch, "stat", lambda _: Stat("python", "R", 1, 1, next(ticks), 1))
-    monkeypatch.setattr(watch.IngressWatch, "_answers", lambda _: next(ticks) > 20)
-    watch.IngressWatch("127.0.0.1", port, print)._wait_or_kill(time.monotonic() - 10)
+    monkeypatch.setattr(processes.IngressWatch, "_answers", lambda _: next(ticks) > 20)
+    processes.IngressWatch("127.0.0.1", port, print)._wait_or_kill(time.monotonic() - 10)
     assert process.poll() is None
 
 
