@@ -148,7 +148,7 @@ class EngineProcess(Frames):
 
     async def _start(self, written: str) -> None:
         try:
-            settings = Settings.of_json(written)
+            settings = Settings.from_json(written)
             install_logs(settings)
             set_threads(settings.torch_threads, settings.tensor_parallel_size)
             self._core = await asyncio.to_thread(load_core, settings, self._steps, self._deps)
