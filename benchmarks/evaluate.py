@@ -102,7 +102,7 @@ def parse_variant(text: str) -> Variant:
 
 
 def default_variants(*, with_mrp: bool) -> list[Variant]:
-    """Static first. What needs MRP is tried with MRP's output set to zero, too."""
+    """Static first. A mode that needs MRP is also tried with MRP's output set to zero."""
     plans = [make_mode(mode, knobs) for mode, knobs in grid_lines(_GRID)]
     if not with_mrp:
         plans = [params for params in plans if not params.needs_mrp]
@@ -145,10 +145,10 @@ def _row(score: Score, *, judged: bool) -> dict[str, Any]:
 
 
 def _table(scores: list[Score], *, judged: bool) -> Table:
-    shown = table("mode", "engine", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted", plan="mode")
+    rows = table("mode", "engine", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted", plan="mode")
     for score in scores:
         plain = score.variant.engine == "mrp" and not score.variant.params.needs_mrp
-        shown.add_row(
+        rows.add_row(
             score.variant.name,
             "-" if plain else score.variant.engine,
             f"{score.accuracy:.3f}" if judged else "-",
@@ -157,7 +157,7 @@ def _table(scores: list[Score], *, judged: bool) -> Table:
             f"{score.same_as_first}/{len(score.completions)}",
             "-" if score.acceptance is None else f"{score.acceptance:.2f}",
         )
-    return shown
+    return rows
 
 
 if __name__ == "__main__":

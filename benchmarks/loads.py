@@ -71,11 +71,11 @@ def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    shown = table("concurrent", "plan", "tokens/forward", "ms/token (CPU)", "times static (CPU)", "(wall)", plan="plan")
+    lines = table("concurrent", "plan", "tokens/forward", "ms/token (CPU)", "times static (CPU)", "(wall)", plan="plan")
     for row in rows:
         numbers = [f"{row[name]:.2f}" for name in list(row)[2:6]]
-        shown.add_row(str(row["concurrency"]), row["plan"], *numbers)
-    return shown
+        lines.add_row(str(row["concurrency"]), row["plan"], *numbers)
+    return lines
 
 
 if __name__ == "__main__":

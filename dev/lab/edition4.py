@@ -39,15 +39,17 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=300)
     parser.add_argument("--together", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    rng = random.Random(given.seed)  # noqa: S311 (nothing secret)
-    prompts = list(dict.fromkeys(draw(rng, heldout=True).prompt for _ in range(3 * given.problems)))[: given.problems]
-    tasks = _tasks(given.checkpoint, prompts)
-    plans = [_plan(text) for text in given.plan or PLANS]
-    engines = {"mrp": _engine(given.checkpoint, zero=False), "zero": _engine(given.checkpoint, zero=True)}
+    rng = random.Random(options.seed)  # noqa: S311 (nothing secret)
+    prompts = list(dict.fromkeys(draw(rng, heldout=True).prompt for _ in range(3 * options.problems)))[
+        : options.problems
+    ]
+    tasks = _tasks(options.checkpoint, prompts)
+    plans = [_plan(text) for text in options.plan or PLANS]
+    engines = {"mrp": _engine(options.checkpoint, zero=False), "zero": _engine(options.checkpoint, zero=True)}
     scores: list[Score] = []
-    for latest in evaluate(engines, tasks, plans, SamplingParams(0.0), (96, given.together)):
+    for latest in evaluate(engines, tasks, plans, SamplingParams(0.0), (96, options.together)):
         scores = latest
     for score in scores:
         sys.stdout.write(json.dumps(_row(score, tasks, prompts)) + "\n")
