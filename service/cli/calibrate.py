@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from service.cli.knobs import with_fields
 from service.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -27,6 +26,7 @@ from service.cli.options import (
     load_options,
     ranks_of,
     use_threads,
+    with_fields,
 )
 from service.cli.output import Counter, notes, results, table
 from service.errors import CheckpointError, SettingsError
@@ -166,8 +166,7 @@ def measured(options: Measurement, target: Target) -> Iterator[tuple[QualityFile
 
 def prompts_of(model: str | None, prompts: Path | None, scorer: str | None) -> tuple[Path, str]:
     """The file of prompts and the name of the scorer. The demo has its own."""
-    from service.demo import CHECKPOINT
-    from service.demo.problems import HELDOUT_FILE
+    from service.demo import CHECKPOINT, HELDOUT_FILE
 
     is_demo = model is None or Path(model).resolve() == CHECKPOINT.resolve()
     if not is_demo and (prompts is None or scorer is None):

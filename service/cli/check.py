@@ -124,7 +124,7 @@ def _weights(checkpoint: Checkpoint, config: ModelConfig) -> int:
 def _devices(checkpoint: Checkpoint) -> dict[str, str]:
     """The memory of each device, by the number of devices."""
     from service.model.attention import PagedCache
-    from service.model.shard import Shard, possible_sizes
+    from service.model.config import Shard, possible_sizes
 
     config, dtype, facts = checkpoint.config, checkpoint.dtype, {}
     for size in possible_sizes(config):

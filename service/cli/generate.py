@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import asdict
 
-from service.cli.knobs import Knobs, with_knobs
 from service.cli.options import (
     AttentionOption,
     BlockSizeOption,
     DeviceOption,
     DtypeOption,
+    Knobs,
     ModelOption,
     RanksOption,
     ThreadsOption,
     load_options,
     ranks_of,
     use_threads,
+    with_knobs,
 )
 from service.cli.output import notes
 from service.decode.modes import MODES

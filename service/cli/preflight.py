@@ -82,9 +82,9 @@ def _check_attention(settings: Settings) -> None:
 def _check_checkpoint(settings: Settings) -> None:
     """Checks the checkpoint's config and calibration, and that the files of weights and tokenizer are whole."""
     from service.model import parse_config, read_config, resolve
+    from service.model.config import Shard
     from service.model.files import check_weights
     from service.model.quantization.schemes import activation_parts, chosen_scheme
-    from service.model.shard import Shard
     from service.quality.presets import file_of
     from service.quality.schema import file_name
     from service.text import check_tokenizer

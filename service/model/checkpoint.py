@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from service.model.backbone import Backbone
-from service.model.config import ModelConfig
+from service.model.config import ModelConfig, Shard
 from service.model.families import family_named, parse_config
 from service.model.files import read_config, resolve
 from service.model.layers import AllReduce, DecoderLayer
@@ -28,7 +28,6 @@ from service.model.quantization.schemes import (
     published_scheme,
     scales_per_row,
 )
-from service.model.shard import Shard
 from service.model.weight_mapping import WeightSource
 from service.model.weights import WeightFiles, load_weights, published_weights
 

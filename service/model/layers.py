@@ -119,7 +119,7 @@ class DecoderLayer(nn.Module):
         self._all_reduce: AllReduce = _single_rank
 
     def make_tensor_parallel(self, all_reduce: AllReduce) -> None:
-        """Makes this layer one shard of a layer (`shard.py`)."""
+        """Makes this layer one `Shard` of a layer."""
         self._all_reduce = all_reduce
 
     def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, same_shapes: bool = False) -> Tensor:

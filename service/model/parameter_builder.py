@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from service.errors import CheckpointError
-from service.model.config import ModelConfig
+from service.model.config import ModelConfig, Shard
 from service.model.quantization.layers import QuantizedTensor, quantized, row_peaks
 from service.model.quantization.prequantized import PrequantizedWeights, column_scales
 from service.model.quantization.schemes import QuantScheme
-from service.model.shard import Shard
 from service.model.weight_mapping import FusedShards, ShardDim, WeightMapping, WeightSlice, WeightSource
 
 

@@ -16,10 +16,9 @@ from torch import nn
 
 from service.errors import CheckpointError
 from service.model.checkpoint import Checkpoint, LoadOptions, build_checkpoint, config_of
-from service.model.config import ModelConfig
+from service.model.config import ModelConfig, Shard
 from service.model.files import read_config, resolve
 from service.model.quantization.schemes import published_scheme
-from service.model.shard import Shard
 from service.model.weights import WeightFiles, WeightShapes
 
 

@@ -8,7 +8,7 @@ from benchmarks.shapes import shape_named
 from service.model import parse_config
 from service.model.attention import PagedCache
 from service.model.checkpoint import num_parameters
-from service.model.shard import Shard
+from service.model.config import Shard
 from tests.tiny import tiny_config
 
 #: left alone: what the driver and other processes take, and activations and logits of one forward

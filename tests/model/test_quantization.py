@@ -19,9 +19,9 @@ from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, published_weights
 from service.model.checkpoint import weight_bytes
+from service.model.config import Shard
 from service.model.quantization.layers import QuantizedExperts, QuantizedLinear, QuantizedTensor, product, quantized
 from service.model.quantization.schemes import QUANT_SCHEMES, QuantScheme, is_quantized, scheme_named
-from service.model.shard import Shard
 from service.quality.presets import identity_of, presets_of
 from tests.engine.helpers import FAIR
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES

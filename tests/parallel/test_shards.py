@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
-from service.model.shard import Shard
+from service.model.config import Shard
 from tests.tiny import EXPERTS, EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2, LLADA2_NAME, tiny_config
 
 NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)

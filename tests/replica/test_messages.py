@@ -28,8 +28,8 @@ from service.errors import CheckpointError, EngineFailed, InvalidRequest
 from service.frames import Malformed
 from service.messagepack import MessagePack
 from service.model import LoadOptions, load_checkpoint
+from service.model.config import Shard
 from service.model.device import DeviceMemory
-from service.model.shard import Shard
 from service.parallel import messages as ranks
 from service.replica import messages
 from service.replica.engines import EngineInfo
