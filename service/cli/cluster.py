@@ -187,7 +187,7 @@ def deploy(
     say: Callable[[str], None] | None = None,
     proxy: Future[None] | None = None,
 ) -> None:
-    """Deploys an application, in place of an earlier one if there is any. Returns when it serves.
+    """Deploys an application, which replaces an earlier one. Returns when it serves.
 
     `application`: None for the application of the settings. `say`: called with lines on the progress. `proxy`: the
     result of `begin`. SettingsError, with the failure of a replica, if the application cannot serve.

@@ -95,12 +95,12 @@ def use_threads(threads: int | None, processes: int = 1) -> None:
 # --- commands with options for knobs or fields -----------------------------------------------------------
 
 Knobs = Mapping[str, KnobValue]
-Command = Callable[..., None]
+CommandFunction = Callable[..., None]
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
-def with_knobs(command: Command) -> Command:
+def with_knobs(command: CommandFunction) -> CommandFunction:
     """The command with one option per knob instead of its parameter `knobs`, which gets the knobs with a value."""
 
     def knobs(values: Mapping[str, Any]) -> Knobs:
@@ -109,7 +109,7 @@ def with_knobs(command: Command) -> Command:
     return _expanded(command, "knobs", [_option(name, knob) for name, knob in KNOBS.items()], knobs)
 
 
-def with_fields(parameter: str, options: type[Any]) -> Callable[[Command], Command]:
+def with_fields(parameter: str, options: type[Any]) -> Callable[[CommandFunction], CommandFunction]:
     """Makes a command with one option per field of a dataclass, instead of its parameter of that class."""
     hints = get_type_hints(options, include_extras=True)
     declared = [
@@ -120,8 +120,11 @@ def with_fields(parameter: str, options: type[Any]) -> Callable[[Command], Comma
 
 
 def _expanded(
-    command: Command, parameter: str, options: list[inspect.Parameter], value: Callable[[Mapping[str, Any]], Any]
-) -> Command:
+    command: CommandFunction,
+    parameter: str,
+    options: list[inspect.Parameter],
+    value: Callable[[Mapping[str, Any]], Any],
+) -> CommandFunction:
     """The command with `options` instead of a parameter, which gets the `value` of theirs."""
     signature = inspect.signature(command, eval_str=True)
     parameters: list[inspect.Parameter] = []

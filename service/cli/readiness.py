@@ -74,6 +74,6 @@ class News:
 
 
 def _failure(message: str) -> str:
-    """The failure of a replica. For an error that is not ours, also its place."""
+    """The failure of a replica. For an error that is not ours, also its file and line."""
     failure, where = last_line(message), raised_at(message)
     return failure if not where or failure.startswith(_OURS) else f"{failure} ({where})"

@@ -47,7 +47,7 @@ class SparseFeedForward(nn.Module):
 class Experts(nn.Module):
     """E SwiGLU feed-forwards: `gate_up_proj` `[E, 2 I, H]`, `down_proj` `[E, H, I]`.
 
-    Each is a parameter, or an 8-bit layer in its place.
+    Each is a parameter, or an 8-bit layer instead.
     """
 
     gate_up_proj: Tensor | QuantizedExperts

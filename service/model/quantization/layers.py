@@ -161,7 +161,7 @@ class QuantizedExperts(_QuantizedLayer):
 
 
 def replace_layer(module: nn.Module, parameter: str, tensor: QuantizedTensor, scheme: QuantScheme) -> None:
-    """Puts an 8-bit layer in the place of a wide parameter. Called while a checkpoint is loaded.
+    """Replaces a wide parameter by an 8-bit layer. Called while a checkpoint is loaded.
 
     `parameter`: its name within the module, the weight of a linear layer or the matrices of experts.
     """
