@@ -26,7 +26,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.decode": ("service.errors",),
     "service.model": ("service.errors",),
     "service.constraints": ("service.data", "service.errors"),
-    "service.quality": ("service.decode", "service.errors"),
+    "service.quality": ("service.decode", "service.model.config", "service.errors"),
     "service.engine.forward": ("service.decode", "service.engine.request", "service.model", "service.errors"),
     "service.engine": (
         "service.defaults",

@@ -14,7 +14,7 @@ from service.engine.drafting.costs import StepCosts
 from service.engine.forward.model_forward import ExecutionConfig, ModelForward, ShapePolicy
 from service.engine.forward.runner import CheckpointRunner, ModelRunner
 from service.model.checkpoint import Checkpoint, LoadOptions
-from service.model.memory import DeviceMemory
+from service.model.device import DeviceMemory
 
 
 class Ranks(Protocol):

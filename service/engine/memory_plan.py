@@ -12,7 +12,7 @@ from service.engine.forward.forward_limits import GRAPH_ROWS, MAX_LOGITS, MAX_SA
 from service.errors import SettingsError
 from service.model.attention.interface import NUM_SPARE
 from service.model.config import ModelConfig
-from service.model.memory import DeviceMemory
+from service.model.device import DeviceMemory
 
 #: bytes per sampled logit: fp32 with six more copies (greedy ones are there in the weights' type and in fp32)
 _SAMPLED_BYTES = 28

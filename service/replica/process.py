@@ -29,7 +29,7 @@ from service.engine.streams import Item
 from service.engine.thread import EngineThread
 from service.errors import EngineFailed, MrpServeError
 from service.ipc import BEAT_S, Channel, Frames
-from service.model.options import set_threads
+from service.model.device import set_threads
 from service.replica.core import EngineCore, load_core
 from service.replica.messages import (
     AT_ENGINE,
@@ -144,7 +144,7 @@ class EngineProcess(Frames):
 
     async def _start(self, written: str) -> None:
         try:
-            settings = Settings.of_json(written)
+            settings = Settings.from_json(written)
             install_logs(settings)
             set_threads(settings.torch_threads, settings.tensor_parallel_size)
             self._core = await asyncio.to_thread(load_core, settings, self._steps, self._deps)

@@ -149,7 +149,7 @@ def test_schemas_hold_and_answers_are_read_back(marked: bool, rounds: int) -> No
             assert not required or (read.calls and not read.content)
             assert parallel or len(read.calls) <= 1
             made += len(read.calls)
-            thought += bool(read.thought)
+            thought += bool(read.reasoning)
             written = FORMAT.written(*((call.name, call.arguments) for call in read.calls))
             assert text.endswith(written)
             assert "<tool_call>" not in read.content

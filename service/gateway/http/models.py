@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from service.decode.knobs import AUTO, Knob, KnobValue, knobs_in
 from service.decode.modes import MODES
 from service.quality.presets import Presets
-from service.quality.schema import Band, Measured, Plan, QualityName, Row
+from service.quality.schema import Band, Measured, Plan, PlanResult, QualityName
 from service.wire import Example, ModelCard
 
 _KnobType = Literal["integer", "number", "string"]
@@ -29,7 +29,7 @@ class Quality(TypedDict):
     load: float
     missing: str | None
     measured: Measured | None
-    frontier: Sequence[Row]
+    frontier: Sequence[PlanResult]
 
 
 class KnobLimits(TypedDict):
@@ -160,5 +160,5 @@ def _quality(presets: Presets) -> Quality:
         "load": presets.load,
         "missing": presets.missing,
         "measured": cast(Measured | None, presets.measured),
-        "frontier": cast(Sequence[Row], presets.frontier),
+        "frontier": cast(Sequence[PlanResult], presets.frontier),
     }
