@@ -112,7 +112,7 @@ def _grammar(constraint: Constraint, codec: TextCodec, model: ModelConfig) -> Gu
     from service.constraints.grammars import compile_grammar
     from service.constraints.vocabulary import TokenVocabulary
 
-    return compile_grammar(constraint, TokenVocabulary.of(codec, model))
+    return compile_grammar(constraint, TokenVocabulary.for_checkpoint(codec, model))
 
 
 def _params(mode: str | None, knobs: Knobs, mrp: MrpConfig | None) -> DecodingMode:

@@ -1,8 +1,9 @@
 """Reveal rules: each chooses the picks of a prediction that are revealed next.
 
 A mode may consist of a rule only (`RuleMode`). `speculative` gives any rule's output in fewer forwards. A rule sees
-one prediction and keeps no state. `in_order` is the same rule from left to right, for answers with a grammar.
-`needs_entropy`: whether the prediction must have entropies.
+one prediction and keeps no state. Its call returns the picks to reveal.
+`in_order`: the same rule from left to right, for answers with a grammar. `needs_entropy`: whether the prediction must
+have entropies.
 """
 
 from __future__ import annotations
@@ -25,11 +26,9 @@ class TopConfidence:
 
     @property
     def in_order(self) -> LeftToRight:
-        """The `count` leftmost picks."""
         return LeftToRight(self.count)
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
-        """The picks to reveal."""
         return prediction.most_confident(self.count)
 
 
@@ -42,11 +41,9 @@ class ConfidenceAbove:
 
     @property
     def in_order(self) -> LeftToRightAbove:
-        """The leftmost picks above the threshold."""
         return LeftToRightAbove(self.threshold)
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
-        """The picks to reveal."""
         return prediction.above(self.threshold)
 
 
@@ -59,11 +56,9 @@ class LeftToRightAbove:
 
     @property
     def in_order(self) -> LeftToRightAbove:
-        """The rule itself."""
         return self
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
-        """The picks to reveal."""
         sure = takewhile(lambda confidence: confidence > self.threshold, prediction.confidences[1:])
         return prediction.picked(range(1 + sum(1 for _ in sure)))
 
@@ -72,8 +67,7 @@ class LeftToRightAbove:
 class LeftToRight:
     """`sequential`: the `count` leftmost picks (`sequential` of generate.py), and more as long as `bound` allows.
 
-    `bound`: the bound of `entropy_bounded`, in nats, here in the order of the text, which is our own combination. 0:
-    `count` picks.
+    `bound`: the bound of `entropy_bounded`, in nats, in the order of the text, which is our own combination. 0: none.
     """
 
     count: int = 1
@@ -81,20 +75,17 @@ class LeftToRight:
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether there is a bound."""
         return self.bound > 0
 
     @property
     def in_order(self) -> LeftToRight:
-        """The rule itself."""
         return self
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
-        """The picks to reveal."""
         indices = range(len(prediction.positions))
         if not self.needs_entropy:
             return prediction.picked(indices[: self.count])
-        return entropy_bounded(prediction, indices, self.bound, least=self.count)
+        return entropy_bounded(prediction, indices, self.bound, min_count=self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +97,9 @@ class LowestEntropy:
 
     @property
     def in_order(self) -> LeftToRight:
-        """The leftmost picks within the bound."""
         return LeftToRight(1, self.bound)
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
-        """The picks to reveal."""
         ordered = sorted(range(len(prediction.positions)), key=prediction.entropies.__getitem__)
         return entropy_bounded(prediction, ordered, self.bound)
 
@@ -118,20 +107,22 @@ class LowestEntropy:
 Rule = TopConfidence | ConfidenceAbove | LeftToRightAbove | LeftToRight | LowestEntropy
 
 
-def entropy_bounded(prediction: Prediction, ordered: Sequence[int], bound: float, least: int = 1) -> tuple[Pick, ...]:
-    """The picks of the longest beginning of `ordered` within the bound (in nats), at least `least` of them.
+def entropy_bounded(
+    prediction: Prediction, ordered: Sequence[int], bound: float, min_count: int = 1
+) -> tuple[Pick, ...]:
+    """The picks of the longest beginning of `ordered` within the bound (in nats), at least `min_count` picks.
 
     `ordered`: indices of masked positions in the prediction. The bound is EB-Sampler's (arXiv 2505.24857, section 4):
-    the sum of the positions' entropies less the largest one bounds the error of drawing the tokens independently.
-    SDAR's generate.py (`entropy_bounded`) bounds the whole sum instead, and cannot run: it takes the entropy of the
+    the sum of the positions' entropies less the largest entropy bounds the error of drawing the tokens independently.
+    SDAR's generate.py (`entropy_bounded`) bounds the whole sum instead, and cannot run: it uses the entropy of the
     chosen tokens' probabilities over the block, and it never makes the index to which it writes.
     """
-    entropies, largest, others = prediction.entropies, 0.0, 0.0
+    entropies, largest, sum_without_largest = prediction.entropies, 0.0, 0.0
     for count, index in enumerate(ordered):
         entropy = entropies[index]
         if entropy > largest:
             entropy, largest = largest, entropy
-        others += entropy
-        if others > bound and count >= least:
+        sum_without_largest += entropy
+        if sum_without_largest > bound and count >= min_count:
             return prediction.picked(ordered[:count])
     return prediction.picked(ordered)

@@ -18,14 +18,14 @@ from service.model.memory import DeviceMemory
 
 
 class Ranks(Protocol):
-    """Other processes that hold the rest of an engine's checkpoint; `service/parallel` has them."""
+    """The other processes of a tensor-parallel engine, each with a part of the checkpoint (`service/parallel`)."""
 
     @property
     def failure(self) -> str | None:
-        """The reason why they can no longer compute. None while they can."""
+        """The reason why the ranks can no longer compute. None while they can."""
 
     def memory(self) -> DeviceMemory:
-        """The memory of the device that has the least."""
+        """The memory of the device with the least free memory."""
 
     def networks(
         self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig
@@ -33,13 +33,13 @@ class Ranks(Protocol):
         """The networks over all ranks. `checkpoint`: the part of this process."""
 
     def fetch(self, name: str, options: LoadOptions) -> Checkpoint:
-        """Other weights for all parts, read beside those that are served. Returns the part of this process."""
+        """Loads new weights for all parts beside the served weights. Returns the part of this process."""
 
-    def take(self, fresh: Checkpoint) -> None:
-        """Puts the fetched weights in the place of the served ones. No forward may be under way."""
+    def apply(self, fresh: Checkpoint) -> None:
+        """Replaces the served weights by the loaded ones. No forward may be under way."""
 
     def close(self) -> None:
-        """Ends them."""
+        """Ends the processes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from typing import TypeAlias
 
 from service.errors import SettingsError
 
-Tokens = tuple[int, ...]
-_Nodes: TypeAlias = "dict[tuple[str, Tokens], _Node]"
+#: the tokens of one block
+BlockTokens = tuple[int, ...]
+_Nodes: TypeAlias = "dict[tuple[str, BlockTokens], _Node]"
 
 
 class PagePool:
@@ -45,7 +46,7 @@ class PagePool:
         return self.capacity - len(self._free)
 
     def reserve(self, count: int) -> list[int] | None:
-        """Takes `count` pages. None, and no page is taken, if fewer are free."""
+        """Removes `count` pages from the free ones. None, and no page is removed, if fewer are free."""
         if count > len(self._free):
             return None
         return [self._free.pop() for _ in range(count)]
@@ -58,25 +59,25 @@ class PagePool:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The lookup of a request: the whole blocks of its prompt, and the requests with which it may share pages.
+    """The lookup of a request. `blocks`: the whole blocks of its prompt.
 
     `salt`: only requests with the same salt share pages. `mrp`: whether the request needs MRP's part of a page.
     """
 
-    blocks: Sequence[Tokens] = ()
+    blocks: Sequence[BlockTokens] = ()
     salt: str = ""
     mrp: bool = False
 
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A written block, found by `key` among its `siblings`, the blocks after the same prefix.
+    """A written block. `siblings`: the blocks after the same prefix by `key`, itself included.
 
-    `holders`: number of running requests that hold it. `outdated`: its earlier page, without MRP's part.
+    `holders`: the number of running requests that hold it. `outdated`: its earlier page, without MRP's part.
     """
 
     siblings: _Nodes = field(repr=False)
-    key: tuple[str, Tokens]
+    key: tuple[str, BlockTokens]
     page: int
     mrp: bool
     holders: int = 0
@@ -88,7 +89,7 @@ class _Node:
 class Lease:
     """The pages of one running request, in order, for its whole length.
 
-    The first `num_shared` pages belong to the tree and must not be written. The others belong to the request.
+    The first `num_shared` pages belong to the tree and must not be written. All later pages belong to the request.
     """
 
     pages: list[int]
@@ -102,11 +103,11 @@ class Lease:
 
 
 class PrefixCache:
-    """Gives the pages of a pool to requests. `shares`: whether other requests may use written pages, now and later."""
+    """Gives the pages of a pool to requests. `shares`: whether requests may read the pages of other requests."""
 
     def __init__(self, pool: PagePool, shares: bool = True) -> None:
         self._pool, self.shares = pool, shares
-        self._first: _Nodes = {}
+        self._roots: _Nodes = {}
         # Nodes that no request holds. Requests hold whole paths and release the deepest node first, so children come
         # before their parents here and the first node is always a leaf.
         self._idle: OrderedDict[_Node, None] = OrderedDict()
@@ -135,14 +136,14 @@ class PrefixCache:
         private = self._pool.reserve(missing)
         return None if private is None else Lease([node.page for node in nodes] + private, prefix, nodes)
 
-    def publish(self, lease: Lease, tokens: Tokens) -> None:
+    def publish(self, lease: Lease, tokens: BlockTokens) -> None:
         """Shares the request's next block, which is written and final (MRP's part included if it is needed).
 
         If the tree already has the block, the request uses the tree's page and its own page becomes free.
         """
         if not self.shares:
             return
-        siblings = lease.nodes[-1].children if lease.nodes else self._first
+        siblings = lease.nodes[-1].children if lease.nodes else self._roots
         page, index, mrp = lease.pages[lease.num_shared], lease.num_shared, lease.prefix.mrp
         key = (lease.prefix.salt, tokens)
         node = siblings.get(key)
@@ -165,15 +166,15 @@ class PrefixCache:
         lease.pages.clear()
 
     def clear(self) -> None:
-        """Drops all written blocks: other weights give other keys and values. No request may hold a page."""
+        """Drops all written blocks: new weights give new keys and values. No request may hold a page."""
         while self._idle:
             self._evict()
         if self._pool.num_used:
             raise AssertionError("pages are in use while the cache is emptied")
 
     def _match(self, prefix: Prefix) -> Iterator[_Node]:
-        """The nodes of the leading blocks that the tree has with all parts that are needed."""
-        nodes = self._first
+        """The nodes of the leading blocks, as far as the tree has them with all needed parts."""
+        nodes = self._roots
         for tokens in prefix.blocks:
             node = nodes.get((prefix.salt, tokens))
             if node is None or (prefix.mrp and not node.mrp):

@@ -198,7 +198,7 @@ class TensorParallelExecutor:
             raise problem
         return fresh
 
-    def take(self, fresh: Checkpoint) -> None:
+    def apply(self, fresh: Checkpoint) -> None:
         """Puts the fetched weights in the place of the served ones, on all ranks. No forward may be under way."""
         served = self._loaded()
         for worker in self._workers:

@@ -51,7 +51,7 @@ class EngineCore:
         # The ingress limits the waiting requests. The engine has room for all that the ingress admits.
         self.room = settings.max_waiting + max(settings.slots, slots_of(engine.max_running))
         load = codec or partial(TextCodec.load, checkpoint.path)
-        self.compiler = GrammarCompiler(lambda: TokenVocabulary.of(load(), checkpoint.config))
+        self.compiler = GrammarCompiler(lambda: TokenVocabulary.for_checkpoint(load(), checkpoint.config))
         self._checkpoint = checkpoint
         self._options = LoadOptions(
             checkpoint.dtype,
@@ -84,7 +84,7 @@ class EngineCore:
             fresh = load_update(model, self.info.config, self._options)
             return partial(apply_update, self._checkpoint, fresh), fresh.path
         fresh = self.ranks.fetch(model, self._options)
-        return partial(self.ranks.take, fresh), fresh.path
+        return partial(self.ranks.apply, fresh), fresh.path
 
     def close(self) -> None:
         """Ends its ranks and the threads that compile grammars."""

@@ -25,7 +25,7 @@ from service.decode.block import Step
 from service.engine import BlockEvent, EngineDeps, GenerationRequest, StepReport
 from service.engine.gil_and_gc import tune_interpreter
 from service.engine.request import RequestFailed
-from service.engine.streams import Item
+from service.engine.streams import EngineOutput
 from service.engine.thread import EngineThread
 from service.errors import EngineFailed, MrpServeError
 from service.frames import Channel, Frames
@@ -88,7 +88,7 @@ class _Steps:
         if event.finish_reason is not None:
             self._finished.append(request.request_id)
 
-    def deliver(self, items: list[Item]) -> None:
+    def deliver(self, items: list[EngineOutput]) -> None:
         """Sends the items. Counts come with the end of a request, so metrics know every answer that a client has."""
         failure = self.thread.failure
         due = bool(self._finished) or time.monotonic() > self._due

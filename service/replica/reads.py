@@ -74,7 +74,7 @@ def _scoring(request: ReplicaRequest) -> Scoring:
 
 
 def _place(place: int, known: PositionLogprobs, asked: LogprobsRequest, pieces: TokenTextStream) -> PositionScores:
-    given = zip(asked.token_ids, known.named, strict=True)
+    given = zip(asked.token_ids, known.by_id, strict=True)
     return PositionScores(place, _named(tuple(given), pieces), _named(known.top, pieces))
 
 

@@ -93,7 +93,7 @@ def _prediction(
     )
     rescored = tuple(Pick(position, state.tokens[position], said[position][1]) for position in rescore)
     entropies = [said[position][2] for position in state.masked] if params.rule.needs_entropy else ()
-    return Prediction.of_picks(picks, rescored, object(), entropies)
+    return Prediction.from_picks(picks, rescored, object(), entropies)
 
 
 def _logprobs(said: Said, top_logprobs: int) -> PositionLogprobs | None:

@@ -18,7 +18,7 @@ canvas = Canvas(Block((MASKED,)))
 policy = MODES["static"]().decode(canvas)
 next(policy)
 try:
-    policy.send((Prediction.of_picks((Pick(0, 5, 1.0),)),))
+    policy.send((Prediction.from_picks((Pick(0, 5, 1.0),)),))
 except StopIteration:
     print(canvas.block.tokens, sorted({"torch", "numpy", "ray", "fastapi"} & set(sys.modules)))
 """

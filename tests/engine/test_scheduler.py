@@ -11,8 +11,8 @@ from service.decode.modes import Speculative, Static
 from service.engine import Engine, EngineConfig
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.prefix_cache import PagePool, PrefixCache
-from service.engine.running_request import RunningRequest, pages_needed
-from service.engine.scheduler import Scheduler, Waiting
+from service.engine.running_request import RunningRequest
+from service.engine.scheduler import Scheduler, pages_needed
 from service.errors import SettingsError
 from service.model import Checkpoint
 from tests.engine.helpers import FREE, Recorder, random_requests, request
@@ -31,7 +31,7 @@ def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8, prompt_
 
 def queue(target: Scheduler, *requests) -> None:
     for one in requests:
-        target.enqueue(Waiting(one, 0.0))
+        target.enqueue(one, 0.0)
 
 
 def admit(target: Scheduler) -> list[RunningRequest]:

@@ -1,6 +1,6 @@
-"""The positions of a forward that are sampled, and their rows' sampling parameters, as arrays.
+"""The sampled positions of a forward, and their rows' sampling parameters, as arrays.
 
-A step has thousands of positions. Nothing here loops over them.
+A step has thousands of positions, so there is no loop over positions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from service.engine.request import LogprobsRequest, SamplingParams
 Integers = NDArray[np.int64]
 _T = TypeVar("_T")
 
-#: lower temperatures sample like this one: their logits would not be finite
+#: the least temperature: lower ones sample like it, since their logits would not be finite
 _COLDEST = 1e-6
-#: a lower top_p would be 0 in float32, which leaves no token at all
+#: the least top_p: a lower one would be 0 in float32, which leaves no token at all
 _LEAST_TOP_P = float(np.finfo(np.float32).tiny)
-#: a larger top_k filters nothing in any vocabulary
+#: the largest top_k: it filters nothing in any vocabulary
 _MOST_TOP_K = 2**31
 #: the parameters of rows that are not sampled
 _GREEDY = SamplingParams()
@@ -109,7 +109,7 @@ class SamplingBatch:
     token: Integers
 
     @classmethod
-    def of(cls, rows: Sequence[Row], length: int) -> SamplingBatch:
+    def from_rows(cls, rows: Sequence[Row], length: int) -> SamplingBatch:
         """The masked positions of the rows that are sampled, in order, then the positions that are rescored."""
         sampled = [index for index, row in enumerate(rows) if row.sampling is not None]
         tokens = np.array([rows[index].state.tokens for index in sampled], np.int64).reshape(-1, length)
@@ -117,9 +117,9 @@ class SamplingBatch:
         token = np.full(len(row), -1)
         rescored = [(i, position) for i, index in enumerate(sampled) for position in rows[index].rescore]
         if rescored:
-            others = np.array(rescored)
-            row, position = np.concatenate([row, others[:, 0]]), np.concatenate([position, others[:, 1]])
-            token = np.concatenate([token, tokens[others[:, 0], others[:, 1]]])
+            rescored_row, rescored_position = np.array(rescored).T
+            row, position = np.concatenate([row, rescored_row]), np.concatenate([position, rescored_position])
+            token = np.concatenate([token, tokens[rescored_row, rescored_position]])
         return cls(SamplingMetadata(rows, length), np.array(sampled, np.int64)[row], position, token)
 
     def __len__(self) -> int:

@@ -186,7 +186,7 @@ def chat_fields(request: GenerateCommon, chat: ChatPrompt, card: ModelCard) -> t
                 "ignore_eos is true, which tools do not allow: calls of tools end the answer", param="ignore_eos"
             )
     if constraint is not None and thinking != "no":
-        constraint = replace(constraint, lead=Lead(BEGIN, END, GAP, begun=thinking == "begun"))
+        constraint = replace(constraint, lead=Lead(BEGIN, END, GAP, in_prompt=thinking == "begun"))
     shown = use.tools if use is not None and called is not None else ()
     if card.thinking is None or not card.thinking.switch:
         think = None

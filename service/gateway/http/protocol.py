@@ -67,7 +67,7 @@ def _typed(knob: Knob) -> Any:
     """A knob's type with its range for pydantic. The engine checks a range that ends at the block size."""
     if knob.choices:
         return Annotated[Literal[knob.choices], Field(description=knob.help)]
-    number: Any = Annotated[knob.kind, Field(ge=knob.least, gt=knob.above, le=knob.most)]
+    number: Any = Annotated[knob.kind, Field(ge=knob.minimum, gt=knob.above, le=knob.maximum)]
     if knob.auto:
         shown: Any = number | Literal["auto"]
         number = Annotated[number, WrapValidator(_or_auto, json_schema_input_type=shown)]

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from service.decode.block import MASKED, Block
 from service.engine import Engine, EngineConfig, EngineDeps
-from service.engine.forward.forward_limits import GRAPH_ROWS
 from service.engine.forward.graphs import Capture, CaptureFailed, Graphs, Inputs
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.partition import BatchPartition, FixedShapes, fixed_shapes_for
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
+from service.engine.memory_plan import GRAPH_ROWS
 from service.engine.request import SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.attention import attention_backend
