@@ -27,7 +27,7 @@ _CONTROL_CALLS = 8
 #: seconds between Serve's health checks; Serve then replaces a dead replica, whose requests fail over at once
 _HEALTH_CHECK_S = 1.0
 #: seconds a health check may take; Serve kills a replica that exceeds them three times in a row
-_HANGS_S = 6.0
+_HANGS_S = 5.0
 #: additional replicas during an update, in percent of all, at least one
 _SURGE_PERCENT = 20
 #: seconds between two reports of the ingresses to Serve's controller, and the longer period that it evaluates

@@ -301,7 +301,7 @@ def test_all_code_is_looked_at() -> None:
         ("training.module", "from ray import serve", "ray.serve"),
         ("service.engine.engine", "import training.module", "training.module"),
         ("service.text.codec", "import training.conversations", "training.conversations"),
-        ("service.text.codec", "from service.wire import Work", "service.wire.Work"),
+        ("service.text.codec", "from service.wire import ReplicaRequest", "service.wire.ReplicaRequest"),
         ("service.text.codec", "import torch", "torch"),
         ("service.cli.check", "from benchmarks import shapes", "benchmarks.shapes"),
         ("service.replica.replica", "from tokenizers import Tokenizer", "tokenizers.Tokenizer"),

@@ -20,11 +20,30 @@ TREES = {path: ast.parse(source) for path, source in SOURCES.items()}
 SHARED: frozenset[str] = frozenset()
 #: pronouns and participles, which hide what a variable holds
 PRONOUNS = frozenset(
-    "asked begun behind brought found given heard here kept known one others own place places said shown told".split()
+    [
+        "asked",
+        "begun",
+        "behind",
+        "brought",
+        "found",
+        "given",
+        "heard",
+        "here",
+        "kept",
+        "known",
+        "one",
+        "others",
+        "own",
+        "place",
+        "places",
+        "said",
+        "shown",
+        "told",
+    ]
 )
 #: words by which an engineer from vLLM, SGLang or Hugging Face looks for things
 FIELD = (
-    "AttentionBackend", "ChatTemplate", "CUDA graph", "detokenizer", "EngineCore", "Executor", "fused moe|grouped_mm", "grammar",
+    "AttentionBackend", "ChatTemplate", "CUDA graph", "detokenizer", "EngineCore", "Executor", "grammar",
     "logprobs", "max_num_seqs", "ModelRunner", "PrefixCache", "Quant", "reasoning parser", "Sampler", "SamplingParams",
     "Scheduler", "tensor.parallel", "tool parser", "weight update",
 )  # fmt: skip

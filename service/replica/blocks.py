@@ -26,7 +26,7 @@ class AnswerBlocks:
     trace; None without one.
     """
 
-    replica_request: ReplicaRequest
+    request: ReplicaRequest
     prompt_tokens: int
     waited_s: float
     text: TextStream

@@ -55,7 +55,7 @@ _HUGE = 128 * 1024
 _T = TypeVar("_T")
 
 
-class Generator:
+class Replica:
     """Answers requests with one running engine, which ends with it. `replica`: its name in metrics.
 
     `metrics`: observe the engine.

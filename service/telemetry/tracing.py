@@ -1,6 +1,6 @@
 """OpenTelemetry in one process, if the setting `otlp_endpoint` names a collector.
 
-The ingress adds attributes to a request's span (`gateway/spans.py`). The span's context travels in `Work.origin` to
+The ingress adds attributes to a request's span (`gateway/spans.py`). `ReplicaRequest.origin` takes the span's context to
 the replica. The replica makes the spans of the queue, the prefill and every block (`replica/spans.py`). No span holds
 a prompt or an answer. The SDK reads its own environment variables (`OTEL_…`) and sends the spans on its own thread.
 """

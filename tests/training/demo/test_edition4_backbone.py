@@ -2,6 +2,7 @@
 
 import random
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from training.attention import DenseAttention
 from training.demo.backbone import new_backbone
 from training.demo.batches import Batches
 from training.demo.edition4 import backbone as stage
+from training.demo.edition4 import recipe
 from training.demo.edition4.disguise import Disguise
 from training.demo.edition4.growth import deeper
 from training.demo.edition4.judge import accuracy, static_answers
@@ -66,7 +68,7 @@ class Stopped(Exception):
 
 def test_a_stopped_training_goes_on_to_the_bit(tokenizer, batches, tmp_path, monkeypatch):
     depth = stage.Depth(2, 5, 6, last=True)
-    quiet = stage.Watcher(lambda _: None, lambda _: "")
+    quiet = stage.Watcher(lambda _, __: None, lambda _: "")
 
     def trained(folder):
         torch.manual_seed(3)
@@ -89,6 +91,27 @@ def test_a_stopped_training_goes_on_to_the_bit(tokenizer, batches, tmp_path, mon
     monkeypatch.setattr(stage, "update", update)
     resumed = trained(tmp_path / "parts")
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+
+
+def test_a_lost_state_costs_only_the_optimisers(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "SIZES", SMALL)
+    monkeypatch.setattr(recipe, "DEPTHS", ((2, 1), (4, 3)))
+    monkeypatch.setattr(recipe, "_tokenizer", lambda out, seed: tokenizer)
+    monkeypatch.setattr(recipe.Recipe, "_tasks_and_text", recipe.Recipe._tasks)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **options: None)  # it takes longer than the test
+    monkeypatch.setattr(recipe, "MrpRun", lambda folder, out: SimpleNamespace(run=lambda: None))
+    monkeypatch.setattr("training.demo.batches._DRAWN_AT_ONCE", 256)
+    recipe.Recipe(tmp_path / "first", 0).run()
+    begin = tmp_path / "first" / "backbone"
+    monkeypatch.setattr(recipe, "DEPTHS", ((2, 1), (4, 5)))
+    recipe.Recipe(tmp_path / "second", 0, begin).run()
+    folder = tmp_path / "second"
+    assert (folder / "backbone" / "updates.txt").read_text() == "6\n"
+    assert not (folder / "2-layers").exists()
+    assert torch.load(folder / "4-layers" / "state.pt", weights_only=True)["optimiser"]["steps"] == 5
+    first, second = (load_checkpoint(each).backbone.state_dict() for each in (begin, folder / "backbone"))
+    assert first.keys() == second.keys()
+    assert not all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_numbered_batches_are_functions_of_their_number(batches):

@@ -26,32 +26,35 @@ _LOG_EVERY, _SAVE_SECONDS, _JUDGE_SECONDS = 100, 240, 1500
 class Depth:
     """A part of a training. `first`: updates before it. `steps`: its own updates.
 
-    `last`: the learning rate falls in its second half; before, it is constant.
+    `last`: the learning rate falls in its second half; before, it is constant. `made`: the updates of it that the
+    backbone has already, without a state of the optimiser.
     """
 
     layers: int
     first: int
     steps: int
     last: bool
+    made: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Callbacks. `save`: the backbone at every state. `judge`: a judgement of it, as a line of text."""
+    """Callbacks. `save`: takes the backbone and its updates at every state. `judge`: judges it in a line of text."""
 
-    save: Callable[[Backbone], None]
+    save: Callable[[Backbone, int], None]
     judge: Callable[[Backbone], str]
 
 
 def train(backbone: Backbone, batches: Batches, depth: Depth, folder: RunFolder, watcher: Watcher) -> None:
     """Makes the updates of a depth that are not made yet."""
     optimiser = Optimiser(backbone.named_parameters(), Schedule(RATE, flat=0.5))
+    optimiser.steps = depth.made
     if state := folder.load("cpu"):
         backbone.load_state_dict(state["backbone"])
         optimiser.load(state["optimiser"])
     if optimiser.steps >= depth.steps:
         return
-    progress = _Progress(backbone, optimiser, folder, watcher)
+    progress = _Progress(backbone, optimiser, depth.first, folder, watcher)
     for batch in batches.numbered(depth.first + optimiser.steps):
         progress.after(update(backbone, optimiser, batch, depth))
         if optimiser.steps == depth.steps:
@@ -72,8 +75,11 @@ def update(backbone: Backbone, optimiser: Optimiser, batch: Batch, depth: Depth)
 class _Progress:
     """Saves, logs and judges from time to time. None of it changes the training."""
 
-    def __init__(self, backbone: Backbone, optimiser: Optimiser, folder: RunFolder, watcher: Watcher) -> None:
+    def __init__(
+        self, backbone: Backbone, optimiser: Optimiser, first: int, folder: RunFolder, watcher: Watcher
+    ) -> None:
         self._backbone, self._optimiser, self._folder, self._watcher = backbone, optimiser, folder, watcher
+        self._first = first
         self._sum, self._began = torch.zeros(()), time.process_time()
         self._saved = self._judged = time.monotonic()
 
@@ -95,7 +101,7 @@ class _Progress:
     def save(self) -> None:
         """Writes a state."""
         self._folder.save({"backbone": self._backbone.state_dict(), "optimiser": self._optimiser.state()})
-        self._watcher.save(self._backbone)
+        self._watcher.save(self._backbone, self._first + self._optimiser.steps)
 
     def _print(self, text: str) -> None:
         print(f"{len(self._backbone.layers)} layers  step {self._optimiser.steps}  {text}", flush=True)

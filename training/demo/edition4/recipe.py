@@ -3,7 +3,8 @@
 The backbone begins shallow and is made deeper twice, since a shallow one learns most of the task in a fraction of the
 time. It begins without text, since beside text it learns late to copy from a prompt (dev/lab/demo-diary.md). The same
 command goes on from the last state, to the bit on the same machine. DIR/backbone is the backbone so far, DIR/mrp/demo
-the result, in half precision. GLIBC_TUNABLES=glibc.malloc.hugetlb=1 makes it faster.
+the result, in half precision. `--begin` goes on from such a backbone if the states are lost.
+GLIBC_TUNABLES=glibc.malloc.hugetlb=1 makes it faster.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from service.model import Backbone, parse_config, save_checkpoint
+from service.model import Backbone, load_checkpoint, parse_config, save_checkpoint
 from training.demo.backbone import new_backbone
 from training.demo.batches import Batches
 from training.demo.edition4.backbone import RATE, Depth, Watcher, train
@@ -43,31 +44,45 @@ DEPTHS = ((7, 6000), (14, 10000), (28, 24000))
 #: of the first depth, which learns the tasks alone: the share of examples with other names and things
 DISGUISED = 0.5
 _JUDGED = 150
+#: the file beside a backbone that has the number of its updates
+_UPDATES = "updates.txt"
 
 
 class Recipe:
     """One run in a folder."""
 
-    def __init__(self, out: Path, seed: int) -> None:
-        self._out, self._seed = out, seed
-        self._tokenizer = _tokenizer(out, seed)
+    def __init__(self, out: Path, seed: int, begin: Path | None = None) -> None:
+        self._out, self._seed, self._begin = out, seed, begin
+        self._tokenizer = Tokenizer.from_file(str(begin / "tokenizer.json")) if begin else _tokenizer(out, seed)
         rng = random.Random(seed)
         self._problems = [draw(rng, heldout=True).prompt for _ in range(_JUDGED)]
 
     def run(self) -> None:
         """Trains all depths, then MRP, from the last state on."""
         torch.manual_seed(self._seed)
-        backbone, first = new_backbone(parse_config(self.raw(DEPTHS[0][0]))), 0
+        (backbone, made), first = self._beginning(), 0
         for layers, steps in DEPTHS:
+            if made >= first + steps:
+                first += steps
+                continue
             backbone = deeper(backbone, parse_config(self.raw(layers)))
             for layer in backbone.layers:
                 layer.compile(dynamic=True)  # a fifth faster; an update is bound by small operations
             batches = self._tasks() if not first else self._tasks_and_text()
-            depth = Depth(layers, first, steps, last=layers == DEPTHS[-1][0])
+            depth = Depth(layers, first, steps, last=layers == DEPTHS[-1][0], made=max(0, made - first))
             plan = {"seed": self._seed, "sizes": SIZES, "batch": BATCH, "first": first, "rate": RATE}
             train(backbone, batches, depth, RunFolder(self._out / f"{layers}-layers", plan), self._watcher())
             first += steps
         MrpRun(self._out / "backbone", self._out / "mrp").run()
+
+    def _beginning(self) -> tuple[Backbone, int]:
+        """The backbone that the training begins with, and the updates that it has."""
+        if self._begin is None:
+            return new_backbone(parse_config(self.raw(DEPTHS[0][0]))), 0
+        backbone = load_checkpoint(self._begin).backbone.train().requires_grad_(requires_grad=True)
+        made = int((self._begin / _UPDATES).read_text(encoding="utf-8"))
+        self._watcher().save(backbone, made)
+        return backbone, made
 
     def raw(self, layers: int) -> dict[str, Any]:
         """The config.json of a backbone without MRP."""
@@ -82,9 +97,10 @@ class Recipe:
         return Batches(self._tokenizer, BLOCK, BATCH, self._seed, windows, draw)
 
     def _watcher(self) -> Watcher:
-        def save(backbone: Backbone) -> None:
+        def save(backbone: Backbone, updates: int) -> None:
             save_checkpoint(self._out / "backbone", self.raw(len(backbone.layers)), deepcopy(backbone).half(), None)
             save_tokenizer(self._tokenizer, self._out / "backbone")
+            (self._out / "backbone" / _UPDATES).write_text(f"{updates}\n", encoding="utf-8")
 
         def judge(backbone: Backbone) -> str:
             right = accuracy(backbone, self._tokenizer, self._problems, BLOCK, check)
@@ -108,10 +124,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for states and the result")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--begin", type=Path, help="folder of a backbone of an earlier run, DIR/backbone")
     given = parser.parse_args()
     warnings.filterwarnings("ignore", message="Mismatch dtype")
     torch.set_num_threads(given.threads)
-    Recipe(given.out, given.seed).run()
+    Recipe(given.out, given.seed, given.begin).run()
 
 
 if __name__ == "__main__":
