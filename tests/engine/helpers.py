@@ -217,7 +217,7 @@ def audit(pages: PrefixCache, leases: Sequence[Lease]) -> None:
 
 def nodes_of(pages: PrefixCache) -> Iterator[Any]:
     """All nodes of the tree, its root left out."""
-    found = list(pages._first.values())
+    found = list(pages._roots.values())
     while found:
         node = found.pop()
         found += node.children.values()

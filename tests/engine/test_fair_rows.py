@@ -114,7 +114,7 @@ class TestScheduler:
 
     def test_no_more_sequences_than_are_allowed(self) -> None:
         target = scheduler(FAIR, ("heavy", 20), ("light", 1))
-        assert len(target.plan(most=1)) == 1
+        assert len(target.plan(max_requests=1)) == 1
 
 
 @pytest.mark.parametrize("costs", [FAIR, DEAR])

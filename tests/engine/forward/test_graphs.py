@@ -93,7 +93,7 @@ class TestBookkeeping:
         assert all(Graphs(Plans(), Eagerly()).size(rows) <= max(rows + 7, 1.25 * rows) for rows in range(1, 513))
 
     def test_the_rows_of_deterministic_have_a_size_of_their_own(self) -> None:
-        assert Graphs(Plans(), Eagerly(), least=42).size(42) == 42
+        assert Graphs(Plans(), Eagerly(), min_rows=42).size(42) == 42
 
     def test_forwards_of_one_size_share_a_graph_and_its_buffers(self) -> None:
         capture, attention = Eagerly(), Plans()
