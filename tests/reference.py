@@ -24,6 +24,7 @@ from service.engine.forward.sampling_batch import SamplingBatch
 from service.engine.request import GenerationRequest, SamplingParams
 from service.model import Checkpoint
 from service.model.layers import Attend
+from tests.predictions import prediction_of
 
 
 @dataclass
@@ -120,7 +121,7 @@ class Reference:
             picks.append(Pick(position, token, float(probabilities[position, token]), self.known(logits[position])))
             entropies.append(float(torch.special.entr(logits[position].softmax(-1)).sum()))
         judged = [Pick(p, state.tokens[p], float(probabilities[p, state.tokens[p]])) for p in judge]
-        return Prediction.from_picks(tuple(picks), tuple(judged), hidden, entropies)
+        return prediction_of(tuple(picks), tuple(judged), hidden, entropies)
 
     def known(self, logits: Tensor) -> PositionLogprobs:
         """logits `[V]` -> the two likeliest tokens and their log-probabilities, the mask token's share included."""

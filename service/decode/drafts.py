@@ -13,7 +13,6 @@ the time of a tree. The search runs for every request in every step, so a `Block
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from service.decode.block import MASKED, Block, Pick, new_tuple
@@ -123,46 +122,33 @@ def _pays(node: Node, canvas: Canvas, row: float) -> bool:
 
 
 def _line(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudget) -> Drafting:
-    """The tree for any other rule: the states through which it continues by the latest predictions."""
-    line, drafts = _Line(canvas, rule, budget.row), dict[Block, Draft]()
-    block, likelihood = canvas.block, 1.0
-    if not budget.states or line.after(block, likelihood, prediction) is None:
+    """The tree for any other rule: the states through which it continues by the latest predictions.
+
+    A draft gains one step of plain decoding, of about the length of the step that leads to the draft. The line ends if
+    the rule has no picks, if the next state is not worth its cost, or if the answer ends in it.
+    """
+    block, likelihood, drafts = canvas.block, 1.0, dict[Block, Draft]()
+
+    def following() -> tuple[Block, float, tuple[Pick, ...]] | None:
+        """(next state, its likelihood, the picks that lead to it)."""
+        if not (picks := canvas.choose(rule, prediction.restricted_to(block), block)):
+            return None
+        factor = max(0.0, min(picks[0].confidence, SURE)) if rule == _NEXT else _SEVERAL  # never NaN
+        state = canvas.after(block, picks)
+        if likelihood * factor * len(picks) < budget.row or canvas.ends(state):
+            return None
+        return state, likelihood * factor, picks
+
+    if not budget.states or following() is None:
         return drafts
     while len(drafts) < budget.states:
         if len(drafts) < budget.mrp_steps:
             (prediction,) = yield Refine(prediction, block)
-        following = line.after(block, likelihood, prediction)
-        if following is None:
+        if (step := following()) is None:
             break
-        block, likelihood, picks, gain = following
-        drafts[block] = Draft(len(drafts) + 1, picks, gain)
+        block, likelihood, picks = step
+        drafts[block] = Draft(len(drafts) + 1, picks, likelihood * len(picks))
     return drafts
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """The states of a block through which a rule continues. `row`: the cost of a state, in tokens."""
-
-    canvas: Canvas
-    rule: Rule
-    row: float
-
-    def after(
-        self, state: Block, likelihood: float, prediction: Prediction
-    ) -> tuple[Block, float, tuple[Pick, ...], float] | None:
-        """(next state, its likelihood, the picks that lead to it, its expected gain). `likelihood`: the state's.
-
-        A draft gains one step of plain decoding, of about the length of the step that leads to the draft. None if
-        the rule has no picks, if the next state is not worth its cost, or if the answer ends in it.
-        """
-        picks = self.canvas.choose(self.rule, prediction.restricted_to(state), state)
-        if not picks:
-            return None
-        likelihood *= max(0.0, min(picks[0].confidence, SURE)) if self.rule == _NEXT else _SEVERAL  # never NaN
-        gain, following = likelihood * len(picks), self.canvas.after(state, picks)
-        if gain < self.row or self.canvas.ends(following):
-            return None
-        return following, likelihood, picks, gain
 
 
 # --- the search for a rule of one token a step -----------------------------------------------------

@@ -32,14 +32,6 @@ class Prediction(NamedTuple):
     entropies: Sequence[float] = ()
     logprobs: Sequence[PositionLogprobs | None] = ()
 
-    @classmethod
-    def from_picks(
-        cls, picks: Iterable[Pick], rescored: tuple[Pick, ...] = (), handle: Any = None, entropies: Sequence[float] = ()
-    ) -> Prediction:
-        """A prediction with these picks for the masked positions, ascending, and their entropies."""
-        positions, tokens, confidences, logprobs = tuple(zip(*picks, strict=True)) or ((), (), (), ())
-        return cls(positions, tokens, confidences, rescored, handle, entropies, logprobs)
-
     @property
     def picks(self) -> tuple[Pick, ...]:
         """For every masked position, ascending, the chosen token and its probability. Made anew by each call."""

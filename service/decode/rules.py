@@ -1,9 +1,7 @@
 """Reveal rules: each chooses the picks of a prediction that are revealed next.
 
 A mode may consist of a rule only (`RuleMode`). `speculative` gives any rule's output in fewer forwards. A rule sees
-one prediction and keeps no state. Its call returns the picks to reveal.
-`in_order`: the same rule from left to right, for answers with a grammar. `needs_entropy`: whether the prediction must
-have entropies.
+one prediction and keeps no state.
 """
 
 from __future__ import annotations
@@ -11,21 +9,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import ClassVar
 
 from service.decode.block import Pick
 from service.decode.policy import Prediction
 
 
+class Rule:
+    """The base of all rules."""
+
+    __slots__ = ()
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the prediction must have entropies."""
+        return False
+
+    @property
+    def in_order(self) -> Rule:
+        """The same rule from left to right, for answers with a grammar."""
+        return self
+
+    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
+        """The picks to reveal."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
-class TopConfidence:
+class TopConfidence(Rule):
     """`static`: the `count` picks of highest confidence (`low_confidence_static` of SDAR's generate.py)."""
 
-    needs_entropy: ClassVar[bool] = False
     count: int = 1
 
     @property
-    def in_order(self) -> LeftToRight:
+    def in_order(self) -> Rule:
         return LeftToRight(self.count)
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
@@ -33,14 +49,13 @@ class TopConfidence:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfidenceAbove:
+class ConfidenceAbove(Rule):
     """`dynamic`: every pick of confidence > `threshold`, at least one (`low_confidence_dynamic` of generate.py)."""
 
-    needs_entropy: ClassVar[bool] = False
     threshold: float
 
     @property
-    def in_order(self) -> LeftToRightAbove:
+    def in_order(self) -> Rule:
         return LeftToRightAbove(self.threshold)
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
@@ -48,15 +63,10 @@ class ConfidenceAbove:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftToRightAbove:
-    """`dynamic` with a grammar: the leftmost pick, and those after it up to the first of confidence <= `threshold`."""
+class LeftToRightAbove(Rule):
+    """`dynamic` with a grammar: the leftmost pick, and later picks up to the first of confidence <= `threshold`."""
 
-    needs_entropy: ClassVar[bool] = False
     threshold: float
-
-    @property
-    def in_order(self) -> LeftToRightAbove:
-        return self
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
         sure = takewhile(lambda confidence: confidence > self.threshold, prediction.confidences[1:])
@@ -64,7 +74,7 @@ class LeftToRightAbove:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftToRight:
+class LeftToRight(Rule):
     """`sequential`: the `count` leftmost picks (`sequential` of generate.py), and more as long as `bound` allows.
 
     `bound`: the bound of `entropy_bounded`, in nats, in the order of the text, which is our own combination. 0: none.
@@ -77,10 +87,6 @@ class LeftToRight:
     def needs_entropy(self) -> bool:
         return self.bound > 0
 
-    @property
-    def in_order(self) -> LeftToRight:
-        return self
-
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
         indices = range(len(prediction.positions))
         if not self.needs_entropy:
@@ -89,22 +95,22 @@ class LeftToRight:
 
 
 @dataclass(frozen=True, slots=True)
-class LowestEntropy:
+class LowestEntropy(Rule):
     """`entropy`: the picks of lowest entropy within `bound` (nats). Ties go to the lowest position."""
 
-    needs_entropy: ClassVar[bool] = True
     bound: float
 
     @property
-    def in_order(self) -> LeftToRight:
+    def needs_entropy(self) -> bool:
+        return True
+
+    @property
+    def in_order(self) -> Rule:
         return LeftToRight(1, self.bound)
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
         ordered = sorted(range(len(prediction.positions)), key=prediction.entropies.__getitem__)
         return entropy_bounded(prediction, ordered, self.bound)
-
-
-Rule = TopConfidence | ConfidenceAbove | LeftToRightAbove | LeftToRight | LowestEntropy
 
 
 def entropy_bounded(

@@ -11,20 +11,22 @@ library:
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from service.engine.config import EngineConfig
-from service.engine.deps import EngineDeps
-from service.engine.drafting.costs import measure
+from service.engine.drafting.costs import StepCosts, measure
 from service.engine.drafting.planner import DraftPlanner
-from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward
+from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, ModelForward, ShapePolicy
 from service.engine.forward.partition import fixed_shapes_for
-from service.engine.forward.runner import forward_clock
+from service.engine.forward.runner import CheckpointRunner, ModelRunner, forward_clock
 from service.engine.micro_batch import ForwardExecutor, MicroBatch, TwoBatchOverlap, end_alone
 from service.engine.observer import EngineState, Observer, SafeObserver, StepReport
-from service.engine.prefix_cache import PagePool, PrefixCache
+from service.engine.prefix_cache import PrefixCache
 from service.engine.request import (
     BlockEvent,
     BlockProgress,
@@ -38,13 +40,56 @@ from service.engine.request import (
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, Waiting
 from service.errors import InvalidRequest, SettingsError, WeightsChanged
-from service.model.checkpoint import Checkpoint
+from service.model.checkpoint import Checkpoint, LoadOptions
+from service.model.memory import DeviceMemory
 
 _log = logging.getLogger(__name__)
 
 
+class Ranks(Protocol):
+    """The other processes of a tensor-parallel engine, each with a part of the checkpoint (`service/parallel`)."""
+
+    @property
+    def failure(self) -> str | None:
+        """The reason why the ranks can no longer compute. None while they can."""
+
+    def memory(self) -> DeviceMemory:
+        """The memory of the device with the least free memory."""
+
+    def networks(
+        self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig
+    ) -> ModelForward:
+        """The networks over all ranks. `checkpoint`: the part of this process."""
+
+    def fetch(self, name: str, options: LoadOptions) -> Checkpoint:
+        """Loads new weights for all parts beside the served weights. Returns the part of this process."""
+
+    def apply(self, fresh: Checkpoint) -> None:
+        """Replaces the served weights by the loaded ones. No forward may be under way."""
+
+    def close(self) -> None:
+        """Ends the processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDeps:
+    """The dependencies of an engine that a caller may provide, with their defaults.
+
+    A test provides a clock that stands still, fixed costs, or a runner that fails.
+
+    `clock`: monotonic seconds. `costs`: costs of forwards for `mrp_steps: "auto"` and for several tenants; None:
+    measured for the first request that needs them. `runner`: makes the runner, with the arguments of
+    `CheckpointRunner`. `ranks`: None where this process has the whole checkpoint.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    costs: StepCosts | None = None
+    runner: Callable[..., ModelRunner] = CheckpointRunner
+    ranks: Ranks | None = None
+
+
 class Engine:
-    """Decodes requests with one checkpoint. Not thread-safe. `deps`: see `deps.py`.
+    """Decodes requests with one checkpoint. Not thread-safe.
 
     `progress`: the decoding steps of the last `step`, for requests with `report_steps`.
     `version`: the version of the weights, which `exchange` sets.
@@ -65,7 +110,7 @@ class Engine:
         self._deterministic = config.deterministic
         partition = fixed_shapes_for(checkpoint.device.type, size) if config.deterministic else None
         num_pages = config.kv_cache_tokens // size
-        self._pages = PrefixCache(PagePool(num_pages), config.prefix_cache)
+        self._pages = PrefixCache(num_pages, config.prefix_cache)
         candidates = config.candidates(self.model.vocab_size)
         networks = deps.ranks.networks if deps.ranks else LocalModelForward
         execution = ExecutionConfig(config.attention, config.cuda_graphs, networks=networks)
@@ -160,19 +205,15 @@ class Engine:
         for running in self._scheduler.admit():
             running.stats.begin(self._clock, self.version)
             try:
-                self._check_version(running.request)
+                if running.request.version not in {None, self.version}:
+                    raise WeightsChanged(
+                        f"weights of version {running.request.version} began this answer, version {self.version} "
+                        "answers now; send the request again",
+                        retry_after=1.0,
+                    )
                 running.start()
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
-
-    def _check_version(self, request: GenerationRequest) -> None:
-        """WeightsChanged if weights of another version have decoded the request's first tokens."""
-        if request.version not in {None, self.version}:
-            raise WeightsChanged(
-                f"weights of version {request.version} began this answer, version {self.version} answers now; send the "
-                "request again",
-                retry_after=1.0,
-            )
 
     def step(self) -> list[BlockEvent]:
         """One step of the running requests: a backbone forward over their rows, then MRP forwards as they need them.

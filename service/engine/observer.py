@@ -62,17 +62,15 @@ class SafeObserver:
         self._observer = observer
 
     def on_step(self, report: StepReport) -> None:
-        if self._observer is None:
-            return
         try:
-            self._observer.on_step(report)
+            if self._observer is not None:
+                self._observer.on_step(report)
         except Exception as error:  # noqa: BLE001 - any error of an observer concerns only the measurement
             _log.error("an observer failed after a step: %s", kind_and_place(error))
 
     def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
-        if self._observer is None:
-            return
         try:
-            self._observer.on_event(request, event, steps)
+            if self._observer is not None:
+                self._observer.on_event(request, event, steps)
         except Exception as error:  # noqa: BLE001 - as above
             _log.error("an observer failed on request %s: %s", request.request_id, kind_and_place(error))

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,29 +38,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _WeightChange:
-    """A change of the weights by `apply`. `cut`: running requests are ended; else they finish first.
-
-    `done`: the future of the coroutine that waits for it, on `loop`.
-    """
+    """A change of the weights by `apply`. `cut`: running requests are ended; else they finish first."""
 
     apply: Callable[[], None] = field(repr=False)
     version: int
     cut: bool
-    loop: asyncio.AbstractEventLoop
-    done: asyncio.Future[None]
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Resolves `done`. Called on the engine's thread."""
-        with suppress(RuntimeError):  # the loop is closed, so no coroutine waits
-            self.loop.call_soon_threadsafe(self._resolve, error)
-
-    def _resolve(self, error: BaseException | None) -> None:
-        if self.done.done():
-            return
-        if error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(error)
+    done: Future[None] = field(default_factory=Future)
 
 
 @dataclass(slots=True)
@@ -187,14 +170,14 @@ class EngineThread:
         `cut`: running requests end with WeightsChanged; else they finish first. One exchange at a time. Raises
         ReplicaStopping if the engine stops or has stopped; EngineFailed if `apply` fails, which ends the engine.
         """
-        loop = asyncio.get_running_loop()
-        change = _WeightChange(apply, version, cut, loop, loop.create_future())
+        change = _WeightChange(apply, version, cut)
+        change.done.set_running_or_notify_cancel()  # the caller's cancellation does not stop it
         with self._changed:
             if self._stopping or self._failure is not None:
                 raise ReplicaStopping(f"the engine stopped: {self._failure or 'the server is shutting down'}")
             self._inbox.change = change
             self._changed.notify()
-        await change.done
+        await asyncio.wrap_future(change.done)
 
     # --- the engine's thread -----------------------------------------------------------------------
 
@@ -264,14 +247,14 @@ class EngineThread:
             return
         self._engine.exchange(change.apply, change.version)
         self._change = None
-        change.end()
+        change.done.set_result(None)
 
     def _fail(self, error: MrpServeError) -> None:
         with self._changed:
             failed = list(self._undelivered)
             change, self._change, self._inbox.change = self._change or self._inbox.change, None, None
         if change is not None:
-            change.end(copy(error))
+            change.done.set_exception(copy(error))
         self._send([RequestFailed(request_id, copy(error)) for request_id in failed])  # raising extends a traceback
 
     def _send(self, outputs: list[EngineOutput]) -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest
-from service.engine.deps import EngineDeps
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.planner import DraftPlanner
-from service.engine.prefix_cache import PagePool, PrefixCache
+from service.engine.engine import EngineDeps
+from service.engine.prefix_cache import PrefixCache
 from service.engine.scheduler import Scheduler, TenantLoad, fair_rows
 from service.model import Checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, random_requests, request
@@ -69,7 +69,7 @@ class TestFairRows:
 def scheduler(costs: StepCosts, *tenants: tuple[str, int], prompt: int = 1) -> Scheduler:
     """Running requests: so many of each tenant."""
     planner = DraftPlanner(lambda: costs, 256)
-    target = Scheduler(PrefixCache(PagePool(4000)), 4, EngineConfig(), planner, prompt_rows=16)
+    target = Scheduler(PrefixCache(4000), 4, EngineConfig(), planner, prompt_rows=16)
     for tenant, count in tenants:
         for number in range(count):
             one = replace(request(f"{tenant}{number}", [1] * prompt, Static()), tenant=tenant, cache_salt=tenant)

@@ -10,7 +10,7 @@ import pytest
 from service.decode.modes import Speculative, Static
 from service.engine import Engine, EngineConfig
 from service.engine.drafting.planner import DraftPlanner
-from service.engine.prefix_cache import PagePool, PrefixCache
+from service.engine.prefix_cache import PrefixCache
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, pages_needed
 from service.errors import SettingsError
@@ -26,7 +26,7 @@ def checkpoint() -> Checkpoint:
 
 def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8, prompt_rows: int = 2) -> Scheduler:
     config = EngineConfig(max_running=max_running, max_rows=max_rows)
-    return Scheduler(PrefixCache(PagePool(pages)), 4, config, DraftPlanner(lambda: FREE, max_rows), prompt_rows)
+    return Scheduler(PrefixCache(pages), 4, config, DraftPlanner(lambda: FREE, max_rows), prompt_rows)
 
 
 def queue(target: Scheduler, *requests) -> None:

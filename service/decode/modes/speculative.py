@@ -158,17 +158,14 @@ class Speculative(DecodingMode, frozen=True):
             while len(states) > 1 and canvas.ends(states[-1]):  # only a chain has states that end the answer
                 states.pop()
             top_logprobs = _TOP_LOGPROBS if self.drafts_decide and len(states) > 1 else 0
-            predictions = yield new_tuple(Evaluate, (tuple(states), top_logprobs, self._gains(drafts)))
+            gains = tuple([draft.gain for draft in drafts.values()]) if self.mrp_steps == AUTO else ()
+            predictions = yield new_tuple(Evaluate, (tuple(states), top_logprobs, gains))
             if len(predictions) < len(states):
                 drafts = {state: drafts[state] for state in states[1 : len(predictions)]}
             choose: _Choose = partial(canvas.choose, rule)
             if self.margin is not None:
                 choose = MarginAcceptance(canvas, rule, drafts, self.margin)
             prediction = _walk(canvas, predictions, drafts, choose)
-
-    def _gains(self, drafts: Drafts) -> tuple[float, ...]:
-        """The expected gains of drafts whose number the engine chooses."""
-        return tuple([draft.gain for draft in drafts.values()]) if self.mrp_steps == AUTO else ()
 
 
 @lru_cache

@@ -40,10 +40,8 @@ class DraftPlanner:
     def __init__(self, costs: Callable[[], StepCosts], max_rows: int) -> None:
         self._measure, self._max_rows = costs, max_rows
         self._costs: StepCosts | None = None
-        self._rows = _Mean(1.0)
-        self._tokens = _Mean(1.0)
-        self._mrp = _Mean(0.0)
-        self._pages = _Mean(0.0)
+        #: running means: rows and tokens of a request in a step, MRP's time over the backbone's, pages that a row reads
+        self._rows, self._tokens, self._mrp, self._pages = 1.0, 1.0, 0.0, 0.0
         self.work = StepWork()
         self._slopes: dict[int, tuple[float, float]] = {}
         self._onward: dict[int, Curve] = {}
@@ -63,7 +61,7 @@ class DraftPlanner:
         """The number of MRP forwards for the drafts of a new request. None if the engine does not choose it."""
         if not leaves_drafts_open(mode):
             return None
-        costs, num_running = self.costs().with_pages(self._pages.value), self.work.num_running + 1
+        costs, num_running = self.costs().with_pages(self._pages), self.work.num_running + 1
         return self._mrp_choices[mode.drafts_decide].best(costs, num_running, self._max_states(num_running))
 
     def admit(self, request: GenerationRequest, mrp_steps: int | None) -> RequestDrafts:
@@ -110,12 +108,12 @@ class DraftPlanner:
         step, self.work = self.work, StepWork(self.work.num_running, self.work.tenants)
         if not step.requests:
             return
-        self._rows.add(step.rows / step.requests)
-        self._tokens.add(step.tokens / step.requests)
-        self._pages.add(step.pages / step.rows)
+        self._rows += _FRESH * (step.rows / step.requests - self._rows)
+        self._tokens += _FRESH * (step.tokens / step.requests - self._tokens)
+        self._pages += _FRESH * (step.pages / step.rows - self._pages)
         if self._costs and self._costs.mrp:
             spent = sum(self._costs.mrp.at(rows) for rows in mrp_rows)
-            self._mrp.add(spent / self._costs.backbone.at(step.rows))
+            self._mrp += _FRESH * (spent / self._costs.backbone.at(step.rows) - self._mrp)
 
     def row(self, pages: int = 0, tenant: str = "") -> float:
         """The price, in tokens, of one more row of a tenant that reads `pages` pages."""
@@ -139,18 +137,18 @@ class DraftPlanner:
         """The time of one more row, and the tokens that the tenant's requests decode in a unit of time."""
         count = self.work.num_running_beside(tenant)
         if count not in self._slopes:
-            costs, rows = self.costs(), count * self._rows.value
+            costs, rows = self.costs(), count * self._rows
             if count not in self._onward:
                 self._onward[count] = costs.backbone.onward(count)
             slope = self._onward[count].slope(max(count, rows - count / 2), rows + count / 2) + costs.draft
-            self._slopes[count] = slope, count * self._tokens.value / self.forward_time(count)
+            self._slopes[count] = slope, count * self._tokens / self.forward_time(count)
         return self._slopes[count]
 
     def forward_time(self, num_running: int) -> float:
         """The time of all forwards of a step of `num_running` requests."""
-        costs, rows = self.costs(), num_running * self._rows.value
-        reading = rows * costs.reading(self._pages.value)
-        return (costs.backbone.at(rows) + reading) * (1 + self._mrp.value)
+        costs, rows = self.costs(), num_running * self._rows
+        reading = rows * costs.reading(self._pages)
+        return (costs.backbone.at(rows) + reading) * (1 + self._mrp)
 
     def budget(self, mrp_steps: int, reliability: Reliability, pages: int, tenant: str = "") -> DraftBudget:
         """The current budget of a request.
@@ -262,13 +260,3 @@ class StepWork:
     def num_running_beside(self, tenant: str) -> int:
         """The number of requests among which a tenant's requests are weighed, its own included."""
         return self.tenants.get(tenant, self.num_running)
-
-
-class _Mean:
-    """An exponential running mean."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def add(self, value: float) -> None:
-        self.value += _FRESH * (value - self.value)

@@ -74,8 +74,7 @@ class LocalModelForward:
         return attend.order, call(self._inputs([rows[index] for index in attend.order]), attend)
 
     def _inputs(self, rows: Sequence[Row]) -> Inputs:
-        tensors = to_tensors(rows, self._mask, self._device)
-        return Inputs(tensors.tokens, tensors.positions, anchors_of(rows))
+        return Inputs(*to_tensors(rows, self._mask, self._device), anchors_of(rows))
 
     def _backbone_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
         """-> hidden states `[R, L, H]`."""

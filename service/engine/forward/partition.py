@@ -8,7 +8,7 @@ positions by their sizes; no tensors, no requests. Called by the runner and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, Protocol
@@ -99,10 +99,15 @@ class FixedShapes:
 
     def rows(self, rows: Sequence[Row]) -> list[RowGroup]:
         """Padded with copies of a row that write nothing and are not sampled."""
-        return [
-            RowGroup(chunk + [_padding(chunk[-1])] * (self.min_rows - len(chunk)), indices, width)
-            for width, chunk, indices in _chunks(rows, self.min_rows)
-        ]
+        groups, order = [], sorted(range(len(rows)), key=lambda i: rows[i].index)
+        for width, same_width in groupby(order, key=lambda i: 1 << rows[i].index.bit_length()):
+            indices = list(same_width)
+            for start in range(0, len(indices), self.min_rows):
+                chunk = indices[start : start + self.min_rows]
+                members = [rows[i] for i in chunk]
+                padding = members[-1]._replace(writes_kv=False, sampling=None, rescore=())
+                groups.append(RowGroup(members + [padding] * (self.min_rows - len(chunk)), chunk, width))
+        return groups
 
     def positions(self, batch: SamplingBatch) -> list[PositionGroup]:
         """Padded with copies of a position. Greedy, random, and random filtered positions are separate groups."""
@@ -126,17 +131,3 @@ def fixed_shapes_for(device: str, block_size: int) -> FixedShapes:
 def join(parts: Sequence[Tensor]) -> Tensor:
     """The results of the groups, concatenated."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _padding(row: Row) -> Row:
-    return row._replace(writes_kv=False, sampling=None, rescore=())
-
-
-def _chunks(rows: Sequence[Row], size: int) -> Iterator[tuple[int, list[Row], list[int]]]:
-    """Width, rows and their indices: sorted by block index, rows of one width together, at most `size` at a time."""
-    order = sorted(range(len(rows)), key=lambda i: rows[i].index)
-    for width, group in groupby(order, key=lambda i: 1 << rows[i].index.bit_length()):
-        indices = list(group)
-        for start in range(0, len(indices), size):
-            chunk = indices[start : start + size]
-            yield width, [rows[i] for i in chunk], chunk

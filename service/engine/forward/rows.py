@@ -89,23 +89,15 @@ class Row(NamedTuple):
     logprobs: LogprobsRequest | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RowTensors:
-    """Rows as tensors: tokens and positions `[R, L]`."""
-
-    tokens: Tensor
-    positions: Tensor
-
-
-def to_tensors(rows: Sequence[Row], mask_token_id: int, device: torch.device) -> RowTensors:
-    """Lays rows out for one forward."""
+def to_tensors(rows: Sequence[Row], mask_token_id: int, device: torch.device) -> Sequence[Tensor]:
+    """The tokens and the positions of rows, `[R, L]` each."""
     both = np.empty((2, len(rows), len(rows[0].state.tokens)), np.int64)
     tokens, positions = both
     tokens[:] = [row.state.tokens for row in rows]
     tokens[tokens == MASKED] = mask_token_id
     block_size = tokens.shape[1]
     positions[:] = np.array([row.index * block_size for row in rows])[:, None] + np.arange(block_size)
-    return RowTensors(*to_device_async(both, device).unbind(0))
+    return to_device_async(both, device).unbind(0)
 
 
 def anchors_of(rows: Sequence[Row]) -> Tensor | None:

@@ -59,7 +59,7 @@ class Sampler:
             parts += self._sampled(batch, np.flatnonzero(short), lambda part: self._short(flat, part, drafts))
         output = ForwardOutput(hidden) if drafts is None else drafts.output(hidden)
         copied, logprobs = _begin_copy(parts), collector.begin()
-        return lambda: _predictions(batch, output, _in_order(parts, copied().numpy()), logprobs())
+        return lambda: _predictions(batch, output, copied(), logprobs())
 
     def _sampled(
         self, batch: SamplingBatch, indices: Integers, sample_part: Callable[[SamplingBatch], Tensor]
@@ -141,20 +141,19 @@ def _rescored(
     return rescored
 
 
-def _begin_copy(parts: Sequence[_Part]) -> Callable[[], Tensor]:
-    """One copy of all values to the CPU, `[M, 3]`."""
+def _begin_copy(parts: Sequence[_Part]) -> Callable[[], NDArray[np.float64]]:
+    """Begins one copy of all values to the CPU. -> waits for it and returns them in the batch's order, `[M, 3]`."""
     if not parts:
-        return lambda: torch.empty(0, 3, dtype=torch.float64)
-    return to_host_async(join([part.values for part in parts]))
+        return lambda: np.empty((0, 3))
+    copied, indices = to_host_async(join([part.values for part in parts])), [part.indices for part in parts]
 
+    def in_order() -> NDArray[np.float64]:
+        values = copied().numpy()
+        ordered = np.empty_like(values)
+        ordered[np.concatenate(indices)] = values
+        return ordered
 
-def _in_order(parts: Sequence[_Part], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The values `[M, 3]` of the parts, in the order of the batch."""
-    if not parts:
-        return values
-    ordered = np.empty_like(values)
-    ordered[np.concatenate([part.indices for part in parts])] = values
-    return ordered
+    return in_order
 
 
 # --- draft vocabulary and log-probabilities --------------------------------------------------------

@@ -31,7 +31,13 @@ _GREEDY = SamplingParams()
 
 
 class SamplingMetadata:
-    """The sampling parameters of a forward's rows, an array `[R]` each. `length`: the tokens of a block."""
+    """The sampling parameters of a forward's rows, an array `[R]` each. `length`: the tokens of a block.
+
+    `random`: whether the temperature is above 0, so that noise decides. `filtered`: whether noise decides among the
+    tokens of top-k or top-p. `temperature`: the divisor of logits, 1 for greedy rows. `top_k` 0 and `top_p` infinite:
+    all tokens. `start`: the absolute position of the block. `revealed`: its number of revealed tokens. `entropy`:
+    whether any row needs entropies. `masks`, `logprobs`: `Row.mask` and `Row.logprobs` by row, where they are not None.
+    """
 
     def __init__(self, rows: Sequence[Row], length: int) -> None:
         self.rows, self.length = rows, length
@@ -39,59 +45,48 @@ class SamplingMetadata:
 
     @cached_property
     def random(self) -> NDArray[np.bool_]:
-        """Whether the temperature is above 0, so that noise decides."""
         return np.array([params.temperature > 0 for params in self._sampling])
 
     @cached_property
     def filtered(self) -> NDArray[np.bool_]:
-        """Whether noise decides among the tokens that top-k or top-p leave."""
         return np.array([params.filtered and params.temperature > 0 for params in self._sampling])
 
     @cached_property
     def temperature(self) -> NDArray[np.float32]:
-        """The divisor of logits: 1 where the temperature is 0."""
         values = [max(params.temperature, _COLDEST) if params.temperature else 1.0 for params in self._sampling]
         return np.array(values, np.float32)
 
     @cached_property
     def top_k(self) -> Integers:
-        """0: all tokens."""
         return np.array([min(params.top_k, _MOST_TOP_K) for params in self._sampling], np.int64)
 
     @cached_property
     def top_p(self) -> NDArray[np.float32]:
-        """Infinite: all tokens."""
         values = [max(params.top_p, _LEAST_TOP_P) if params.top_p < 1 else np.inf for params in self._sampling]
         return np.array(values, np.float32)
 
     @cached_property
     def seed(self) -> Integers:
-        """The seeds of the noise."""
         return np.array([params.seed for params in self._sampling], np.int64)
 
     @cached_property
     def start(self) -> Integers:
-        """The absolute position of the block."""
         return np.array([row.index for row in self.rows], np.int64) * self.length
 
     @cached_property
     def revealed(self) -> Integers:
-        """The number of revealed tokens of the block."""
         return np.array([row.state.num_revealed for row in self.rows], np.int64)
 
     @cached_property
     def entropy(self) -> bool:
-        """Whether any row needs entropies."""
         return any(row.entropy for row in self.rows)
 
     @cached_property
     def masks(self) -> dict[int, NDArray[np.uint8]]:
-        """The tokens allowed at the leftmost masked position, by row."""
         return {index: row.mask for index, row in enumerate(self.rows) if row.mask is not None}
 
     @cached_property
     def logprobs(self) -> dict[int, LogprobsRequest]:
-        """The log-probabilities wanted of masked positions, by row."""
         return {index: row.logprobs for index, row in enumerate(self.rows) if row.logprobs is not None}
 
 
@@ -99,8 +94,8 @@ class SamplingMetadata:
 class SamplingBatch:
     """Sampled positions, an array `[M]` each.
 
-    `row`: the index of the row in the forward. `position`: the position in the block. `token`: -1 to choose a token, or
-    the token whose probability is computed.
+    `row`: the index of the row in the forward. `position`: the position in the block. `token`: -1 to choose a token
+    (`chosen`), or the token whose probability is computed.
     """
 
     metadata: SamplingMetadata
@@ -136,22 +131,18 @@ class SamplingBatch:
 
     @property
     def absolute_position(self) -> Integers:
-        """The position in the request's tokens."""
         return self.metadata.start[self.row] + self.position
 
     @property
     def chosen(self) -> NDArray[np.bool_]:
-        """Whether a token is to be chosen."""
         return self.token < 0
 
     @property
     def random(self) -> NDArray[np.bool_]:
-        """Whether noise decides."""
         return self.metadata.random[self.row]
 
     @property
     def temperature(self) -> NDArray[np.float32]:
-        """The divisor of logits."""
         return self.metadata.temperature[self.row]
 
     def with_values(self, values: dict[int, _T]) -> list[tuple[int, _T]]:

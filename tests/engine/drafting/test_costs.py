@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from service.decode.modes import Speculative
 from service.decode.drafts import Drafting
+from service.decode.modes import Speculative
 from service.decode.policy import Prediction
 from service.engine.drafting import costs
 from service.engine.drafting.costs import Curve, StepCosts, dented, lower_hull, measure
