@@ -134,7 +134,7 @@ class _Terminals:
 
 
 class _Joined:
-    """The products of the patterns that a schema joins. `products`: by the path of the value."""
+    """The products of the patterns that a schema joins. `products`: the products by the path of the value."""
 
     def __init__(self, schema: Any) -> None:
         self._root = schema

@@ -58,7 +58,7 @@ class CallTexts:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallForm:
-    """A call of one tool: `head`, its arguments as JSON that fits `schema`, `tail`. `name`: for errors."""
+    """A call of the tool `name`: `head`, its arguments as JSON that fits `schema`, `tail`."""
 
     name: str
     head: str

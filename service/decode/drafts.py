@@ -189,7 +189,7 @@ class BestFirstSearch:
     """A search over the states of a block, the likeliest first. `states`: the most states that are chosen.
 
     Its frontier holds the states one pick after a chosen one. The likelihood of a state is the sum over all paths to
-    it. Its next picks are those of its likeliest path.
+    it. Its next picks are the picks of its likeliest path.
     """
 
     def __init__(self, states: int) -> None:

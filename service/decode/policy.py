@@ -20,7 +20,7 @@ class Prediction(NamedTuple):
     `positions`: the masked positions, ascending. `tokens`: the chosen tokens. `confidences`: their probabilities.
     `entropies`: the entropies of the full softmax in nats. `logprobs`: the log-probabilities that the request wants.
     The last two are empty where nothing needs them. Picks are made on demand: the walk passes few states of a tree.
-    `rescored`: for each position of `Refine.rescore`, the state's token there and its probability.
+    `rescored`: the state's token at each position of `Refine.rescore`, with its probability.
     `handle`: the anchor of a later Refine; opaque to policies.
     """
 

@@ -28,7 +28,7 @@ class EngineConfig:
     identical results, bit for bit, on any machine of the same kind. Slower.
     `attention`: the backend's name (`service/model/attention/registry.py`); `auto`: the fastest available.
     `cuda_graphs`: whether forwards on CUDA are captured once for each size and replayed.
-    `overlap`: whether requests are divided into two micro-batches; `auto`: on CUDA, where it is faster.
+    `overlap`: whether requests are divided into two micro-batches; `auto`: if on CUDA and faster.
     `draft_candidates`: the number of tokens from which a position's draft is chosen, 0: the whole vocabulary. None: by
     the vocabulary's size. The output is the same.
     """

@@ -142,7 +142,7 @@ class Engine:
         validate(request, self.model, self.max_model_len, deterministic=self._deterministic)
 
     def submit(self, request: GenerationRequest) -> None:
-        """Queues a request. Raises what `validate` raises."""
+        """Queues a request. Raises the errors of `validate`."""
         self.validate(request)
         self.enqueue(request)
 

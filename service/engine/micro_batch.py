@@ -1,6 +1,6 @@
 """Micro-batches: a step of some running requests, and two of them that overlap host and device.
 
-A step is a forward of the backbone, then forwards of MRP until no request needs MRP. A micro-batch is begun and then
+A step is a forward of the backbone, then forwards of MRP until no request needs MRP. A micro-batch begins and then
 advances from forward to forward. While its forward is under way on the device, the engine attends to the other
 micro-batch. An unexpected error in the bookkeeping of one request ends that request only.
 

@@ -189,9 +189,9 @@ class BlockEvent(Data, frozen=True, tag=1):
 
     `token_ids`: the completion's new tokens, without a stop token. The tokens of all events together are the
     completion. `index`: 0 for the first generated block. `finish_reason`: set on a request's last event. `steps`: the
-    block's decoding steps, if the request keeps them. `constraint_met`: on the last event, whether the answer satisfies
-    the request's grammar; None without a grammar. `position_logprobs`: for a request of `ScoreMode`, the
-    log-probabilities at each masked position (the number of tokens before it). `error`: why the engine ended the
+    block's decoding steps, if the request keeps them. `constraint_met`: whether the answer satisfies the
+    request's grammar; None before the last event and without a grammar. `position_logprobs`: the log-probabilities at
+    each masked position (the number of tokens before it) of a request of `ScoreMode`. `error`: why the engine ended the
     request (the finish reason is then "abort"), else None. `version`: the version of the weights that decoded it.
     """
 

@@ -22,13 +22,6 @@ from service.engine.request import FinishReason, ForwardKind, GenerationRequest
 from service.engine.request_stats import EventEnd, RequestStats
 from service.errors import MrpServeError
 
-#: the kinds of forward that a request counts
-_PREFILL: tuple[ForwardKind, ...] = ("prefill",)
-_COMMIT: tuple[ForwardKind, ...] = ("commit",)
-_DENOISE: tuple[ForwardKind, ...] = ("denoise",)
-_VERIFY: tuple[ForwardKind, ...] = ("verify",)
-_MRP: tuple[ForwardKind, ...] = ("mrp",)
-
 
 class RunningRequest:
     """A running request. `lease`: pages for its whole length. The shared pages of its prompt are already written.
@@ -134,11 +127,11 @@ class RunningRequest:
         evaluated = len(rows) - stored
         kinds: tuple[ForwardKind, ...] = ()
         if stored and rows[0].index < self._prompt_blocks:  # blocks are stored in their order
-            kinds = _PREFILL
+            kinds = ("prefill",)
         elif not evaluated:
-            kinds = _COMMIT
+            kinds = ("commit",)
         if evaluated:
-            kinds += _DENOISE if evaluated == 1 else _VERIFY
+            kinds = (*kinds, "denoise" if evaluated == 1 else "verify")
         self.stats.count(kinds)
         if evaluated:
             self._answer(tuple(predictions[stored:]))
@@ -149,10 +142,10 @@ class RunningRequest:
         if self._for_mrp:
             self.written.extend(row.state.tokens for row in self._for_mrp)
             self._for_mrp.clear()
-        self.stats.count(_MRP)
+        self.stats.count(("mrp",))
         if isinstance(self._query, Refine):
             self._answer((predictions[-1],))
-        return _MRP
+        return ("mrp",)
 
     def expire(self, reason: FinishReason) -> None:
         """Ends the request now, unless it has already ended. Its last event has the tokens that are final."""

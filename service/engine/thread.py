@@ -258,7 +258,7 @@ class EngineThread:
         self._send([RequestFailed(request_id, copy(error)) for request_id in failed])  # raising extends a traceback
 
     def _send(self, outputs: list[EngineOutput]) -> None:
-        """Delivers outputs, except those of aborted requests."""
+        """Delivers the outputs of requests that are not aborted."""
         due: list[EngineOutput] = []
         with self._changed:
             for output in outputs:

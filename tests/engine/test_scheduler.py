@@ -57,6 +57,22 @@ class TestAdmission:
     def test_pages_for_the_whole_request(self, prompt: int, tokens: int, pages: int) -> None:
         assert pages_needed(request("x", [1] * prompt, tokens=tokens), 4) == pages
 
+    def test_a_waiting_prompt_is_cut_into_blocks_once(self) -> None:
+        cuts = list[slice]()
+
+        class Prompt(tuple[int, ...]):
+            def __getitem__(self, index):
+                cuts.append(index)
+                return super().__getitem__(index)
+
+        target = scheduler(pages=4)
+        waiting = replace(request("waiting", [1] * 9, tokens=7), prompt_token_ids=Prompt([1] * 9))
+        queue(target, request("first", [1] * 4, tokens=4), waiting)
+        assert len(cuts) == 2
+        for _ in range(3):
+            admit(target)
+        assert (running(target), len(target.waiting), len(cuts)) == (["first"], 1, 2)
+
     def test_all_pages_are_reserved_at_admission(self) -> None:
         target = scheduler(pages=10)
         queue(target, request("a", [1] * 9, tokens=7))

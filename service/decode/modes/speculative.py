@@ -1,4 +1,4 @@
-"""`speculative`: drafts verified by the backbone; the output equals that of the verified rule, token for token.
+"""`speculative`: drafts verified by the backbone; the output equals the verified rule's output, token for token.
 
 In each round, drafts are states that the block may pass through (`drafts.py`). One forward reads the current state and
 all drafted states. The rule is applied to the prediction of the current state. If it leads to a drafted state, the rule

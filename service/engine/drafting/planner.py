@@ -30,7 +30,7 @@ from service.engine.request import GenerationRequest
 #: weight of a step in the running means
 _FRESH = 1 / 16
 
-#: What drafts of one reliability share: (rule class, one token a state, random, margin, MRP forwards).
+#: the kind of a draft, which decides its reliability: (rule class, one token a state, random, margin, MRP forwards).
 _Kind = tuple[str, bool, bool, bool, int]
 
 

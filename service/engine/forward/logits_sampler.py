@@ -140,7 +140,7 @@ def choose_tokens(
     scaled = apply_temperature(logits.float(), batch)
     total = scaled.logsumexp(-1)
     if candidates is not None:
-        total = torch.logaddexp(total, candidates.others)
+        total = torch.logaddexp(total, candidates.other_weight)
     random = np.flatnonzero(batch.random)
     scores = scaled.clone() if len(random) else scaled
     if candidates is None:

@@ -26,13 +26,13 @@ from service.model.transfer import to_device_async
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Draft candidates: the tokens, int64 `[…, C]`, and `others`, the weight of all other tokens, `[…]`.
+    """Draft candidates: the tokens, int64 `[…, C]`, and `other_weight`, the weight of all other tokens, `[…]`.
 
     The weight is the logsumexp of their logits over the request's temperature, the mask token's included.
     """
 
     tokens: Tensor
-    others: Tensor
+    other_weight: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

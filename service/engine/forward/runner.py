@@ -1,4 +1,4 @@
-"""Runs rows through the backbone or through MRP, and samples the output. A forward is begun now and read later.
+"""Runs rows through the backbone or through MRP, and samples the output. Forwards begin now and are read later.
 
 Knows rows; no requests, no modes, no scheduling. The partition decides which rows share a forward, the model forward
 computes hidden states, the sampler chooses tokens. On an asynchronous device a forward computes while the host goes on.
@@ -56,7 +56,7 @@ class ModelRunner(Protocol):
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         """Begins a forward of a network over rows; for MRP the rows have anchors. -> a Prediction for every row.
 
-        The `handle` of a Prediction is the next anchor. Forwards are computed in the order in which they are begun.
+        The `handle` of a Prediction is the next anchor. Forwards are computed in their order of beginning.
         """
 
 
@@ -101,13 +101,13 @@ class CheckpointRunner:
         if order == list(range(len(rows))):
             return self._sampler.begin(rows, join(hidden))
         pending = self._sampler.begin([rows[index] for index in order], join(hidden))
-        return lambda: _restored(pending(), order)
+        return lambda: [value for _, value in sorted(zip(order, pending(), strict=True), key=itemgetter(0))]
 
 
 class OomBackoff:
     """The limit of rows of one network's forwards.
 
-    After a failure at most half as many rows share a forward. After `_PATIENCE` full forwards the limit doubles; each
+    A failure halves the limit. After `_PATIENCE` full forwards the limit doubles; each
     doubling that fails makes the next wait twice as long, until one succeeds.
     """
 
@@ -186,8 +186,3 @@ def forward_clock(device: torch.device, ranks: int = 1) -> Callable[[], float]:
     """
     alone = device.type == "cpu" and torch.get_num_threads() == ranks == 1
     return time.thread_time if alone else time.perf_counter
-
-
-def _restored(values: list[_T], order: list[int]) -> list[_T]:
-    """The values by ascending index. `order`: the index of each value."""
-    return [value for _, value in sorted(zip(order, values, strict=True), key=itemgetter(0))]

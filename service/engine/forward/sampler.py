@@ -2,7 +2,7 @@
 
 Output tokens are sampled over the whole vocabulary. A draft may be sampled over a draft vocabulary: the top tokens of
 each position by the backbone's last prediction of the block. Then only their rows of `lm_head` are multiplied. Over a
-vocabulary of 151,936 the whole head costs as much as MRP's layers.
+vocabulary of 151,936 the whole head takes the time of MRP's layers.
 Knows tensors, rows and sampled positions; no requests, no modes.
 """
 
@@ -27,7 +27,7 @@ from service.engine.request import LogprobsRequest
 from service.model.backbone import Backbone
 from service.model.transfer import to_device_async, to_host_async
 
-#: the largest total probability of a position's candidates, so that the others' weight is finite
+#: the largest total probability of a position's candidates, so that the weight of all others is finite
 _MOST_SHARE = 1.0 - 2.0**-24
 
 
@@ -92,7 +92,7 @@ class Sampler:
         tokens = drafts.tokens[positions]
         logits = torch.einsum("mh,mch->mc", flat[positions], self._backbone.head[tokens])
         apply_grammar_masks(logits, batch, tokens)
-        return sample(logits, batch, self._mask, Candidates(tokens, drafts.others[positions]))
+        return sample(logits, batch, self._mask, Candidates(tokens, drafts.other_weight[positions]))
 
 
 def _predictions(
@@ -166,7 +166,7 @@ class DraftVocabulary(NamedTuple):
     """
 
     tokens: Tensor
-    others: Tensor
+    other_weight: Tensor
     missing: NDArray[np.bool_]
     present: NDArray[np.bool_]
 
@@ -183,17 +183,19 @@ class DraftVocabulary(NamedTuple):
         earlier = [_candidates(anchor.output) for anchor in anchors.values()]
         width = earlier[0].tokens.shape[-1] if earlier else num_candidates
         tokens = torch.zeros(*hidden.shape[:2], width, dtype=torch.long, device=hidden.device)
-        others = torch.zeros(*hidden.shape[:2], device=hidden.device)
+        other_weight = torch.zeros(*hidden.shape[:2], device=hidden.device)
         if anchors:
             indices = to_device_async(np.array(list(anchors)), hidden.device)
             tokens.index_copy_(0, indices, gathered(list(anchors.values()), lambda output: _candidates(output).tokens))
-            others.index_copy_(0, indices, gathered(list(anchors.values()), lambda output: _candidates(output).others))
-        return cls(tokens.flatten(0, 1), others.flatten(), drafting & ~present, present)
+            other_weight.index_copy_(
+                0, indices, gathered(list(anchors.values()), lambda output: _candidates(output).other_weight)
+            )
+        return cls(tokens.flatten(0, 1), other_weight.flatten(), drafting & ~present, present)
 
     def output(self, hidden: Tensor) -> ForwardOutput:
         """The forward's output with the candidates. `hidden`: `[R, L, H]`."""
         shape = hidden.shape[:2]
-        candidates = Candidates(self.tokens.unflatten(0, shape), self.others.unflatten(0, shape))
+        candidates = Candidates(self.tokens.unflatten(0, shape), self.other_weight.unflatten(0, shape))
         return ForwardOutput(hidden, candidates, self.missing | self.present)
 
     def fill(
@@ -213,12 +215,12 @@ class DraftVocabulary(NamedTuple):
         highest, tokens = possible.topk(self.tokens.shape[1], sorted=False)
         self.tokens[flat[indices]] = tokens
         if total is None:
-            others = scaled.scatter(1, tokens, -torch.inf).logsumexp(-1)
+            other_weight = scaled.scatter(1, tokens, -torch.inf).logsumexp(-1)
         else:
             weight = total[indices]
             share = (apply_temperature(highest.float(), selected) - weight[:, None]).exp().sum(-1)
-            others = weight + torch.log1p(-share.clamp(max=_MOST_SHARE))
-        self.others[flat[indices]] = others
+            other_weight = weight + torch.log1p(-share.clamp(max=_MOST_SHARE))
+        self.other_weight[flat[indices]] = other_weight
 
 
 def _candidates(output: ForwardOutput) -> Candidates:
