@@ -74,13 +74,13 @@ def scheduler(costs: StepCosts, *tenants: tuple[str, int], prompt: int = 1) -> S
         for number in range(count):
             one = replace(request(f"{tenant}{number}", [1] * prompt, Static()), tenant=tenant, cache_salt=tenant)
             target.enqueue(one, 0.0)
-    for sequence in target.admit():
-        sequence.start()
+    for running_request in target.admit():
+        running_request.start()
     return target
 
 
 def served(target: Scheduler) -> list[str]:
-    return sorted(sequence.request.request_id for sequence, _ in target.plan())
+    return sorted(running_request.request.request_id for running_request, _ in target.plan())
 
 
 class TestScheduler:
@@ -108,7 +108,7 @@ class TestScheduler:
 
     def test_prompts_are_limited_and_shared_too(self) -> None:
         target = scheduler(FAIR, ("heavy", 20), ("light", 1), prompt=41)
-        rows = {sequence.request.request_id: len(rows) for sequence, rows in target.plan()}
+        rows = {running_request.request.request_id: len(rows) for running_request, rows in target.plan()}
         assert rows.pop("light0") >= 10
         assert sum(rows.values()) <= 12
 

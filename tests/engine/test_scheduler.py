@@ -37,17 +37,17 @@ def queue(target: Scheduler, *requests) -> None:
 def admit(target: Scheduler) -> list[RunningRequest]:
     """Admits as the engine does."""
     admitted = target.admit()
-    for sequence in admitted:
-        sequence.start()
+    for running_request in admitted:
+        running_request.start()
     return admitted
 
 
 def served(target: Scheduler) -> list[str]:
-    return [sequence.request.request_id for sequence, _ in target.plan()]
+    return [running_request.request.request_id for running_request, _ in target.plan()]
 
 
 def running(target: Scheduler) -> list[str]:
-    return [sequence.request.request_id for sequence in target.running]
+    return [running_request.request.request_id for running_request in target.running]
 
 
 class TestAdmission:
@@ -76,8 +76,8 @@ class TestAdmission:
     def test_all_pages_are_reserved_at_admission(self) -> None:
         target = scheduler(pages=10)
         queue(target, request("a", [1] * 9, tokens=7))
-        (sequence,) = admit(target)
-        assert len(sequence.lease.pages) == 4
+        (running_request,) = admit(target)
+        assert len(running_request.lease.pages) == 4
 
     def test_in_order_of_arrival_even_if_a_later_one_would_fit(self) -> None:
         target = scheduler(pages=5)
@@ -101,9 +101,9 @@ class TestAdmission:
         )
         order = []
         while target.waiting:
-            (sequence,) = admit(target)
-            order.append(sequence.request.request_id)
-            target.remove(sequence)
+            (running_request,) = admit(target)
+            order.append(running_request.request.request_id)
+            target.remove(running_request)
         assert order == ["flood-1", "old", "flood-2", "urgent", "late"]
 
     def test_places_are_limited(self) -> None:
@@ -143,13 +143,13 @@ class TestRows:
     def test_stored_blocks_go_first_and_an_evaluation_is_never_split(self) -> None:
         target = scheduler(max_rows=8)
         queue(target, request("a", [1] * 8, Static()))
-        (sequence,) = admit(target)
-        assert [row.writes_kv for row in sequence.next_rows(8)] == [True, True, False]
-        assert [row.writes_kv for row in sequence.next_rows(2)] == [True, True]
-        assert [row.writes_kv for row in sequence.next_rows(1)] == [True]
-        assert sequence.next_rows(0) == []
-        assert [row.writes_kv for row in sequence.next_rows(8, 1)] == [True]
-        assert [row.writes_kv for row in sequence.next_rows(8, 2)] == [True, True, False]
+        (running_request,) = admit(target)
+        assert [row.writes_kv for row in running_request.next_rows(8)] == [True, True, False]
+        assert [row.writes_kv for row in running_request.next_rows(2)] == [True, True]
+        assert [row.writes_kv for row in running_request.next_rows(1)] == [True]
+        assert running_request.next_rows(0) == []
+        assert [row.writes_kv for row in running_request.next_rows(8, 1)] == [True]
+        assert [row.writes_kv for row in running_request.next_rows(8, 2)] == [True, True, False]
 
     @pytest.mark.parametrize("max_rows", [6, 7, 11])
     def test_a_tiny_budget_gives_the_same_tokens_and_starves_nobody(
