@@ -53,7 +53,7 @@ class EngineCore:
         # The ingress limits the waiting requests. The engine has room for all that the ingress admits.
         self.room = settings.max_waiting + max(settings.slots, slots_of(engine.max_running))
         load = codec or partial(TextCodec.load, checkpoint.path)
-        self.compiler = GrammarCompiler(lambda: TokenVocabulary.of(load(), checkpoint.config))
+        self.compiler = GrammarCompiler(lambda: TokenVocabulary.for_checkpoint(load(), checkpoint.config))
         self._checkpoint = checkpoint
         self._options = LoadOptions(
             checkpoint.dtype,

@@ -25,7 +25,7 @@ from service.decode.block import Step
 from service.engine import BlockEvent, EngineDeps, GenerationRequest, StepReport
 from service.engine.gil_and_gc import tune_interpreter
 from service.engine.request import RequestFailed
-from service.engine.streams import Item
+from service.engine.streams import EngineOutput
 from service.engine.thread import EngineThread
 from service.errors import EngineFailed, MrpServeError
 from service.ipc import BEAT_S, Channel, Frames
@@ -84,7 +84,7 @@ class _Steps:
         if event.finish_reason is not None:
             self._finished.append(request.request_id)
 
-    def deliver(self, items: list[Item]) -> None:
+    def deliver(self, items: list[EngineOutput]) -> None:
         """Sends the items. Metrics come with the end of a request, so they count every answer that a client has."""
         failure = self.thread.failure
         due = bool(self._finished) or time.monotonic() > self._due

@@ -59,7 +59,7 @@ class Scorer:
 
         return tuple(
             PositionScores(
-                position, named(list(zip(request.token_ids, logprobs.named, strict=True))), named(logprobs.top)
+                position, named(list(zip(request.token_ids, logprobs.by_id, strict=True))), named(logprobs.top)
             )
             for position, logprobs in event.position_logprobs
         )

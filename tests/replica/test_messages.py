@@ -129,7 +129,7 @@ def test_every_message_of_ranks_comes_back_equal() -> None:
         ranks.LoadCheckpoint("folder", options),
         ranks.LoadShard("folder", options),
         ranks.ApplyShard(),
-        ranks.OpenNetworks(8, ShapePolicy(1, same=True), "eager"),
+        ranks.OpenNetworks(8, ShapePolicy(1, fixed_shapes=True), "eager"),
     ]
     assert [again(ranks.AT_WORKER, message) for message in sent] == sent
     answers = [ranks.WorkerReady(), ranks.WorkerReady(DeviceMemory("cpu", 1, 2))]

@@ -162,7 +162,7 @@ def chat_fields(request: GenerateCommon, chat: ChatPrompt, card: ModelCard) -> t
             )
     if constraint is not None and thinking != "no":
         constraint = replace(
-            constraint, lead=Lead(REASONING_START, REASONING_END, REASONING_GAP, begun=thinking == "begun")
+            constraint, lead=Lead(REASONING_START, REASONING_END, REASONING_GAP, in_prompt=thinking == "begun")
         )
     if card.thinking is None or not card.thinking.switch:
         think = None

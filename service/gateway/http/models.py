@@ -139,9 +139,9 @@ def _limits(knob: Knob, block_size: int, default: KnobValue | None) -> KnobLimit
     return {
         "type": _TYPES[knob.kind],
         "description": knob.help,
-        "minimum": knob.least,
+        "minimum": knob.minimum,
         "exclusive_minimum": knob.above,
-        "maximum": block_size if knob.in_block else knob.most,
+        "maximum": block_size if knob.in_block else knob.maximum,
         "choices": [*knob.choices, *([AUTO] if knob.auto else [])],
         "default": default,
     }

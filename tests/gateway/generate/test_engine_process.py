@@ -157,7 +157,7 @@ class TestAnswers:
             for engine in (remote._engine, generator._engine)
         ]
         assert found[0] == found[1]
-        assert all(len(known.top) == 3 and len(known.named) == 2 for known in found[0])
+        assert all(len(known.top) == 3 and len(known.by_id) == 2 for known in found[0])
 
     async def test_grammars_are_compiled_where_the_engine_is(self) -> None:
         there = await start_replica("r0", Settings(device="cpu"), UNMEASURED)
