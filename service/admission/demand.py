@@ -48,17 +48,17 @@ class ReplicaDemand:
         self.slots = slots
         self._target_queue_s = target_queue_s
         self._clock = clock
-        self._come, self._since = 0.0, clock()
+        self._arrivals, self._since = 0.0, clock()
 
     def arrived(self, blocks: float) -> float:
         """Counts an accepted request for `blocks` blocks. Returns the time."""
-        self._come = self._remembered() + blocks
+        self._arrivals = self._decayed() + blocks
         self._since = self._clock()
         return self._since
 
     def refused(self, blocks: float, arrived: float) -> None:
         """A replica has refused a request that came at that time: it was no demand."""
-        self._come = max(0.0, self._come - blocks * math.exp((arrived - self._since) / _MEMORY_S))
+        self._arrivals = max(0.0, self._arrivals - blocks * math.exp((arrived - self._since) / _MEMORY_S))
 
     def wanted(self, load: IngressLoad, ratio: float) -> float:
         """The number of replicas, as a fraction. `ratio`: blocks decoded per block requested."""
@@ -67,10 +67,10 @@ class ReplicaDemand:
             wanted = taken / _UTILIZATION
         else:
             rate = load.rate_per_slot * self.slots
-            flow = self._remembered() * ratio / _MEMORY_S / rate / _UTILIZATION
+            flow = self._decayed() * ratio / _MEMORY_S / rate / _UTILIZATION
             full = taken / _UTILIZATION if load.waiting_blocks else taken
             wanted = max(full, flow + load.waiting_blocks / (rate * self._target_queue_s))
         return max(wanted, FEWEST) if load.in_flight else wanted if wanted > FEWEST else 0.0
 
-    def _remembered(self) -> float:
-        return self._come * math.exp((self._since - self._clock()) / _MEMORY_S)
+    def _decayed(self) -> float:
+        return self._arrivals * math.exp((self._since - self._clock()) / _MEMORY_S)

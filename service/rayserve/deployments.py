@@ -39,7 +39,7 @@ _log = logging.getLogger("ray.serve")
 #: seconds between two checks for a stopped engine, and the time its requests have to get their error
 _WATCH_S = 0.1
 _LAST_WORDS_S = 0.3
-#: seconds after which an ingress does what a request need not wait for
+#: seconds after which an ingress does work that no request needs to wait for
 _LATER_S = 0.005
 
 
@@ -210,7 +210,7 @@ def _leave_torch_out() -> None:
 
     transformers would import it beside the tokenizer, which takes two seconds and 190 MB.
     """
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # how the import system marks what is absent
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # the import system's mark of an absent module
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 

@@ -108,10 +108,10 @@ class TestRefused:
         door = AdmissionController(Settings(), clock)
         door.serves(replace(CARD, slots=1, replica_slots=1))
         asyncio.run(self.answer(door, request(clock)))
-        before = door._demand._remembered()
+        before = door._demand._decayed()
         with pytest.raises(PromptTooLong):
             asyncio.run(self.answer(door, request(clock), PromptTooLong("too long")))
-        assert before == pytest.approx(door._demand._remembered()) == 16
+        assert before == pytest.approx(door._demand._decayed()) == 16
 
 
 def request(clock: Clock) -> ReplicaRequest:
