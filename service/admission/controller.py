@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from service.admission.charge import AnswerUsage, TokenCharge, prompt_estimate
-from service.admission.demand import IngressLoad, ReplicaDemand
 from service.admission.keys import ApiKey, RateLimits
 from service.admission.queue_policy import QueuePolicy
 from service.admission.slots import Slots, Waiter
-from service.admission.throughput import Throughput
+from service.admission.throughput import IngressLoad, ReplicaDemand, Throughput
 from service.errors import InvalidRequest, MrpServeError, PromptTooLong
 from service.fair_queue import FairQueue, Ticket
 from service.settings import Settings

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp
 
 from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController, IncomingRequest
-from service.admission.demand import FEWEST
 from service.admission.keys import KeyRing
+from service.admission.throughput import FEWEST
 from service.errors import MrpServeError, ScaledToZero, Unauthorized
 from service.gateway.anthropic.routes import anthropic_router
 from service.gateway.availability import Availability

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,14 +57,14 @@ class GeneratorDeployment:
             _leave_torch_out()
         from service.engine.gil_and_gc import tune_interpreter
         from service.link.server import LinkServer
-        from service.rayserve.tls import server_tls
+        from service.rayserve.tls import link_tls
         from service.replica.remote import start_replica
         from service.telemetry.logs import install_logs
 
         install_logs(settings)
         self._generator = await start_replica(_replica_name(), settings, self.deps)
         tune_interpreter()
-        self._links = await LinkServer.start(self._generator, address, server_tls())
+        self._links = await LinkServer.start(self._generator, address, link_tls(ssl.PROTOCOL_TLS_SERVER))
         self._patience_s = settings.request_timeout_s
         self._watch = asyncio.create_task(_exit_when_failed(self._generator))
 
@@ -180,7 +181,7 @@ class IngressDeployment:
 def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) -> ReplicaLinks:
     """An ingress's links, which count in `registry`."""
     from service.link.requests import ReplicaLinks
-    from service.rayserve.tls import client_tls
+    from service.rayserve.tls import link_tls
     from service.routing.router import Router, slack
 
     def on_route(reason: RoutingReason) -> None:
@@ -188,7 +189,7 @@ def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) 
 
     later = partial(asyncio.get_running_loop().call_later, _LATER_S)
     router = Router(slack(settings.slots), settings.prefix_cache, on_route, later=later)
-    return ReplicaLinks(router, partial(registry.set, "replicas_linked"), on_wait, client_tls())
+    return ReplicaLinks(router, partial(registry.set, "replicas_linked"), on_wait, link_tls(ssl.PROTOCOL_TLS_CLIENT))
 
 
 async def _exit_when_failed(generator: Replica) -> None:

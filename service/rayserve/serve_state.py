@@ -18,8 +18,7 @@ _SLOW = re.compile(r"have taken more than \d+s to initialize")
 
 def why_none(app_name: str, deployment_name: str) -> str:
     """Why no replica can generate: the number of replicas by state, and the failure of the last one."""
-    deployment = serve.status().applications[app_name].deployments[deployment_name]
-    return describe(deployment)
+    return describe(serve.status().applications[app_name].deployments[deployment_name])
 
 
 def is_scaled_to_zero(app_name: str, deployment_name: str) -> bool:

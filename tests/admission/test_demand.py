@@ -11,8 +11,8 @@ from msgspec import structs
 
 from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController, IncomingRequest
-from service.admission.demand import FEWEST, IngressLoad, ReplicaDemand
 from service.admission.keys import ApiKey
+from service.admission.throughput import FEWEST, IngressLoad, ReplicaDemand
 from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
