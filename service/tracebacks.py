@@ -8,7 +8,7 @@ from __future__ import annotations
 import traceback
 
 
-def kind_and_place(error: BaseException) -> str:
+def type_and_line(error: BaseException) -> str:
     """One line: `ZeroDivisionError in service.decode.drafts, line 93`."""
     kind, at = type(error), error.__traceback__
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

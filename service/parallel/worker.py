@@ -40,7 +40,7 @@ from service.parallel.messages import (
     Ready,
 )
 from service.parallel.process_group import ProcessGroup
-from service.tracebacks import kind_and_place
+from service.tracebacks import type_and_line
 
 
 class Worker:
@@ -97,7 +97,7 @@ class Worker:
         except MrpServeError as error:
             problem = error
         except Exception as error:  # noqa: BLE001 - rank 0 says what it was
-            problem = EngineFailed(f"weights could not be read: {kind_and_place(error)}")
+            problem = EngineFailed(f"weights could not be read: {type_and_line(error)}")
         with suppress(EOFError):  # then this process ends
             self._send(Ready(problem=problem))
 
@@ -152,7 +152,7 @@ class _Process:
             self._end(0)
         except BaseException as error:  # noqa: BLE001 - rank 0 says what it was
             failure = (
-                error if isinstance(error, MrpServeError) else EngineFailed(f"{rank} failed: {kind_and_place(error)}")
+                error if isinstance(error, MrpServeError) else EngineFailed(f"{rank} failed: {type_and_line(error)}")
             )
             with suppress(EOFError):
                 self._channel.send(Failed(failure))

@@ -56,7 +56,7 @@ from service.silence import BEAT_S
 from service.telemetry.faults import unexpected_error
 from service.telemetry.logs import install_logs
 from service.telemetry.sums import Sums
-from service.tracebacks import kind_and_place
+from service.tracebacks import type_and_line
 
 #: seconds after which counts are sent while no request ends
 _COUNTED_S = 0.1
@@ -153,7 +153,7 @@ class EngineProcess(Frames):
             set_threads(settings.torch_threads, settings.tensor_parallel_size)
             self._core = await asyncio.to_thread(load_core, settings, self._steps, self._deps)
         except Exception as error:  # noqa: BLE001 - the replica says what it was
-            self._send(StartFailed(error if isinstance(error, MrpServeError) else EngineFailed(kind_and_place(error))))
+            self._send(StartFailed(error if isinstance(error, MrpServeError) else EngineFailed(type_and_line(error))))
             return
         tune_interpreter()
         # The replica knows steps that take too long by their silence.

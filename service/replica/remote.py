@@ -47,7 +47,7 @@ from service.replica.messages import (
 from service.settings import Settings
 from service.silence import HUNG_S, LOOK_S, Silence
 from service.telemetry.sums import Added
-from service.tracebacks import kind_and_place
+from service.tracebacks import type_and_line
 
 _log = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class EngineProcessClient(Frames):
             try:
                 self._count(decode_counts(added))
             except Exception as error:  # noqa: BLE001 - any error of counting concerns only the measurement
-                _log.error("counts are lost: %s", kind_and_place(error))
+                _log.error("counts are lost: %s", type_and_line(error))
 
     def _settle(self, reply: Reply) -> None:
         waiting = self._calls.get(reply.number)

@@ -24,7 +24,7 @@ from service.gateway.http.parse import RequestContext, to_replica_request
 from service.text.tools import Tool, ToolUse, assistant_message, tool_message
 from service.wire import ModelCard, ReplicaRequest
 
-#: what stands between the texts of two blocks
+#: the text between the texts of two blocks
 _BETWEEN: Final = "\n"
 _OF_ROLE: Final = {
     "thinking": "assistant",
@@ -60,8 +60,8 @@ def parse_messages(body: Mapping[str, Any], context: RequestContext, *, betas: b
     `betas`: whether the client uses betas, so that unknown fields are ignored.
     """
     card = context.card
-    own_fields, shared = FIELDS.split(body, protocol.MessagesRequest, strict=not betas)
-    request = parse_own(own_fields, protocol.MessagesRequest, card)
+    fields, shared = FIELDS.split(body, protocol.MessagesRequest, strict=not betas)
+    request = parse_own(fields, protocol.MessagesRequest, card)
     shared |= {"max_new_tokens": min(request.max_tokens, card.max_model_len), "stop": request.stop_sequences}
     shared |= _form(request, shared)
     common = parse_shared_of_chat(shared, card, protocol.MAX_TEMPERATURE)
@@ -72,8 +72,8 @@ def parse_messages(body: Mapping[str, Any], context: RequestContext, *, betas: b
 
 def parse_count(body: Mapping[str, Any], context: RequestContext) -> ReplicaRequest:
     """The request whose prompt is to be counted. Raises as above. Unknown fields are ignored."""
-    own_fields, shared = FIELDS.split(body, protocol.CountRequest, strict=False)
-    request = parse_own(own_fields, protocol.CountRequest, context.card)
+    fields, shared = FIELDS.split(body, protocol.CountRequest, strict=False)
+    request = parse_own(fields, protocol.CountRequest, context.card)
     common = parse_shared_of_chat({**shared, "max_new_tokens": 1}, context.card, protocol.MAX_TEMPERATURE)
     fields, _ = chat_fields(common, _prompt(request, context.card), context.card)
     return to_replica_request(common, context, stream=False, **fields)
@@ -99,7 +99,7 @@ def _form(request: protocol.MessagesRequest, shared: Mapping[str, Any]) -> dict[
 def _tool_use(
     tools: list[protocol.ToolParam], choice: protocol.AnyToolChoice | protocol.NamedToolChoice | None
 ) -> ToolUse | None:
-    """What the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
+    """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
     functions = tuple(Tool(tool.name, tool.description, tool.input_schema) for tool in tools)
     if isinstance(choice, protocol.NamedToolChoice):
         return ToolUse(functions, "required", (choice.name,), parallel=False)
@@ -110,16 +110,16 @@ def _tool_use(
     return ToolUse(functions, choice.type, parallel=not choice.disable_parallel_tool_use) if functions else None
 
 
-def _think(wanted: protocol.ThinkingParam | None, card: ModelCard) -> bool | None:
+def _think(thinking: protocol.ThinkingParam | None, card: ModelCard) -> bool | None:
     """Whether to think; None leaves it to the chat template.
 
-    A request that says nothing wants no thinking. A checkpoint that does not think answers without.
+    A request without the field wants no thinking. A checkpoint that does not think answers without.
     """
     if card.thinking is None:
         return None
-    if wanted is None:
+    if thinking is None:
         return False if card.thinking.switch else None
-    return wanted.type != "disabled"
+    return thinking.type != "disabled"
 
 
 # --- messages --------------------------------------------------------------------------------------
@@ -144,27 +144,27 @@ def for_template(
         )
     made = [{"role": "system", "content": text_of(system)}] if system else []
     called: dict[str, str] = {}
-    for number, message in enumerate(messages):
-        made.extend(_for_template(message, f"messages.{number}.content", called))
+    for index, message in enumerate(messages):
+        made.extend(_for_template(message, f"messages.{index}.content", called))
     return tuple(made)
 
 
 def _for_template(message: protocol.MessageParam, param: str, called: dict[str, str]) -> Iterator[dict[str, Any]]:
     """One message, and before it the results of tools. `called`: id -> name of earlier calls; its own are added."""
-    for number, block in enumerate(message.content):
+    for index, block in enumerate(message.content):
         role = _OF_ROLE.get(block.type, message.role)
         if role != message.role:
             raise InvalidRequest(
-                f"{param}.{number} is a block {block.type} of the role {message.role}, allowed is {role}",
-                param=f"{param}.{number}",
+                f"{param}.{index} is a block {block.type} of the role {message.role}, allowed is {role}",
+                param=f"{param}.{index}",
             )
         if isinstance(block, protocol.ToolUseBlock):
             called[block.id] = block.name
         if isinstance(block, protocol.ToolResultBlock):
             if block.tool_use_id not in called:
                 raise InvalidRequest(
-                    f"{param}.{number}.tool_use_id is {block.tool_use_id[:80]!r}, no call before has this id",
-                    param=f"{param}.{number}.tool_use_id",
+                    f"{param}.{index}.tool_use_id is {block.tool_use_id[:80]!r}, no call before has this id",
+                    param=f"{param}.{index}.tool_use_id",
                 )
             yield tool_message(block.tool_use_id, called[block.tool_use_id], text_of(block.content))
     text = text_of([block for block in message.content if isinstance(block, protocol.TextBlock)])

@@ -35,10 +35,10 @@ BETA_MESSAGES: Final = Api(partial(parse_messages, betas=True), MESSAGES.rename)
 def anthropic_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
     router = APIRouter(prefix="/v1", route_class=answering(upstream.authorize, upstream.count, anthropic_problem))
-    shown = _docs("Messages as Anthropic's client asks for them", MessageAnswer, _STREAM)
+    answered = _docs("Messages as Anthropic's client asks for them", MessageAnswer, _STREAM)
     counted = _docs("The number of tokens of a prompt", TokenCount)
 
-    @router.post("/messages", **shown, **_body(MessagesRequest, {**_CHAT, "max_tokens": 64}))
+    @router.post("/messages", **answered, **_body(MessagesRequest, {**_CHAT, "max_tokens": 64}))
     async def messages(request: Request) -> Response:
         api = BETA_MESSAGES if "anthropic-beta" in request.headers else MESSAGES
         return _with_id(await respond(api, upstream, request), request)

@@ -11,16 +11,16 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from service.gateway.weights import ExchangeAnswer, KnownWeights
 from starlette.types import ASGIApp
 
 from service.decode.modes import Static
 from service.engine import Engine, GenerationRequest
 from service.errors import NotReady, OutOfMemory
-from service.gateway import weights as updates
 from service.gateway import failover
+from service.gateway import weights as updates
 from service.gateway.http.models import Models
 from service.gateway.ingress import Ingress
+from service.gateway.weights import ExchangeAnswer, KnownWeights
 from service.model import load_checkpoint
 from service.replica.replica import Replica
 from service.settings import Settings
