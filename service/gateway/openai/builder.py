@@ -27,13 +27,13 @@ from service.gateway.openai.protocol import (
     ChatCompletion,
     ChoiceEnd,
     ChoiceTokens,
+    CompletionAnswer,
     CompletionHead,
     FinishReasonName,
     MessageChoice,
     Met,
     OpenAiUsage,
     TextChoice,
-    TextCompletion,
 )
 from service.text import tools
 from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest
@@ -195,7 +195,7 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
         super().__init__(requests, model, options)
         self._echoes = echoes
 
-    async def whole(self, answers: Sequence[Answer]) -> TextCompletion:
+    async def whole(self, answers: Sequence[Answer]) -> CompletionAnswer:
         choices = await self._choices(answers)
         return {**self._head, "object": "text_completion", "choices": choices, "usage": self._usage()}
 

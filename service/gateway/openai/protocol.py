@@ -256,7 +256,7 @@ class CompletionHead(TypedDict):
     model: str
 
 
-class TextCompletion(CompletionHead):
+class CompletionAnswer(CompletionHead):
     """The answer of POST /v1/completions."""
 
     object: Literal["text_completion"]

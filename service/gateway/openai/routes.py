@@ -19,8 +19,8 @@ from service.gateway.openai.protocol import (
     MAX_TEMPERATURE,
     ChatCompletion,
     ChatRequest,
+    CompletionAnswer,
     CompletionRequest,
-    TextCompletion,
 )
 from service.gateway.openai.responses.parse import FIELDS as RESPONSE_FIELDS
 from service.gateway.openai.responses.parse import parse_responses
@@ -53,7 +53,7 @@ def openai_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
     router = APIRouter(prefix="/v1", route_class=answering(upstream.authorize, upstream.count, openai_problem))
 
-    completion = _docs("Completions as OpenAI's client asks for them", TextCompletion, _COMPLETION_STREAM)
+    completion = _docs("Completions as OpenAI's client asks for them", CompletionAnswer, _COMPLETION_STREAM)
     chat = _docs("Chat completions as OpenAI's client asks for them", ChatCompletion, _COMPLETION_STREAM)
     response = _docs("Responses as OpenAI's client asks for them, without state", ResponseObject, _RESPONSE_STREAM)
 
