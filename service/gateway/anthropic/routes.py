@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 from service.errors import InvalidRequest
 from service.gateway.anthropic import protocol
 from service.gateway.anthropic.builder import MessageBuilder
-from service.gateway.errors import AnthropicErrorAnswer, anthropic_problem, in_anthropic_terms
+from service.gateway.errors import AnthropicErrorAnswer, in_anthropic_terms
 from service.gateway.http.api_requests import (
     PASSED,
     BodyFields,
@@ -24,7 +24,7 @@ from service.gateway.http.api_requests import (
     parse_own,
     parse_shared_of_chat,
 )
-from service.gateway.http.driver import Api, JsonAnswer, Upstream, answering, respond
+from service.gateway.http.driver import Api, JsonAnswer, Upstream, locked, respond
 from service.gateway.http.openapi import body_docs, errors, route_docs, shared_schema
 from service.gateway.http.parse import RequestContext, parse_json, to_replica_request
 from service.text.tools import Tool, ToolUse, assistant_message, tool_message
@@ -67,7 +67,7 @@ FIELDS = BodyFields(PASSED - {"stop"}, _NO_OPS, _HINTS)
 
 def anthropic_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
-    router = APIRouter(prefix="/v1", route_class=answering(upstream.authorize, upstream.count, anthropic_problem))
+    router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
     answered = _docs("Messages as Anthropic's client asks for them", protocol.MessageAnswer, _STREAM)
     counted = _docs("The number of tokens of a prompt", protocol.TokenCount)
 
