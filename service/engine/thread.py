@@ -31,7 +31,7 @@ from service.errors import (
     ReplicaStopping,
     WeightsChanged,
 )
-from service.tracebacks import kind_and_place, without_message
+from service.tracebacks import type_and_line, without_message
 
 _log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ class EngineThread:
         except ReplicaLost as lost:  # a process that the engine needs is gone: no request is to blame
             self._stop_for(lost.message, lost, lost)
         except Exception as error:  # noqa: BLE001 - anything unexpected is a failure of the whole engine
-            reason = error.message if isinstance(error, MrpServeError) else kind_and_place(error)
+            reason = error.message if isinstance(error, MrpServeError) else type_and_line(error)
             self._stop_for(reason, EngineFailed(f"the engine stopped: {reason}"), error)
 
     def _stop_for(self, reason: str, ending: MrpServeError, error: Exception) -> None:

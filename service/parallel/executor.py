@@ -35,7 +35,7 @@ from service.model.shard import Shard
 from service.model.weight_update import apply_update, load_update
 from service.parallel import messages
 from service.parallel.process_group import ProcessGroup
-from service.tracebacks import kind_and_place
+from service.tracebacks import type_and_line
 
 #: seconds for a process to start, which imports torch, and to end when its socket is closed
 _START_S, _END_S = 120.0, 5.0
@@ -261,7 +261,7 @@ class TensorParallelExecutor:
             failures = [failure for worker in self._workers if (failure := worker.failure) is not None]
             causes = (failure for failure in failures if not isinstance(failure, ReplicaLost))
             return next(causes, next(iter(failures), error))
-        return EngineFailed(f"a forward on rank 0 of {self.size} failed: {kind_and_place(error)}")
+        return EngineFailed(f"a forward on rank 0 of {self.size} failed: {type_and_line(error)}")
 
 
 class DriverNetworks:

@@ -29,7 +29,7 @@ from service.model.memory import memory_of
 from service.model.weight_update import apply_update, load_update
 from service.parallel import messages
 from service.parallel.process_group import ProcessGroup
-from service.tracebacks import kind_and_place
+from service.tracebacks import type_and_line
 
 
 class Worker:
@@ -138,7 +138,7 @@ class _Process:
             self._end(0)
         except BaseException as error:  # noqa: BLE001 - rank 0 raises it
             failure = (
-                error if isinstance(error, MrpServeError) else EngineFailed(f"{rank} failed: {kind_and_place(error)}")
+                error if isinstance(error, MrpServeError) else EngineFailed(f"{rank} failed: {type_and_line(error)}")
             )
             with suppress(EOFError):
                 self._channel.send(messages.WorkerFailed(failure))

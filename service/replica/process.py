@@ -36,7 +36,7 @@ from service.replica.metrics import EngineMetrics
 from service.settings import Settings
 from service.telemetry.logs import install_logs
 from service.telemetry.metrics import Sums
-from service.tracebacks import kind_and_place, unexpected_error
+from service.tracebacks import type_and_line, unexpected_error
 
 #: seconds after which metrics are sent while no request ends
 _SUMS_S = 0.1
@@ -134,7 +134,7 @@ class EngineProcess(Frames):
             self._send(messages.EngineStartFailed(error))
             return
         except Exception as error:  # noqa: BLE001 - the replica raises it
-            self._send(messages.EngineStartFailed(EngineFailed(kind_and_place(error))))
+            self._send(messages.EngineStartFailed(EngineFailed(type_and_line(error))))
             return
         tune_interpreter()
         # The replica knows steps that take too long by their silence.

@@ -31,7 +31,7 @@ from service.replica.metrics import ReplicaMetrics
 from service.settings import Settings
 from service.telemetry.metrics import SumsData
 from service.telemetry.tracing import start_tracing
-from service.tracebacks import kind_and_place
+from service.tracebacks import type_and_line
 
 if TYPE_CHECKING:
     from service.replica.replica import Replica
@@ -224,7 +224,7 @@ class EngineProcessClient(Frames):
             try:
                 self._add_sums(messages.decode_sums(sums))
             except Exception as error:  # noqa: BLE001 - any error of counting concerns only the measurement
-                _log.error("counts are lost: %s", kind_and_place(error))
+                _log.error("counts are lost: %s", type_and_line(error))
 
     def _settle(self, reply: messages.EngineReply) -> None:
         pending = self._calls.get(reply.number)

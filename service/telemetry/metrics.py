@@ -1,7 +1,7 @@
 """The table of all metrics, the registry of one process, and `Sums` for a process without a registry.
 
 Tests compare the documentation and the dashboards with `METRICS`. `replica/metrics.py` fills a replica's registry, the
-ingress fills its own. `gateway/exposition.py` joins the snapshots of all processes to one page.
+ingress fills its own. `gateway/metrics.py` joins the snapshots of all processes to one page.
 """
 
 from __future__ import annotations
