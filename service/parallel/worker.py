@@ -83,7 +83,7 @@ class Worker:
         except MrpServeError as error:
             problem = error
         except Exception as error:  # noqa: BLE001 - rank 0 raises it
-            problem = EngineFailed(f"weights could not be read: {kind_and_place(error)}")
+            problem = EngineFailed(f"weights could not be read: {type_and_line(error)}")
         with suppress(EOFError):  # then this process ends
             self._send(messages.WorkerReady(problem=problem))
 
