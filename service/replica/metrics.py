@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from service.decode.block import Step
 from service.engine.observer import EngineState, StepReport
 from service.engine.request import BlockEvent, FinishReason, GenerationRequest, Stats
-from service.telemetry.metrics import Registry
+from service.telemetry.metrics import Registry, Sums
 from service.wire import Family, Weights
 
 #: the most ended requests that wait to be counted
