@@ -19,7 +19,7 @@ def unexpected_error(error: BaseException, request_id: str) -> MrpServeError:
     return MrpServeError("an unexpected error; the server's log has it under the request's id")
 
 
-def kind_and_place(error: BaseException) -> str:
+def type_and_line(error: BaseException) -> str:
     """One line: `ZeroDivisionError in service.decode.drafts, line 93`."""
     kind, at = type(error), error.__traceback__
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

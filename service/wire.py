@@ -98,7 +98,7 @@ class Scoring(Data, frozen=True):
 
 
 class PositionScores(Data, frozen=True):
-    """The scores of one position. `position`: the number of tokens before it. `labels`: in the request's order."""
+    """The scores of one position. `position`: the number of tokens before it. `labels` are in the request's order."""
 
     position: int
     labels: Private[tuple[TopLogprob, ...]]
@@ -118,7 +118,7 @@ class ReplicaRequest(Data, frozen=True):
     constraint of the whole answer. `shorten`: whether `max_new_tokens` may be more than the model's length leaves.
     `tools`: the tools that the prompt shows, in the form of chat templates. `think`: whether the prompt asks for
     thinking; None leaves it to the chat template.
-    `top_logprobs`: with `return_pieces`, the number of likeliest tokens that are named beside each token.
+    `top_logprobs`: the number of likeliest tokens that are named beside each token, if `return_pieces`.
     `scoring`: positions of the prompt are scored, and nothing is decoded.
     `weights`: the oldest weights that may answer; None: any.
     `quality`: the preset that `params` were chosen by, empty if the request named none.

@@ -25,11 +25,11 @@ from service.link.protocol import (
     AT_INGRESS,
     AT_REPLICA,
     CallEnd,
-    CallItem,
     CallRefused,
     CancelCall,
     DrainNotice,
     ReplicaCall,
+    ReplicaItem,
 )
 from service.messagepack import MessagePack
 from service.wire import Answer, Chunk, Ending, Failure, ReplicaRequest
@@ -112,14 +112,14 @@ def fields_of(error: MrpServeError) -> tuple[Any, ...]:
     [
         (AT_REPLICA, ReplicaCall),
         (AT_REPLICA, CancelCall),
-        *((AT_INGRESS, kind) for kind in (CallItem, CallEnd, CallRefused, DrainNotice)),
+        *((AT_INGRESS, kind) for kind in (ReplicaItem, CallEnd, CallRefused, DrainNotice)),
     ],
 )
 def test_every_message_comes_back_equal(codec: MessagePack, kind: Any) -> None:
     @given(st.lists(values(kind), min_size=1, max_size=20 if kind in {CancelCall, CallEnd} else 2))
     def check(messages: list[Any]) -> None:
         for sent, came in zip(messages, again(codec, *messages), strict=True):
-            if isinstance(sent, CallItem) and isinstance(sent.item, Failure):
+            if isinstance(sent, ReplicaItem) and isinstance(sent.item, Failure):
                 assert fields_of(came.item.error) == fields_of(sent.item.error)
             else:
                 assert came == sent
@@ -137,7 +137,7 @@ def test_every_mode_has_a_name_of_its_own() -> None:
 def test_other_bytes_are_refused_and_nothing_else_happens(codec: MessagePack) -> None:
     valid = st.one_of(
         values(ReplicaCall).map(lambda call: AT_REPLICA.content([AT_REPLICA.encode(call)])),
-        values(CallItem).map(lambda item: AT_INGRESS.content([AT_INGRESS.encode(item)])),
+        values(ReplicaItem).map(lambda item: AT_INGRESS.content([AT_INGRESS.encode(item)])),
     )
     spoiled = st.tuples(valid, st.integers(0), st.integers(0), st.binary(max_size=5)).map(_spoiled)
 
@@ -145,7 +145,7 @@ def test_other_bytes_are_refused_and_nothing_else_happens(codec: MessagePack) ->
     def check(content: bytes) -> None:
         with suppress(Malformed):
             assert all(
-                type(one) in {ReplicaCall, CancelCall, CallItem, CallEnd, CallRefused, DrainNotice}
+                type(one) in {ReplicaCall, CancelCall, ReplicaItem, CallEnd, CallRefused, DrainNotice}
                 for one in codec.decode(content)
             )
 
@@ -182,13 +182,13 @@ def test_an_error_of_another_module_crosses_as_the_one_it_is_made_of() -> None:
     class Special(InvalidRequest):
         pass
 
-    [item] = again(AT_INGRESS, CallItem(0, Failure(Special("half \ud800", param="a", retry_after=2.0)), 0))
+    [item] = again(AT_INGRESS, ReplicaItem(0, Failure(Special("half \ud800", param="a", retry_after=2.0)), 0))
     assert fields_of(item.item.error) == (InvalidRequest, "half \\ud800", "a", 2.0)
 
 
 @pytest.mark.parametrize("name", ["Exception", "SystemExit", "MrpServeErrors", ""])
 def test_no_other_error_is_made(name: str) -> None:
-    encoded = AT_INGRESS.encode(CallItem(0, Failure(InvalidRequest("x")), 0))
+    encoded = AT_INGRESS.encode(ReplicaItem(0, Failure(InvalidRequest("x")), 0))
     wrong = encoded.replace(b"\xaeInvalidRequest", bytes([0xA0 | len(name)]) + name.encode())
     assert wrong != encoded
     with pytest.raises(Malformed):
@@ -201,12 +201,12 @@ def test_no_other_error_is_made(name: str) -> None:
 def test_what_cannot_be_sent_is_named_before_it_is_sent(value: Any) -> None:
     step: Any = {"kind": value}
     with pytest.raises(Unsendable):
-        AT_INGRESS.encode(CallItem(0, Chunk(0, "", (), Stats(), (step,)), 0))
+        AT_INGRESS.encode(ReplicaItem(0, Chunk(0, "", (), Stats(), (step,)), 0))
 
 
 def test_prompts_and_answers_stand_in_no_repr() -> None:
     answer = Answer("a secret", (4711,), Ending("stop", 1, 1, Stats(), stop_text="a secret"))
-    shown = repr(CallItem(0, answer, 0))
+    shown = repr(ReplicaItem(0, answer, 0))
     assert "secret" not in shown
     assert "4711" not in shown
     assert "finish_reason='stop'" in shown

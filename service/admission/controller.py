@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from service.admission.charge import AnswerUsage, TokenCharge, prompt_estimate
-from service.admission.demand import IngressLoad, ReplicaDemand
 from service.admission.keys import ApiKey, RateLimits
 from service.admission.queue_policy import QueuePolicy
 from service.admission.slots import Slots, Waiter
-from service.admission.throughput import Throughput
+from service.admission.throughput import IngressLoad, ReplicaDemand, Throughput
 from service.errors import InvalidRequest, MrpServeError, PromptTooLong
 from service.fair_queue import FairQueue, Ticket
 from service.settings import Settings
@@ -98,21 +97,21 @@ class AdmissionController:
 
         The caller calls `charge.fail` with the error if the request fails.
         """
-        asked, prompt, whole = self._blocks(request), prompt_estimate(request), request.together > 1
-        usage = AnswerUsage(asked, prompt, self._block_size, self._throughput, whole=whole)
+        blocks, prompt, whole = self._blocks(request), prompt_estimate(request), request.together > 1
+        usage = AnswerUsage(blocks, prompt, self._block_size, self._throughput, whole=whole)
         charge.open(usage, self._tokens(request, usage.prompt))
         self._usages.add(usage)
-        arrived = self._demand.arrived(usage.asked)
+        arrived = self._demand.arrived(usage.requested)
         try:
             await self._enter(request)
-            usage.begun = self._throughput.moment()
+            usage.started = self._throughput.moment()
             try:
                 yield usage
             finally:
                 self._slots.leave(request.tenant)
         except InvalidRequest:
             if not usage.decoded:
-                self._demand.refused(usage.asked, arrived)
+                self._demand.refused(usage.requested, arrived)
             raise
         finally:
             self._usages.remove(usage)
@@ -141,7 +140,7 @@ class AdmissionController:
     def blocks_left(self) -> float:
         """The estimated number of blocks left to decode, for waiting and running requests together."""
         ratio = self._throughput.ratio
-        return sum(max(0.0, usage.asked * ratio - usage.decoded) for usage in self._usages)
+        return sum(max(0.0, usage.requested * ratio - usage.decoded) for usage in self._usages)
 
     @property
     def blocks_per_second(self) -> float:
@@ -157,7 +156,7 @@ class AdmissionController:
     def load(self) -> float:
         """Requests at a replica, running and waiting, if one more comes now.
 
-        Other ingresses are taken to have as many requests as this one.
+        It is assumed that all ingresses have equally many requests.
         """
         return (len(self._usages) * self._ingresses + 1) / self._replicas
 
@@ -165,7 +164,7 @@ class AdmissionController:
     def replicas_wanted(self) -> float:
         """The number of replicas that this ingress's requests need, as a fraction."""
         ratio = self._throughput.ratio
-        waiting = sum(usage.asked for usage in self._usages if usage.begun is None) * ratio
+        waiting = sum(usage.requested for usage in self._usages if usage.started is None) * ratio
         load = IngressLoad(len(self._usages), self._slots.used, waiting, self._throughput.rate_per_slot)
         return self._demand.wanted(load, ratio)
 

@@ -28,7 +28,7 @@ from service.engine.request import ForwardKind
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import StepRows
 from service.errors import DecodingFailed, MrpServeError, OutOfMemory
-from service.tracebacks import kind_and_place, without_message
+from service.tracebacks import type_and_line, without_message
 
 _log = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ def end_alone(running: RunningRequest, error: Exception) -> None:
     request_id, traceback = running.request.request_id, without_message(error)
     _log.error(
         "the decoding of a request failed: %s",
-        kind_and_place(error),
+        type_and_line(error),
         extra={"request_id": request_id, "exception": traceback},
     )
     running.fail(DecodingFailed("decoding this request raised an unexpected error; see the server's log"))

@@ -10,7 +10,7 @@ from typing import Protocol
 from service.data import Data
 from service.decode.block import Step
 from service.engine.request import BlockEvent, ForwardKind, GenerationRequest
-from service.tracebacks import kind_and_place
+from service.tracebacks import type_and_line
 
 _log = logging.getLogger(__name__)
 
@@ -66,11 +66,11 @@ class SafeObserver:
             if self._observer is not None:
                 self._observer.on_step(report)
         except Exception as error:  # noqa: BLE001 - any error of an observer concerns only the measurement
-            _log.error("an observer failed after a step: %s", kind_and_place(error))
+            _log.error("an observer failed after a step: %s", type_and_line(error))
 
     def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
         try:
             if self._observer is not None:
                 self._observer.on_event(request, event, steps)
         except Exception as error:  # noqa: BLE001 - as above
-            _log.error("an observer failed on request %s: %s", request.request_id, kind_and_place(error))
+            _log.error("an observer failed on request %s: %s", request.request_id, type_and_line(error))

@@ -31,7 +31,7 @@ from service.errors import (
     ReplicaStopping,
     WeightsChanged,
 )
-from service.tracebacks import kind_and_place, without_message
+from service.tracebacks import type_and_line, without_message
 
 _log = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class EngineThread:
             self._fail(ReplicaStopping("the server is shutting down", retry_after=1.0))
         except Exception as error:  # noqa: BLE001 - anything unexpected is a failure of the whole engine
             _log.error("the engine stopped", extra={"exception": without_message(error)})
-            reason = error.message if isinstance(error, MrpServeError) else kind_and_place(error)
+            reason = error.message if isinstance(error, MrpServeError) else type_and_line(error)
             with self._changed:
                 self._failure = reason
             # ReplicaLost: a process that the engine needs is gone, so no request is the cause

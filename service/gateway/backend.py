@@ -36,8 +36,8 @@ class Backend(Protocol):
     async def announce(self, weights: Weights) -> None:
         """Tells all ingresses that older weights may no longer answer."""
 
-    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
-        """The metrics of all ingresses and of all replicas. `own`: the metrics of this ingress."""
+    async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+        """The metrics of all ingresses and of all replicas. `ingress`: the metrics of this ingress."""
 
 
 def serving(statuses: list[Status]) -> ModelCard:

@@ -24,6 +24,15 @@ def error_writer(path: str) -> Write:
     return openai_error if path.startswith("/v1/") else error_json
 
 
+def error_response(error: MrpServeError, request_id: str, path: str, headers: Mapping[str, str]) -> JSONResponse:
+    """The response to an error of a path, in the shape of its API."""
+    write = error_writer(path)
+    if write is anthropic_error:
+        headers = {**headers, "request-id": request_id}
+        error = in_anthropic_terms(error) if error.status == 422 else error
+    return problem(error, request_id, headers, write)
+
+
 class TypedErrorDetail(ErrorDetail):
     """The error, with the API's type of error."""
 
@@ -57,11 +66,6 @@ def openai_error(error: MrpServeError, request_id: str) -> OpenAiErrorAnswer:
     """The body of an error of the OpenAI routes."""
     kind = "server_error" if error.status >= 500 else _OPENAI_TYPES.get(error.status, "invalid_request_error")
     return {"error": {**error_json(error, request_id)["error"], "type": kind}}
-
-
-def openai_problem(error: MrpServeError, request_id: str) -> JSONResponse:
-    """The answer to a request of the OpenAI routes that failed."""
-    return problem(error, request_id, write=openai_error)
 
 
 # --- Anthropic -------------------------------------------------------------------------------------
@@ -102,8 +106,3 @@ def anthropic_error(error: MrpServeError, request_id: str) -> AnthropicErrorAnsw
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     detail = error_json(error, request_id)["error"]
     return {"type": "error", "error": {"type": kind, **detail}, "request_id": request_id}
-
-
-def anthropic_problem(error: MrpServeError, request_id: str) -> JSONResponse:
-    """The answer to a request of Anthropic's routes that failed."""
-    return problem(in_anthropic_terms(error), request_id, {"request-id": request_id}, anthropic_error)

@@ -63,7 +63,7 @@ class Attempts:
         weights = policy.newest_weights()
         self.request = request if weights == request.weights else replace(request, weights=weights)
         self.chunks = chunks
-        self._first, self._policy = request, policy
+        self._original, self._policy = request, policy
         self._further = self._losses = self._failed_engines = 0
 
     async def next(self, error: MrpServeError) -> None:
@@ -75,16 +75,16 @@ class Attempts:
                 "the engines of two replicas stopped while they decoded this request, so it is not tried again"
             ) from error
         pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0**self._further)
-        if not self._may_follow(error) or self._first.arrived.waited_s() + pause >= self._first.timeout_s:
+        if not self._may_follow(error) or self._original.arrived.waited_s() + pause >= self._original.timeout_s:
             raise error
         self._further += 1
         self._policy.count(error)
         if isinstance(error, WeightsChanged):
             self.chunks.clear()
         self.request = replace(
-            self._first,
+            self._original,
             # Every attempt has its own request id: the chosen replica may still be aborting the last attempt.
-            request_id=f"{self._first.request_id}.{self._further}",
+            request_id=f"{self._original.request_id}.{self._further}",
             resume=self._resume(),
             attempt=self._further,
             weights=self._policy.newest_weights(),
@@ -102,7 +102,7 @@ class Attempts:
         """Whether to try another replica. QueueFull is tried again only after a first attempt was accepted."""
         if isinstance(error, _LOSSES):
             return self._losses <= self._policy.max_failovers
-        if isinstance(error, WeightsChanged) and self.chunks and self._first.together == 1:
+        if isinstance(error, WeightsChanged) and self.chunks and self._original.together == 1:
             return False  # the client has the chunks
         return self._policy.max_failovers > 0 and (
             isinstance(error, (*_ELSEWHERE, WeightsChanged)) or (isinstance(error, QueueFull) and self._further > 0)

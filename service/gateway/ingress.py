@@ -17,14 +17,14 @@ from starlette.types import ASGIApp
 
 from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController, IncomingRequest
-from service.admission.demand import FEWEST
 from service.admission.keys import KeyRing
+from service.admission.throughput import FEWEST
 from service.errors import MrpServeError, ScaledToZero, Unauthorized
 from service.gateway.anthropic.routes import anthropic_router
 from service.gateway.availability import Availability
 from service.gateway.backend import Backend
 from service.gateway.draining import DrainGate, Draining
-from service.gateway.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, error_writer
+from service.gateway.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, error_response
 from service.gateway.failover import REASONS, FailoverPolicy
 from service.gateway.http.driver import JsonAnswer, Upstream, locked
 from service.gateway.http.errors import install_error_handlers
@@ -92,7 +92,7 @@ class Ingress:
         `host`: the address on which the ingress listens itself. None behind Serve's proxies.
         """
         app = documented(telemetry(self._tracing), OpenAiErrorAnswer, AnthropicErrorAnswer)
-        install_error_handlers(app, self._count_rejected, error_writer)
+        install_error_handlers(app, self._count_rejected, error_response)
         self._add_routes(app)
         limited = BodyLimit(app, self._settings.max_body_bytes)
         gate = DrainGate(limited, self.draining, self._count_rejected)

@@ -97,11 +97,11 @@ class RequestPipeline:
                     elif isinstance(item, Ending):
                         ending = item
                     if item is not ending:
-                        usage.take(item)
+                        usage.add(item)
                         yield item
                     if ending is not None:
                         note_ending(ending, self._model)
-                        usage.take(ending)
+                        usage.add(ending)
                         yield ending
 
     async def _next(self, items: Items) -> Progress | Chunk | Ending | None:

@@ -125,15 +125,15 @@ def _answers(record: Record) -> dict[str, Any]:
     """The fields of all answers together: sums of the counts, the earliest first time and the latest last time."""
     if not record.requests:
         return {}
-    first, endings = record.requests[0], record.endings
+    request, endings = record.requests[0], record.endings
     reasons = sorted({ending.finish_reason for ending in endings})
     if len(endings) < len(record.requests) and record.error is None:
         reasons.append("abort")
     fields = {
-        "id": first.request_id,
-        "tenant": first.tenant or None,  # the name of the key, never the key
-        "quality": first.quality or None,
-        "mode": first.params.mode,
+        "id": request.request_id,
+        "tenant": request.tenant or None,  # the name of the key, never the key
+        "quality": request.quality or None,
+        "mode": request.params.mode,
         "answers": len(record.requests) if len(record.requests) > 1 else None,
         "finish_reason": ",".join(reasons) or None,
     }

@@ -68,7 +68,7 @@ class WeightsExchange:
         """Gives all replicas other weights. `version`: None is the next one.
 
         WeightsRefused if a replica cannot take them: nothing is changed then. WeightsConflict if newer ones answer.
-        ExchangeFailed if some replicas could not take them after all: those answer nothing until they have.
+        WeightUpdateFailed if some replicas could not take them after all: those answer nothing until they have.
         """
         async with self._exchanging:
             weights = self._next_weights(serving(await self.look()), model, version)

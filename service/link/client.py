@@ -17,12 +17,12 @@ from service.link.protocol import (
     NONCE,
     PROOF,
     CallEnd,
-    CallItem,
     CallRefused,
     CancelCall,
     DrainNotice,
     Method,
     ReplicaCall,
+    ReplicaItem,
     is_proof,
     make_nonce,
     make_proof,
@@ -108,7 +108,7 @@ class Link(Frames):
         self._silence.end()
         for message in self.codec.decode(content):
             match message:
-                case CallItem(number, item, other_requests):
+                case ReplicaItem(number, item, other_requests):
                     self._on_load(other_requests)
                     if call := self._calls.get(number):
                         call.push(item)

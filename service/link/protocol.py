@@ -51,7 +51,7 @@ class CancelCall(Data, frozen=True, tag=2):
     number: int
 
 
-class CallItem(Data, frozen=True, tag=3):
+class ReplicaItem(Data, frozen=True, tag=3):
     """A part of an answer, or a number of tokens. `other_requests`: the replica's requests of other ingresses."""
 
     number: int
@@ -81,4 +81,4 @@ class ReplicaAlive(Data, frozen=True, tag=7):
 
 #: the codecs of the two ends, by the messages that come there
 AT_REPLICA = MessagePack(ReplicaCall | CancelCall)
-AT_INGRESS = MessagePack(CallItem | CallEnd | CallRefused | DrainNotice | ReplicaAlive)
+AT_INGRESS = MessagePack(ReplicaItem | CallEnd | CallRefused | DrainNotice | ReplicaAlive)

@@ -19,11 +19,11 @@ from service.link.protocol import (
     AT_REPLICA,
     NONCE,
     CallEnd,
-    CallItem,
     CallRefused,
     DrainNotice,
     ReplicaAlive,
     ReplicaCall,
+    ReplicaItem,
     is_proof,
     make_nonce,
     make_proof,
@@ -138,7 +138,7 @@ class LinkServer:
         number, request = call.number, call.request
 
         def send(item: Any) -> None:
-            connection.send(CallItem(number, item, self.calls - len(connection.calls)))
+            connection.send(ReplicaItem(number, item, self.calls - len(connection.calls)))
 
         try:
             if call.method == "stream":

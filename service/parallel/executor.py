@@ -33,20 +33,9 @@ from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve
 from service.model.config import Shard
 from service.model.device import DeviceMemory, memory_of
 from service.model.weight_update import apply_update, load_update
-from service.parallel.messages import (
-    AT_DRIVER,
-    ApplyShard,
-    Command,
-    ForwardCommand,
-    Join,
-    LoadCheckpoint,
-    LoadShard,
-    OpenNetworks,
-    WorkerFailed,
-    WorkerReady,
-)
+from service.parallel import messages
 from service.parallel.process_group import ProcessGroup
-from service.tracebacks import kind_and_place
+from service.tracebacks import type_and_line
 
 #: seconds for a process to start, which imports torch, and to end when its socket is closed
 _START_S, _END_S = 120.0, 5.0
@@ -62,11 +51,11 @@ class WorkerHandle:
     def __init__(self, rank: int, folder: Path, lost: threading.Event) -> None:
         self.rank, self._lost = rank, lost
         self._process, end = start_child("service.parallel.worker", str(folder))
-        self._channel = Channel(end, AT_DRIVER, f"rank {rank}")
-        self._answers: queue.SimpleQueue[WorkerReady | MrpServeError] = queue.SimpleQueue()
+        self._channel = Channel(end, messages.AT_DRIVER, f"rank {rank}")
+        self._answers: queue.SimpleQueue[messages.WorkerReady | MrpServeError] = queue.SimpleQueue()
         threading.Thread(target=self._read, name=f"rank {rank}", daemon=True).start()
 
-    def send(self, command: Command) -> None:
+    def send(self, command: messages.Command) -> None:
         """Sends a message. Raises `failure` if there is one."""
         try:
             self._channel.send(command)
@@ -75,7 +64,7 @@ class WorkerHandle:
         if self.failure is not None:
             raise self.failure
 
-    def answer(self, timeout_s: float | None = None) -> WorkerReady:
+    def answer(self, timeout_s: float | None = None) -> messages.WorkerReady:
         """Waits for the answer to a message. Raises the error of the rank."""
         try:
             answer = self._answers.get(timeout=timeout_s)
@@ -102,7 +91,7 @@ class WorkerHandle:
 
     def _read(self) -> None:
         try:
-            while not isinstance(message := self._channel.receive(), WorkerFailed):
+            while not isinstance(message := self._channel.receive(), messages.WorkerFailed):
                 self._answers.put(message)
             failure: MrpServeError = message.error
         except EOFError:
@@ -135,7 +124,7 @@ class TensorParallelExecutor:
         try:
             self._answers(_START_S)
             store, threads = str(folder / "store"), torch.get_num_threads()
-            join = Join(0, size, self._device(0), store, timeout_s, deterministic, threads)
+            join = messages.Join(0, size, self._device(0), store, timeout_s, deterministic, threads)
             for worker in self._workers:
                 worker.send(structs.replace(join, rank=worker.rank, device=self._device(worker.rank)))
             self._group = ProcessGroup(join)
@@ -169,7 +158,7 @@ class TensorParallelExecutor:
         path = resolve(name)
         for worker in self._workers:
             part = replace(options, device=self._device(worker.rank), shard=Shard(worker.rank, self.size))
-            worker.send(LoadCheckpoint(str(path), part))
+            worker.send(messages.LoadCheckpoint(str(path), part))
         checkpoint = load_checkpoint(path, replace(options, device=self._device(0), shard=Shard(0, self.size)))
         checkpoint.make_tensor_parallel(self._group.all_reduce)
         answers = self._answers(None)
@@ -184,7 +173,7 @@ class TensorParallelExecutor:
         """
         path, served = resolve(name), self._loaded()
         for worker in self._workers:
-            worker.send(LoadShard(str(path), replace(options, shard=Shard(worker.rank, self.size))))
+            worker.send(messages.LoadShard(str(path), replace(options, shard=Shard(worker.rank, self.size))))
         try:
             fresh = load_update(path, served.config, replace(options, shard=Shard(0, self.size)))
         finally:
@@ -198,7 +187,7 @@ class TensorParallelExecutor:
         """Replaces the served weights by the fetched ones, on all ranks. No forward may be under way."""
         served = self._loaded()
         for worker in self._workers:
-            worker.send(ApplyShard())
+            worker.send(messages.ApplyShard())
         apply_update(served, fresh)
         self._answers(None)
 
@@ -219,7 +208,7 @@ class TensorParallelExecutor:
         if checkpoint is not self._checkpoint:
             raise AssertionError("the checkpoint is not the one that the ranks have loaded")
         for worker in self._workers:
-            worker.send(OpenNetworks(num_pages, shapes, execution.attention))
+            worker.send(messages.OpenNetworks(num_pages, shapes, execution.attention))
         local = LocalModelForward(checkpoint, num_pages, shapes, replace(execution, cuda_graphs=False))
         self._answers(None)
         return DriverNetworks(self, local)
@@ -233,7 +222,7 @@ class TensorParallelExecutor:
         if self._error is not None:
             raise self._error
         try:
-            message = ForwardCommand.from_group(which, group)
+            message = messages.ForwardCommand.from_group(which, group)
             for worker in self._workers:
                 worker.send(message)
             if (anchors := anchors_of(group.members)) is not None:
@@ -259,7 +248,7 @@ class TensorParallelExecutor:
             raise AssertionError("no checkpoint is loaded")
         return self._checkpoint
 
-    def _answers(self, timeout_s: float | None) -> list[WorkerReady]:
+    def _answers(self, timeout_s: float | None) -> list[messages.WorkerReady]:
         return [worker.answer(timeout_s) for worker in self._workers]
 
     def _device(self, rank: int) -> str:
@@ -272,7 +261,7 @@ class TensorParallelExecutor:
             failures = [failure for worker in self._workers if (failure := worker.failure) is not None]
             causes = (failure for failure in failures if not isinstance(failure, ReplicaLost))
             return next(causes, next(iter(failures), error))
-        return EngineFailed(f"a forward on rank 0 of {self.size} failed: {kind_and_place(error)}")
+        return EngineFailed(f"a forward on rank 0 of {self.size} failed: {type_and_line(error)}")
 
 
 class DriverNetworks:

@@ -27,26 +27,15 @@ from service.ipc import Channel
 from service.model import Checkpoint, load_checkpoint
 from service.model.device import memory_of
 from service.model.weight_update import apply_update, load_update
-from service.parallel.messages import (
-    AT_WORKER,
-    ApplyShard,
-    Command,
-    ForwardCommand,
-    Join,
-    LoadCheckpoint,
-    LoadShard,
-    OpenNetworks,
-    WorkerFailed,
-    WorkerReady,
-)
+from service.parallel import messages
 from service.parallel.process_group import ProcessGroup
-from service.tracebacks import kind_and_place
+from service.tracebacks import type_and_line
 
 
 class Worker:
     """One rank's state: its group, its part of a checkpoint, its networks. `send`: sends the answer to `LoadShard`."""
 
-    def __init__(self, join: Join, send: Callable[[WorkerReady], None]) -> None:
+    def __init__(self, join: messages.Join, send: Callable[[messages.WorkerReady], None]) -> None:
         self._send = send
         torch.set_num_threads(join.threads)
         self._device = torch.device(join.device)
@@ -57,34 +46,34 @@ class Worker:
         self._fresh: Checkpoint | None = None
         self._networks: LocalModelForward | None = None
 
-    def handle(self, command: Command) -> WorkerReady | None:
+    def handle(self, command: messages.Command) -> messages.WorkerReady | None:
         """Handles a message. Returns its answer, if there is one."""
         match command:
-            case ForwardCommand():
+            case messages.ForwardCommand():
                 self._forward(command)
                 return None
-            case LoadShard():
+            case messages.LoadShard():
                 threading.Thread(target=self._load_shard, args=(command,), daemon=True).start()
                 return None
-            case LoadCheckpoint(path, options):
+            case messages.LoadCheckpoint(path, options):
                 self._networks = self._checkpoint = None
                 self._checkpoint = load_checkpoint(path, options)
                 self._checkpoint.make_tensor_parallel(self._group.all_reduce)
-                return WorkerReady(memory_of(self._device))
-            case ApplyShard():
+                return messages.WorkerReady(memory_of(self._device))
+            case messages.ApplyShard():
                 self._apply_shard()
-            case OpenNetworks():
+            case messages.OpenNetworks():
                 self._open(command)
-        return WorkerReady()
+        return messages.WorkerReady()
 
-    def _open(self, command: OpenNetworks) -> None:
+    def _open(self, command: messages.OpenNetworks) -> None:
         if self._checkpoint is None:
             raise AssertionError("networks are to be opened before a checkpoint is loaded")
         self._networks = None  # its cache makes room for the next one
         execution = ExecutionConfig(command.attention, cuda_graphs=False)
         self._networks = LocalModelForward(self._checkpoint, command.num_pages, command.shapes, execution)
 
-    def _load_shard(self, command: LoadShard) -> None:
+    def _load_shard(self, command: messages.LoadShard) -> None:
         """Runs on a thread of its own, beside forwards."""
         self._fresh, problem = None, None
         try:
@@ -94,9 +83,9 @@ class Worker:
         except MrpServeError as error:
             problem = error
         except Exception as error:  # noqa: BLE001 - rank 0 raises it
-            problem = EngineFailed(f"weights could not be read: {kind_and_place(error)}")
+            problem = EngineFailed(f"weights could not be read: {type_and_line(error)}")
         with suppress(EOFError):  # then this process ends
-            self._send(WorkerReady(problem=problem))
+            self._send(messages.WorkerReady(problem=problem))
 
     def _apply_shard(self) -> None:
         if self._checkpoint is None or self._fresh is None:
@@ -105,7 +94,7 @@ class Worker:
         self._fresh = None
 
     @torch.inference_mode()
-    def _forward(self, command: ForwardCommand) -> None:
+    def _forward(self, command: messages.ForwardCommand) -> None:
         if self._networks is None or self._checkpoint is None:
             raise AssertionError("a forward is to be made before networks are open")
         group = command.group
@@ -128,19 +117,19 @@ class _Process:
 
     def __init__(self, channel: Channel, folder: Path) -> None:
         self._channel, self._folder = channel, folder
-        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[messages.Command] = queue.SimpleQueue()
 
     def run(self) -> NoReturn:
         threading.Thread(target=self._read, daemon=True).start()
         rank = "a rank"
         try:
-            self._channel.send(WorkerReady())
+            self._channel.send(messages.WorkerReady())
             join = self._inbox.get()
-            if not isinstance(join, Join):
+            if not isinstance(join, messages.Join):
                 raise AssertionError("the first message is not the one to join")
             rank = f"rank {join.rank}"
             worker = Worker(join, self._channel.send)
-            self._channel.send(WorkerReady())
+            self._channel.send(messages.WorkerReady())
             while True:
                 answer = worker.handle(self._inbox.get())
                 if answer is not None:
@@ -149,10 +138,10 @@ class _Process:
             self._end(0)
         except BaseException as error:  # noqa: BLE001 - rank 0 raises it
             failure = (
-                error if isinstance(error, MrpServeError) else EngineFailed(f"{rank} failed: {kind_and_place(error)}")
+                error if isinstance(error, MrpServeError) else EngineFailed(f"{rank} failed: {type_and_line(error)}")
             )
             with suppress(EOFError):
-                self._channel.send(WorkerFailed(failure))
+                self._channel.send(messages.WorkerFailed(failure))
             self._end(1)
 
     def _read(self) -> None:
@@ -171,5 +160,5 @@ class _Process:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal, or `timeout`, sends it to all; rank 0 decides
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])), AT_WORKER, "rank 0")
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])), messages.AT_WORKER, "rank 0")
     _Process(channel, Path(sys.argv[2])).run()

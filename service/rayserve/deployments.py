@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,7 +40,7 @@ _log = logging.getLogger("ray.serve")
 #: seconds between two checks for a stopped engine, and the time its requests have to get their error
 _WATCH_S = 0.1
 _LAST_WORDS_S = 0.3
-#: seconds after which an ingress does what a request need not wait for
+#: seconds after which an ingress does work that no request needs to wait for
 _LATER_S = 0.005
 
 
@@ -56,14 +57,14 @@ class GeneratorDeployment:
             _leave_torch_out()
         from service.engine.gil_and_gc import tune_interpreter
         from service.link.server import LinkServer
-        from service.rayserve.tls import server_tls
+        from service.rayserve.tls import link_tls
         from service.replica.remote import start_replica
         from service.telemetry.logs import install_logs
 
         install_logs(settings)
         self._generator = await start_replica(_replica_name(), settings, self.deps)
         tune_interpreter()
-        self._links = await LinkServer.start(self._generator, address, server_tls())
+        self._links = await LinkServer.start(self._generator, address, link_tls(ssl.PROTOCOL_TLS_SERVER))
         self._patience_s = settings.request_timeout_s
         self._watch = asyncio.create_task(_exit_when_failed(self._generator))
 
@@ -180,7 +181,7 @@ class IngressDeployment:
 def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) -> ReplicaLinks:
     """An ingress's links, which count in `registry`."""
     from service.link.requests import ReplicaLinks
-    from service.rayserve.tls import client_tls
+    from service.rayserve.tls import link_tls
     from service.routing.router import Router, slack
 
     def on_route(reason: RoutingReason) -> None:
@@ -188,7 +189,7 @@ def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) 
 
     later = partial(asyncio.get_running_loop().call_later, _LATER_S)
     router = Router(slack(settings.slots), settings.prefix_cache, on_route, later=later)
-    return ReplicaLinks(router, partial(registry.set, "replicas_linked"), on_wait, client_tls())
+    return ReplicaLinks(router, partial(registry.set, "replicas_linked"), on_wait, link_tls(ssl.PROTOCOL_TLS_CLIENT))
 
 
 async def _exit_when_failed(generator: Replica) -> None:
@@ -210,7 +211,7 @@ def _leave_torch_out() -> None:
 
     transformers would import it beside the tokenizer, which takes two seconds and 190 MB.
     """
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # how the import system marks what is absent
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # the import system's mark of an absent module
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 

@@ -131,7 +131,7 @@ def _prepared(core: EngineCore) -> EngineCore:
 
 
 def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) -> EngineConfig:
-    """The engine's limits: those of the settings, and else the largest that fit beside the weights."""
+    """The engine's limits: the settings, or where they are open the largest that fit beside the weights."""
     sizes = RequestedSizes(
         kv_cache_tokens=_number(settings.kv_cache_tokens),
         max_running=_number(settings.max_running),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from service.decode.block import Step
 from service.engine.observer import EngineState, StepReport
 from service.engine.request import BlockEvent, FinishReason, GenerationRequest, Stats
-from service.telemetry.metrics import MetricSink, Registry
+from service.telemetry.metrics import Registry, Sums
 from service.wire import Family, Weights
 
 #: the most ended requests that wait to be counted
@@ -21,7 +21,7 @@ _UNCOUNTED = 256
 class EngineMetrics:
     """Implements the engine's `Observer`: counts into `sink`."""
 
-    def __init__(self, sink: MetricSink) -> None:
+    def __init__(self, sink: Registry | Sums) -> None:
         self._sink = sink
         self._last_block: dict[str, float] = {}
 

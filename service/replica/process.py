@@ -30,31 +30,13 @@ from service.engine.thread import EngineThread
 from service.errors import EngineFailed, MrpServeError
 from service.ipc import BEAT_S, Channel, Frames
 from service.model.device import set_threads
+from service.replica import messages
 from service.replica.core import EngineCore, load_core
-from service.replica.messages import (
-    AT_ENGINE,
-    AT_REPLICA,
-    Abort,
-    ApplyWeights,
-    CheckWeights,
-    Compiled,
-    EngineAlive,
-    EngineCall,
-    EngineReady,
-    EngineReply,
-    EngineStartFailed,
-    LoadWeights,
-    Procedure,
-    Start,
-    StepOutputs,
-    Submit,
-    encode_sums,
-)
 from service.replica.metrics import EngineMetrics
 from service.settings import Settings
 from service.telemetry.logs import install_logs
 from service.telemetry.metrics import Sums
-from service.tracebacks import kind_and_place, unexpected_error
+from service.tracebacks import type_and_line, unexpected_error
 
 #: seconds after which metrics are sent while no request ends
 _SUMS_S = 0.1
@@ -67,7 +49,7 @@ class _Steps:
 
     thread: EngineThread
 
-    def __init__(self, send: Callable[[StepOutputs], None]) -> None:
+    def __init__(self, send: Callable[[messages.StepOutputs], None]) -> None:
         self._send = send
         self._sums = Sums()
         self._metrics = EngineMetrics(self._sums)
@@ -93,17 +75,17 @@ class _Steps:
         finished, self._finished = self._finished, []
         sums = b""
         if due:
-            sums, self._due = encode_sums(self._sums.drain()), inf
-        self._send(StepOutputs(items, finished, self.thread.state(), failure, sums))
+            sums, self._due = messages.encode_sums(self._sums.drain()), inf
+        self._send(messages.StepOutputs(items, finished, self.thread.state(), failure, sums))
 
 
 class EngineProcess(Frames):
     """Handles the replica's messages. `end`: the process's socket. `deps`: the engine's dependencies."""
 
     def __init__(self, end: socket.socket, deps: EngineDeps | None) -> None:
-        super().__init__(AT_ENGINE)
+        super().__init__(messages.AT_ENGINE)
         self._deps = deps
-        self._channel = Channel(end, AT_REPLICA)
+        self._channel = Channel(end, messages.AT_REPLICA)
         self._steps = _Steps(self._send)
         self._core: EngineCore
         self._apply: Callable[[], None] | None = None
@@ -114,16 +96,16 @@ class EngineProcess(Frames):
         """Handles the messages in their order. Those that take time are handled beside others."""
         for message in self.codec.decode(content):
             match message:
-                case Submit(request, None):
+                case messages.Submit(request, None):
                     self._submit(request)
-                case Submit(request, Constraint() as constraint):
+                case messages.Submit(request, Constraint() as constraint):
                     self._compiling[request.request_id] = request
                     self._begin(self._compile(request, constraint))
-                case Abort(request_id):
+                case messages.Abort(request_id):
                     self._abort(request_id)
-                case EngineCall():
+                case messages.EngineCall():
                     self._begin(self._reply(message))
-                case Start(settings):
+                case messages.Start(settings):
                     self._begin(self._start(settings))
 
     def connection_lost(self, error: Exception | None) -> NoReturn:  # noqa: ARG002 - the signature is asyncio's
@@ -148,16 +130,17 @@ class EngineProcess(Frames):
             install_logs(settings)
             set_threads(settings.torch_threads, settings.tensor_parallel_size)
             self._core = await asyncio.to_thread(load_core, settings, self._steps, self._deps)
+        except MrpServeError as error:
+            self._send(messages.EngineStartFailed(error))
+            return
         except Exception as error:  # noqa: BLE001 - the replica raises it
-            self._send(
-                EngineStartFailed(error if isinstance(error, MrpServeError) else EngineFailed(kind_and_place(error)))
-            )
+            self._send(messages.EngineStartFailed(EngineFailed(type_and_line(error))))
             return
         tune_interpreter()
         # The replica knows steps that take too long by their silence.
         self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room, inf)
         self._steps.thread.start()
-        self._send(EngineReady(self._core.info))
+        self._send(messages.EngineReady(self._core.info))
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
         if self._core.ranks:
             await self._watch()
@@ -166,13 +149,13 @@ class EngineProcess(Frames):
         """Runs on a thread that a long step, or a long compilation, does not hold up."""
         while True:
             time.sleep(BEAT_S)
-            self._send(EngineAlive())
+            self._send(messages.EngineAlive())
 
     async def _watch(self) -> None:
         """Reports that a rank is lost. Without a request, no step would notice it."""
         while (failure := self._core.failure) is None:
             await asyncio.sleep(_WATCH_S)
-        self._send(StepOutputs([], [], self._steps.thread.state(), failure))
+        self._send(messages.StepOutputs([], [], self._steps.thread.state(), failure))
 
     # --- requests ----------------------------------------------------------------------------------
 
@@ -198,22 +181,22 @@ class EngineProcess(Frames):
         if error is not None:
             self._end(request.request_id, error)
         else:
-            self._send(Compiled(request.request_id))
+            self._send(messages.Compiled(request.request_id))
             self._submit(compiled)
 
     def _abort(self, request_id: str) -> None:
         if self._compiling.pop(request_id, None) is not None:
-            self._send(StepOutputs([], [request_id], self._steps.thread.state()))
+            self._send(messages.StepOutputs([], [request_id], self._steps.thread.state()))
         else:
             self._steps.thread.abort(request_id)
 
     def _end(self, request_id: str, error: MrpServeError) -> None:
         """Ends a request that did not reach the engine."""
-        self._send(StepOutputs([RequestFailed(request_id, error)], [request_id], self._steps.thread.state()))
+        self._send(messages.StepOutputs([RequestFailed(request_id, error)], [request_id], self._steps.thread.state()))
 
     # --- weights -----------------------------------------------------------------------------------
 
-    async def _reply(self, call: EngineCall) -> None:
+    async def _reply(self, call: messages.EngineCall) -> None:
         error: MrpServeError | None = None
         path = ""
         try:
@@ -222,16 +205,16 @@ class EngineProcess(Frames):
             error = problem
         except Exception as problem:  # noqa: BLE001 - the log gets its place, the replica no message
             error = unexpected_error(problem, "")
-        self._send(EngineReply(call.number, error, path))
+        self._send(messages.EngineReply(call.number, error, path))
 
-    async def _run(self, procedure: Procedure) -> str:
+    async def _run(self, procedure: messages.Procedure) -> str:
         match procedure:
-            case CheckWeights(model):
+            case messages.CheckWeights(model):
                 await asyncio.to_thread(self._core.check_weights, model)
-            case LoadWeights(model):
+            case messages.LoadWeights(model):
                 self._apply, path = await asyncio.to_thread(self._core.load_weights, model)
                 return str(path)
-            case ApplyWeights(version, abort):
+            case messages.ApplyWeights(version, abort):
                 apply, self._apply = self._apply, None
                 if apply is None:
                     raise AssertionError("weights are to be applied before they are loaded")

@@ -25,29 +25,12 @@ from service.engine.request import BlockEvent, BlockProgress, GenerationRequest,
 from service.engine.streams import RequestStreams
 from service.errors import InvalidRequest, MrpServeError, ReplicaLost, ReplicaStopping
 from service.ipc import HUNG_S, LOOK_S, Frames, Silence, start_child
-from service.replica.messages import (
-    AT_REPLICA,
-    Abort,
-    ApplyWeights,
-    CheckWeights,
-    Compiled,
-    EngineCall,
-    EngineInfo,
-    EngineReady,
-    EngineReply,
-    EngineStartFailed,
-    LoadWeights,
-    Procedure,
-    Start,
-    StepOutputs,
-    Submit,
-    decode_sums,
-)
+from service.replica import messages
 from service.replica.metrics import ReplicaMetrics
 from service.settings import Settings
 from service.telemetry.metrics import SumsData
 from service.telemetry.tracing import start_tracing
-from service.tracebacks import kind_and_place
+from service.tracebacks import type_and_line
 
 if TYPE_CHECKING:
     from service.replica.replica import Replica
@@ -65,7 +48,7 @@ class EngineProcessClient(Frames):
     engine stopped, or that its process is gone; None while it can decode.
     """
 
-    info: EngineInfo
+    info: messages.EngineInfo
 
     def __init__(
         self,
@@ -74,7 +57,7 @@ class EngineProcessClient(Frames):
         stall_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(AT_REPLICA)
+        super().__init__(messages.AT_REPLICA)
         self._process, self._add_sums = process, add_sums
         self._stall_timeout_s, self._clock = stall_timeout_s, clock
         self._streams = RequestStreams(self._abort)
@@ -84,7 +67,7 @@ class EngineProcessClient(Frames):
         self._sums: list[bytes] = []
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[str]] = {}
-        self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[messages.EngineInfo] = asyncio.get_running_loop().create_future()
         self._last_step, self._applying, self._closed = clock(), False, False
         self._silence = Silence(clock)
         self.failure: str | None = None
@@ -101,18 +84,14 @@ class EngineProcessClient(Frames):
         engine = cls(process, add_sums, settings.stall_timeout_s)
         await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=end)
         try:
-            engine.send(Start(settings.to_json()))
-            await engine.loaded()
+            engine.send(messages.Start(settings.to_json()))
+            engine.info = await engine._ready
+            engine._silence = Silence(engine._clock)
+            engine._watching = asyncio.create_task(engine._watch())
         except BaseException:
             engine.close()
             raise
         return engine
-
-    async def loaded(self) -> None:
-        """Waits until the engine takes requests. Called once."""
-        self.info = await self._ready
-        self._silence = Silence(self._clock)
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     @property
     def pid(self) -> int:
@@ -143,7 +122,7 @@ class EngineProcessClient(Frames):
         self._check_running()
         if request.request_id in self._requests or request.request_id in self._compiling:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
-        self.send(Submit(request, constraint))
+        self.send(messages.Submit(request, constraint))
         if constraint is not None:
             self._compiling.add(request.request_id)
         else:
@@ -166,32 +145,32 @@ class EngineProcessClient(Frames):
 
     def _abort(self, request_id: str) -> None:
         if request_id in self._requests or request_id in self._compiling:
-            self.send(Abort(request_id))
+            self.send(messages.Abort(request_id))
 
     # --- weights -----------------------------------------------------------------------------------
 
     async def check_weights(self, model: str) -> None:
         """Checks whether the engine could serve other weights. Raises `check_update`'s errors."""
-        await self._call(CheckWeights(model))
+        await self._call(messages.CheckWeights(model))
 
     async def load_weights(self, model: str) -> Path:
         """Loads new weights beside the served ones. Returns their folder. Raises the errors of `check_weights`."""
-        return Path(await self._call(LoadWeights(model)))
+        return Path(await self._call(messages.LoadWeights(model)))
 
     async def apply_weights(self, version: int, *, abort: bool) -> None:
         """Replaces the served weights by the loaded ones. `abort`: running requests end; else they finish first."""
         self._applying = True
         try:
-            await self._call(ApplyWeights(version, abort))
+            await self._call(messages.ApplyWeights(version, abort))
         finally:
             self._last_step, self._applying = self._clock(), False
 
-    async def _call(self, procedure: Procedure) -> str:
+    async def _call(self, procedure: messages.Procedure) -> str:
         self._check_running()
         number = next(self._numbers)
         reply: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._calls[number] = reply
-        self.send(EngineCall(number, procedure))
+        self.send(messages.EngineCall(number, procedure))
         try:
             return await reply
         finally:
@@ -203,19 +182,19 @@ class EngineProcessClient(Frames):
         self._silence.end()
         for message in self.codec.decode(content):
             match message:
-                case StepOutputs():
+                case messages.StepOutputs():
                     self._last_step = self._clock()
                     self._deliver(message)
-                case Compiled(request_id):
+                case messages.Compiled(request_id):
                     if request_id in self._compiling:
                         self._compiling.discard(request_id)
                         self._add(request_id)
-                case EngineReply():
+                case messages.EngineReply():
                     self._last_step = self._clock()
                     self._settle(message)
-                case EngineReady(info) if not self._ready.done():
+                case messages.EngineReady(info) if not self._ready.done():
                     self._ready.set_result(info)
-                case EngineStartFailed(error) if not self._ready.done():
+                case messages.EngineStartFailed(error) if not self._ready.done():
                     self._ready.set_exception(error)
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
@@ -225,7 +204,7 @@ class EngineProcessClient(Frames):
             self._process.wait(_END_S)
         self._lose(f"the engine's process has ended (status {self._process.poll()})")
 
-    def _deliver(self, outputs: StepOutputs) -> None:
+    def _deliver(self, outputs: messages.StepOutputs) -> None:
         self._state = outputs.state
         for request_id in outputs.finished:
             self._forget(request_id)
@@ -242,11 +221,11 @@ class EngineProcessClient(Frames):
         encoded, self._sums = self._sums, []
         for sums in encoded:
             try:
-                self._add_sums(decode_sums(sums))
+                self._add_sums(messages.decode_sums(sums))
             except Exception as error:  # noqa: BLE001 - any error of counting concerns only the measurement
-                _log.error("counts are lost: %s", kind_and_place(error))
+                _log.error("counts are lost: %s", type_and_line(error))
 
-    def _settle(self, reply: EngineReply) -> None:
+    def _settle(self, reply: messages.EngineReply) -> None:
         pending = self._calls.get(reply.number)
         if pending is None or pending.done():
             return

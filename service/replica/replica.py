@@ -24,7 +24,7 @@ from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
 from service.replica.metrics import ReplicaMetrics
 from service.replica.remote import EngineProcessClient
-from service.replica.scoring import Scorer
+from service.replica.scoring import PositionScorer
 from service.replica.spans import Timeline, trace_request
 from service.replica.weight_update import WeightUpdater
 from service.settings import Settings
@@ -72,7 +72,7 @@ class Replica:
         if self._codec.chat_warning:
             _log.warning("%s", self._codec.chat_warning)
         self._eos = frozenset(info.config.eos_token_ids)
-        self._scorer = Scorer(self._codec, info.config.mask_token_id, info.config.vocab_size)
+        self._scorer = PositionScorer(self._codec, info.config.mask_token_id, info.config.vocab_size)
         self._weights = WeightUpdater(replica, make_card(settings, info, self._codec), engine, settings)
         self._encoder = ThreadPoolExecutor(1, "encode")
         self._in_flight = 0

@@ -13,7 +13,7 @@ from service.text.token_text import TopLogprob
 from service.wire import PositionScores, ReplicaRequest, Scoring
 
 
-class Scorer:
+class PositionScorer:
     """The scoring of one checkpoint. `mask`: the mask token. `vocab_size`: the size of the model's vocabulary."""
 
     def __init__(self, codec: TextCodec, mask: int, vocab_size: int) -> None:

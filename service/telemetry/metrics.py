@@ -1,14 +1,14 @@
 """The table of all metrics, the registry of one process, and `Sums` for a process without a registry.
 
 Tests compare the documentation and the dashboards with `METRICS`. `replica/metrics.py` fills a replica's registry, the
-ingress fills its own. `gateway/exposition.py` joins the snapshots of all processes to one page.
+ingress fills its own. `gateway/metrics.py` joins the snapshots of all processes to one page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric as Exposed
@@ -103,16 +103,6 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-class MetricSink(Protocol):
-    """The receiver of counts and values: a `Registry` or `Sums`."""
-
-    def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        """Adds to a counter."""
-
-    def observe(self, name: str, value: float, **labels: str) -> None:
-        """Adds a value to a histogram."""
-
-
 #: a metric's name in the table, and its labels
 MetricKey = tuple[str, tuple[tuple[str, str], ...]]
 #: amounts of counters, and values of histograms
@@ -120,7 +110,7 @@ SumsData = tuple[Mapping[MetricKey, float], Mapping[MetricKey, Sequence[float]]]
 
 
 class Sums:
-    """A `MetricSink` of plain data, for a process without a registry. One thread uses it."""
+    """Counts and values as plain data, for a process without a registry. One thread uses it."""
 
     def __init__(self) -> None:
         self._amounts: dict[MetricKey, float] = {}

@@ -143,8 +143,8 @@ class Service:
                 for block in range(client.decoded):
                     await asyncio.sleep(1 / self.pace)
                     self.log.decoded.append((now(), 1))
-                    usage.take(Chunk(block, "", (1,) * BLOCK, STATS))
-            usage.take(Ending("stop", 1, client.decoded * BLOCK, STATS))
+                    usage.add(Chunk(block, "", (1,) * BLOCK, STATS))
+            usage.add(Ending("stop", 1, client.decoded * BLOCK, STATS))
         client.ended = now()
 
     async def poisson(self, rate: float, seconds: float, **how: Any) -> list[asyncio.Task[Client]]:

@@ -11,8 +11,8 @@ from msgspec import structs
 
 from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController, IncomingRequest
-from service.admission.demand import FEWEST, IngressLoad, ReplicaDemand
 from service.admission.keys import ApiKey
+from service.admission.throughput import FEWEST, IngressLoad, ReplicaDemand
 from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
@@ -108,10 +108,10 @@ class TestRefused:
         door = AdmissionController(Settings(), clock)
         door.serves(replace(CARD, slots=1, replica_slots=1))
         asyncio.run(self.answer(door, request(clock)))
-        before = door._demand._remembered()
+        before = door._demand._decayed()
         with pytest.raises(PromptTooLong):
             asyncio.run(self.answer(door, request(clock), PromptTooLong("too long")))
-        assert before == pytest.approx(door._demand._remembered()) == 16
+        assert before == pytest.approx(door._demand._decayed()) == 16
 
 
 def request(clock: Clock) -> ReplicaRequest:

@@ -318,8 +318,8 @@ async def test_frames_arrive_whole_in_any_pieces(service: Service) -> None:
         while len(found) < 4:
             found += AT_INGRESS.decode(await frame(reader))
     assert {(type(item).__name__, item.number) for item in found} == {
-        ("CallItem", 7),
+        ("ReplicaItem", 7),
         ("CallEnd", 7),
-        ("CallItem", 8),
+        ("ReplicaItem", 8),
         ("CallEnd", 8),
     }

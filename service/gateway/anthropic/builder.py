@@ -1,6 +1,6 @@
 """Builds a message, whole or as events, in Anthropic's shape with additional fields.
 
-A message also has `stats`: those of POST /generate with its finish reason, mode and seed. `trace` is added on request.
+A message also has the `stats` of POST /generate with its finish reason, mode and seed. `trace` is added on request.
 In a stream they are fields of the event `message_delta`. Whole messages are made of the same events as streams.
 """
 
@@ -31,7 +31,7 @@ from service.gateway.http.streams import frame
 from service.text import tools
 from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 
-#: of each kind of block: the field that pieces extend, the kind of a piece, its field
+#: kind of a block -> the field that pieces extend, the kind of a piece, its field
 _PIECES = {
     "text": ("text", "text_delta", "text"),
     "thinking": ("thinking", "thinking_delta", "thinking"),
@@ -114,22 +114,22 @@ class ContentBuilder:
     """
 
     def __init__(self, answer_format: tools.AnswerFormat) -> None:
-        self._reader = tools.OutputParser(answer_format, lambda: f"toolu_{secrets.token_hex(12)}")
+        self._parser = tools.OutputParser(answer_format, lambda: f"toolu_{secrets.token_hex(12)}")
         self._kind: str | None = None
         self._count = 0
 
     @property
     def called(self) -> bool:
         """Whether the message has calls, and all of them are complete."""
-        return self._reader.called
+        return self._parser.called
 
     def push(self, text: str) -> Iterator[Json]:
         """The events that the next piece of the answer's text leads to."""
-        return self._events(self._reader.push(text))
+        return self._events(self._parser.push(text))
 
     def finish(self) -> Iterator[Json]:
         """The last events."""
-        yield from self._events(self._reader.finish())
+        yield from self._events(self._parser.finish())
         yield from self._end()
 
     def _events(self, events: Iterable[tools.OutputEvent]) -> Iterator[Json]:
@@ -166,7 +166,7 @@ class ContentBuilder:
 
 
 def blocks_of(events: Iterable[Json]) -> list[ContentBlock]:
-    """The blocks that events make. The input of a call that was cut has what was complete."""
+    """The blocks that events make. The input of a call that was cut has its complete part."""
     blocks: list[Any] = []
     texts: list[str] = []
     for event in events:

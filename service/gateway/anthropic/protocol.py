@@ -34,7 +34,7 @@ class TextBlock(LenientModel):
 
 
 class ThinkingBlock(LenientModel):
-    """What the model thought before an earlier answer. Other fields, such as `signature`, are ignored."""
+    """The thinking before an earlier answer. Other fields, such as `signature`, are ignored."""
 
     type: Literal["thinking"]
     thinking: str
@@ -61,7 +61,7 @@ TextBlocks = Annotated[
 
 
 class ToolResultBlock(LenientModel):
-    """What a tool answered to a call. `is_error` changes nothing: the content tells."""
+    """The result of a call. `is_error` changes nothing: the content tells."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -175,7 +175,7 @@ class TextContent(TypedDict):
 
 
 class ThinkingContent(TypedDict):
-    """What the model thought before. There is no signature."""
+    """The thinking before the answer. There is no signature."""
 
     type: Literal["thinking"]
     thinking: str
@@ -211,7 +211,7 @@ class MessageStop(TypedDict):
 
 
 class MessageExtras(TypedDict):
-    """What this service adds."""
+    """The fields that this service adds."""
 
     stats: DecodedStats
     trace: NotRequired[Sequence[TraceStep]]
@@ -219,7 +219,7 @@ class MessageExtras(TypedDict):
 
 
 class MessageHead(TypedDict):
-    """What a message and the first event of its stream begin with."""
+    """The first fields of a message and of the first event of its stream."""
 
     id: str
     type: Literal["message"]

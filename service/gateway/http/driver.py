@@ -188,7 +188,7 @@ class StreamFrames:
         return opening + (builder.closing(index, item) if isinstance(item, Ending) else builder.step(item))
 
 
-# --- classes of routes behind an API key -----------------------------------------------------------
+# --- routes behind an API key ----------------------------------------------------------------------
 
 
 def locked(authorize: Authorize) -> type[APIRoute]:
@@ -213,31 +213,3 @@ def locked(authorize: Authorize) -> type[APIRoute]:
             return authorized
 
     return Locked
-
-
-def answering(
-    authorize: Authorize, count: CountError, answer: Callable[[MrpServeError, str], Response]
-) -> type[APIRoute]:
-    """A class of routes that need an API key, and that count and answer their errors.
-
-    `answer`: makes the response of an error and the id of its request. The application handles other errors.
-    """
-
-    class Answering(locked(authorize)):  # type: ignore[misc]  # a class made here
-        """Answers every MrpServeError itself."""
-
-        def get_route_handler(self) -> _Handler:
-            """The handler with its errors caught."""
-            handle: _Handler = super().get_route_handler()
-
-            async def caught(request: Request) -> Response:
-                try:
-                    return await handle(request)
-                except MrpServeError as error:
-                    if request.method == "POST":
-                        count(error)
-                    return answer(error, request.scope["request_id"])
-
-            return caught
-
-    return Answering

@@ -38,6 +38,8 @@ class ErrorAnswer(TypedDict):
 CountError = Callable[[MrpServeError], None]
 #: makes the JSON of an error and the id of its request
 Write = Callable[[MrpServeError, str], Mapping[str, Any]]
+#: makes the response to an error, of the id of its request, its path and further headers
+Respond = Callable[[MrpServeError, str, str, Mapping[str, str]], JSONResponse]
 
 #: key in the scope of a request, set once the error that ends the request is logged
 LOGGED = "mrp_error_logged"
@@ -56,16 +58,14 @@ class _HttpError(MrpServeError):
         self.code = _CODES.get(status, "http_error")
 
 
-def install_error_handlers(app: FastAPI, count: CountError, writer: Callable[[str], Write]) -> None:
-    """Answers every exception of the app's routes. `writer` gives the function that writes the errors of a path.
-
-    `count` gets the errors of POST requests.
-    """
+def install_error_handlers(app: FastAPI, count: CountError, respond: Respond) -> None:
+    """Answers every exception of the app's routes by `respond`. `count` gets the errors of POST requests."""
 
     def answer(request: Request, error: MrpServeError, headers: dict[str, str] | None = None) -> JSONResponse:
         if request.method == "POST":
             count(error)
-        return problem(error, request.scope["request_id"], headers, writer(request.url.path))
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        return respond(error, request.scope["request_id"], path, headers or {})
 
     @app.exception_handler(MrpServeError)
     async def ours(request: Request, error: MrpServeError) -> JSONResponse:
@@ -96,10 +96,10 @@ def error_json(error: MrpServeError, request_id: str) -> ErrorAnswer:
 
 
 def problem(
-    error: MrpServeError, request_id: str, headers: dict[str, str] | None = None, write: Write = error_json
+    error: MrpServeError, request_id: str, headers: Mapping[str, str] = {}, write: Write = error_json
 ) -> JSONResponse:
     """The answer to a request that failed."""
-    headers = dict(headers or {})
+    headers = dict(headers)
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if error.status == 401:

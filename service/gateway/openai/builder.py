@@ -1,8 +1,8 @@
 """Builds completions and chat completions, whole or as events, in OpenAI's shape with additional fields.
 
-Every choice also has `token_ids`, and at its end `stats`: those of POST /generate with its finish reason, mode and
-seed. `trace` is added on request. A time-out has OpenAI's finish reason `length`. Events are unnamed, then `[DONE]`.
-OpenAI's client raises an event with an `error`, after which no `[DONE]` follows.
+Every choice also has `token_ids`, and at its end the `stats` of POST /generate with its finish reason, mode and seed.
+`trace` is added on request. A time-out has OpenAI's finish reason `length`. Events are unnamed, then `[DONE]`. OpenAI's
+client raises an event with an `error`, after which no `[DONE]` follows.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from service.gateway.openai.protocol import (
     ChatCompletion,
     ChoiceEnd,
     ChoiceTokens,
+    CompletionAnswer,
     CompletionHead,
     FinishReasonName,
     MessageChoice,
     Met,
     OpenAiUsage,
     TextChoice,
-    TextCompletion,
 )
 from service.text import tools
 from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest
@@ -195,7 +195,7 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
         super().__init__(requests, model, options)
         self._echoes = echoes
 
-    async def whole(self, answers: Sequence[Answer]) -> TextCompletion:
+    async def whole(self, answers: Sequence[Answer]) -> CompletionAnswer:
         choices = await self._choices(answers)
         return {**self._head, "object": "text_completion", "choices": choices, "usage": self._usage()}
 
@@ -253,11 +253,11 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
                 return {"delta": {"content": text}}
             case tools.ReasoningDelta(text):
                 return {"delta": {"reasoning_content": text}}
-            case tools.ToolCallStart(number, call, name):
-                begun = {"id": call, "type": "function", "function": {"name": name, "arguments": ""}}
-                return {"delta": {"tool_calls": [{"index": number, **begun}]}}
-            case tools.ToolCallDelta(number, text):
-                return {"delta": {"tool_calls": [{"index": number, "function": {"arguments": text}}]}}
+            case tools.ToolCallStart(index, call, name):
+                opened = {"id": call, "type": "function", "function": {"name": name, "arguments": ""}}
+                return {"delta": {"tool_calls": [{"index": index, **opened}]}}
+            case tools.ToolCallDelta(index, text):
+                return {"delta": {"tool_calls": [{"index": index, "function": {"arguments": text}}]}}
             case _:
                 return None
 
@@ -286,9 +286,9 @@ def _record(token: str, data: bytes | None, logprob: float) -> Json:
 
 
 def _by_name(token: TokenLogprob) -> dict[str, float]:
-    """Name -> log-probability: of the likeliest tokens, and of the chosen one. Of two of one name, the likelier."""
-    named = {other.text: min(0.0, other.logprob) for other in reversed(token.likeliest)}
-    return {**dict(reversed(named.items())), token.token: token.logprob}
+    """Text -> log-probability of the likeliest tokens and of the chosen one. Of two with one text, the likelier."""
+    logprobs = {other.text: min(0.0, other.logprob) for other in reversed(token.likeliest)}
+    return {**dict(reversed(logprobs.items())), token.token: token.logprob}
 
 
 def _data(body: Mapping[str, object]) -> bytes:

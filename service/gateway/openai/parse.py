@@ -139,10 +139,10 @@ def _prompt(prompt: protocol.CompletionPrompt) -> Json:
 
 def _logprobs_fields(common: GenerateCommon, alternatives: int | None) -> Json:
     """The fields of a request from which log-probabilities are read. `alternatives`: per token, None for none."""
-    named = alternatives is not None
+    wants = alternatives is not None
     return {
-        "return_trace": named or common.return_trace,
-        "return_pieces": named,
+        "return_trace": wants or common.return_trace,
+        "return_pieces": wants,
         "top_logprobs": alternatives or 0,
     }
 
@@ -169,7 +169,7 @@ def _options(
 
 
 def _tool_use(request: protocol.ChatRequest) -> ToolUse | None:
-    """What the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
+    """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
     functions = (spec.function for spec in request.tools)
     tools = tuple(Tool(function.name, function.description, function.parameters) for function in functions)
     choice, parallel = request.tool_choice, request.parallel_tool_calls
@@ -183,14 +183,14 @@ def _tool_use(request: protocol.ChatRequest) -> ToolUse | None:
 
 def think(effort: protocol.Effort | None, options: protocol.TemplateOptions | None) -> tuple[bool | None, str]:
     """Whether to think, None leaves it to the chat template; and the field that says so."""
-    wanted = None if effort is None else effort != "none"
+    thinks = None if effort is None else effort != "none"
     enabled = options.enable_thinking if options else None
-    if wanted is None or enabled is None:
-        return (enabled, "chat_template_kwargs") if wanted is None else (wanted, "reasoning_effort")
-    if wanted != enabled:
+    if thinks is None or enabled is None:
+        return (enabled, "chat_template_kwargs") if thinks is None else (thinks, "reasoning_effort")
+    if thinks != enabled:
         raise InvalidRequest(
             f"reasoning_effort is {effort!r} and chat_template_kwargs.enable_thinking {str(enabled).lower()}; "
             "give one of them",
             param="chat_template_kwargs",
         )
-    return wanted, "reasoning_effort"
+    return thinks, "reasoning_effort"

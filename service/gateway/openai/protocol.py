@@ -107,10 +107,10 @@ class AllowedChoice(StrictModel):
     allowed_tools: AllowedTools
 
 
-def _any_tool_choice(value: object, known: ValidatorFunctionWrapHandler) -> object:
+def _any_tool_choice(value: object, validate: ValidatorFunctionWrapHandler) -> object:
     """One error instead of one for each kind of choice."""
     try:
-        return known(value)
+        return validate(value)
     except ValidationError:
         message = "none, auto, required, a function by its name or allowed_tools is expected"
         raise PydanticCustomError("tool_choice", message) from None
@@ -121,7 +121,7 @@ ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool | Allowed
 
 
 class TemplateOptions(StrictModel):
-    """What vLLM's clients tell the chat template."""
+    """The options of vLLM's clients for the chat template."""
 
     enable_thinking: bool | None = None
 
@@ -152,7 +152,9 @@ class CompletionRequest(OpenAiRequest):
         Field(json_schema_extra=_PROMPT_SCHEMA),
     ]
     echo: bool = Field(False, description="put the prompt before the answer; needs prompts that are texts")
-    logprobs: int | None = Field(None, ge=0, le=MAX_LIKELIEST, description="so many of the likeliest for each token")
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_LIKELIEST, description="the number of likeliest tokens for each token"
+    )
 
 
 class ChatRequest(OpenAiRequest):
@@ -171,7 +173,7 @@ class ChatRequest(OpenAiRequest):
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="newer name of max_tokens")
     logprobs: bool = Field(False, description="log-probabilities of the answer's tokens")
     top_logprobs: int | None = Field(
-        None, ge=0, le=MAX_LIKELIEST, description="so many of the likeliest for each token; needs logprobs"
+        None, ge=0, le=MAX_LIKELIEST, description="the number of likeliest tokens for each token; needs logprobs"
     )
 
 
@@ -195,7 +197,7 @@ class ChoiceTokens(TypedDict):
 
 
 class ChoiceEnd(ChoiceTokens, Met):
-    """What the choices of both routes have."""
+    """The end of a choice, on both routes."""
 
     finish_reason: FinishReasonName
     stats: DecodedStats
@@ -241,20 +243,20 @@ class MessageChoice(ChoiceEnd):
 
 
 class OpenAiUsage(Usage):
-    """Token counts, and those of the prompt that the prefix cache had."""
+    """Token counts, with the tokens of the prompt that the prefix cache had."""
 
     prompt_tokens_details: dict[str, int]
 
 
 class CompletionHead(TypedDict):
-    """What the answers and the frames of both routes begin with."""
+    """The first fields of the answers and the frames of both routes."""
 
     id: str
     created: int
     model: str
 
 
-class TextCompletion(CompletionHead):
+class CompletionAnswer(CompletionHead):
     """The answer of POST /v1/completions."""
 
     object: Literal["text_completion"]

@@ -7,9 +7,9 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from service.gateway.errors import OpenAiErrorAnswer, in_openai_terms, openai_problem
+from service.gateway.errors import OpenAiErrorAnswer, in_openai_terms
 from service.gateway.http.api_requests import BodyFields
-from service.gateway.http.driver import Api, JsonAnswer, Upstream, answering, respond
+from service.gateway.http.driver import Api, JsonAnswer, Upstream, locked, respond
 from service.gateway.http.errors import renamed
 from service.gateway.http.models import Model, model_json
 from service.gateway.http.openapi import body_docs, errors, route_docs, shared_schema
@@ -19,8 +19,8 @@ from service.gateway.openai.protocol import (
     MAX_TEMPERATURE,
     ChatCompletion,
     ChatRequest,
+    CompletionAnswer,
     CompletionRequest,
-    TextCompletion,
 )
 from service.gateway.openai.responses.parse import FIELDS as RESPONSE_FIELDS
 from service.gateway.openai.responses.parse import parse_responses
@@ -51,9 +51,9 @@ RESPONSES: Final = Api(parse_responses, lambda error, _: renamed(error, {"max_ne
 
 def openai_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
-    router = APIRouter(prefix="/v1", route_class=answering(upstream.authorize, upstream.count, openai_problem))
+    router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
 
-    completion = _docs("Completions as OpenAI's client asks for them", TextCompletion, _COMPLETION_STREAM)
+    completion = _docs("Completions as OpenAI's client asks for them", CompletionAnswer, _COMPLETION_STREAM)
     chat = _docs("Chat completions as OpenAI's client asks for them", ChatCompletion, _COMPLETION_STREAM)
     response = _docs("Responses as OpenAI's client asks for them, without state", ResponseObject, _RESPONSE_STREAM)
 

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from service.decode.mode import ScoreMode
 from service.engine.request import SamplingParams
 from service.errors import InvalidRequest, MrpServeError
-from service.gateway.errors import OpenAiErrorAnswer, openai_problem
+from service.gateway.errors import OpenAiErrorAnswer
 from service.gateway.http.api_requests import BodyFields, parse_own, parse_shared
-from service.gateway.http.driver import Api, ResponseBuilder, Upstream, answering, respond
+from service.gateway.http.driver import Api, ResponseBuilder, Upstream, locked, respond
 from service.gateway.http.openapi import body_docs, errors, inlined, route_docs
 from service.gateway.http.parse import RequestContext, to_replica_request
 from service.gateway.http.protocol import PROMPTS
@@ -38,7 +38,7 @@ _EXAMPLE: Final = {
 
 def score_router(upstream: Upstream) -> APIRouter:
     """The route, to be mounted at the root."""
-    router = APIRouter(prefix="/v1", route_class=answering(upstream.authorize, upstream.count, openai_problem))
+    router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
 
     @router.post("/score", **_docs())
     async def score(request: Request) -> Response:

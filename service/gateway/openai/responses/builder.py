@@ -46,13 +46,13 @@ class ResponsesBuilder(ResponseBuilder):
         [answer] = answers
         self._trace.extend(answer.trace)
         for _ in (*self._output.push(answer.text), *self._output.finish(whole=_whole(answer.ending))):
-            pass  # the items are what counts
+            pass  # only the items count
         return self._ended(answer.ending)
 
     def opening(self, index: int, first: Progress | Chunk | Ending) -> bytes:
-        begun = self._response("in_progress")
+        response = self._response("in_progress")
         kinds = ("response.created", "response.in_progress")
-        return self._written({"type": kind, "response": begun} for kind in kinds)
+        return self._written({"type": kind, "response": response} for kind in kinds)
 
     def piece(self, index: int, chunk: Chunk) -> bytes:
         self._trace.extend(chunk.trace)
@@ -127,18 +127,18 @@ class OutputBuilder:
     """
 
     def __init__(self, answer_format: tools.AnswerFormat) -> None:
-        self._reader = tools.OutputParser(answer_format)
+        self._parser = tools.OutputParser(answer_format)
         self.items: list[OutputItem] = []
         self._item: OutputItem | None = None
         self._text = ""
 
     def push(self, text: str) -> Iterator[Json]:
         """The events that the next piece of the answer's text leads to."""
-        return self._events(self._reader.push(text))
+        return self._events(self._parser.push(text))
 
     def finish(self, *, whole: bool) -> Iterator[Json]:
         """The last events. `whole`: whether the answer ended by itself; an item that was cut is incomplete."""
-        yield from self._events(self._reader.finish())
+        yield from self._events(self._parser.finish())
         yield from self._end("completed" if whole else "incomplete")
 
     def _events(self, events: Iterable[tools.OutputEvent]) -> Iterator[Json]:

@@ -53,8 +53,8 @@ FIELDS = BodyFields(PASSED - {"response_format"}, _NO_OPS, _HINTS)
 def parse_responses(body: Mapping[str, Any], context: RequestContext) -> ResponsesBuilder:
     """Parses a body. Raises InvalidRequest or UnknownModel with the reason."""
     _check_state(body)
-    own_fields, shared = FIELDS.split(body, protocol.ResponsesRequest)
-    request = parse_own(own_fields, protocol.ResponsesRequest, context.card)
+    fields, shared = FIELDS.split(body, protocol.ResponsesRequest)
+    request = parse_own(fields, protocol.ResponsesRequest, context.card)
     shared |= _form(request)
     if request.max_output_tokens is not None:
         shared["max_new_tokens"] = request.max_output_tokens
@@ -68,18 +68,18 @@ def parse_responses(body: Mapping[str, Any], context: RequestContext) -> Respons
 
 
 def _check_state(body: Mapping[str, Any]) -> None:
-    """Refuses what refers to a stored response."""
+    """Refuses references to a stored response."""
     if body.get("previous_response_id") is not None:
         raise InvalidRequest(
             "previous_response_id is given, and no response is stored; send the whole conversation as input",
             param="previous_response_id",
         )
     items = body.get("input")
-    for number, item in enumerate(items if isinstance(items, list) else []):
+    for index, item in enumerate(items if isinstance(items, list) else []):
         if isinstance(item, Mapping) and item.get("type") == "item_reference":
             raise InvalidRequest(
-                f"input.{number} refers to a stored item, and none is stored; send the item itself",
-                param=f"input.{number}",
+                f"input.{index} refers to a stored item, and none is stored; send the item itself",
+                param=f"input.{index}",
             )
 
 
@@ -94,7 +94,7 @@ def _form(request: protocol.ResponsesRequest) -> dict[str, Any]:
 
 
 def _tool_use(request: protocol.ResponsesRequest) -> ToolUse | None:
-    """What the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
+    """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
     tools = tuple(Tool(tool.name, tool.description, tool.parameters) for tool in request.tools)
     choice, parallel = request.tool_choice, request.parallel_tool_calls
     if isinstance(choice, protocol.FunctionChoice):
@@ -109,7 +109,7 @@ def _tool_use(request: protocol.ResponsesRequest) -> ToolUse | None:
 
 @dataclass(slots=True)
 class _AssistantTurn:
-    """The assistant's items that follow each other: one message of what was thought, said and called."""
+    """The assistant's items that follow each other: one message of thinking, text and calls."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
@@ -126,14 +126,14 @@ def for_template(instructions: str | None, items: Sequence[protocol.InputItem]) 
     """The items as chat templates take them. InvalidRequest: no message, bad arguments, or a result of no call."""
     made: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     turn, called = _AssistantTurn(), dict[str, str]()
-    for number, item in enumerate(items):
+    for index, item in enumerate(items):
         match item:
             case protocol.ReasoningItem():
                 turn.thoughts += [part.text for part in item.content or ()]
             case protocol.CallItem():
                 called[item.call_id] = item.name
                 turn.calls.append(
-                    (item.call_id, item.name, parse_arguments(item.arguments, f"input.{number}.arguments"))
+                    (item.call_id, item.name, parse_arguments(item.arguments, f"input.{index}.arguments"))
                 )
             case protocol.MessageItem(role="assistant"):
                 turn.texts.append(_text(item.content))
@@ -146,9 +146,9 @@ def for_template(instructions: str | None, items: Sequence[protocol.InputItem]) 
                 made += turn.pop()
                 if item.call_id not in called:
                     raise InvalidRequest(
-                        f"input.{number}.call_id is {item.call_id[:80]!r}, no call before has this id; send the whole "
+                        f"input.{index}.call_id is {item.call_id[:80]!r}, no call before has this id; send the whole "
                         "conversation, since no response is stored",
-                        param=f"input.{number}.call_id",
+                        param=f"input.{index}.call_id",
                     )
                 made.append(tool_message(item.call_id, called[item.call_id], _text(item.output)))
     made += turn.pop()

@@ -54,7 +54,7 @@ class CallItem(LenientModel):
 
 
 class ResultItem(LenientModel):
-    """What a tool answered to a call."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -69,7 +69,7 @@ class ThoughtPart(LenientModel):
 
 
 class ReasoningItem(LenientModel):
-    """What the model thought before. Summaries are ignored."""
+    """The thinking before an earlier answer. Summaries are ignored."""
 
     type: Literal["reasoning"]
     content: Annotated[list[ThoughtPart], Field(fail_fast=True)] | None = None
