@@ -38,7 +38,7 @@ from tests.gateway.generate.test_ranks import ThenElsewhere
 from tests.gateway.helpers import eventually, idle, over, samples_of
 from tests.other_weights import other_weights
 from tests.parallel.test_team import alive
-from tests.process_parts import path_of
+from tests.process_deps import path_of
 
 UNMEASURED = path_of("UNMEASURED")
 
@@ -58,8 +58,8 @@ async def remote(settings: Settings) -> AsyncIterator[Replica]:
     assert not alive(process)
 
 
-async def start(settings: Settings, parts: str = UNMEASURED) -> EngineProcessClient:
-    return await EngineProcessClient.start(settings, ReplicaMetrics().add_sums, parts)
+async def start(settings: Settings, deps: str = UNMEASURED) -> EngineProcessClient:
+    return await EngineProcessClient.start(settings, ReplicaMetrics().add_sums, deps)
 
 
 def request(name: str = "one", **fields: Any) -> GenerationRequest:
@@ -277,7 +277,7 @@ class TestEnds:
 
     async def test_an_engine_that_fails_says_where(self, settings: Settings) -> None:
         engine = await start(settings, path_of("FAILING"))
-        with pytest.raises(EngineFailed, match=r"ZeroDivisionError in .*process_parts, line "):
+        with pytest.raises(EngineFailed, match=r"ZeroDivisionError in .*process_deps, line "):
             await blocks(engine, request())
         assert str(engine.failure).startswith("ZeroDivisionError in ")
         with pytest.raises(ReplicaStopping, match="the engine stopped: ZeroDivisionError"):
