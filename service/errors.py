@@ -217,6 +217,7 @@ class WeightUpdateFailed(MrpServeError):
     """
 
     status = 503
+    code = "exchange_failed"
 
 
 class OutOfMemory(MrpServeError):
