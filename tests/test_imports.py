@@ -26,8 +26,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.decode": ("service.errors",),
     "service.model": ("service.errors",),
     "service.constraints": ("service.data", "service.errors"),
-    "service.quality": ("service.decode", "service.errors"),
-    "service.engine.forward": ("service.decode", "service.engine.request", "service.model", "service.errors"),
+    "service.quality": ("service.decode", "service.model.config", "service.errors"),
+    "service.engine.forward": (
+        "service.decode",
+        "service.engine.memory_plan",
+        "service.engine.request",
+        "service.model",
+        "service.errors",
+    ),
     "service.engine": (
         "service.defaults",
         "service.decode",

@@ -47,12 +47,12 @@ class AdmissionController:
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, tenants: int = 1) -> None:
-        self._clock, self._share = clock, settings.share
+        self._clock, self._share = clock, settings.per_ingress
         self._ingresses, self._replicas = settings.num_ingresses, 1.0
         self._throughput = Throughput(clock)
         self._queue: FairQueue[Waiter] = FairQueue(settings.priority_aging_s)
         self._slots = Slots(self._queue, self._throughput, shared=tenants > 1)
-        limits = settings.max_queue_s, settings.share(settings.max_waiting)
+        limits = settings.max_queue_s, settings.per_ingress(settings.max_waiting)
         self._policy = QueuePolicy(self._queue, self._throughput, limits, clock)
         self._limits = RateLimits(clock, settings.num_ingresses)
         self._demand = ReplicaDemand(settings.slots, settings.target_queue_s, clock)

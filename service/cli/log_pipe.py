@@ -17,7 +17,7 @@ _END = b"\0\n"
 
 
 class LogPipe:
-    """A named pipe at `path`, which may be written to while the context is open. `folder`: of this user alone."""
+    """A named pipe at `path`, open for writers in the context. `folder`: no other user may enter it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "log"

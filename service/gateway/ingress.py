@@ -209,7 +209,9 @@ class Ingress:
         for replica_request in requests:
             if replica_request.quality:
                 self._registry.add(
-                    "request_quality_total", quality=replica_request.quality, plan=Plan.of(replica_request.params).name
+                    "request_quality_total",
+                    quality=replica_request.quality,
+                    plan=Plan.from_mode(replica_request.params).name,
                 )
         return charge
 

@@ -30,8 +30,8 @@ from service.engine.forward.rows import anchors_of
 from service.errors import EngineFailed, MrpServeError, ReplicaLost, SettingsError
 from service.ipc import Channel, start_child
 from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve
-from service.model.memory import DeviceMemory, memory_of
-from service.model.shard import Shard
+from service.model.config import Shard
+from service.model.device import DeviceMemory, memory_of
 from service.model.weight_update import apply_update, load_update
 from service.parallel import messages
 from service.parallel.process_group import ProcessGroup

@@ -15,7 +15,7 @@ from service.engine.forward.rows import Row
 from service.errors import MrpServeError
 from service.messagepack import Extension, MessagePack
 from service.model import LoadOptions
-from service.model.memory import DeviceMemory
+from service.model.device import DeviceMemory
 
 
 class Join(Data, frozen=True, tag=1):

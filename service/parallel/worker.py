@@ -25,7 +25,7 @@ from service.engine.forward.rows import Anchor, ForwardOutput
 from service.errors import EngineFailed, MrpServeError
 from service.ipc import Channel
 from service.model import Checkpoint, load_checkpoint
-from service.model.memory import memory_of
+from service.model.device import memory_of
 from service.model.weight_update import apply_update, load_update
 from service.parallel import messages
 from service.parallel.process_group import ProcessGroup

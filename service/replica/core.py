@@ -15,8 +15,7 @@ from service.constraints.vocabulary import TokenVocabulary
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, Observer
 from service.engine.memory_plan import RequestedSizes, plan_memory
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.memory import DeviceMemory, memory_of
-from service.model.options import pick_device, pick_dtype
+from service.model.device import DeviceMemory, memory_of, pick_device, pick_dtype
 from service.model.weight_update import apply_update, check_update, load_update
 from service.parallel import TensorParallelExecutor
 from service.replica.messages import EngineInfo
@@ -54,7 +53,7 @@ class EngineCore:
         # The ingress limits the waiting requests. The engine has room for all that the ingress admits.
         self.room = settings.max_waiting + max(settings.slots, slots_of(engine.max_running))
         load = codec or partial(TextCodec.load, checkpoint.path)
-        self.compiler = GrammarCompiler(lambda: TokenVocabulary.of(load(), checkpoint.config))
+        self.compiler = GrammarCompiler(lambda: TokenVocabulary.for_checkpoint(load(), checkpoint.config))
         self._checkpoint = checkpoint
         self._options = LoadOptions(
             checkpoint.dtype,

@@ -9,7 +9,7 @@ import msgspec
 from service.constraints import Constraint
 from service.data import Data
 from service.engine import EngineState, GenerationRequest
-from service.engine.streams import Item
+from service.engine.streams import EngineOutput
 from service.errors import MrpServeError
 from service.messagepack import MessagePack
 from service.model import ModelConfig
@@ -107,7 +107,7 @@ class StepOutputs(Data, frozen=True, tag=3):
     None if it has not. `sums`: encoded metrics (`encode_sums`), empty if they come with a later message.
     """
 
-    items: list[Item]
+    items: list[EngineOutput]
     finished: list[str]
     state: EngineState
     failure: str | None = None

@@ -25,11 +25,11 @@ from service.decode.block import Step
 from service.engine import BlockEvent, EngineDeps, GenerationRequest, StepReport
 from service.engine.gil_and_gc import tune_interpreter
 from service.engine.request import RequestFailed
-from service.engine.streams import Item
+from service.engine.streams import EngineOutput
 from service.engine.thread import EngineThread
 from service.errors import EngineFailed, MrpServeError
 from service.ipc import BEAT_S, Channel, Frames
-from service.model.options import set_threads
+from service.model.device import set_threads
 from service.replica import messages
 from service.replica.core import EngineCore, load_core
 from service.replica.metrics import EngineMetrics
@@ -66,7 +66,7 @@ class _Steps:
         if event.finish_reason is not None:
             self._finished.append(request.request_id)
 
-    def deliver(self, items: list[Item]) -> None:
+    def deliver(self, items: list[EngineOutput]) -> None:
         """Sends the items. Metrics come with the end of a request, so they count every answer that a client has."""
         failure = self.thread.failure
         due = bool(self._finished) or time.monotonic() > self._due
@@ -126,7 +126,7 @@ class EngineProcess(Frames):
 
     async def _start(self, written: str) -> None:
         try:
-            settings = Settings.of_json(written)
+            settings = Settings.from_json(written)
             install_logs(settings)
             set_threads(settings.torch_threads, settings.tensor_parallel_size)
             self._core = await asyncio.to_thread(load_core, settings, self._steps, self._deps)

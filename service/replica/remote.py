@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from service.constraints import Constraint
 from service.engine.observer import EngineState
-from service.engine.request import BlockEvent, BlockProgress, GenerationRequest, RequestFailed
+from service.engine.request import BlockEvent, BlockProgress, GenerationRequest, RequestFailed, validate
 from service.engine.streams import RequestStreams
-from service.engine.validation import validate
 from service.errors import InvalidRequest, MrpServeError, ReplicaLost, ReplicaStopping
 from service.ipc import HUNG_S, LOOK_S, Frames, Silence, start_child
 from service.replica import messages
@@ -212,7 +211,7 @@ class EngineProcessClient(Frames):
         for item in outputs.items:
             if isinstance(item, RequestFailed):
                 self._forget(item.request_id)
-        self._streams.deliver_here(outputs.items)
+        self._streams.deliver_on_loop(outputs.items)
         if outputs.failure is not None:
             self.failure = outputs.failure
         if outputs.sums:

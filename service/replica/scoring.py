@@ -8,7 +8,7 @@ from service.decode.block import MASKED
 from service.engine.request import BlockEvent, LogprobsRequest
 from service.errors import InvalidRequest
 from service.text import TextCodec
-from service.text.score_prompts import SCORED, scored_chat_ids, scored_text_ids
+from service.text.codec import SCORED, scored_chat_ids, scored_text_ids
 from service.text.token_text import TopLogprob
 from service.wire import PositionScores, ReplicaRequest, Scoring
 
@@ -59,7 +59,7 @@ class PositionScorer:
 
         return tuple(
             PositionScores(
-                position, named(list(zip(request.token_ids, logprobs.named, strict=True))), named(logprobs.top)
+                position, named(list(zip(request.token_ids, logprobs.by_id, strict=True))), named(logprobs.top)
             )
             for position, logprobs in event.position_logprobs
         )

@@ -98,7 +98,7 @@ def hidden_of(networks: Any, group: RowGroup) -> torch.Tensor:
 @pytest.mark.parametrize("name", NAMES)
 def test_hidden_states_differ_by_rounding_alone(pair: TensorParallelExecutor, name: str) -> None:
     whole, part = load_checkpoint(GOLDEN / name), pair.load(GOLDEN / name, LoadOptions())
-    made = (whole, 8, ShapePolicy(1, same=False), ExecutionConfig())
+    made = (whole, 8, ShapePolicy(1, fixed_shapes=False), ExecutionConfig())
     alone, together = LocalModelForward(*made), pair.networks(part, *made[1:])
     size, pages = whole.config.block_size, [2, 0, 5]
     tokens = torch.randint(0, 500, (3, size), generator=torch.Generator().manual_seed(3)).tolist()

@@ -28,8 +28,8 @@ from service.errors import CheckpointError, EngineFailed, InvalidRequest
 from service.ipc import Malformed
 from service.messagepack import MessagePack
 from service.model import LoadOptions, load_checkpoint
-from service.model.memory import DeviceMemory
-from service.model.shard import Shard
+from service.model.config import Shard
+from service.model.device import DeviceMemory
 from service.parallel import messages as ranks
 from service.replica import messages
 from service.replica.messages import EngineInfo
@@ -109,7 +109,7 @@ def test_counts_come_back_equal() -> None:
 def test_settings_cross_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(port=1001, api_keys="a", admin_keys="b", model="m", log_file="x")
     monkeypatch.setenv("MRP_SERVE_PORT", "nonsense")
-    assert Settings.of_json(settings.to_json()) == settings.model_copy(update={"api_keys": (), "admin_keys": ()})
+    assert Settings.from_json(settings.to_json()) == settings.model_copy(update={"api_keys": (), "admin_keys": ()})
 
 
 def test_what_the_other_end_never_sends_is_refused() -> None:
@@ -129,7 +129,7 @@ def test_every_message_of_ranks_comes_back_equal() -> None:
         ranks.LoadCheckpoint("folder", options),
         ranks.LoadShard("folder", options),
         ranks.ApplyShard(),
-        ranks.OpenNetworks(8, ShapePolicy(1, same=True), "eager"),
+        ranks.OpenNetworks(8, ShapePolicy(1, fixed_shapes=True), "eager"),
     ]
     assert [again(ranks.AT_WORKER, message) for message in sent] == sent
     answers = [ranks.WorkerReady(), ranks.WorkerReady(DeviceMemory("cpu", 1, 2))]

@@ -38,9 +38,9 @@ from tests.gateway.generate.test_ranks import ThenElsewhere
 from tests.gateway.helpers import eventually, idle, over, samples_of
 from tests.other_weights import other_weights
 from tests.parallel.test_team import alive
-from tests.process_parts import named
+from tests.process_deps import path_of
 
-UNMEASURED = named("UNMEASURED")
+UNMEASURED = path_of("UNMEASURED")
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -58,8 +58,8 @@ async def remote(settings: Settings) -> AsyncIterator[Replica]:
     assert not alive(process)
 
 
-async def start(settings: Settings, parts: str = UNMEASURED) -> EngineProcessClient:
-    return await EngineProcessClient.start(settings, ReplicaMetrics().add_sums, parts)
+async def start(settings: Settings, deps: str = UNMEASURED) -> EngineProcessClient:
+    return await EngineProcessClient.start(settings, ReplicaMetrics().add_sums, deps)
 
 
 def request(name: str = "one", **fields: Any) -> GenerationRequest:
@@ -157,7 +157,7 @@ class TestAnswers:
             for engine in (remote._engine, generator._engine)
         ]
         assert found[0] == found[1]
-        assert all(len(known.top) == 3 and len(known.named) == 2 for known in found[0])
+        assert all(len(known.top) == 3 and len(known.by_id) == 2 for known in found[0])
 
     async def test_grammars_are_compiled_where_the_engine_is(self) -> None:
         there = await start_replica("r0", Settings(device="cpu"), UNMEASURED)
@@ -241,7 +241,7 @@ class TestEnds:
     async def test_a_killed_process_loses_nothing_that_can_go_on_elsewhere(
         self, settings: Settings, generator: Replica
     ) -> None:
-        lost = await start_replica("lost", settings, named("HANGING_LATER"))
+        lost = await start_replica("lost", settings, path_of("HANGING_LATER"))
         again: list[str] = []
         asked = parse_generate(body(max_new_tokens=400, temperature=0.7, seed=1, ignore_eos=True), "static")
         replica_request = to_replica_request(asked, RequestContext(lost.status().card, 60.0), stream=True)
@@ -265,7 +265,7 @@ class TestEnds:
         lost.close()
 
     async def test_closing_ends_what_waits(self, settings: Settings) -> None:
-        engine = await start(settings, named("HANGING"))
+        engine = await start(settings, path_of("HANGING"))
         waiting = asyncio.create_task(blocks(engine, request()))
         await eventually(lambda: bool(engine._requests))
         engine.close()
@@ -276,8 +276,8 @@ class TestEnds:
         assert engine.failure is None
 
     async def test_an_engine_that_fails_says_where(self, settings: Settings) -> None:
-        engine = await start(settings, named("FAILING"))
-        with pytest.raises(EngineFailed, match=r"ZeroDivisionError in .*process_parts, line "):
+        engine = await start(settings, path_of("FAILING"))
+        with pytest.raises(EngineFailed, match=r"ZeroDivisionError in .*process_deps, line "):
             await blocks(engine, request())
         assert str(engine.failure).startswith("ZeroDivisionError in ")
         with pytest.raises(ReplicaStopping, match="the engine stopped: ZeroDivisionError"):
@@ -286,7 +286,7 @@ class TestEnds:
 
     async def test_a_step_that_takes_too_long_ends_the_process(self, settings: Settings) -> None:
         short = settings.model_copy(update={"stall_timeout_s": 0.5})
-        engine = await start(short, named("HANGING"))
+        engine = await start(short, path_of("HANGING"))
         with pytest.raises(ReplicaLost, match=r"the engine's step has taken .* s, allowed are 0.5"):
             await blocks(engine, request())
         await eventually(lambda: not alive(engine.pid))
@@ -297,7 +297,7 @@ class TestEnds:
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(remote_module, "HUNG_S", 1.0)
-        engine = await start(settings, named("HANGING"))
+        engine = await start(settings, path_of("HANGING"))
         waiting = asyncio.create_task(blocks(engine, request()))
         await eventually(lambda: bool(engine._requests))
         os.kill(engine.pid, signal.SIGSTOP)
@@ -308,7 +308,7 @@ class TestEnds:
         engine.close()
 
     async def test_a_long_step_is_no_silence(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        engine = await start(settings, named("HANGING"))
+        engine = await start(settings, path_of("HANGING"))
         ends: list[float] = []
         monkeypatch.setattr(engine._silence, "end", lambda: ends.append(engine._silence.look()))
         waiting = asyncio.create_task(blocks(engine, request()))
