@@ -1,1 +1,1 @@
-"""What measures and compares for us: `python -m benchmarks.NAME`, from the repository's root. It is not installed."""
+"""Measures and compares the engine: `python -m benchmarks.NAME`, from the repository's root. It is not installed."""

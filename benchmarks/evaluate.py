@@ -14,8 +14,7 @@ from rich.table import Table
 from benchmarks.evaluation import Score, Variant, block_only, evaluate
 from benchmarks.options import heldout, run
 from service.calibration.plans import Grid, entropy_bounds, grid_lines, parse_plan, thresholds
-from service.calibration.scorers import demo
-from service.calibration.tasks import read_prompts, tasks_of
+from service.calibration.prompts import demo, read_prompts, tasks_of
 from service.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -32,7 +31,7 @@ from service.decode.registry import make_mode
 from service.demo import Problem
 from service.engine import Engine, EngineConfig, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.quantization import QUANT_SCHEMES
+from service.model.quantization.schemes import QUANT_SCHEMES
 from service.text import TextCodec
 
 #: mode -> the knobs that are tried by default: few, so that the table can be read
@@ -76,7 +75,7 @@ def command(
     variants = [parse_variant(words) for words in plan or ()]
     lines = read_prompts(text).lines if text else _lines(heldout(problems, seed))
     use_threads(threads)
-    checkpoint = load(model, device, dtype)
+    checkpoint = load(model, load_options(device, dtype))
     variants = variants or default_variants(with_mrp=checkpoint.mrp is not None)
     # Every plan decodes the same prompts. Without the prefix cache, every plan pays for them.
     limits = EngineConfig(prefix_cache=False, draft_candidates=draft_candidates)
@@ -103,7 +102,7 @@ def parse_variant(text: str) -> Variant:
 
 
 def default_variants(*, with_mrp: bool) -> list[Variant]:
-    """Static first. What needs MRP is tried with MRP's output set to zero, too."""
+    """Static first. A mode that needs MRP is also tried with MRP's output set to zero."""
     plans = [make_mode(mode, knobs) for mode, knobs in grid_lines(_GRID)]
     if not with_mrp:
         plans = [params for params in plans if not params.needs_mrp]
@@ -146,10 +145,10 @@ def _row(score: Score, *, judged: bool) -> dict[str, Any]:
 
 
 def _table(scores: list[Score], *, judged: bool) -> Table:
-    shown = table("mode", "engine", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted", plan="mode")
+    rows = table("mode", "engine", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted", plan="mode")
     for score in scores:
         plain = score.variant.engine == "mrp" and not score.variant.params.needs_mrp
-        shown.add_row(
+        rows.add_row(
             score.variant.name,
             "-" if plain else score.variant.engine,
             f"{score.accuracy:.3f}" if judged else "-",
@@ -158,7 +157,7 @@ def _table(scores: list[Score], *, judged: bool) -> Table:
             f"{score.same_as_first}/{len(score.completions)}",
             "-" if score.acceptance is None else f"{score.acceptance:.2f}",
         )
-    return shown
+    return rows
 
 
 if __name__ == "__main__":

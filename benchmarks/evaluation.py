@@ -4,7 +4,7 @@ Every plan decodes the same tasks with the same seeds. Plans are interleaved chu
 hurts all of them alike. Knows no files and no command line.
 
 Training shows MRP the clean text before a block. The published speculative and remask loops call MRP on the block
-alone. What that costs is measured by a checkpoint whose module is `BlockOnly`.
+alone. A checkpoint with a `BlockOnly` module measures the loss.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.calibration.tasks import PromptTask
+from service.calibration.prompts import PromptTask
 from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative
 from service.engine import Completion, Engine, GenerationRequest, SamplingParams
@@ -41,7 +41,7 @@ class Variant:
     @property
     def name(self) -> str:
         """Such as `speculative mrp_steps=4`."""
-        return Plan.of(self.params).name
+        return Plan.from_mode(self.params).name
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Score:
 
     @property
     def tokens_per_cpu_second(self) -> float:
-        """Tokens by the CPU time of all threads of this process: what is left to compare on a shared machine."""
+        """Tokens by the CPU time of all threads of this process, for comparisons on a shared machine."""
         return self.tokens / self.cpu_seconds
 
     @property
@@ -109,7 +109,7 @@ def evaluate(
 ) -> Iterator[list[Score]]:
     """Runs all variants over all tasks; yields the scores so far after every variant's turn at a chunk.
 
-    `limits`: max_new_tokens, and how many requests are decoded together (a chunk).
+    `limits`: max_new_tokens, and the number of requests that are decoded together (a chunk).
     """
     max_new_tokens, together = limits
     scores = [Score(variant) for variant in variants]
@@ -119,10 +119,10 @@ def evaluate(
             engine = engines[score.variant.engine]
             requests = [
                 GenerationRequest(
-                    str(start + number), task.prompt_token_ids, score.variant.params, sampling, max_new_tokens,
+                    str(start + index), task.prompt_token_ids, score.variant.params, sampling, max_new_tokens,
                     frozenset(engine.model.eos_token_ids),
                 )
-                for number, task in enumerate(chunk)
+                for index, task in enumerate(chunk)
             ]  # fmt: skip
             begin, cpu = time.perf_counter(), time.process_time()
             completions = engine.generate(requests)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.forward`: what a forward costs where prompts are long or lengths differ, as ratios.
+"""`python -m benchmarks.forward`: the price of forwards with long prompts or different lengths, as ratios.
 
 Random weights, one process, each ratio of things measured in turns, so a machine's speed cancels out. On one thread the
 clock is the thread's own time, whoever else wants the core.
@@ -32,7 +32,7 @@ from service.engine.forward.runner import CheckpointRunner
 from service.model import Checkpoint, LoadOptions
 
 _SIZE = 4
-#: config.json of the networks: 8 layers of 512, no MRP, an output head that weighs as much as the 1.7B shape's
+#: config.json of the networks: 8 layers of 512, no MRP, an output head with the 1.7B shape's part of the time
 RAW = {
     "model_type": "sdar", "block_size": _SIZE, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 16384,
@@ -53,10 +53,10 @@ def command(
     use_threads(threads)
     with Console(stderr=True).status("measuring …"):
         rows = list(ratios(rounds))
-    table = Table("what", "ms", "compared with", "ratio", "wanted", box=None, pad_edge=False)
+    table = Table("what", "ms", "compared with", "ratio", "limit", box=None, pad_edge=False)
     for row in rows:
-        wanted = "" if row.wanted is None else f"≤ {row.wanted:.2f}"
-        table.add_row(row.what, f"{row.milliseconds:,.1f}", f"{row.compared:,.1f}", f"{row.ratio:.2f}", wanted)
+        limit = "" if row.limit is None else f"≤ {row.limit:.2f}"
+        table.add_row(row.what, f"{row.milliseconds:,.1f}", f"{row.compared:,.1f}", f"{row.ratio:.2f}", limit)
     Console().print(table)
     if output:
         output.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
@@ -64,23 +64,23 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Medians over rounds: milliseconds of what is looked at and of what it is compared with, and their ratio.
+    """Medians over rounds: the milliseconds of two forwards or steps that are compared, and their ratio.
 
-    `wanted`: what the ratio should not be above; None where there is no limit.
+    `limit`: the largest ratio that is good; None: there is no limit.
     """
 
     what: str
     milliseconds: float
     compared: float
     ratio: float
-    wanted: float | None
+    limit: float | None
 
 
 def ratios(rounds: int, seed: int = 0) -> Iterator[Ratio]:
-    """All ratios, one after another; those over several steps in fewer rounds."""
+    """All ratios, one after another. Ratios over several steps have fewer rounds."""
     bench = Bench(random_checkpoint(RAW, LoadOptions()), random.Random(seed))
-    for length, wanted in ((512, 1.1), (1024, 1.0), (2048, 0.8), (4096, 0.8)):
-        yield from bench.first_block(length, wanted, rounds)
+    for length, limit in ((512, 1.1), (1024, 1.0), (2048, 0.8), (4096, 0.8)):
+        yield from bench.first_block(length, limit, rounds)
     yield bench.together(rounds)
     yield bench.mixed_step(rounds)
     yield bench.longest_step(rounds)
@@ -94,7 +94,7 @@ class Bench:
         self._checkpoint, self._rng = checkpoint, rng
         self._clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
-    def first_block(self, length: int, wanted: float, rounds: int) -> Iterator[Ratio]:
+    def first_block(self, length: int, limit: float, rounds: int) -> Iterator[Ratio]:
         """A lone prompt's first block, over transformers' prefill of the prompt with its logits, and without."""
         engine, plain = self._engine(), PlainLoop(self._checkpoint)
 
@@ -106,7 +106,7 @@ class Bench:
             return self._seconds(partial(block, prompt)), self._seconds(partial(plain.prefill, prompt, logits))
 
         what = f"first block of {length} tokens / transformers' prefill"
-        yield _ratio(what, partial(pair, True), wanted, rounds)
+        yield _ratio(what, partial(pair, True), limit, rounds)
         yield _ratio(f"{what} without logits", partial(pair, False), None, rounds)
 
     def together(self, rounds: int) -> Ratio:
@@ -115,7 +115,7 @@ class Bench:
 
         def pair() -> tuple[float, float]:
             prompts = [self._prompt(_SHORT) for _ in range(15)] + [self._prompt(2048)]
-            requests = [_request(str(number), prompt, 16) for number, prompt in enumerate(prompts)]
+            requests = [_request(str(index), prompt, 16) for index, prompt in enumerate(prompts)]
             apart = sum(self._seconds(partial(engine.generate, [request])) for request in requests)
             return self._seconds(partial(engine.generate, requests)), apart
 
@@ -123,14 +123,14 @@ class Bench:
 
     def mixed_step(self, rounds: int) -> Ratio:
         """A step over 15 short rows and one behind 4,096 tokens, over the sum of the two steps."""
-        short = [_request(str(number), self._prompt(_SHORT), 512) for number in range(15)]
+        short = [_request(str(index), self._prompt(_SHORT), 512) for index in range(15)]
         long = [_request("long", self._prompt(4096), 256)]
         engines = [self._running(requests) for requests in (short, long, [*short, *long])]
 
         def pair() -> tuple[float, float]:
             times = list(zip(*([self._seconds(engine.step) for engine in engines] for _ in range(_STEPS)), strict=True))
-            alone, behind, both = (statistics.median(column) for column in times)
-            return both, alone + behind
+            alone, far, both = (statistics.median(column) for column in times)
+            return both, alone + far
 
         return _ratio("step over 15 short rows and one behind 4096 / the two apart", pair, 1.15, min(rounds, 8))
 
@@ -138,7 +138,7 @@ class Bench:
         """Eight running requests: the longest step until a prompt of 2,048 tokens has its first block."""
 
         def pair() -> tuple[float, float]:
-            engine = self._running([_request(str(number), self._prompt(_SHORT), 512) for number in range(8)])
+            engine = self._running([_request(str(index), self._prompt(_SHORT), 512) for index in range(8)])
             quiet = statistics.median(self._seconds(engine.step) for _ in range(_STEPS))
             engine.submit(_request("long", self._prompt(2048), _SIZE, Static(_SIZE)))
             longest, ended = 0.0, False
@@ -195,11 +195,11 @@ def _request(name: str, prompt: tuple[int, ...], tokens: int, params: Static | N
     return GenerationRequest(name, prompt, params or Static(), max_new_tokens=tokens)
 
 
-def _ratio(what: str, pair: Callable[[], tuple[float, float]], wanted: float | None, rounds: int) -> Ratio:
+def _ratio(what: str, pair: Callable[[], tuple[float, float]], limit: float | None, rounds: int) -> Ratio:
     """The first round warms up and does not count."""
     pairs = [pair() for _ in range(rounds + 1)][1:]
     milliseconds, compared = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
-    return Ratio(what, milliseconds, compared, statistics.median(a / b for a, b in pairs), wanted)
+    return Ratio(what, milliseconds, compared, statistics.median(a / b for a, b in pairs), limit)
 
 
 if __name__ == "__main__":

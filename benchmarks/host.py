@@ -1,7 +1,7 @@
 """`python -m benchmarks.host`: the CPU time of a step beside its forwards, and how late an event loop is.
 
 The loop runs beside an engine that decodes on another thread of the process. A timer of the loop asks to be woken
-every few milliseconds. What it is late by is mostly the time that the loop waited for Python's lock, for a garbage
+every few milliseconds. Its delay is mostly the time that the loop waited for Python's lock, for a garbage
 collection, or for its own callbacks.
 """
 
@@ -23,7 +23,7 @@ from benchmarks.machine import machine_name
 from benchmarks.options import SeveralOption, run
 from benchmarks.steps import HOST_COSTS, host_milliseconds
 from service.calibration.plans import parse_plan
-from service.cli.options import DeviceOption, DtypeOption, ModelOption, OutputOption, load, use_threads
+from service.cli.options import DeviceOption, DtypeOption, ModelOption, OutputOption, load, load_options, use_threads
 from service.cli.output import Counter, results, table
 from service.decode.mode import DecodingMode
 from service.engine import AsyncEngine, Engine, EngineConfig, EngineDeps, GenerationRequest
@@ -64,7 +64,7 @@ def command(
     """Measures the host's time per request and step, and how late an event loop is beside the engine."""
     plans = {text: parse_plan(text) for text in plan}
     use_threads(threads)
-    checkpoint = load(model, device, dtype)
+    checkpoint = load(model, load_options(device, dtype))
     tune_interpreter()
     rows = list[dict[str, Any]]()
     with Counter(len(plans) * (len(concurrency) + bool(seconds))) as counter:
@@ -80,14 +80,14 @@ def command(
             rows.append(row)
     if output:
         output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    shown = table(
+    delays_table = table(
         "plan", *(f"µs, {count} together" for count in concurrency), "late ms: median", "99 %", "most", plan="plan"
     )
     for row in rows:
         late = row.get("late_ms", {})
         delays = [f"{late[name]:.1f}" if late else "" for name in ("median", "p99", "most")]
-        shown.add_row(row["plan"], *(f"{time:.0f}" for time in row["microseconds"].values()), *delays)
-    results().print(shown)
+        delays_table.add_row(row["plan"], *(f"{time:.0f}" for time in row["microseconds"].values()), *delays)
+    results().print(delays_table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ class Delays:
     most: float
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> Delays:
-        """Of at least one beat."""
+    def from_seconds(cls, seconds: Sequence[float]) -> Delays:
+        """The delays of at least one beat."""
         late = sorted(1e3 * second for second in seconds)
         return cls(len(late), late[len(late) // 2], late[int(0.99 * (len(late) - 1))], late[-1])
 
@@ -130,7 +130,7 @@ async def _measure(
     try:
         await asyncio.sleep(_WARM_UP_S)
         ids += [thread.native_id for thread in threading.enumerate() if thread.name == "engine" and thread.native_id]
-        return Delays.of(await _beats(seconds, ids))
+        return Delays.from_seconds(await _beats(seconds, ids))
     finally:
         for client in clients:
             client.cancel()
@@ -140,13 +140,13 @@ async def _measure(
 
 async def _ask(worker: AsyncEngine, slot: int, params: DecodingMode, tokens: int) -> None:
     """Requests of a slot, without end."""
-    number = 0
+    index = 0
     while True:
-        request = GenerationRequest(f"{slot}-{number}", (slot % 2,), params, max_new_tokens=tokens)
+        request = GenerationRequest(f"{slot}-{index}", (slot % 2,), params, max_new_tokens=tokens)
         async with aclosing(worker.generate(request)) as events:
             async for _ in events:
                 pass
-        number += 1
+        index += 1
 
 
 async def _beats(seconds: float, threads: Sequence[int]) -> list[float]:

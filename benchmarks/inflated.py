@@ -83,11 +83,11 @@ _DEVIATION = 0.02
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """Where the dimensions of an axis go: `taken` of the small one to `indices` of `size`."""
+    """Where the dimensions of an axis go: `sources` of the small one to `indices` of `size`."""
 
     size: int
     indices: Tensor
-    taken: Tensor
+    sources: Tensor
 
 
 class InflatedWeights:
@@ -141,7 +141,7 @@ class InflatedWeights:
 
     @property
     def _expert_scale(self) -> float:
-        """What makes up for the sum of the weights of a token's experts."""
+        """The divisor of the sum of the weights of a token's experts."""
         groups = self._large.experts and self._large.experts.groups
         return 1.0 / groups.scale if groups else 1.0
 
@@ -152,9 +152,9 @@ class InflatedWeights:
 
     def _placed(self, weight: Tensor, axes: Sequence[_Axis]) -> Tensor:
         large = torch.zeros([axis.size for axis in axes], device=self._device, dtype=self._dtype)
-        taken = torch.meshgrid(*(axis.taken.to(self._device) for axis in axes), indexing="ij")
+        sources = torch.meshgrid(*(axis.sources.to(self._device) for axis in axes), indexing="ij")
         indices = torch.meshgrid(*(axis.indices.to(self._device) for axis in axes), indexing="ij")
-        large[indices] = weight[taken].to(self._dtype)
+        large[indices] = weight[sources].to(self._dtype)
         return large
 
     def _further(self, name: str, leaf: str, shape: list[int]) -> Tensor:
@@ -168,7 +168,7 @@ class InflatedWeights:
         return torch.empty(shape, device=self._device, dtype=self._dtype).uniform_(-width, width, generator=generator)
 
     def _with_constant(self, name: str, weight: Tensor) -> Tensor:
-        """Writes the constant dimension, the first behind the small model's, into what makes, carries or reads it."""
+        """Writes the constant dimension, the first after the small model's, into the weights that use it."""
         index, vocabulary = self._small.hidden_size, self._small.vocab_size
         carried, read = self._loss()
         if name == "model.embed_tokens.weight":
@@ -184,14 +184,14 @@ class InflatedWeights:
         return weight
 
     def _loss(self) -> tuple[float, float]:
-        """What the last norm and the output head multiply the constant dimension with."""
+        """The factors of the constant dimension in the last norm and the output head."""
         norm, head = self._read("model.norm.weight").float(), self._read("lm_head.weight").float()
         hidden = self._small.hidden_size
         best = (head * norm).norm(dim=1).max().item() * math.sqrt(hidden)
         smallest = _TINY / (_GROWTH * math.sqrt(hidden / self._large.hidden_size))
-        wanted = _MARGIN * best / smallest
-        read = min(wanted, torch.finfo(self._dtype).max / 2)
-        return wanted / read, read
+        scale = _MARGIN * best / smallest
+        read = min(scale, torch.finfo(self._dtype).max / 2)
+        return scale / read, read
 
 
 def inflate(name: str | Path, shape: Shape, options: LoadOptions) -> Checkpoint:
@@ -214,9 +214,11 @@ def _check_fits(small: ModelConfig, large: ModelConfig) -> None:
         "num_key_value_heads": (small.num_kv_heads * _copies(small, large), large.num_kv_heads),
         "vocab_size": (small.vocab_size, large.vocab_size),
     }
-    for name, (least, size) in sizes.items():
-        if size < least:
-            raise InvalidRequest(f"the shape's {name} is {size}, this checkpoint needs at least {least}", param="shape")
+    for name, (smallest, size) in sizes.items():
+        if size < smallest:
+            raise InvalidRequest(
+                f"the shape's {name} is {size}, this checkpoint needs at least {smallest}", param="shape"
+            )
     rotated = large.rotary_dim or large.head_dim
     if rotated % small.head_dim:
         what = "head_dim" if rotated == large.head_dim else "rotated part of a head"
@@ -235,10 +237,10 @@ def _axes(small: ModelConfig, large: ModelConfig) -> dict[str, _Axis]:
     head = _rotary_indices(small.head_dim, large.rotary_dim or large.head_dim)
     per_key, room = small.num_heads // small.num_kv_heads, large.num_heads // large.num_kv_heads
     copies = _copies(small, large)
-    key_heads = [number // copies for number in range(small.num_kv_heads * copies)]
+    key_heads = [head_index // copies for head_index in range(small.num_kv_heads * copies)]
     query_heads = [
-        (number // per_key * copies + number % per_key // room) * room + number % per_key % room
-        for number in range(small.num_heads)
+        (head_index // per_key * copies + head_index % per_key // room) * room + head_index % per_key % room
+        for head_index in range(small.num_heads)
     ]
     hidden = torch.arange(small.hidden_size)
     return {
@@ -246,7 +248,7 @@ def _axes(small: ModelConfig, large: ModelConfig) -> dict[str, _Axis]:
         "hidden": _first(small.hidden_size, large.hidden_size),
         "inner": _first(small.intermediate_size, large.intermediate_size),
         "expert": _first(small.intermediate_size, _expert_size(large)),
-        "experts": _first(0, large.experts.number if large.experts else 0),
+        "experts": _first(0, large.experts.num_experts if large.experts else 0),
         "shared": _first(0, large.experts.shared_size if large.experts else 0),
         "pair": _Axis(
             2 * large.hidden_size,
@@ -256,13 +258,13 @@ def _axes(small: ModelConfig, large: ModelConfig) -> dict[str, _Axis]:
         "head": _Axis(large.head_dim, head, torch.arange(small.head_dim)),
         "queries": _Axis(
             large.num_heads * large.head_dim,
-            torch.cat([number * large.head_dim + head for number in query_heads]),
+            torch.cat([head_index * large.head_dim + head for head_index in query_heads]),
             torch.arange(small.num_heads * small.head_dim),
         ),
         "keys": _Axis(
             large.num_kv_heads * large.head_dim,
-            torch.cat([number * large.head_dim + head for number in range(len(key_heads))]),
-            torch.cat([number * small.head_dim + torch.arange(small.head_dim) for number in key_heads]),
+            torch.cat([head_index * large.head_dim + head for head_index in range(len(key_heads))]),
+            torch.cat([head_index * small.head_dim + torch.arange(small.head_dim) for head_index in key_heads]),
         ),
     }
 
@@ -277,8 +279,8 @@ def _expert_size(model: ModelConfig) -> int:
     return model.experts.intermediate_size if model.experts else model.intermediate_size
 
 
-def _first(taken: int, size: int) -> _Axis:
-    return _Axis(size, torch.arange(taken), torch.arange(taken))
+def _first(count: int, size: int) -> _Axis:
+    return _Axis(size, torch.arange(count), torch.arange(count))
 
 
 def _rotary_indices(small: int, large: int) -> Tensor:
@@ -291,7 +293,7 @@ def _rotary_indices(small: int, large: int) -> Tensor:
 
 
 def _scales(small: ModelConfig, large: ModelConfig) -> dict[str, float]:
-    """Leaf of a name -> what the weight is multiplied with."""
+    """Leaf of a name -> the factor of the weight."""
     hidden, head = small.hidden_size / large.hidden_size, small.head_dim / large.head_dim
     norms = ("norm", "enorm", "hnorm", "input_layernorm", "post_attention_layernorm")
     projections = dict.fromkeys(("q_proj", "k_proj"), math.sqrt(hidden / head))
@@ -301,7 +303,7 @@ def _scales(small: ModelConfig, large: ModelConfig) -> dict[str, float]:
 def _sources_of(config: ModelConfig) -> Mapping[str, list[str]]:
     """Published name of every weight -> Qwen3's names of the weights that lie behind each other in it."""
     sources = {name: [name] for name in _names(config)}
-    layers = (f"layers.{number}.self_attn.{leaf}.weight" for number in range(config.num_layers) for leaf in _OTHERWISE)
+    layers = (f"layers.{index}.self_attn.{leaf}.weight" for index in range(config.num_layers) for leaf in _OTHERWISE)
     for parameter in ("embed_tokens.weight", *layers):
         of_qwen3 = [part.name for part in qwen3.backbone_weights(config, parameter)]
         published = [part.name for part in family_named(config.family).weight_mappings(config, parameter)[0]]
@@ -314,15 +316,15 @@ def _sources_of(config: ModelConfig) -> Mapping[str, list[str]]:
 
 def _names(config: ModelConfig) -> list[str]:
     """Qwen3's names, in the order of a forward."""
-    layers = [("model.", number) for number in range(config.num_layers)]
+    layers = [("model.", index) for index in range(config.num_layers)]
     names = ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
     if config.mrp:
-        layers += [(_MRP, number) for number in range(config.mrp.num_layers)]
+        layers += [(_MRP, index) for index in range(config.mrp.num_layers)]
         names += [f"{_MRP}{leaf}.weight" for leaf in ("enorm", "hnorm", "eh_proj", "norm")]
-    for prefix, number in layers:
-        layer = f"{prefix}layers.{number}."
+    for prefix, index in layers:
+        layer = f"{prefix}layers.{index}."
         names += [f"{layer}{leaf}.weight" for leaf in (*_NORMS, *_ATTENTION)]
-        names += [f"{layer}mlp.{leaf}" for leaf in _of_a_feed_forward(config, prefix, number)]
+        names += [f"{layer}mlp.{leaf}" for leaf in _of_a_feed_forward(config, prefix, index)]
     return names
 
 
@@ -330,7 +332,7 @@ def _of_a_feed_forward(config: ModelConfig, prefix: str, layer: int) -> list[str
     experts = config.experts
     if prefix == _MRP or experts is None or layer not in experts.layers:
         return [f"{leaf}.weight" for leaf in _FEED_FORWARD]
-    folders = [f"experts.{number}." for number in range(experts.number)]
+    folders = [f"experts.{index}." for index in range(experts.num_experts)]
     folders += ["shared_experts."] if experts.shared_size else []
     router = ["gate.weight"] + (["gate.expert_bias"] if experts.groups else [])
     return router + [f"{folder}{leaf}.weight" for folder in folders for leaf in _FEED_FORWARD]

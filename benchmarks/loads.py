@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.machine import machine_name
 from benchmarks.options import SeveralOption, ShapeOption, heldout, load_in_shape, run
-from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, parts, plans_at_load
+from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, encoded, parts, plans_at_load
 from service.calibration.plans import parse_plan
 from service.cli.options import DeviceOption, DtypeOption, ModelOption, OutputOption, use_threads
 from service.cli.output import Counter, results, table
@@ -42,11 +42,10 @@ def command(
 ) -> None:
     """Compares speculative decoding, with automatic and with fixed drafts, with static on the held-out problems."""
     chosen = [Static(), *(parse_plan(text) for text in plan)] if plan else None
-    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout(problems, seed=1)]
+    drawn = heldout(problems, seed=1)
     use_threads(threads)
     checkpoint = load_in_shape(model, shape, device, dtype)
-    codec = TextCodec.load(checkpoint.path)
-    workload = Workload([tuple(codec.encode_chat(chat)) for chat in chats], temperature, requests, new_tokens)
+    workload = Workload(encoded(TextCodec.load(checkpoint.path), drawn), temperature, requests, new_tokens)
     plans, rows = chosen or plans_at_load(checkpoint.mrp is not None), list[dict[str, Any]]()
     circumstances = {"temperature": temperature, "shape": shape, "machine": machine_name(checkpoint.device)}
     with Counter(parts(plans, Rounds(concurrency, rounds))) as counter:
@@ -61,7 +60,7 @@ def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
     cpu, wall = plan.times_faster(static)
     return {
         "concurrency": plan.concurrency,
-        "plan": Plan.of(plan.params).name,
+        "plan": Plan.from_mode(plan.params).name,
         "tokens_per_forward": plan.tokens_per_forward,
         "cpu_milliseconds_per_token": plan.milliseconds_per_token,
         "times_static_cpu": cpu,
@@ -72,11 +71,11 @@ def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    shown = table("concurrent", "plan", "tokens/forward", "ms/token (CPU)", "times static (CPU)", "(wall)", plan="plan")
+    lines = table("concurrent", "plan", "tokens/forward", "ms/token (CPU)", "times static (CPU)", "(wall)", plan="plan")
     for row in rows:
         numbers = [f"{row[name]:.2f}" for name in list(row)[2:6]]
-        shown.add_row(str(row["concurrency"]), row["plan"], *numbers)
-    return shown
+        lines.add_row(str(row["concurrency"]), row["plan"], *numbers)
+    return lines
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The machine that a benchmark runs on: its name, its measured bandwidth and its measured rate of arithmetic.
 
-Both rates are measured with torch on the device itself, so what a step takes above its floor is the step's own.
+Both rates are measured with torch on the device itself, so a step's time above its floor is its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TURNS = 5
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device does: bytes read and floating-point operations, each by the second."""
+    """The rates of a device: bytes read and floating-point operations, each by the second."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -46,7 +46,7 @@ def machine_name(device: torch.device) -> str:
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """The device's rates in a dtype, best of some runs: what else the machine does only ever takes from them."""
+    """The device's rates in a dtype, best of some runs: other work on the machine only lowers them."""
     sides = _SIDES.get(device.type, _SIDES_ELSEWHERE)
     return Rates(_bytes_per_s(device), max(_flops_per_s(side, device, dtype) for side in sides))
 

@@ -1,4 +1,4 @@
-"""Options that several benchmarks share, the functions that load what they name, and `run`, which runs a benchmark."""
+"""Options that several benchmarks share, functions that load checkpoints, and `run`, which runs a benchmark."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def heldout(count: int, seed: int) -> list[Problem]:
     """`count` of the demo's held-out problems. SettingsError, which names `problems`, if there are fewer."""
     from service.demo import heldout_problems
 
-    if count > (most := len(heldout_problems())):
-        raise SettingsError(f"problems is {count}, allowed are 1 to {most}", param="problems")
+    if count > (available := len(heldout_problems())):
+        raise SettingsError(f"problems is {count}, allowed are 1 to {available}", param="problems")
     return heldout_problems(count, seed)
 
 
@@ -49,6 +49,5 @@ def load_in_shape(
     from benchmarks.shapes import shape_named
     from service.demo import CHECKPOINT
 
-    if shape is None:
-        return load(model, device, dtype, block_size)
-    return inflate(model or CHECKPOINT, shape_named(shape), load_options(device, dtype, block_size))
+    options = load_options(device, dtype, block_size)
+    return load(model, options) if shape is None else inflate(model or CHECKPOINT, shape_named(shape), options)

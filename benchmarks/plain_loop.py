@@ -33,8 +33,8 @@ class PlainLoop:
         raw = {key: value for key, value in checkpoint.raw.items() if key not in _NOT_QWEN3}
         family = checkpoint.config.family
         if family not in _MODELS:
-            known = ", ".join(_MODELS)
-            raise CheckpointError(f"transformers has no network for model_type {family!r}, only for {known}")
+            families = ", ".join(_MODELS)
+            raise CheckpointError(f"transformers has no network for model_type {family!r}, only for {families}")
         config_of, model_of = _MODELS[family]
         config = config_of(**raw)
         with torch.device("meta"):
@@ -66,7 +66,7 @@ class PlainLoop:
     def prefill(self, blocks: Sequence[int], logits: bool = True) -> DynamicCache:
         """The cache behind whole blocks: one forward over all of them, with a dense block-causal mask.
 
-        `logits`: of all positions, as the published loop has them; else of the last position alone.
+        `logits`: the logits of all positions, as the published loop has them; else of the last position alone.
         """
         cache = DynamicCache()
         if blocks:

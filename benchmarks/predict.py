@@ -19,9 +19,9 @@ from benchmarks.floor import forward_need
 from benchmarks.machine import Rates
 from benchmarks.options import SeveralOption, heldout, run
 from benchmarks.shapes import config_in_shape, shape_named
-from benchmarks.throughput import Workload
+from benchmarks.throughput import Workload, encoded
 from service.calibration.plans import parse_plan
-from service.cli.options import BlockSizeOption, ModelOption, OutputOption, load, use_threads
+from service.cli.options import BlockSizeOption, ModelOption, OutputOption, load, load_options, use_threads
 from service.cli.output import Counter, results, table
 from service.decode.mode import DecodingMode
 from service.decode.policy import Prediction
@@ -83,11 +83,10 @@ def command(
     if gpu not in GPUS:
         raise SettingsError(f"gpu is {gpu!r}, allowed are {', '.join(GPUS)}", param="gpu")
     sizes, plans = shape_named(shape), [parse_plan(text) for text in plan]
-    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout(problems, seed=1)]
+    drawn = heldout(problems, seed=1)
     use_threads(None)
-    checkpoint = load(model, "cpu", "float32", block_size)
-    codec = TextCodec.load(checkpoint.path)
-    workload = Workload([tuple(codec.encode_chat(chat)) for chat in chats], fewest=requests)
+    checkpoint = load(model, load_options("cpu", "float32", block_size))
+    workload = Workload(encoded(TextCodec.load(checkpoint.path), drawn), fewest=requests)
     assumed = Assumptions(above_floor, 1e-6 * forward_us, 1e-6 * request_us, context=context)
     prices = Prices(config_in_shape(checkpoint, sizes), GPUS[gpu], assumed)
     rows = list[dict[str, Any]]()
@@ -106,7 +105,7 @@ def command(
 def _row(made: PredictedSpeed, first: PredictedSpeed) -> dict[str, Any]:
     return {
         "concurrency": made.concurrency,
-        "plan": Plan.of(made.params).name,
+        "plan": Plan.from_mode(made.params).name,
         "tokens_per_forward": made.tokens_per_forward,
         "rows": made.rows,
         "refines": made.refines,
@@ -118,9 +117,9 @@ def _row(made: PredictedSpeed, first: PredictedSpeed) -> dict[str, Any]:
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     names = ("together", "plan", "tokens/forward", "rows/forward", "MRP/forward", "step ms", "tokens/s", "times first")
-    shown = table(*names, plan="plan")
+    lines = table(*names, plan="plan")
     for row in rows:
-        shown.add_row(
+        lines.add_row(
             str(row["concurrency"]),
             row["plan"],
             f"{row['tokens_per_forward']:.2f}",
@@ -130,16 +129,16 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             f"{row['tokens_per_second']:,.0f}",
             f"{row['times_first']:.2f}",
         )
-    return shown
+    return lines
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What the data sheet of a device does not say.
+    """Values that the data sheet of a device lacks.
 
-    `above_floor`: a forward's time over the least that it can take. `forward_s`: what each forward takes besides, to be
-    started and to be read. `request_s`: the host's time for a request in a step. `state_s`: its time to find a state to
-    draft. `context`: tokens that each row reads besides its own. `itemsize`: bytes of a weight.
+    `above_floor`: a forward's time over the least that it can take. `forward_s`: further seconds of each forward, for
+    its start and its reading. `request_s`: the host's time for a request in a step. `state_s`: its time to find a state
+    to draft. `context`: tokens that each row reads besides its own. `itemsize`: bytes of a weight.
     """
 
     above_floor: float = 1.25
@@ -151,7 +150,7 @@ class Assumptions:
 
 
 class Prices:
-    """The predicted seconds of a shape's forwards on a device. `request_s`: of the host for a request in a step."""
+    """Predicted seconds of a shape's forwards on a device. `request_s`: the host's seconds for a request in a step."""
 
     def __init__(self, shape: ModelConfig, device: Rates, assumed: Assumptions) -> None:
         self._shape, self._device, self._assumed = shape, device, assumed
@@ -183,7 +182,7 @@ class Prices:
 
 
 class PricedRunner:
-    """Does what another runner does, and adds up what it would take. A `ModelRunner`."""
+    """A `ModelRunner` that calls another one and adds up the predicted seconds of its forwards."""
 
     def __init__(self, runner: ModelRunner, prices: Prices) -> None:
         self._runner, self._prices = runner, prices
@@ -208,7 +207,7 @@ class PricedRunner:
 
 
 def _sequences(rows: Sequence[Row]) -> int:
-    """How many sequences the rows belong to: rows of one sequence have the same list of pages."""
+    """The number of sequences of the rows: rows of one sequence have the same list of pages."""
     return len({id(row.pages) for row in rows})
 
 
@@ -216,7 +215,7 @@ def _sequences(rows: Sequence[Row]) -> int:
 class PredictedSpeed:
     """One plan at a number of concurrent requests. `step_ms`: a backbone forward with its MRP forwards and host work.
 
-    `rows`: those of a backbone forward. `refines`: MRP forwards beside each of them.
+    `rows`: the rows of a backbone forward. `refines`: MRP forwards beside each of them.
     """
 
     params: DecodingMode

@@ -86,11 +86,11 @@ def command(
 
 
 def _speed_table(speed: list[SpeedRow]) -> Table:
-    shown = table("concurrent", "engine tok/s", "plain loop tok/s", "ratio")
+    rows = table("concurrent", "engine tok/s", "plain loop tok/s", "ratio")
     for row in speed:
         ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
-        shown.add_row(str(row.concurrency), _rate(row.engine), _rate(row.plain), ratio)
-    return shown
+        rows.add_row(str(row.concurrency), _rate(row.engine), _rate(row.plain), ratio)
+    return rows
 
 
 def _rate(tokens: float | None) -> str:
@@ -101,21 +101,21 @@ def _rate(tokens: float | None) -> str:
 
 
 def _step_table(steps: list[StepTime]) -> Table:
-    shown = table(
+    rows = table(
         "rows", "context", "step ms", "floor ms", "step / floor", "bound by", "host ms", "backbone ms", "MRP ms"
     )
     for step in steps:
         times = f"{step.step:.2f}", f"{step.floor:.2f}", f"{step.ratio:.2f}", step.bound, f"{step.host:.2f}"
         mrp = "-" if step.mrp is None else f"{step.mrp:.2f}"
-        shown.add_row(str(step.rows), str(step.context), *times, f"{step.backbone:.2f}", mrp)
-    return shown
+        rows.add_row(str(step.rows), str(step.context), *times, f"{step.backbone:.2f}", mrp)
+    return rows
 
 
 def _prefix_table(times: list[PrefixTime]) -> Table:
-    shown = table("prompt", "first block ms: no cache", "first time", "again")
+    rows = table("prompt", "first block ms: no cache", "first time", "again")
     for time in times:
-        shown.add_row(str(time.prompt_tokens), f"{time.without:.2f}", f"{time.first:.2f}", f"{time.again:.2f}")
-    return shown
+        rows.add_row(str(time.prompt_tokens), f"{time.without:.2f}", f"{time.first:.2f}", f"{time.again:.2f}")
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +129,10 @@ class PrefixTime:
 
 
 def possible_lengths(checkpoint: Checkpoint, lengths: Sequence[int]) -> list[int]:
-    """The lengths of prompts that are measured: each once, cut to what the model takes."""
+    """The lengths of prompts that are measured: each once, cut to the model's limit."""
     size = checkpoint.config.block_size
-    most = checkpoint.config.max_positions // size * size - size
-    return sorted({min(length, most) for length in lengths})
+    longest = checkpoint.config.max_positions // size * size - size
+    return sorted({min(length, longest) for length in lengths})
 
 
 def prefix_times(

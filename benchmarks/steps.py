@@ -1,9 +1,9 @@
 """How long a step takes at a number of rows: the backbone's forward, MRP's forward, the host's work, and the floor.
 
 From these follow whether drafting pays: with V(r) the time of a forward over r rows relative to one row each for
-as many requests, and m that of an MRP forward, K drafts pay when tokens per forward > V(K+1) + K m.
+r requests, and m the time of an MRP forward, K drafts pay when tokens per forward > V(K+1) + K m.
 
-The host's work is what a step takes beside its forwards: scheduling, decisions of policies, bookkeeping of events. The
+The host's work is the time of a step beside its forwards: scheduling, decisions of policies, bookkeeping of events. The
 engine's runner is wrapped in one that counts the time inside it.
 """
 
@@ -35,7 +35,7 @@ from service.model.attention import AUTO, PagedCache
 
 #: KV that a bench may hold, in bytes: sequences share pages where theirs together would be more
 _MOST_KV = 2**30
-#: what `auto` believes forwards cost here: nothing is measured for it
+#: the costs of forwards for `auto`: nothing is measured for it here
 HOST_COSTS = StepCosts(Curve(((1, 1.0), (256, 2.0))), Curve(((1, 0.1), (256, 0.2))))
 
 #: rows of a request in a step, at most: all of them are in every forward
@@ -44,7 +44,7 @@ _ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What a device can do, and the attention that is used on it."""
+    """The rates of a device, and the attention that is used on it."""
 
     rates: Rates
     attention: str = AUTO
@@ -52,9 +52,9 @@ class Platform:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Medians in milliseconds at one number of rows, of as many sequences behind `context` tokens.
+    """Medians in milliseconds at one number of rows, each of a sequence of its own behind `context` tokens.
 
-    `backbone`: a forward with its readings. `host`: the rest of a step in which as many requests decode. `floor`: the
+    `backbone`: a forward with its readings. `host`: the rest of a step with a request for each row. `floor`: the
     least that the device could take for the forward, `bound` by memory or arithmetic. `mrp`: None without a module.
     """
 
@@ -104,7 +104,7 @@ def _run(runner: ModelRunner, network: Network, rows: Sequence[Row]) -> list[Pre
 
 
 def _runner(checkpoint: Checkpoint, pages: int, attention: str) -> CheckpointRunner:
-    """With as many pages as there may be."""
+    """With `pages` pages, or the most that fit."""
     config = checkpoint.config
     page = PagedCache.bytes_per_page(config, checkpoint.dtype)
     return CheckpointRunner(
@@ -165,8 +165,8 @@ def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params:
         prefix_cache=False,
     )
     engine = Engine(checkpoint, config, deps=EngineDeps(costs=HOST_COSTS, runner=runner))
-    for number in range(requests):
-        engine.submit(GenerationRequest(str(number), (number % 2,), params or Static(), max_new_tokens=new_tokens))
+    for index in range(requests):
+        engine.submit(GenerationRequest(str(index), (index % 2,), params or Static(), max_new_tokens=new_tokens))
     times, clock = list[float](), forward_clock(checkpoint.device)
     while len(times) <= steps and (len(times) < 2 or engine.state().num_running == requests):
         begin, inside = clock(), counted[0].seconds

@@ -2,7 +2,7 @@
 
 Rounds are interleaved and ratios are of one round, because machines are shared.
 
-The plain loop serves one request at a time, so its rate does not depend on how many wait. In every round it decodes a
+The plain loop serves one request at a time, so its rate does not depend on the load. In every round it decodes a
 sample of the same requests.
 
 Of plans beside each other every plan has an engine of its own. All have one cache and know the same costs of forwards.
@@ -31,6 +31,8 @@ from service.model import Checkpoint
 
 if TYPE_CHECKING:
     from benchmarks.plain_loop import PlainLoop
+    from service.demo import Problem
+    from service.text import TextCodec
 
 #: requests of a round that the plain loop decodes
 _PLAIN_SAMPLE = 4
@@ -68,12 +70,12 @@ class RandomWorkload:
         allowed = [token for token in range(engine.model.vocab_size) if token != engine.model.mask_token_id]
         return [
             GenerationRequest(
-                str(number),
+                str(index),
                 tuple(rng.choices(allowed, k=rng.randint(*self.prompt_tokens))),
                 self.params,
                 max_new_tokens=self.new_tokens,
             )
-            for number in range(count)
+            for index in range(count)
         ]
 
 
@@ -93,8 +95,8 @@ def compare_with_plain_loop(
     """Interleaved rounds of engine and plain loop, if there is one, on the same requests."""
     for concurrency in rounds.concurrencies:
         ours, theirs = list[float](), list[float]()
-        for number in range(rounds.count):
-            requests = workload.requests(engine, concurrency, number)
+        for round_index in range(rounds.count):
+            requests = workload.requests(engine, concurrency, round_index)
             ours.append(engine_rate(engine, requests))
             if plain is not None:
                 theirs.append(_plain_rate(plain, requests[:_PLAIN_SAMPLE]))
@@ -134,12 +136,17 @@ class Workload:
 
     def requests(self, params: DecodingMode, numbers: range, stops: frozenset[int]) -> list[GenerationRequest]:
         """A request for each number, the first prompt again behind the last. Plans get the same seed for a number."""
-        prompts = [self.prompts[number % len(self.prompts)] for number in numbers]
-        sampling = [SamplingParams(self.temperature, seed=number) for number in numbers]
+        prompts = [self.prompts[index % len(self.prompts)] for index in numbers]
+        sampling = [SamplingParams(self.temperature, seed=index) for index in numbers]
         return [
-            GenerationRequest(f"{number}", prompt, params, drawn, max_new_tokens=self.new_tokens, stop_token_ids=stops)
-            for number, prompt, drawn in zip(numbers, prompts, sampling, strict=True)
+            GenerationRequest(f"{index}", prompt, params, drawn, max_new_tokens=self.new_tokens, stop_token_ids=stops)
+            for index, prompt, drawn in zip(numbers, prompts, sampling, strict=True)
         ]
+
+
+def encoded(codec: TextCodec, problems: Sequence[Problem]) -> list[tuple[int, ...]]:
+    """The problems' prompts as chats in token ids."""
+    return [tuple(codec.encode_message(problem.prompt)) for problem in problems]
 
 
 @dataclass(slots=True)
@@ -188,7 +195,7 @@ def plans_at_load(has_mrp: bool) -> list[DecodingMode]:
 
 
 def parts(plans: Sequence[DecodingMode], rounds: Rounds) -> int:
-    """How many plans are measured, each round for itself."""
+    """The number of measurements: each plan in each round."""
     return len(plans) * len(rounds.concurrencies) * (rounds.count + 1)
 
 
@@ -215,12 +222,12 @@ def compare_at_loads(
         rows = [PlanAtLoad(params, concurrency) for params in plans]
         handed = EngineDeps(costs=costs, runner=_shared(checkpoint, config))
         turns = deque((Engine(checkpoint, config, deps=handed), row) for row in rows)
-        for number in range(rounds.count + 1):
+        for round_index in range(rounds.count + 1):
             count = max(workload.fewest, _WAVES * concurrency)
-            numbers = range(number * count, (number + 1) * count)
+            numbers = range(round_index * count, (round_index + 1) * count)
             for engine, row in turns:
                 row.samples.append(_sample(engine, workload.requests(row.params, numbers, stops)))
-                turn = f"round {number} of {rounds.count}" if number else "to warm up"
+                turn = f"round {round_index} of {rounds.count}" if round_index else "to warm up"
                 rounds.after(f"{concurrency} together, {turn}, {row.params.mode}")
             turns.rotate(1)  # nobody always follows the same one
         for row in rows:

@@ -1,1 +1,1 @@
-"""What draws, documents and records for us. It is not installed."""
+"""Draws pictures, writes reference pages and records results. It is not installed."""

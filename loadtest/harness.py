@@ -231,7 +231,7 @@ def requests(count: int, seed: int, tokens: int, prompts: Sequence[str]) -> list
 
 def demo_prompts() -> list[str]:
     """The demo's held-out problems."""
-    from service.demo.problems import heldout_problems
+    from service.demo import heldout_problems
 
     return [problem.prompt for problem in heldout_problems()]
 

@@ -80,7 +80,7 @@ def compose(args: Settings, replica: type, *, listens: bool = False) -> Applicat
 
 
 def _devices(args: Settings) -> dict[str, int]:
-    """What a replica reserves for its processes: Ray finds it all on one node."""
+    """The CPUs and GPUs that a replica reserves for its processes, all of one node."""
     ranks = args.tensor_parallel_size
     return {"num_cpus": ranks, "num_gpus": ranks if wants_gpu(args.device) else 0}
 

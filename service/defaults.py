@@ -17,5 +17,5 @@ KV_CACHE_TOKENS_CPU = 65_536
 #: prompt tokens in a step that also decodes, on a CPU and on a GPU: a step with them takes a few times as long
 #: (dev/lab/performance-log.md)
 PREFILL_TOKENS_CPU, PREFILL_TOKENS_GPU = 64, 512
-#: tokens of a large vocabulary from which a draft is chosen
+#: candidates for a draft in a large vocabulary
 DRAFT_CANDIDATES = 32

@@ -25,8 +25,8 @@ MrpServeError
 │   ├── ReplicaLost        503  the replica died before the answer was complete
 │   ├── ReplicaStopping    503  the replica or its engine is stopping; another replica can take the request
 │   └── WeightsBehind      503  the replica has older weights than may answer; another one can take the request
-├── WeightsChanged         503  the weights were exchanged before the answer was complete
-├── ExchangeFailed         503  a replica could not exchange its weights
+├── WeightsChanged         503  new weights came before the answer was complete
+├── WeightUpdateFailed     503  a replica could not update its weights
 ├── OutOfMemory            503  the device had no memory for a step of this request; other requests go on
 ├── DeadlineExceeded       504  the time limit passed before the first token
 ├── CheckpointError         –   a checkpoint cannot be loaded; the message names the file or weight
@@ -205,13 +205,16 @@ class WeightsBehind(NotReady):
 
 
 class WeightsChanged(MrpServeError):
-    """The weights were exchanged before the answer was complete. No other weights may continue it."""
+    """New weights came before the answer was complete. Only the old weights could continue it."""
 
     status = 503
 
 
-class ExchangeFailed(MrpServeError):
-    """A replica could not exchange its weights. It answers no request until it has."""
+class WeightUpdateFailed(MrpServeError):
+    """A replica could not update its weights. It answers no request until it has.
+
+    Its code is older than its name, and stays: clients and dashboards read it.
+    """
 
     status = 503
 

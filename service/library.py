@@ -22,11 +22,11 @@ from service.decode.mode import DecodingMode
 from service.decode.registry import default_mode
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.options import pick_device, pick_dtype, settle_threads
+from service.model.device import pick_device, pick_dtype, settle_threads
 from service.text import TextCodec
 
 #: a text to continue, or messages (`role`, `content`) to answer
-Prompt = str | Sequence[Mapping[str, str]]
+PromptType = str | Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class TextModel:
 
     def generate(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[PromptType],
         params: DecodingMode | None = None,
         sampling: SamplingParams | None = None,
         max_new_tokens: int = 256,
@@ -72,13 +72,13 @@ class TextModel:
     ) -> list[TextCompletion]:
         """Decodes prompts together and returns their answers in order. `params`: None for the program's default mode.
 
-        `constraint`: what every answer must be, such as `Constraint.choice(["yes", "no"])`. InvalidRequest if a prompt
-        is empty or too long, if the chat template refuses messages, or if the constraint is wrong.
+        `constraint`: the constraint of every answer, such as `Constraint.choice(["yes", "no"])`. InvalidRequest if a
+        prompt is empty or too long, if the chat template refuses messages, or if the constraint is wrong.
         """
         grammar = None if constraint is None else compile_grammar(constraint, self._vocabulary)
         requests = [
             GenerationRequest(
-                str(number),
+                str(index),
                 tuple(self._encode(prompt)),
                 params or default_mode(),
                 sampling or SamplingParams(),
@@ -86,14 +86,14 @@ class TextModel:
                 frozenset(self.checkpoint.config.eos_token_ids),
                 grammar=grammar,
             )
-            for number, prompt in enumerate(prompts)
+            for index, prompt in enumerate(prompts)
         ]
         completions = self.engine.generate(requests)
         return [TextCompletion(self.codec.decode(completion.token_ids), completion) for completion in completions]
 
     @cached_property
     def _vocabulary(self) -> TokenVocabulary:
-        return TokenVocabulary.of(self.codec, self.checkpoint.config)
+        return TokenVocabulary.for_checkpoint(self.codec, self.checkpoint.config)
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: PromptType) -> list[int]:
         return self.codec.encode(prompt) if isinstance(prompt, str) else self.codec.encode_chat(prompt)

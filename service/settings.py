@@ -1,4 +1,4 @@
-"""All settings. This module alone reads `MRP_SERVE_…` variables; those of Ray and torch are read where they are used.
+"""All settings. This module alone reads `MRP_SERVE_…` variables. Users of Ray and torch read their variables.
 
 A value comes from the first of these that has it: a flag or a deployment file's `args` (keyword arguments), the
 variable `MRP_SERVE_<NAME>`, the YAML or JSON file named by `config`, the default. An unknown key in any of them is an
@@ -38,7 +38,7 @@ ALIASES = {
     "max_total_tokens": "kv_cache_tokens",
     "watchdog_timeout": "stall_timeout_s",
 }
-#: settings of earlier versions -> what holds instead
+#: settings of earlier versions -> the present behaviour
 _GONE = {
     "engine": "a replica's engine always has a process of its own",
     "listener": "one ingress of `mrp-serve serve` listens itself; Serve's proxies are before several, and in clusters",
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     ModeName = str
 else:
     ModeName = Literal[tuple(MODES)]
-Count = Annotated[int, Field(ge=1)]
-Fitting = Count | Literal["auto"]
+AtLeastOne = Annotated[int, Field(ge=1)]
+Fitting = AtLeastOne | Literal["auto"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -74,44 +74,49 @@ class Settings(BaseSettings):
     quantization: Literal["int8", "fp8", "w8a8"] | None = Field(
         None, description="keeps the layers' matrices in 8 bits, which changes answers; calibrate again"
     )
-    block_size: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="overrides the checkpoint's")
-    mrp_residual: bool | None = Field(None, description="overrides the checkpoint's")
-    mrp_scale: Finite | None = Field(None, description="overrides the checkpoint's")
+    block_size: Annotated[int, Field(ge=1, le=128)] | None = Field(
+        None, description="overrides the checkpoint's block size"
+    )
+    mrp_residual: bool | None = Field(None, description="overrides the checkpoint's `mrp_residual`")
+    mrp_scale: Finite | None = Field(None, description="overrides the checkpoint's `mrp_scale`")
     default_mode: ModeName | None = Field(None, description="mode of requests that name none; default: speculative")
     quality_file: Path | None = Field(
         None, description="calibration that defines `quality`; default: `quality.json` of the checkpoint"
     )
-    tensor_parallel_size: Count = Field(
-        1, description="devices of one machine that hold a replica's model together; it divides heads and inner sizes"
+    tensor_parallel_size: AtLeastOne = Field(
+        1,
+        description="devices of one machine that hold a replica's model together; it must divide heads and inner sizes",
     )
-    torch_threads: Count | None = Field(
+    torch_threads: AtLeastOne | None = Field(
         None, description="CPU threads of each of a replica's processes; default: half the cores, shared by them"
     )
 
     # limits
     memory_utilization: Annotated[Finite, Field(gt=0, le=1)] = Field(
-        0.9, description="share of a GPU's memory that `auto` may use, weights included; on a CPU: of the free memory"
+        0.9, description="share of a GPU's memory that `auto` may use, weights included; on a CPU: share of free memory"
     )
     max_running: Fitting = Field(
         "auto",
-        description="requests that a replica decodes at once; auto: what memory holds, at most "
+        description="requests that a replica decodes at once; auto: as memory allows, at most "
         f"{defaults.MAX_RUNNING_CPU} (GPU: {defaults.MAX_RUNNING_GPU})",
     )
     max_rows: Fitting = Field("auto", description="rows (blocks) of one forward; auto: by device and free memory")
-    max_prefill_tokens: Count | None = Field(
+    max_prefill_tokens: AtLeastOne | None = Field(
         None,
         description="prompt tokens in a step that also decodes; default: "
         f"{defaults.PREFILL_TOKENS_CPU} on a CPU, else {defaults.PREFILL_TOKENS_GPU}",
     )
     kv_cache_tokens: Fitting = Field(
         "auto",
-        description="size of a replica's KV cache in tokens; auto: what memory holds, on a CPU at most "
+        description="size of a replica's KV cache in tokens; auto: as memory allows, on a CPU at most "
         f"{defaults.KV_CACHE_TOKENS_CPU}",
     )
     prefix_cache: bool = Field(
         True, description="requests of one API key with a common prefix share KV pages, which saves prefill"
     )
-    max_model_len: Count | None = Field(None, description="prompt + completion; default: the checkpoint's")
+    max_model_len: AtLeastOne | None = Field(
+        None, description="the most tokens of prompt and completion together; default: the checkpoint's limit"
+    )
     deterministic: bool = Field(
         False, description="same seed, same tokens: in any batch and on any equal replica; slower"
     )
@@ -123,15 +128,15 @@ class Settings(BaseSettings):
     )
     overlap: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="half of the requests compute while the policies of the other half run; auto: on cuda, where the "
-        "measured times say that it is faster",
+        description="half of the requests compute while the policies of the other half run; auto: on cuda, if that is "
+        "faster by measured times",
     )
     draft_candidates: Annotated[int, Field(ge=0)] | None = Field(
         None,
         description="tokens from which a draft is chosen; 0: the whole vocabulary; default: "
         f"{defaults.DRAFT_CANDIDATES} of a large vocabulary, all of a small one",
     )
-    max_waiting: Count = Field(defaults.MAX_WAITING, description="waiting requests before 429")
+    max_waiting: AtLeastOne = Field(defaults.MAX_WAITING, description="waiting requests before 429")
     max_queue_s: Annotated[Finite, Field(gt=0)] = Field(30.0, description="seconds of waiting work before 429")
     priority_aging_s: Annotated[Finite, Field(gt=0)] = Field(
         defaults.PRIORITY_AGING_S, description="seconds of waiting that make up for one priority"
@@ -144,7 +149,7 @@ class Settings(BaseSettings):
     drain_timeout_s: Annotated[Finite, Field(ge=0)] = Field(
         30.0, description="at shutdown, longest wait for requests in progress, in seconds"
     )
-    max_body_bytes: Count = Field(1024 * 1024, description="longest request body, in bytes")
+    max_body_bytes: AtLeastOne = Field(1024 * 1024, description="longest request body, in bytes")
 
     max_failovers: Annotated[int, Field(ge=0)] = Field(3, description="replicas that a request may lose; 0: none")
 
@@ -156,20 +161,20 @@ class Settings(BaseSettings):
     )
     api_keys_file: Path | None = Field(None, description="YAML list of hashed keys, with names, weights and limits")
     admin_keys: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), repr=False, description="the same for `/admin/weights`; no keys: there is no such route"
+        (), repr=False, description="comma-separated keys for `/admin/weights`; no keys: there is no such route"
     )
     weights_update: Literal["finish", "abort"] = Field(
         "finish",
-        description="when weights are exchanged, requests that run finish with the old ones; abort: they begin again "
-        "with the new ones, and streams of which a part was sent end",
+        description="finish: running requests complete with the old weights; abort: they restart with the new ones, "
+        "and streams that have sent tokens end with an error",
     )
     share_prefixes_between_keys: bool = Field(
-        False, description="requests of all API keys share KV pages; a key can then find out prompts of others"
+        False, description="requests of all API keys share KV pages; a key can then find out prompts of other keys"
     )
     num_replicas: Annotated[int, Field(ge=0)] = Field(
         1, description="replicas of the model; the minimum if `max_replicas` is larger (0: none without requests)"
     )
-    max_replicas: Count | None = Field(
+    max_replicas: AtLeastOne | None = Field(
         None, description="maximum of replicas, whose number then follows the work; default: always `num_replicas`"
     )
     target_queue_s: Annotated[Finite, Field(gt=0)] = Field(
@@ -181,7 +186,7 @@ class Settings(BaseSettings):
     downscale_delay_s: Annotated[Finite, Field(ge=0)] = Field(
         300.0, description="autoscaling: seconds for which fewer replicas must be needed before some are stopped"
     )
-    num_ingresses: Count = Field(
+    num_ingresses: AtLeastOne = Field(
         1,
         description="processes that take requests, each with an equal share of slots and limits; `mrp-serve serve`: a "
         "single one listens itself, several are behind Serve's proxy",
@@ -210,12 +215,12 @@ class Settings(BaseSettings):
     @property
     def slots(self) -> int:
         """The most requests that a replica takes at once. With `max_running: auto` it may take fewer."""
-        most = defaults.MAX_RUNNING_GPU if self.device.startswith("cuda") else defaults.MAX_RUNNING_CPU
-        return slots_of(most if self.max_running == "auto" else self.max_running)
+        limit = defaults.MAX_RUNNING_GPU if self.device.startswith("cuda") else defaults.MAX_RUNNING_CPU
+        return slots_of(limit if self.max_running == "auto" else self.max_running)
 
-    def share(self, whole: int) -> int:
-        """An ingress's share of a number that holds for the whole service, rounded up."""
-        return -(-whole // self.num_ingresses)
+    def per_ingress(self, total: int) -> int:
+        """An ingress's part of a limit of the whole service, rounded up."""
+        return -(-total // self.num_ingresses)
 
     @property
     def most_replicas(self) -> int:
@@ -237,7 +242,7 @@ class Settings(BaseSettings):
         return self.model_dump_json(exclude={"api_keys", "admin_keys"})
 
     @classmethod
-    def of_json(cls, text: str) -> Settings:
+    def from_json(cls, text: str) -> Settings:
         """The settings that `to_json` wrote. Neither the environment nor a file is read."""
         settings = cls.__new__(cls)
         cls.__pydantic_validator__.validate_json(text, self_instance=settings)
@@ -288,29 +293,29 @@ class Settings(BaseSettings):
         variables = {
             key[len(PREFIX) :].lower(): os.environ[key] for key in os.environ if key.upper().startswith(PREFIX)
         }
-        arguments = _named(init_settings(), cls.model_fields, "settings")
-        environment = _named(variables, cls.model_fields, f"environment ({PREFIX}…)")
+        arguments = _by_setting(init_settings(), cls.model_fields, "settings")
+        environment = _by_setting(variables, cls.model_fields, f"environment ({PREFIX}…)")
         path = arguments.get("config") or environment.get("config")
-        content = _named(_read(Path(path)) if path else {}, cls.model_fields, str(path))
+        content = _by_setting(_read(Path(path)) if path else {}, cls.model_fields, str(path))
         return tuple(
             InitSettingsSource(settings_cls, init_kwargs=values) for values in (arguments, environment, content)
         )
 
 
 def slots_of(max_running: int) -> int:
-    """Requests that a replica takes at once: those that it decodes, and a few that wait in it, so it never idles."""
+    """Requests that a replica takes at once. It decodes `max_running`; a few more wait in it, so it never idles."""
     return max_running + max(1, max_running // 4)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the nearest known name, or all known names."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name[:_COMPARED], known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the nearest of the known names, or all of them."""
+    names = sorted(names)
+    close = difflib.get_close_matches(name[:_COMPARED], names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
 
 
 def _digest(key: str, setting: str | None) -> str:
-    """The hash of a key, the only form in which it is kept. A key that is already hashed stays as it is."""
+    """The hash of a key; only hashes are kept. A hash stays as it is."""
     if not key:
         raise SettingsError(f"{setting} has an empty key, allowed are non-empty texts", param=setting)
     if not key.startswith(DIGEST):
@@ -320,25 +325,25 @@ def _digest(key: str, setting: str | None) -> str:
     return key.lower()
 
 
-def _named(values: Mapping[str, Any], settings: Iterable[str], where: str) -> dict[str, Any]:
+def _by_setting(values: Mapping[str, Any], settings: Iterable[str], where: str) -> dict[str, Any]:
     """The values of one source by setting. SettingsError for unknown names, and for two values of one setting."""
-    named: dict[str, Any] = {}
-    known = {*settings, *ALIASES}
+    chosen: dict[str, Any] = {}
+    names = {*settings, *ALIASES}
     for name, value in values.items():
-        if name not in known:
-            instead = f"is gone: {_GONE[name]}" if name in _GONE else f"is not a setting; {nearest(name, known)}"
+        if name not in names:
+            instead = f"is gone: {_GONE[name]}" if name in _GONE else f"is not a setting; {nearest(name, names)}"
             raise SettingsError(f"{where}: {name!r} {instead}", param=name)
         setting = ALIASES.get(name, name)
-        if setting in named and named[setting] != value:
+        if setting in chosen and chosen[setting] != value:
             raise SettingsError(
-                f"{where}: {name} is {value!r}, and another name of {setting} says {named[setting]!r}", param=name
+                f"{where}: {name} is {value!r}, and another name of {setting} says {chosen[setting]!r}", param=name
             )
-        named[setting] = value
-    return named
+        chosen[setting] = value
+    return chosen
 
 
 def read_yaml(path: Path, what: str, param: str) -> Any:
-    """The content of a YAML file. SettingsError, which says `what` the file is, if it cannot be read."""
+    """The content of a YAML file. SettingsError if it cannot be read. `what`: the name of the file in the error."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -351,7 +356,7 @@ def read_yaml(path: Path, what: str, param: str) -> Any:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """Reads a settings file. JSON is valid YAML."""
+    """The content of a settings file. JSON is valid YAML."""
     content = read_yaml(path, "the settings file", "config")
     if content is None:
         return {}

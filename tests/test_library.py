@@ -15,7 +15,7 @@ from service.demo import CHECKPOINT, check
 from service.engine import EngineConfig, SamplingParams
 from service.errors import InvalidRequest
 from service.library import TextModel
-from service.model.options import settle_threads
+from service.model.device import settle_threads
 from tests.tiny import GOLDEN
 
 STORY = "Tom has 5 apples, gets 3, loses 2."

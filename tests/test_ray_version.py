@@ -56,7 +56,9 @@ def test_one_minor_version_is_allowed() -> None:
         assert not requirement.specifier.contains(f"{installed.major}.{installed.minor + 1}.0")
 
 
-@pytest.mark.parametrize("name", sorted({*cluster._ENVIRONMENT, *cluster._STARTING, *train_workers._ENVIRONMENT}))
+@pytest.mark.parametrize(
+    "name", sorted({*cluster._ENVIRONMENT, *cluster._PROGRAM_ENVIRONMENT, *train_workers._ENVIRONMENT})
+)
 def test_ray_still_reads_every_variable_that_is_set(name: str) -> None:
     module = find_spec(READ_BY[name])
     assert module is not None

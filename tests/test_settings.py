@@ -171,8 +171,8 @@ def test_settings_are_frozen_and_cross_processes() -> None:
 
 def test_the_shares_of_all_ingresses_are_at_least_the_whole() -> None:
     settings = Settings(num_ingresses=3)
-    assert [settings.share(whole) for whole in (1, 3, 80, 81)] == [1, 1, 27, 27]
-    assert Settings().share(80) == 80
+    assert [settings.per_ingress(whole) for whole in (1, 3, 80, 81)] == [1, 1, 27, 27]
+    assert Settings().per_ingress(80) == 80
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from benchmarks.gpu.rows import Extent, Rows
 from benchmarks.gpu.speed import measure_speed
 from benchmarks.shapes import SHAPES
 from service.errors import SettingsError
-from service.model.options import pick_device, pick_dtype
+from service.model.device import pick_device, pick_dtype
 
 
 def main(words: list[str] | None = None) -> int:

@@ -17,9 +17,8 @@ from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.quantization import QUANT_SCHEMES, QuantScheme
-from service.model.quantization.layers import QuantizedExperts, QuantizedLinear
-from service.model.quantization.tensors import QuantizedTensor, quantized
+from service.model.quantization.layers import QuantizedExperts, QuantizedLinear, QuantizedTensor, quantized
+from service.model.quantization.schemes import QUANT_SCHEMES, QuantScheme
 from service.model.triton_support import has_triton
 
 _KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
@@ -31,9 +30,9 @@ Check = Callable[[], tuple[int, int]]
 
 
 def check_device(rows: Rows, device: torch.device, golden: Path, requests: int) -> bool:
-    """Whether everything was right. A row for each check: how many answers are right, of how many.
+    """Whether everything was right. A row for each check: the numbers of right answers and of all answers.
 
-    `golden`: the folder of checkpoints with expected decodes. `requests`: for each comparison without expectations.
+    `golden`: the folder of checkpoints with expected decodes. `requests`: the number for each other comparison.
     """
     right = True
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -82,13 +81,13 @@ def _golden(folder: Path, device: torch.device, config: EngineConfig) -> tuple[i
     cases = json.loads((folder / "expected.json").read_text("utf-8"))
     requests = [
         GenerationRequest(
-            str(number),
+            str(index),
             tuple(case["prompt_token_ids"]),
             make_mode(case["mode"], {knob: case[knob] for knob in _KNOBS if knob in case}),
             max_new_tokens=case["max_new_tokens"],
             stop_token_ids=frozenset({_END}),
         )
-        for number, case in enumerate(cases)
+        for index, case in enumerate(cases)
     ]
     expected = [tuple(case["token_ids"]) for case in cases]
     alone = [engine.generate([request])[0].token_ids for request in requests]
@@ -104,8 +103,8 @@ def _products(device: torch.device, form: QuantScheme) -> tuple[int, int]:
         weight = torch.randn(width, depth, device=device, dtype=torch.bfloat16)
         layer = QuantizedLinear(quantized(weight, form), form)
         x = torch.randn(rows, depth, device=device, dtype=torch.bfloat16)
-        wanted = x.double() @ layer.weight.double().T
-        right += int(bool((layer(x).double() - wanted).abs().max() <= 0.01 * wanted.abs().max()))
+        expected = x.double() @ layer.weight.double().T
+        right += int(bool((layer(x).double() - expected).abs().max() <= 0.01 * expected.abs().max()))
     return right, len(shapes)
 
 
@@ -113,16 +112,16 @@ def _experts(device: torch.device, form: QuantScheme) -> tuple[int, int]:
     """The same of rows that are sorted by expert: some experts have none, one has many."""
     shapes = [(5, 16, 2048, 1536), (90, 8, 768, 2048), (900, 4, 2048, 70)]
     right = 0
-    for count, number, depth, width in shapes:
-        weight = torch.randn(number * width, depth, device=device, dtype=torch.bfloat16)
-        bits = (part.unflatten(0, (number, width)) for part in quantized(weight, form))
+    for count, num_experts, depth, width in shapes:
+        weight = torch.randn(num_experts * width, depth, device=device, dtype=torch.bfloat16)
+        bits = (part.unflatten(0, (num_experts, width)) for part in quantized(weight, form))
         layer = QuantizedExperts(QuantizedTensor(*bits), form)
         x = torch.randn(count, depth, device=device, dtype=torch.bfloat16)
-        experts = torch.randint(1, number, (count,), device=device).sort().values
-        ends = torch.searchsorted(experts, torch.arange(number, device=device), right=True, out_int32=True)
+        experts = torch.randint(1, num_experts, (count,), device=device).sort().values
+        ends = torch.searchsorted(experts, torch.arange(num_experts, device=device), right=True, out_int32=True)
         chosen = zip(experts.tolist(), x.double(), strict=True)
-        wanted = torch.stack([layer.weight[expert].double() @ row for expert, row in chosen])
-        right += int(bool((layer.grouped(x, ends).double() - wanted).abs().max() <= 0.02 * wanted.abs().max()))
+        expected = torch.stack([layer.weight[expert].double() @ row for expert, row in chosen])
+        right += int(bool((layer.grouped(x, ends).double() - expected).abs().max() <= 0.02 * expected.abs().max()))
     return right, len(shapes)
 
 

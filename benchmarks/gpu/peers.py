@@ -54,9 +54,9 @@ def _lmdeploy(rows: Rows, shape: str, checkpoint: Checkpoint, requests: dict[int
         for count, batch in requests.items():
             if rows.over(f"lmdeploy, {count} together"):
                 return
-            wanted = lmdeploy.GenerationConfig(max_new_tokens=batch[0].max_new_tokens, ignore_eos=True)
+            options = lmdeploy.GenerationConfig(max_new_tokens=batch[0].max_new_tokens, ignore_eos=True)
             begin = time.perf_counter()
-            answers = pipeline([list(request.prompt_token_ids) for request in batch], gen_config=wanted)
+            answers = pipeline([list(request.prompt_token_ids) for request in batch], gen_config=options)
             seconds = time.perf_counter() - begin
             tokens = sum(len(answer.token_ids) for answer in answers)
             rows.write("lmdeploy", shape=shape, concurrency=count, tokens_per_s=tokens / seconds)

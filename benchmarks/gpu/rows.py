@@ -1,4 +1,4 @@
-"""How much a stage measures, and its rows, written one by one: a stage that is cut keeps what it has measured."""
+"""The size of a stage, and its rows, written one by one: a stage that is cut keeps its rows so far."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Rows:
         print(line, flush=True)  # noqa: T201
 
     def over(self, what: str) -> bool:
-        """Whether the time is over. Then a row says what was left out."""
+        """Whether the time is over. Then a row names `what`, which is left out."""
         over = time.monotonic() - self._began > self._seconds
         if over:
             self.write("left out: no time", of=what)

@@ -13,13 +13,13 @@ from benchmarks.inflated import inflate
 from benchmarks.machine import measure_rates
 from benchmarks.shapes import SHAPES
 from benchmarks.steps import Platform, step_times
-from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads
+from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, encoded
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import EngineConfig
 from service.model import Checkpoint, LoadOptions
-from service.model.quantization import QUANT_SCHEMES
+from service.model.quantization.schemes import QUANT_SCHEMES
 from service.text import TextCodec
 
 #: static is the first: the others are compared with it
@@ -84,7 +84,8 @@ def _loads(
     params: Sequence[DecodingMode],
     config: EngineConfig | None = None,
 ) -> Iterator[dict[str, object]]:
-    workload = Workload(_prompts(), fewest=2 * concurrency, new_tokens=extent.new_tokens)
+    prompts = encoded(TextCodec.load(CHECKPOINT), heldout_problems(256, seed=1))
+    workload = Workload(prompts, fewest=2 * concurrency, new_tokens=extent.new_tokens)
     for plans in compare_at_loads(checkpoint, workload, params, Rounds((concurrency,), extent.rounds), config):
         for plan in plans:
             yield _row(plan, plans[0])
@@ -101,9 +102,3 @@ def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, object]:
         "tokens_per_s": tokens / sum(sample.wall_s for sample in plan.samples),
         "times_static": faster,
     }
-
-
-def _prompts() -> list[tuple[int, ...]]:
-    codec = TextCodec.load(CHECKPOINT)
-    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout_problems(256, seed=1)]
-    return [tuple(codec.encode_chat(chat)) for chat in chats]

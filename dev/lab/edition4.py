@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.evaluation import Score, Variant, evaluate
 from service.calibration.plans import parse_plan
-from service.calibration.tasks import PromptTask
+from service.calibration.prompts import PromptTask
 from service.engine import Engine, EngineConfig, SamplingParams
 from service.model import LoadOptions, load_checkpoint
 from service.text import TextCodec
@@ -39,15 +39,17 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=300)
     parser.add_argument("--together", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    rng = random.Random(given.seed)  # noqa: S311 (nothing secret)
-    prompts = list(dict.fromkeys(draw(rng, heldout=True).prompt for _ in range(3 * given.problems)))[: given.problems]
-    tasks = _tasks(given.checkpoint, prompts)
-    plans = [_plan(text) for text in given.plan or PLANS]
-    engines = {"mrp": _engine(given.checkpoint, zero=False), "zero": _engine(given.checkpoint, zero=True)}
+    rng = random.Random(options.seed)  # noqa: S311 (nothing secret)
+    prompts = list(dict.fromkeys(draw(rng, heldout=True).prompt for _ in range(3 * options.problems)))[
+        : options.problems
+    ]
+    tasks = _tasks(options.checkpoint, prompts)
+    plans = [_plan(text) for text in options.plan or PLANS]
+    engines = {"mrp": _engine(options.checkpoint, zero=False), "zero": _engine(options.checkpoint, zero=True)}
     scores: list[Score] = []
-    for latest in evaluate(engines, tasks, plans, SamplingParams(0.0), (96, given.together)):
+    for latest in evaluate(engines, tasks, plans, SamplingParams(0.0), (96, options.together)):
         scores = latest
     for score in scores:
         sys.stdout.write(json.dumps(_row(score, tasks, prompts)) + "\n")
@@ -67,7 +69,7 @@ def _tasks(folder: Path, prompts: list[str]) -> list[PromptTask]:
     codec = TextCodec.load(folder)
 
     def task(prompt: str) -> PromptTask:
-        ids = codec.encode_chat([{"role": "user", "content": prompt}])
+        ids = codec.encode_message(prompt)
         return PromptTask(tuple(ids), lambda answer: check(prompt, codec.decode(answer)))
 
     return [task(prompt) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""What a step costs by the shape of a small demo, with random weights: `python -m dev.lab.shapes`.
+"""The cost of a step by the shape of a small demo, with random weights: `python -m dev.lab.shapes`.
 
 Least thread CPU milliseconds, one thread, of a forward of the backbone over r states of one block behind 48 tokens, as
 `speculative` verifies them, of one MRP forward, and of a forward for 8 requests.
@@ -47,7 +47,7 @@ def run(runner: CheckpointRunner, network: Network, rows: list[Row]) -> list[Pre
     return runner.begin(network, rows)()
 
 
-def least(run: Callable[[], object], rounds: int = 60) -> float:
+def fastest(run: Callable[[], object], rounds: int = 60) -> float:
     """The least CPU time of a run, in milliseconds."""
     times = []
     for _ in range(rounds):
@@ -73,10 +73,10 @@ def main() -> None:
 
         alone, pages = row(0, 0), row(0, 0).pages
         states = {n: [row(token, 0)._replace(pages=pages) for token in range(n)] for n in (1, 2, 3, 5, 9)}
-        costs = [least(partial(run, runner, "backbone", rows)) for rows in states.values()]
+        costs = [fastest(partial(run, runner, "backbone", rows)) for rows in states.values()]
         anchored = [alone._replace(anchor=run(runner, "backbone", [alone])[0].handle)]
-        mrp = least(partial(run, runner, "mrp", anchored))
-        together = least(partial(run, runner, "backbone", [row(0, place * before) for place in range(8)]))
+        mrp = fastest(partial(run, runner, "mrp", anchored))
+        together = fastest(partial(run, runner, "backbone", [row(0, index * before) for index in range(8)]))
         sys.stdout.write(f"{shape}  {' '.join(f'{cost:.2f}' for cost in costs)}  MRP {mrp:.2f}  8: {together:.2f}\n")
 
 

@@ -25,13 +25,13 @@ def draw_decoding(folder: Path, prompt: str = QUESTION) -> Iterator[Path]:
     pair = [_decode(model, prompt, params, params.mode) for params in (Static(), Speculative(mrp_steps=4))]
     animate(pair, text_of, prompt, folder / "decoding.gif")
     yield folder / "decoding.gif"
-    for title, params in shown():
+    for title, params in pictured_modes():
         path = stills / f"{params.mode}.png"
         draw_still(_decode(model, prompt, params, title), text_of, path)
         yield path
 
 
-def shown() -> list[tuple[str, DecodingMode]]:
+def pictured_modes() -> list[tuple[str, DecodingMode]]:
     """Every mode, with the knobs of its picture."""
     return [
         ("static", modes.Static()),

@@ -68,7 +68,7 @@ def moments(answer: Answer, text_of: Callable[[int], str]) -> list[Moment]:
     empty = [[Cell() for _ in range(answer.block_size)] for _ in answer.blocks]
     empty[0][: answer.prompt] = [Cell("prompt")] * answer.prompt
     film = _Film(empty, answer.prompt + answer.length, text_of)
-    return [film.now(), *(moment for number, steps in enumerate(answer.blocks) for moment in film.run(number, steps))]
+    return [film.now(), *(moment for index, steps in enumerate(answer.blocks) for moment in film.run(index, steps))]
 
 
 def at(moments: Sequence[Moment], forwards: int, *, drafted: bool = False) -> Moment:
@@ -92,15 +92,15 @@ class _Film:
     def now(self) -> Moment:
         return Moment(tuple(tuple(block) for block in self._blocks), self._forwards)
 
-    def run(self, number: int, steps: Sequence[Step]) -> Iterator[Moment]:
+    def run(self, index: int, steps: Sequence[Step]) -> Iterator[Moment]:
         for step in steps:
             self._settle()
             if step.drafted:
-                self._write(number, step.drafted, "draft", ("accepted", len(step.drafted)))
+                self._write(index, step.drafted, "draft", ("accepted", len(step.drafted)))
                 yield self.now()
             self._forwards += step.kind in _BACKBONE
-            self._unmask(number, step)
-            self._write(number, step.revealed, "new", ("mrp" if step.kind == "mrp" else "accepted", step.proposed))
+            self._unmask(index, step)
+            self._write(index, step.revealed, "new", ("mrp" if step.kind == "mrp" else "accepted", step.proposed))
             yield self.now()
 
     def _settle(self) -> None:
@@ -109,18 +109,18 @@ class _Film:
             [replace(cell, state="old") if cell.state == "new" else cell for cell in block] for block in self._blocks
         ]
 
-    def _unmask(self, number: int, step: Step) -> None:
+    def _unmask(self, index: int, step: Step) -> None:
         """Removes the drafts and the tokens that the step masks again."""
-        block = self._blocks[number]
+        block = self._blocks[index]
         for position, cell in enumerate(block):
             if cell.state == "draft" or position in step.remasked:
                 block[position] = Cell(when=cell.when)
 
-    def _write(self, number: int, picks: Sequence[Pick], state: State, proposed: tuple[Source, int]) -> None:
+    def _write(self, index: int, picks: Sequence[Pick], state: State, proposed: tuple[Source, int]) -> None:
         """Writes tokens into cells. `proposed`: who proposed the first picks, and their number."""
-        block = self._blocks[number]
+        block = self._blocks[index]
         for rank, (position, token, *_) in enumerate(picks):
-            if number * len(block) + position >= self._end:
+            if index * len(block) + position >= self._end:
                 continue
             source: Source = proposed[0] if rank < proposed[1] else "backbone"
             when = block[position].when if state == "draft" else (*block[position].when, self._forwards)

@@ -39,9 +39,9 @@ def animate(answers: Sequence[Answer], text_of: Callable[[int], str], prompt: st
         frames.append(_frame(answers, [at(film, forwards, drafted=True) for film in films], prompt))
         frames.append(_frame(answers, [at(film, forwards + 1) for film in films], prompt))
     palette = frames[len(frames) // 4].quantize(_COLOURS_OF_A_FRAME)
-    first, *others = (frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames)
-    times = [*[_MOMENT_MS] * len(others), _END_MS]
-    first.save(path, save_all=True, append_images=others, duration=times, loop=0, optimize=True)
+    first, *later = (frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames)
+    times = [*[_MOMENT_MS] * len(later), _END_MS]
+    first.save(path, save_all=True, append_images=later, duration=times, loop=0, optimize=True)
 
 
 def draw_still(answer: Answer, text_of: Callable[[int], str], path: Path) -> None:

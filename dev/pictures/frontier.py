@@ -23,7 +23,7 @@ from matplotlib.ticker import FuncFormatter
 from dev.pictures.labels import Label, place
 from dev.pictures.style import STYLE, look_of
 from service.quality.load_bands import at_load
-from service.quality.schema import QualityFile, Row
+from service.quality.schema import PlanResult, QualityFile
 
 #: what the files are called, with `-dark` for dark pages
 STEM = "frontier"
@@ -105,9 +105,9 @@ def frontier_figure(file: QualityFile, page: Page) -> Figure:
     panels = list(figure.subplots(lines, _COLUMNS, sharey=True, squeeze=False).flat)
     for unused in panels[len(views) :]:
         unused.remove()
-    for number, (axes, view) in enumerate(zip(panels, views, strict=False)):
+    for index, (axes, view) in enumerate(zip(panels, views, strict=False)):
         _panel(axes, file, view, page)
-        axes.set(xlabel=view.label, title=view.title, ylabel="" if number % _COLUMNS else "accuracy")
+        axes.set(xlabel=view.label, title=view.title, ylabel="" if index % _COLUMNS else "accuracy")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.10g}%"))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=8)
@@ -128,11 +128,11 @@ def _panel(axes: Axes, file: QualityFile, view: _View, page: Page) -> None:
     for row, _ in _preset_rows(file, view):
         ring: dict[str, Any] = {"facecolors": "none", "edgecolors": page.ink, "linewidths": 1.6, "zorder": 4}
         axes.scatter(across[row.plan.name], row.accuracy, s=190, **ring)
-    shown = [row for row in file.rows if row.accuracy >= static - _SHOWN]
-    x = [across[row.plan.name] for row in shown]
+    visible = [row for row in file.rows if row.accuracy >= static - _SHOWN]
+    x = [across[row.plan.name] for row in visible]
     axes.set_xlim(min(x) - 0.1 * (max(x) - min(x)) - 1e-3, max(x) + 0.13 * (max(x) - min(x)) + 1e-3)
-    lowest = min(static - file.margins.fast, *(row.accuracy for row in shown))
-    axes.set_ylim(lowest - 0.05, max(row.accuracy for row in shown) + 0.05)
+    lowest = min(static - file.margins.fast, *(row.accuracy for row in visible))
+    axes.set_ylim(lowest - 0.05, max(row.accuracy for row in visible) + 0.05)
     axes.set_yticks([tick for tick in axes.get_yticks() if tick <= 1.0])
     _margin_lines(axes, file, page)
 
@@ -162,20 +162,20 @@ def _margin_lines(axes: Axes, file: QualityFile, page: Page) -> None:
         axes.annotate(name, (1, static - margin), (0, offset), va=side, fontsize=8, **anchor, **look)
 
 
-def _curve(axes: Axes, rows: Sequence[Row], across: Mapping[str, float], look: dict[str, Any]) -> None:
+def _curve(axes: Axes, rows: Sequence[PlanResult], across: Mapping[str, float], look: dict[str, Any]) -> None:
     points = sorted(rows, key=lambda row: across[row.plan.name])
     x, y = [across[row.plan.name] for row in points], [row.accuracy for row in points]
     away = [[row.accuracy - row.accuracy_low for row in points], [row.accuracy_high - row.accuracy for row in points]]
     axes.errorbar(x, y, away, ecolor=look["color"], elinewidth=0.8, alpha=0.9, zorder=3, **look)
 
 
-def _preset_rows(file: QualityFile, view: _View) -> list[tuple[Row, str]]:
+def _preset_rows(file: QualityFile, view: _View) -> list[tuple[PlanResult, str]]:
     """The row of every preset at a panel's load, and its names: presets that are the same plan share it."""
     if view.load is None:
         return []
     rows, load = {row.plan.name: row for row in file.rows}, view.load
-    named = _by(file.presets, lambda name: at_load(file.presets[name], load).name)
-    return [(rows[plan], " = ".join(names)) for plan, names in named]
+    plans = _by(file.presets, lambda name: at_load(file.presets[name], load).name)
+    return [(rows[plan], " = ".join(names)) for plan, names in plans]
 
 
 def _labels(file: QualityFile, view: _View, page: Page) -> Iterator[Label]:
@@ -192,12 +192,12 @@ def _labels(file: QualityFile, view: _View, page: Page) -> Iterator[Label]:
                 yield Label(varied, (view.across[row.plan.name], row.accuracy), style)
 
 
-def _kind(row: Row) -> tuple[Any, ...]:
+def _kind(row: PlanResult) -> tuple[Any, ...]:
     """Rows that differ in the value of a knob make a curve; others of the mode another one."""
     return row.lossless, tuple(row.plan.knobs)
 
 
-def _varied(row: Row, curve: Sequence[Row]) -> str:
+def _varied(row: PlanResult, curve: Sequence[PlanResult]) -> str:
     """The values of the knobs that change along a curve."""
     knobs = row.plan.knobs
     return ", ".join(str(knobs[name]) for name in knobs if len({str(each.plan.knobs[name]) for each in curve}) > 1)
@@ -206,6 +206,6 @@ def _varied(row: Row, curve: Sequence[Row]) -> str:
 def _by(items: Iterable[Any], key: Any) -> list[tuple[Any, list[Any]]]:
     """Items in groups of the same key, in the order of the first of each."""
     listed = list(items)
-    order = {value: number for number, value in reversed(list(enumerate(map(key, listed))))}
+    order = {value: index for index, value in reversed(list(enumerate(map(key, listed))))}
     ranked = sorted(listed, key=lambda item: order[key(item)])
     return [(value, list(group)) for value, group in groupby(ranked, key)]

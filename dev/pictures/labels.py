@@ -42,8 +42,8 @@ class Label:
 def place(axes: Axes, labels: Iterable[Label], renderer: RendererBase) -> list[Annotation]:
     """Writes the labels, the needed ones first. The layout of the figure must be done before."""
     ground, written = _Ground(axes, renderer), []
-    shown = [label for label in labels if label.needed or ground.shows(axes.transData.transform(label.point))]
-    for label in sorted(shown, key=lambda label: not label.needed):
+    visible = [label for label in labels if label.needed or ground.shows(axes.transData.transform(label.point))]
+    for label in sorted(visible, key=lambda label: not label.needed):
         costs = [(ground.cost(text.get_window_extent(renderer)), text) for text in _candidates(axes, label)]
         cost, best = min(costs, key=lambda pair: pair[0])
         for _, text in costs:
@@ -66,12 +66,12 @@ def _candidates(axes: Axes, label: Label) -> list[Annotation]:
     return candidates
 
 
-def _sign(number: float) -> int:
-    return (number > 0) - (number < 0)
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
 
 
 class _Ground:
-    """What is already drawn, in pixels: boxes of marks and texts, paths of lines."""
+    """The drawing so far, in pixels: boxes of marks and texts, paths of lines."""
 
     def __init__(self, axes: Axes, renderer: RendererBase) -> None:
         self._bounds = axes.get_window_extent(renderer)

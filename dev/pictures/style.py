@@ -33,9 +33,9 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def series(number: int) -> dict[str, str]:
+def series(index: int) -> dict[str, str]:
     """Colour and marker of the n-th series."""
-    return {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)]}
+    return {"color": _COLOURS[index % len(_COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
 
 
 def look_of(mode: str) -> dict[str, str]:

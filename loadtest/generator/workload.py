@@ -129,7 +129,7 @@ def for_openai(body: Json, model: str) -> Json:
 
 def heldout_prompts() -> tuple[Json, ...]:
     """The demo's held-out problems, as chats of one message."""
-    from service.demo.problems import heldout_problems
+    from service.demo import heldout_problems
 
     return tuple(_chat(problem.prompt) for problem in heldout_problems())
 

@@ -1,6 +1,6 @@
 """What lm-evaluation-harness calls with a held-out problem and its answer: the demo's strict checker."""
 
-from service.demo.problems import Problem
+from service.demo import Problem
 
 
 def right(doc, results):

@@ -14,12 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from service.admission.charge import AnswerUsage, TokenCharge, prompt_estimate
-from service.admission.demand import Load, ReplicaDemand
-from service.admission.keys import ApiKey
-from service.admission.limits import RateLimits
-from service.admission.queue_policy import QueueLimits, QueuePolicy
+from service.admission.keys import ApiKey, RateLimits
+from service.admission.queue_policy import QueuePolicy
 from service.admission.slots import Slots, Waiter
-from service.admission.throughput import Throughput
+from service.admission.throughput import IngressLoad, ReplicaDemand, Throughput
 from service.errors import InvalidRequest, MrpServeError, PromptTooLong
 from service.fair_queue import FairQueue, Ticket
 from service.settings import Settings
@@ -49,12 +47,12 @@ class AdmissionController:
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, tenants: int = 1) -> None:
-        self._clock, self._share = clock, settings.share
+        self._clock, self._share = clock, settings.per_ingress
         self._ingresses, self._replicas = settings.num_ingresses, 1.0
         self._throughput = Throughput(clock)
         self._queue: FairQueue[Waiter] = FairQueue(settings.priority_aging_s)
         self._slots = Slots(self._queue, self._throughput, shared=tenants > 1)
-        limits = QueueLimits(settings.max_queue_s, settings.share(settings.max_waiting))
+        limits = settings.max_queue_s, settings.per_ingress(settings.max_waiting)
         self._policy = QueuePolicy(self._queue, self._throughput, limits, clock)
         self._limits = RateLimits(clock, settings.num_ingresses)
         self._demand = ReplicaDemand(settings.slots, settings.target_queue_s, clock)
@@ -91,7 +89,7 @@ class AdmissionController:
         blocks = sum(self._blocks(replica_request) for replica_request in requests)
         self._policy.check(replace(self._ticket(requests[0]), cost=blocks), request.digest)
         self._limits.count_request(key)
-        return TokenCharge(partial(self._limits.take_tokens, key.name))
+        return TokenCharge(partial(self._limits.consume_tokens, key.name))
 
     @asynccontextmanager
     async def slot(self, request: ReplicaRequest, charge: TokenCharge) -> AsyncIterator[AnswerUsage]:
@@ -99,21 +97,21 @@ class AdmissionController:
 
         The caller calls `charge.fail` with the error if the request fails.
         """
-        asked, prompt, whole = self._blocks(request), prompt_estimate(request), request.together > 1
-        usage = AnswerUsage(asked, prompt, self._block_size, self._throughput, whole=whole)
+        blocks, prompt, whole = self._blocks(request), prompt_estimate(request), request.together > 1
+        usage = AnswerUsage(blocks, prompt, self._block_size, self._throughput, whole=whole)
         charge.open(usage, self._tokens(request, usage.prompt))
         self._usages.add(usage)
-        arrived = self._demand.arrived(usage.asked)
+        arrived = self._demand.arrived(usage.requested)
         try:
             await self._enter(request)
-            usage.begun = self._throughput.moment()
+            usage.started = self._throughput.moment()
             try:
                 yield usage
             finally:
                 self._slots.leave(request.tenant)
         except InvalidRequest:
             if not usage.decoded:
-                self._demand.refused(usage.asked, arrived)
+                self._demand.refused(usage.requested, arrived)
             raise
         finally:
             self._usages.remove(usage)
@@ -142,7 +140,7 @@ class AdmissionController:
     def blocks_left(self) -> float:
         """The estimated number of blocks left to decode, for waiting and running requests together."""
         ratio = self._throughput.ratio
-        return sum(max(0.0, usage.asked * ratio - usage.decoded) for usage in self._usages)
+        return sum(max(0.0, usage.requested * ratio - usage.decoded) for usage in self._usages)
 
     @property
     def blocks_per_second(self) -> float:
@@ -158,7 +156,7 @@ class AdmissionController:
     def load(self) -> float:
         """Requests at a replica, running and waiting, if one more comes now.
 
-        Other ingresses are taken to have as many requests as this one.
+        It is assumed that all ingresses have equally many requests.
         """
         return (len(self._usages) * self._ingresses + 1) / self._replicas
 
@@ -166,8 +164,8 @@ class AdmissionController:
     def replicas_wanted(self) -> float:
         """The number of replicas that this ingress's requests need, as a fraction."""
         ratio = self._throughput.ratio
-        waiting = sum(usage.asked for usage in self._usages if usage.begun is None) * ratio
-        load = Load(len(self._usages), self._slots.used, waiting, self._throughput.rate_per_slot)
+        waiting = sum(usage.requested for usage in self._usages if usage.started is None) * ratio
+        load = IngressLoad(len(self._usages), self._slots.used, waiting, self._throughput.rate_per_slot)
         return self._demand.wanted(load, ratio)
 
     def _ticket(self, request: ReplicaRequest) -> Ticket:

@@ -1,9 +1,9 @@
 """Runs plans over prompts at several loads: first the timed prompts, at every concurrency, then all the others.
 
-`mrp-serve frontier` shows what was measured, `mrp-serve calibrate` chooses presets by it.
+`mrp-serve frontier` shows the measurement, `mrp-serve calibrate` chooses presets by it.
 
-Plans take turns chunk by chunk, so that a machine that is busy for a while is so for all of them. Plans whose answers
-are static's by construction answer the timed prompts only. Knows no files, no presets and no command line.
+Plans take turns chunk by chunk, so that a machine that is busy for a while is so for all of them. Plans with
+static's answers by construction answer the timed prompts only. Knows no files, no presets and no command line.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 import torch
 
 from service.calibration.pareto import is_lossless
+from service.calibration.prompts import PromptTask
 from service.calibration.records import ChunkRecord, Clock, Notebook, PlanChunk, make_rows
-from service.calibration.tasks import PromptTask
 from service.decode.mode import DecodingMode
 from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.errors import SettingsError
 from service.model import Checkpoint
-from service.quality.schema import Measured, Plan, Row
+from service.quality.schema import Measured, Plan, PlanResult
 
-#: timed chunks of a concurrency at most: one request at a time, these are as many prompts
+#: the most timed chunks of a concurrency
 _TIMED_CHUNKS = 32
 _WARM_UP_TOKENS = 16
 
@@ -38,10 +38,7 @@ _HOW: Mapping[Clock, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How much is measured.
-
-    `concurrency`: how many are decoded together, ascending; `timed`: prompts that are timed.
-    """
+    """The size of a measurement. `concurrency`: numbers of requests together, ascending. `timed`: timed prompts."""
 
     concurrency: tuple[int, ...]
     timed: int
@@ -49,16 +46,16 @@ class Scope:
 
     def check(self, prompts: int) -> None:
         """SettingsError where there are too few prompts: two chunks of them are timed at least."""
-        most = min(prompts, self.timed) // 2
-        if max(self.concurrency) > most:
+        timed = min(prompts, self.timed)
+        if max(self.concurrency) > timed // 2:
             raise SettingsError(
-                f"concurrency is {max(self.concurrency)}, allowed is at most half the timed prompts, {most}: "
-                f"timed are {min(prompts, self.timed)}, in two chunks at least",
+                f"concurrency is {max(self.concurrency)}, allowed is at most half the timed prompts, {timed // 2}: "
+                f"timed are {timed}, in two chunks at least",
                 param="concurrency",
             )
 
     def timed_starts(self, together: int, prompts: int) -> range:
-        """Where the timed chunks begin, whole ones only."""
+        """The starts of the timed chunks, all of them whole."""
         chunks = min(_TIMED_CHUNKS, min(self.timed, prompts) // together)
         return range(0, chunks * together, together)
 
@@ -71,27 +68,28 @@ class Calibration:
     ) -> None:
         scope.check(len(tasks))
         self._engine, self._tasks, self._scope = engine, tasks, scope
-        self._plans = {Plan.of(plan).name: plan for plan in plans}
+        self._plans = {Plan.from_mode(plan).name: plan for plan in plans}
 
     @property
     def plan_names(self) -> list[str]:
         """The plans, in turn."""
         return list(self._plans)
 
-    def rows(self, notebook: Notebook, clock: Clock) -> list[Row]:
-        """What was measured, plan by plan."""
+    def rows(self, notebook: Notebook, clock: Clock) -> list[PlanResult]:
+        """The results, plan by plan."""
         together = max(self._scope.concurrency)
         timed = len(self._scope.timed_starts(together, len(self._tasks))) * together
         return make_rows(list(self._plans.values()), notebook.records.values(), clock, timed)
 
     @property
     def jobs(self) -> list[PlanChunk]:
-        """All there is to do, in order."""
-        return [*self._timed(), *self._rest()]
+        """All jobs, in order."""
+        return [*self._timed(), *self._untimed()]
 
     def run(self, notebook: Notebook) -> Iterator[PlanChunk]:
-        """Does what the notebook lacks; yields every job when it is in there."""
-        self._warm_up()
+        """Does the jobs that the notebook lacks; yields every job when the notebook has it."""
+        for plan in self._plans.values():  # to warm up
+            self._engine.generate([self._request(plan, 0, _WARM_UP_TOKENS)])
         for job in self.jobs:
             if job not in notebook.records:
                 notebook.add(self._measure(job))
@@ -102,30 +100,25 @@ class Calibration:
             for start in self._scope.timed_starts(together, len(self._tasks)):
                 yield from (PlanChunk(plan, together, start) for plan in self._plans)
 
-    def _rest(self) -> Iterator[PlanChunk]:
-        """What was not timed at the highest concurrency, for those whose accuracy is not known beforehand."""
+    def _untimed(self) -> Iterator[PlanChunk]:
+        """The prompts that were not timed, at the highest concurrency, for plans of unknown accuracy."""
         together = max(self._scope.concurrency)
         begin = len(self._scope.timed_starts(together, len(self._tasks))) * together
-        static, *others = self._plans
-        plans = [static, *(name for name in others if not is_lossless(self._plans[name]))]
+        static, *further = self._plans
+        plans = [static, *(name for name in further if not is_lossless(self._plans[name]))]
         for start in range(begin, len(self._tasks), together):
             yield from (PlanChunk(plan, together, start) for plan in plans)
 
-    def _warm_up(self) -> None:
-        """What is slow once shall not be timed."""
-        for plan in self._plans.values():
-            self._engine.generate([self._request(plan, 0, _WARM_UP_TOKENS)])
-
     def _measure(self, job: PlanChunk) -> ChunkRecord:
         chunk = range(job.start, min(len(self._tasks), job.start + job.together))
-        requests = [self._request(self._plans[job.plan], number, self._scope.max_new_tokens) for number in chunk]
+        requests = [self._request(self._plans[job.plan], index, self._scope.max_new_tokens) for index in chunk]
         cpu, wall = time.thread_time(), time.perf_counter()
         completions = self._engine.generate(requests)
         cpu_s, wall_s = time.thread_time() - cpu, time.perf_counter() - wall
         forwards = [completion.stats.forwards for completion in completions]
         return ChunkRecord(
             *job,
-            right=[self._tasks[number].is_right(c.token_ids) for number, c in zip(chunk, completions, strict=True)],
+            right=[self._tasks[index].is_right(c.token_ids) for index, c in zip(chunk, completions, strict=True)],
             answers=[_digest(completion) for completion in completions],
             tokens=sum(completion.stats.decoded_tokens for completion in completions),
             forwards=sum(count.denoise + count.verify for count in forwards),
@@ -133,9 +126,9 @@ class Calibration:
             wall_s=wall_s,
         )
 
-    def _request(self, plan: DecodingMode, number: int, tokens: int) -> GenerationRequest:
-        prompt, stop = self._tasks[number].prompt_token_ids, frozenset(self._engine.model.eos_token_ids)
-        return GenerationRequest(str(number), prompt, plan, SamplingParams(), tokens, stop)
+    def _request(self, plan: DecodingMode, index: int, tokens: int) -> GenerationRequest:
+        prompt, stop = self._tasks[index].prompt_token_ids, frozenset(self._engine.model.eos_token_ids)
+        return GenerationRequest(str(index), prompt, plan, SamplingParams(), tokens, stop)
 
 
 def _digest(completion: Completion) -> str:
@@ -156,7 +149,7 @@ def engine_for(
 
 
 def circumstances(checkpoint: Checkpoint, scope: Scope, prompts: Mapping[str, Any]) -> Measured:
-    """What is measured, on what, and by which clock. `prompts`: the fields that name the prompts and the scorer."""
+    """The circumstances of a measurement. `prompts`: the fields that name the prompts and the scorer."""
     device, threads = checkpoint.device, torch.get_num_threads()
     alone = device.type == "cpu" and threads == 1 and checkpoint.shard.size == 1
     clock: Clock = "cpu" if alone else "wall"

@@ -1,8 +1,8 @@
 """The Pareto frontier of accuracy and speed, the presets on it, and the calibration file that has both.
 
-Point estimates decide, on the prompts that both a plan and static answered. `warnings_of` names what the noise leaves
-open. Two speeds within the margin `tie` count as equal. Among equal plans the more accurate one is chosen, then the one
-with more tokens per forward, which is likely to be faster on another device.
+Point estimates decide, on the prompts that both a plan and static answered. `warnings_of` names the
+uncertain choices. Two speeds within the margin `tie` count as equal. Among equal plans the more accurate one is chosen,
+then the one with more tokens per forward, which is likely to be faster on another device.
 """
 
 from __future__ import annotations
@@ -13,20 +13,11 @@ from itertools import chain
 from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative, Static
 from service.quality.load_bands import bands_of
-from service.quality.schema import (
-    QUALITIES,
-    Identity,
-    Margins,
-    Measured,
-    QualityFile,
-    QualityName,
-    Row,
-    Speed,
-)
+from service.quality.schema import QUALITIES, Identity, Margins, Measured, PlanResult, QualityFile, QualityName, Speed
 
 
 def assemble(
-    checkpoint: Identity, measured: Measured, rows: Sequence[Row], margins: Margins | None = None
+    checkpoint: Identity, measured: Measured, rows: Sequence[PlanResult], margins: Margins | None = None
 ) -> QualityFile:
     """The calibration file of the measured `rows`. At every measured load the presets are chosen anew."""
     margins = margins or Margins()
@@ -52,15 +43,15 @@ def is_lossless(params: DecodingMode) -> bool:
     return params == Static()
 
 
-def with_frontier(rows: Sequence[Row], loads: Sequence[int]) -> list[Row]:
+def with_frontier(rows: Sequence[PlanResult], loads: Sequence[int]) -> list[PlanResult]:
     """The rows, with a mark on each speed that no other row beats.
 
     A row beats another one if it is as accurate and faster, or as fast and more accurate.
     """
     marks = {load: [not any(_beats(other, row, load) for other in rows) for row in rows] for load in loads}
     return [
-        row.model_copy(update={"speed": [_marked(row.speed_at(load), marks[load][number]) for load in loads]})
-        for number, row in enumerate(rows)
+        row.model_copy(update={"speed": [_marked(row.speed_at(load), marks[load][index]) for load in loads]})
+        for index, row in enumerate(rows)
     ]
 
 
@@ -68,7 +59,7 @@ def _marked(speed: Speed, on_frontier: bool) -> Speed:
     return speed.model_copy(update={"on_frontier": on_frontier})
 
 
-def choose(rows: Sequence[Row], at: int, margins: Margins) -> Mapping[QualityName, Row]:
+def choose(rows: Sequence[PlanResult], at: int, margins: Margins) -> Mapping[QualityName, PlanResult]:
     """The presets at a load. Static is always among the rows, so every preset exists."""
     lossless = [row for row in rows if row.lossless]
     return {
@@ -78,7 +69,9 @@ def choose(rows: Sequence[Row], at: int, margins: Margins) -> Mapping[QualityNam
     }
 
 
-def warnings_of(rows: Sequence[Row], presets: Mapping[QualityName, Row], at: int, margins: Margins) -> list[str]:
+def warnings_of(
+    rows: Sequence[PlanResult], presets: Mapping[QualityName, PlanResult], at: int, margins: Margins
+) -> list[str]:
     """Warnings about the noise in the choice of presets at a load."""
     warnings = []
     for name, margin in (("balanced", margins.balanced), ("fast", margins.fast)):
@@ -98,7 +91,7 @@ def warnings_of(rows: Sequence[Row], presets: Mapping[QualityName, Row], at: int
     return warnings
 
 
-def _accuracy_warnings(name: str, row: Row, margin: float) -> list[str]:
+def _accuracy_warnings(name: str, row: PlanResult, margin: float) -> list[str]:
     if row.lossless or row.difference_low >= -margin:
         return []
     width, plan = max(row.difference - row.difference_low, row.difference_high - row.difference), row.plan.name
@@ -111,22 +104,22 @@ def _accuracy_warnings(name: str, row: Row, margin: float) -> list[str]:
     return [f"{name}: {plan!r} may be as far as {worst}"]
 
 
-def _points(share: float) -> str:
-    return f"{100 * share:+.1f}"
+def _points(difference: float) -> str:
+    return f"{100 * difference:+.1f}"
 
 
-def _within(rows: Sequence[Row], margin: float) -> list[Row]:
+def _within(rows: Sequence[PlanResult], margin: float) -> list[PlanResult]:
     """The rows that are at most `margin` less accurate than static. A small tolerance covers rounding."""
     return [row for row in rows if row.difference >= -margin - 1e-9]
 
 
-def _fastest(rows: Sequence[Row], at: int, tie: float) -> Row:
+def _fastest(rows: Sequence[PlanResult], at: int, tie: float) -> PlanResult:
     best = max(row.speed_at(at).tokens_per_second for row in rows)
     tied = [row for row in rows if row.speed_at(at).tokens_per_second >= (1 - tie) * best]
     return max(tied, key=lambda row: (row.difference, row.tokens_per_forward, row.speed_at(at).tokens_per_second))
 
 
-def _beats(row: Row, other: Row, at: int) -> bool:
+def _beats(row: PlanResult, other: PlanResult, at: int) -> bool:
     rate, other_rate = row.speed_at(at).tokens_per_second, other.speed_at(at).tokens_per_second
     more_accurate, as_accurate = row.difference > other.difference, row.difference == other.difference
     return (rate > other_rate and (more_accurate or as_accurate)) or (rate == other_rate and more_accurate)

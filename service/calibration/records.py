@@ -1,23 +1,25 @@
-"""What a calibration has measured so far, and the rows of the calibration file that are made of it.
+"""The measurements of a calibration so far, and the rows of the calibration file that are made of them.
 
-A file has a line of JSON for every chunk of every plan, so that a calibration can go on later. The first line says what
-is measured; a file of something else is begun anew. Knows no engine.
+A file has a line of JSON for every chunk of every plan, so that a calibration can go on later. The first line names the
+circumstances; a file of other circumstances is begun anew. Intervals are of 95 %. Knows no engine.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
-from service.calibration.intervals import Estimate, Pieces, paired_difference, ratio_of_rates, share
 from service.calibration.pareto import is_lossless
 from service.decode.mode import DecodingMode
-from service.quality.schema import Plan, Row, Speed
+from service.quality.schema import Plan, PlanResult, Speed
 
 Clock = Literal["cpu", "wall"]
+_Z = NormalDist().inv_cdf(0.975)
 
 
 class PlanChunk(NamedTuple):
@@ -44,7 +46,7 @@ class ChunkRecord:
 
     @property
     def job(self) -> PlanChunk:
-        """The job that the record is of."""
+        """The job of the record."""
         return PlanChunk(self.plan, self.together, self.start)
 
 
@@ -66,50 +68,117 @@ class Notebook:
                 file.write(json.dumps(asdict(record)) + "\n")
 
     def remove(self) -> None:
-        """Deletes the file; what was measured is written elsewhere."""
+        """Deletes the file."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> bool:
-        """Whether the file is of this very calibration. A last line that was cut off is left out."""
+        """Whether the file belongs to this calibration. An incomplete last line is left out."""
         if not path.is_file():
             return False
-        first, *rest = path.read_text(encoding="utf-8").split("\n")
+        first, *lines = path.read_text(encoding="utf-8").split("\n")
         try:
             if json.loads(first) != self._about:
                 return False
-            for line in rest[:-1]:
+            for line in lines[:-1]:
                 record = ChunkRecord(**json.loads(line))
                 self.records[record.job] = record
         except (ValueError, TypeError):
             return False
-        if rest and rest[-1]:
-            path.write_text("\n".join([first, *rest[:-1], ""]), encoding="utf-8")
+        if lines and lines[-1]:
+            path.write_text("\n".join([first, *lines[:-1], ""]), encoding="utf-8")
         return True
 
 
-def make_rows(plans: Sequence[DecodingMode], records: Iterable[ChunkRecord], clock: Clock, timed: int) -> list[Row]:
+# --- intervals ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def proportion(count: int, total: int) -> Estimate:
+    """The proportion `count` / `total`, with Wilson's interval."""
+    value, weight = count / total, _Z * _Z / total
+    middle = (value + weight / 2) / (1 + weight)
+    half = _Z * math.sqrt(value * (1 - value) / total + weight / (4 * total)) / (1 + weight)
+    return Estimate(value, max(0.0, min(value, middle - half)), min(1.0, max(value, middle + half)))
+
+
+def paired_difference(gained: int, lost: int, total: int) -> Estimate:
+    """The difference of two proportions of the same `total` problems: (`gained` - `lost`) / `total`.
+
+    Interval: Agresti and Min (2005). It adds half a problem to each of the four kinds of pairs.
+    """
+    more, less, count = gained + 0.5, lost + 0.5, total + 2
+    middle = (more - less) / count
+    half = _Z * math.sqrt(more + less - (more - less) ** 2 / count) / count
+    value = (gained - lost) / total
+    return Estimate(value, max(-1.0, min(value, middle - half)), min(1.0, max(value, middle + half)))
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Two or more amounts, and the seconds that each took."""
+
+    amounts: Sequence[float]
+    seconds: Sequence[float]
+
+    @property
+    def rate(self) -> float:
+        """The rate of all pieces together."""
+        return sum(self.amounts) / sum(self.seconds)
+
+    def without(self, piece: int) -> float:
+        """The rate of all pieces but one."""
+        amount, time = sum(self.amounts), sum(self.seconds)
+        return (amount - self.amounts[piece]) / (time - self.seconds[piece])
+
+
+def ratio_of_rates(pieces: Pieces, base: Pieces) -> Estimate:
+    """The ratio of two rates on the same pieces, with the jackknife's interval."""
+    value, count = pieces.rate / base.rate, len(pieces.amounts)
+    ratios = [pieces.without(piece) / base.without(piece) for piece in range(count)]
+    mean = sum(ratios) / count
+    half = _Z * math.sqrt((count - 1) / count * sum((ratio - mean) ** 2 for ratio in ratios))
+    return Estimate(value, max(0.0, value - half), value + half)
+
+
+# --- rows ---------------------------------------------------------------------------------------------
+
+
+def make_rows(
+    plans: Sequence[DecodingMode], records: Iterable[ChunkRecord], clock: Clock, timed: int
+) -> list[PlanResult]:
     """A row a plan, static first. `timed`: prompts that were timed at the highest concurrency."""
-    by_plan: dict[str, list[ChunkRecord]] = {Plan.of(plan).name: [] for plan in plans}
+    by_plan: dict[str, list[ChunkRecord]] = {Plan.from_mode(plan).name: [] for plan in plans}
     for record in records:
         by_plan[record.plan].append(record)
-    static = by_plan[Plan.of(plans[0]).name]
-    return [_row(plan, by_plan[Plan.of(plan).name], static, (clock, timed)) for plan in plans]
+    static = by_plan[Plan.from_mode(plans[0]).name]
+    return [_row(plan, by_plan[Plan.from_mode(plan).name], static, (clock, timed)) for plan in plans]
 
 
-def _row(plan: DecodingMode, records: list[ChunkRecord], static: list[ChunkRecord], how: tuple[Clock, int]) -> Row:
+def _row(
+    plan: DecodingMode, records: list[ChunkRecord], static: list[ChunkRecord], how: tuple[Clock, int]
+) -> PlanResult:
     clock, timed = how
     answers, static_answers = _answers(records), _answers(static)
-    pairs = [(answers[number], static_answers[number]) for number in answers]
+    pairs = [(answers[index], static_answers[index]) for index in answers]
     gained = sum(right and not static_right for (right, _), (static_right, _) in pairs)
     lost = sum(static_right and not right for (right, _), (static_right, _) in pairs)
     lossless = is_lossless(plan)
     scored = static_answers if lossless else answers
-    accuracy = share(sum(right for right, _ in scored.values()), len(scored))
+    accuracy = proportion(sum(right for right, _ in scored.values()), len(scored))
     difference = Estimate(0.0, 0.0, 0.0) if lossless else paired_difference(gained, lost, len(pairs))
     concurrency = sorted({record.together for record in records})
-    return Row(
-        plan=Plan.of(plan),
+    full = [record for record in records if record.together == concurrency[-1]]
+    return PlanResult(
+        plan=Plan.from_mode(plan),
         lossless=lossless,
         prompts=len(pairs),
         right=sum(right for right, _ in answers.values()),
@@ -122,7 +191,7 @@ def _row(plan: DecodingMode, records: list[ChunkRecord], static: list[ChunkRecor
         difference=difference.value,
         difference_low=difference.low,
         difference_high=difference.high,
-        tokens_per_forward=_tokens_per_forward([record for record in records if record.together == concurrency[-1]]),
+        tokens_per_forward=sum(record.tokens for record in full) / sum(record.forwards for record in full),
         speed=[
             _speed(_timed(records, together, timed), _timed(static, together, timed), clock) for together in concurrency
         ],
@@ -137,17 +206,13 @@ def _timed(records: Sequence[ChunkRecord], together: int, timed: int) -> list[Ch
 
 def _answers(records: Sequence[ChunkRecord]) -> dict[int, tuple[bool, str]]:
     """Whether each prompt was answered right, and a digest of the answer, at the highest concurrency."""
-    most = max(record.together for record in records)
+    highest = max(record.together for record in records)
     return {
-        record.start + number: (right, answer)
+        record.start + offset: (right, answer)
         for record in records
-        if record.together == most
-        for number, (right, answer) in enumerate(zip(record.right, record.answers, strict=True))
+        if record.together == highest
+        for offset, (right, answer) in enumerate(zip(record.right, record.answers, strict=True))
     }
-
-
-def _tokens_per_forward(records: Sequence[ChunkRecord]) -> float:
-    return sum(record.tokens for record in records) / sum(record.forwards for record in records)
 
 
 def _speed(records: Sequence[ChunkRecord], static: Sequence[ChunkRecord], clock: Clock) -> Speed:

@@ -1,6 +1,7 @@
-"""`mrp-serve calibrate` and `mrp-serve frontier`: plans over prompts at several loads, one measurement for both.
+"""`mrp-serve calibrate`, `frontier` and `quality`: plans over prompts at several loads, measured and as a table.
 
-`frontier` shows what was measured. `calibrate` also chooses the plans for `lossless`, `balanced` and `fast`.
+`frontier` shows the measurement. `calibrate` also chooses the plans for `lossless`, `balanced` and `fast`. `quality`
+shows an earlier calibration.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from service.cli.options import (
     QuantizationOption,
     RanksOption,
     ThreadsOption,
+    load_options,
     ranks_of,
     use_threads,
+    with_fields,
 )
-from service.cli.output import Counter, notes
-from service.cli.quality import show
-from service.errors import SettingsError
+from service.cli.output import Counter, notes, results, table
+from service.errors import CheckpointError, SettingsError
 
 if TYPE_CHECKING:
     from service.calibration.measure import Calibration
     from service.calibration.records import Notebook
     from service.model import Checkpoint
-    from service.quality.schema import QualityFile
+    from service.quality.schema import PlanResult, QualityFile, Speed
 
 #: requests together, if the command line names no number
 LOADS = (1, 8, 32)
@@ -71,24 +73,32 @@ RawOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The options of a measurement: plans over prompts at several loads, and the devices. None: a default."""
+
+    model: ModelOption = None
+    prompts: PromptsOption = None
+    scorer: ScorerOption = None
+    plan: PlansOption = None
+    count: CountOption = None
+    concurrency: ConcurrencyOption = None
+    timed: TimedOption = 256
+    max_new_tokens: NewTokensOption = 256
+    raw: RawOption = False
+    device: DeviceOption = "auto"
+    dtype: DtypeOption = "auto"
+    quantization: QuantizationOption = None
+    threads: ThreadsOption = None
+    tensor_parallel_size: RanksOption = 1
+
+
+@with_fields("measurement", Measurement)
 def calibrate(
-    model: ModelOption = None,
-    prompts: PromptsOption = None,
-    scorer: ScorerOption = None,
+    measurement: Measurement,
     out: Annotated[
         Path | None, typer.Option(help="Default: quality.json (quality.int8.json, …) in the checkpoint's folder.")
     ] = None,
-    plan: PlansOption = None,
-    count: CountOption = None,
-    concurrency: ConcurrencyOption = None,
-    timed: TimedOption = 256,
-    max_new_tokens: NewTokensOption = 256,
-    raw: RawOption = False,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    quantization: QuantizationOption = None,
-    threads: ThreadsOption = None,
-    tensor_parallel_size: RanksOption = 1,
 ) -> None:
     """Measures the frontier, chooses presets for every load and writes quality.json. Run it again to resume."""
     from service.quality.schema import file_name, write_quality
@@ -96,64 +106,19 @@ def calibrate(
     def target(checkpoint: Checkpoint) -> Path:
         return out or checkpoint.path / file_name(checkpoint.config.quantization, checkpoint.activation_parts)
 
-    options = MeasurementOptions(model, prompts, scorer, plan, count, concurrency, timed, max_new_tokens, raw)
-    where = DeviceOptions(device, dtype, quantization, threads, tensor_parallel_size)
-    with measured(options, where, target) as (file, path):
+    with measured(measurement, target) as (file, path):
         write_quality(file, cast("Path", path))
     show(file)
 
 
-def frontier(
-    model: ModelOption = None,
-    prompts: PromptsOption = None,
-    scorer: ScorerOption = None,
-    plan: PlansOption = None,
-    count: CountOption = None,
-    concurrency: ConcurrencyOption = None,
-    timed: TimedOption = 256,
-    max_new_tokens: NewTokensOption = 256,
-    raw: RawOption = False,
-    output: OutputOption = None,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    quantization: QuantizationOption = None,
-    threads: ThreadsOption = None,
-    tensor_parallel_size: RanksOption = 1,
-) -> None:
+@with_fields("measurement", Measurement)
+def frontier(measurement: Measurement, output: OutputOption = None) -> None:
     """Shows accuracy and speed of every plan at several loads. With --output, run it again to resume."""
-    options = MeasurementOptions(model, prompts, scorer, plan, count, concurrency, timed, max_new_tokens, raw)
-    where = DeviceOptions(device, dtype, quantization, threads, tensor_parallel_size)
-    with measured(options, where, lambda _: output) as (file, path):
+    with measured(measurement, lambda _: output) as (file, path):
         if path:
             content = file.model_dump(include={"measured", "rows"})
             path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     show(file)
-
-
-@dataclass(frozen=True, slots=True)
-class MeasurementOptions:
-    """What is measured: plans over prompts at several loads. None: the default of the option."""
-
-    model: str | None
-    prompts: Path | None
-    scorer: str | None
-    plans: Sequence[str] | None
-    count: int | None
-    concurrency: Sequence[int] | None
-    timed: int
-    max_new_tokens: int
-    raw: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceOptions:
-    """The devices on which it is measured."""
-
-    device: str
-    dtype: str
-    quantization: str | None
-    threads: int | None
-    ranks: int
 
 
 #: the file that a measurement will be written to, known when the checkpoint is; None: nothing is written
@@ -161,9 +126,7 @@ Target = Callable[["Checkpoint"], Path | None]
 
 
 @contextmanager
-def measured(
-    options: MeasurementOptions, where: DeviceOptions, target: Target
-) -> Iterator[tuple[QualityFile, Path | None]]:
+def measured(options: Measurement, target: Target) -> Iterator[tuple[QualityFile, Path | None]]:
     """The measurement as a calibration file, and its target. With a target it can be interrupted and goes on later.
 
     The records beside the target are removed when the block has ended without an error. SettingsError for options that
@@ -172,9 +135,8 @@ def measured(
     from service.calibration.measure import Calibration, Scope, circumstances, engine_for
     from service.calibration.pareto import assemble
     from service.calibration.plans import default_plans, parse_plan, with_static_first
-    from service.calibration.scorers import check_lines, find_scorer
-    from service.calibration.tasks import read_prompts, tasks_of
-    from service.quality.identity import identity_of
+    from service.calibration.prompts import check_lines, find_scorer, read_prompts, tasks_of
+    from service.quality.presets import identity_of
     from service.text import TextCodec
 
     path_of_prompts, scorer_name = prompts_of(options.model, options.prompts, options.scorer)
@@ -183,15 +145,14 @@ def measured(
     together = tuple(sorted(set(options.concurrency or LOADS)))
     scope = Scope(together, min(options.timed, len(lines.lines)), options.max_new_tokens)
     scope.check(len(lines.lines))
-    named = [parse_plan(text) for text in options.plans or ()]
-    use_threads(where.threads, where.ranks)
-    with ranks_of(where.ranks, options.model, where.device, where.dtype, None, where.quantization) as (
-        checkpoint,
-        deps,
-    ):
+    chosen = [parse_plan(text) for text in options.plan or ()]
+    use_threads(options.threads, options.tensor_parallel_size)
+    loading = load_options(options.device, options.dtype, quantization=options.quantization)
+    with ranks_of(options.tensor_parallel_size, options.model, loading) as (checkpoint, deps):
         config = checkpoint.config
-        plans = with_static_first(named) if named else default_plans(config.block_size, has_mrp=config.mrp is not None)
+        default = default_plans(config.block_size, has_mrp=config.mrp is not None)
         tasks = tasks_of(TextCodec.load(checkpoint.path), lines.lines, scorer, raw=options.raw)
+        plans = with_static_first(chosen) if chosen else default
         calibration = Calibration(engine_for(checkpoint, tasks, scope, deps), tasks, plans, scope)
         about_prompts = {"prompts_sha256": lines.sha256, "scorer": scorer_name, "prompts": len(tasks)}
         how = circumstances(checkpoint, scope, about_prompts)
@@ -205,8 +166,7 @@ def measured(
 
 def prompts_of(model: str | None, prompts: Path | None, scorer: str | None) -> tuple[Path, str]:
     """The file of prompts and the name of the scorer. The demo has its own."""
-    from service.demo import CHECKPOINT
-    from service.demo.problems import HELDOUT_FILE
+    from service.demo import CHECKPOINT, HELDOUT_FILE
 
     is_demo = model is None or Path(model).resolve() == CHECKPOINT.resolve()
     if not is_demo and (prompts is None or scorer is None):
@@ -236,3 +196,59 @@ def _run(calibration: Calibration, notebook: Notebook) -> None:
     except KeyboardInterrupt:
         notes().print("interrupted; run the same command again to resume")
         raise typer.Exit(130) from None
+
+
+# --- the table --------------------------------------------------------------------------------------
+
+
+def quality(
+    model: Annotated[str | None, typer.Argument(help="A folder, a hub name or a file. Default: the demo.")] = None,
+) -> None:
+    """Shows a checkpoint's plans for lossless, balanced and fast, and every plan that was measured."""
+    from service.demo import CHECKPOINT
+    from service.quality.presets import HOW_TO_MAKE
+    from service.quality.schema import FILE_NAME, read_quality
+
+    path = Path(model or CHECKPOINT)
+    if not path.is_file():
+        from service.model import resolve
+
+        folder = resolve(path)
+        path = folder / FILE_NAME
+        if not path.is_file():
+            raise CheckpointError(f"{folder} has no {FILE_NAME}; {HOW_TO_MAKE}")
+    show(read_quality(path))
+
+
+def show(file: QualityFile) -> None:
+    """Prints the table, the presets and the warnings."""
+    from service.quality.load_bands import in_words
+
+    console, loads = results(), file.measured.concurrency
+    times = [f"ms/token at {together}" for together in loads]
+    plans = table("plan", "accuracy", "from static", "identical", "tok/forward", *times, "frontier", plan="plan")
+    for row in sorted(file.rows, key=lambda row: -row.speed_at(loads[-1]).tokens_per_second):
+        plans.add_row(*_cells(row, loads))
+    console.print(plans)
+    for name, bands in file.presets.items():
+        console.print(f"{name}: {in_words(bands)}")
+    clock = "CPU time" if file.measured.clock == "cpu" else "time"
+    legend = f"ms/token: {clock}, and times static's speed; frontier: at how many requests. {file.measured.how}"
+    console.print(legend, style="dim")
+    for warning in file.warnings:
+        console.print(f"warning: {warning}", style="yellow")
+
+
+def _cells(row: PlanResult, loads: Sequence[int]) -> list[str]:
+    speeds = [row.speed_at(together) for together in loads]
+    away = 100 * max(row.difference_high - row.difference, row.difference - row.difference_low)
+    accuracy = f"{row.accuracy:.3f} [{row.accuracy_low:.3f}, {row.accuracy_high:.3f}]"
+    difference = "as static" if row.lossless else f"{100 * row.difference:+.1f} ±{away:.1f}"
+    counts = [f"{row.identical}/{row.prompts}", f"{row.tokens_per_forward:.2f}"]
+    best_at = ", ".join(str(speed.concurrency) for speed in speeds if speed.on_frontier)
+    return [row.plan.name, accuracy, difference, *counts, *(_speed(speed) for speed in speeds), best_at]
+
+
+def _speed(speed: Speed) -> str:
+    away = max(speed.speedup_high - speed.speedup, speed.speedup - speed.speedup_low)
+    return f"{1e3 / speed.tokens_per_second:.3f}  x{speed.speedup:.2f} ±{away:.2f}"

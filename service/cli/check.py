@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from service.cli.options import BlockSizeOption, DeviceOption, DtypeOption, QuantizationOption, load
+from service.cli.options import BlockSizeOption, DeviceOption, DtypeOption, QuantizationOption, load, load_options
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
     from service.model import Checkpoint, ModelConfig
     from service.text import TextCodec
 
-#: the numbers of devices that are shown; what they hold is by `tensor_parallel_size`
+#: the values of `tensor_parallel_size` that are shown
 _SIZES = (2, 4, 8)
 
 
@@ -34,7 +34,7 @@ def command(
     """
     from service.text import TextCodec
 
-    checkpoint = load(model, device, dtype, block_size, quantization=quantization)
+    checkpoint = load(model, load_options(device, dtype, block_size, quantization))
     codec = TextCodec.load(checkpoint.path)
     facts = _facts(checkpoint) | _text(codec) | _memory(checkpoint)
     seconds = _decode_a_block(checkpoint)
@@ -49,20 +49,18 @@ def command(
 
 def _text(codec: TextCodec) -> dict[str, str]:
     template = "none" if not codec.has_chat_template else "cannot be used" if codec.chat_problem else "yes"
-    tools = codec.tool_format.name if codec.tool_format else f"none: {codec.tools_problem}"
-    thinks = "yes" if codec.thinking else "no"
     return {
         "tokenizer": f"{codec.vocab_size} tokens",
         "chat template": template,
-        "tools": tools,
-        "thinking": thinks,
+        "tools": codec.tool_format.name if codec.tool_format else f"none: {codec.tools_problem}",
+        "thinking": "yes" if codec.thinking else "no",
     }
 
 
 def _memory(checkpoint: Checkpoint) -> dict[str, str]:
     """The sizes that `auto` chooses for the memory that is free beside the weights."""
     from service.engine.memory_plan import RequestedSizes, plan_memory
-    from service.model.memory import memory_of
+    from service.model.device import memory_of
 
     memory = memory_of(checkpoint.device)
     device = f"{memory.free / 2**30:,.1f} of {memory.total / 2**30:,.1f} GiB are free on {checkpoint.device}"
@@ -106,17 +104,14 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _types(checkpoint: Checkpoint) -> str:
-    form = checkpoint.config.quantization
-    if form is None:
+    from service.model.quantization.schemes import published_scheme
+
+    scheme = checkpoint.config.quantization
+    if scheme is None:
         return str(checkpoint.dtype)
     wide = f", but for {len(checkpoint.wide_layers)}" if checkpoint.wide_layers else ""
-    return f"{checkpoint.dtype}, matrices of layers as {form}{wide}{_published(checkpoint)}"
-
-
-def _published(checkpoint: Checkpoint) -> str:
-    from service.model.quantization import published_scheme
-
-    return ", as they are published" if published_scheme(checkpoint.raw) else ""
+    published = ", as they are published" if published_scheme(checkpoint.raw) else ""
+    return f"{checkpoint.dtype}, matrices of layers as {scheme}{wide}{published}"
 
 
 def _weights(checkpoint: Checkpoint, config: ModelConfig) -> int:
@@ -127,14 +122,14 @@ def _weights(checkpoint: Checkpoint, config: ModelConfig) -> int:
 
 
 def _devices(checkpoint: Checkpoint) -> dict[str, str]:
-    """What each of several devices holds, by their number."""
+    """The memory of each device, by the number of devices."""
     from service.model.attention import PagedCache
-    from service.model.shard import Shard, possible_sizes
+    from service.model.config import Shard, possible_sizes
 
     config, dtype, facts = checkpoint.config, checkpoint.dtype, {}
     for size in possible_sizes(config):
         if size in _SIZES:
-            part = Shard(0, size).of(config)
+            part = Shard(0, size).divide(config)
             weights = _weights(checkpoint, part) / 2**20
             token = PagedCache.bytes_per_page(part, dtype) / config.block_size / 1024
             facts[f"each of {size} devices"] = f"{weights:,.1f} MiB of weights, {token:,.2f} KiB of KV a token"
@@ -142,11 +137,11 @@ def _devices(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _experts(config: ModelConfig, backbone: int) -> dict[str, str]:
-    """Of a backbone with so many parameters."""
+    """The experts of a backbone with `backbone` parameters."""
     if config.experts is None:
         return {}
     experts, used = config.experts, backbone - config.num_unused_parameters
-    layers = f"{config.num_expert_layers} layers have {experts.number}, a token uses {experts.per_token} of each"
+    layers = f"{config.num_expert_layers} layers have {experts.num_experts}, a token uses {experts.per_token} of each"
     shared = " and the shared ones" if experts.shared_size else ""
     return {"experts": f"{layers}{shared}, {used / 1e6:,.2f} M parameters in all"}
 

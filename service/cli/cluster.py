@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 #: name of the application in Serve
 APPLICATION = "mrp"
 _OBJECT_STORE_BYTES = 200 * 2**20
-#: What Ray says of processes that take long: it waits 30 s for them and has no setting for it. So it is started again.
+#: Ray's message about slow processes: it waits 30 s for them and has no setting for it. So it is started again.
 _TOO_SLOW, _ATTEMPTS = "timed out during startup", 5
 #: seconds between two checks whether Serve's controller answers
 _POLL_S = 0.1
@@ -46,7 +46,7 @@ _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",  # Ray refuses clients without the token
 }
 #: variables for this program only
-_STARTING = {
+_PROGRAM_ENVIRONMENT = {
     # Serve kills a proxy that does not answer three checks of its start. The default of 5 s per check is too short for
     # a proxy that starts beside replicas on a busy machine.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
@@ -61,7 +61,7 @@ def start(settings: Settings, num_cpus: int | None = None) -> None:
     SettingsError if one of them does not start, or if this machine has no room for the replicas.
     """
     proxy = begin(settings, num_cpus)
-    with _named("Serve"):
+    with _starting("Serve"):
         proxy.result()
 
 
@@ -71,13 +71,13 @@ def begin(settings: Settings, num_cpus: int | None = None) -> Future[None]:
     The future is done when Serve's proxy has started, or holds the error if it has not. No proxy is started for an
     ingress that listens itself.
     """
-    for name, value in (_ENVIRONMENT | _STARTING | private.token()).items():
+    for name, value in (_ENVIRONMENT | _PROGRAM_ENVIRONMENT | private.token()).items():
         os.environ.setdefault(name, value)
     talkative = settings.log_level == "debug" and settings.log_format == "text"
-    with _imported("service.app"), _named("Ray"):
+    with _imported("service.app"), _starting("Ray"):
         _start_ray(num_cpus, talkative)
     _check_room(settings)
-    with _named("Serve"):
+    with _starting("Serve"):
         return _begin_serve(settings, talkative)
 
 
@@ -95,13 +95,13 @@ def _imported(module: str) -> Iterator[None]:
 def _start_ray(num_cpus: int | None, talkative: bool) -> None:
     """Starts Ray, again if its processes have not come up within Ray's 30 s, as on a machine that is busy.
 
-    Those of earlier attempts end with this program.
+    The processes of earlier attempts end with this program.
     """
-    for left in reversed(range(_ATTEMPTS)):
+    for remaining in reversed(range(_ATTEMPTS)):
         try:
             _init_ray(num_cpus, talkative)
         except Exception as error:
-            if not left or _TOO_SLOW not in str(error):
+            if not remaining or _TOO_SLOW not in str(error):
                 raise
             _log.warning("Ray took more than 30 s to start, so it is started again")
         else:
@@ -169,7 +169,7 @@ def _start_serve(settings: Settings, talkative: bool) -> None:
 
 
 @contextmanager
-def _named(what: str) -> Iterator[None]:
+def _starting(what: str) -> Iterator[None]:
     """Turns any error of starting a part into a one-line SettingsError. Ray raises many unrelated types."""
     try:
         yield
@@ -187,10 +187,10 @@ def deploy(
     say: Callable[[str], None] | None = None,
     proxy: Future[None] | None = None,
 ) -> None:
-    """Deploys an application, in place of an earlier one if there is any. Returns when it serves.
+    """Deploys an application, which replaces an earlier one. Returns when it serves.
 
-    `application`: None for that of the settings. `say`: called with lines on the progress. `proxy`: the result of
-    `begin`. SettingsError, with the failure of a replica, if the application cannot serve.
+    `application`: None for the application of the settings. `say`: called with lines on the progress. `proxy`: the
+    result of `begin`. SettingsError, with the failure of a replica, if the application cannot serve.
     """
     from ray import serve
 
@@ -198,7 +198,7 @@ def deploy(
     from service.cli.readiness import wait_until_running
 
     target = serve.RunTarget(application or build_one_machine(settings), name=APPLICATION, route_prefix="/")
-    with _named("Serve"):
+    with _starting("Serve"):
         serve.run_many([target], wait_for_applications_running=False)
         if proxy is not None:
             proxy.result()

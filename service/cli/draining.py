@@ -25,9 +25,9 @@ _SETTLE_S = 0.2
 
 
 async def prepare() -> None:
-    """Learns from Serve's controller where the ingresses are, which it may not be able to tell at the end.
+    """Asks Serve's controller for the ingresses. At the end it may not be able to answer.
 
-    The event loop must be that of `drain`, and run until then.
+    The event loop must also run `drain`.
     """
     with suppress(TimeoutError):
         await _ask_ingresses("check_health")
@@ -41,7 +41,7 @@ def _ingresses() -> DeploymentHandle[Any]:
 
 
 async def drain(timeout_s: float) -> bool:
-    """Refuses new requests and waits for those in progress. False if some had to be cut after `timeout_s`."""
+    """Refuses new requests and waits for the running ones. False if some had to be cut after `timeout_s`."""
     in_time = await _answered(timeout_s)
     if not in_time:
         with suppress(TimeoutError):
@@ -60,10 +60,10 @@ async def _answered(timeout_s: float) -> bool:
     """
     until = time.monotonic() + timeout_s
     while await _busy():
-        left = until - time.monotonic()
-        if left <= 0:
+        remaining_s = until - time.monotonic()
+        if remaining_s <= 0:
             return False
-        await asyncio.sleep(min(_POLL_S, left))
+        await asyncio.sleep(min(_POLL_S, remaining_s))
     return True
 
 

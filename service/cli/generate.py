@@ -11,29 +11,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import asdict
 
-from service.cli.knobs import Knobs, with_knobs
 from service.cli.options import (
     AttentionOption,
     BlockSizeOption,
     DeviceOption,
     DtypeOption,
+    Knobs,
     ModelOption,
     RanksOption,
     ThreadsOption,
+    load_options,
     ranks_of,
     use_threads,
+    with_knobs,
 )
 from service.cli.output import notes
 from service.decode.modes import MODES
 
 if TYPE_CHECKING:
     from service.constraints import Constraint
-    from service.constraints.matcher import GuidanceGrammar
     from service.decode.mode import DecodingMode
     from service.engine import Engine, GenerationRequest
     from service.engine.request import BlockEvent
-    from service.model import Checkpoint, ModelConfig, MrpConfig
-    from service.text import TextCodec
+    from service.model import Checkpoint, MrpConfig
 
 
 @with_knobs
@@ -65,6 +65,8 @@ def command(
     tensor_parallel_size: RanksOption = 1,
 ) -> None:
     """Decodes one prompt. Prints the text on stdout, statistics and progress on stderr."""
+    from service.constraints.grammars import compile_grammar
+    from service.constraints.vocabulary import TokenVocabulary
     from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
     from service.errors import InvalidRequest
     from service.text import TextCodec
@@ -73,9 +75,13 @@ def command(
         raise InvalidRequest("the prompt is empty, at least one token is needed", param="prompt")
     constraint = _constraint(schema, regex, choice)
     use_threads(threads, tensor_parallel_size)
-    with ranks_of(tensor_parallel_size, model, device, dtype, block_size) as (checkpoint, deps):
+    loading = load_options(device, dtype, block_size)
+    with ranks_of(tensor_parallel_size, model, loading) as (checkpoint, deps):
         codec = TextCodec.load(checkpoint.path)
-        ids = codec.encode(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
+        ids = codec.encode(prompt) if raw else codec.encode_message(prompt)
+        grammar = None
+        if constraint is not None:
+            grammar = compile_grammar(constraint, TokenVocabulary.for_checkpoint(codec, checkpoint.config))
         request = GenerationRequest(
             "cli",
             tuple(ids),
@@ -83,7 +89,7 @@ def command(
             SamplingParams(temperature, top_p, top_k, secrets.randbits(63) if seed is None else seed),
             max_new_tokens,
             frozenset(checkpoint.config.eos_token_ids),
-            grammar=_grammar(constraint, codec, checkpoint.config) if constraint else None,
+            grammar=grammar,
         )
         events = _run(Engine(checkpoint, EngineConfig(attention=attention), deps=deps), request)
     text = codec.decode([token for event in events for token in event.token_ids])
@@ -91,7 +97,7 @@ def command(
 
 
 def _constraint(schema: Path | None, regex: str | None, choice: list[str] | None) -> Constraint | None:
-    """What the answer must be. InvalidRequest for two of them, SettingsError for a file that is not JSON."""
+    """The constraint of the answer. InvalidRequest for two of them, SettingsError for a file that is not JSON."""
     from service.constraints import Constraint
     from service.errors import InvalidRequest, SettingsError
 
@@ -106,13 +112,6 @@ def _constraint(schema: Path | None, regex: str | None, choice: list[str] | None
     if regex:
         return Constraint.regex(regex)
     return Constraint.choice(choice) if choice else None
-
-
-def _grammar(constraint: Constraint, codec: TextCodec, model: ModelConfig) -> GuidanceGrammar:
-    from service.constraints.grammars import compile_grammar
-    from service.constraints.vocabulary import TokenVocabulary
-
-    return compile_grammar(constraint, TokenVocabulary.of(codec, model))
 
 
 def _params(mode: str | None, knobs: Knobs, mrp: MrpConfig | None) -> DecodingMode:

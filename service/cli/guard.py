@@ -1,7 +1,7 @@
 """Runs a service in a process of its own, takes the signals for it, and leaves none of its processes behind.
 
-The program forks. The child starts Ray and all else in a new session, and blocks the signals that end programs. What
-it starts inherits both. So a signal to every process, as of systemd or a terminal, reaches the program alone, and the
+The program forks. The child starts Ray and all else in a new session, and blocks the signals that end programs. Its
+children inherit both. So a signal to every process, as of systemd or a terminal, reaches the program alone, and the
 service drains. The two processes guard each other: whichever ends first, the other kills the whole session.
 """
 
@@ -33,7 +33,7 @@ _KILL_S = 10.0
 
 
 class Exit(IntEnum):
-    """What the program's exit status says. 2 is a usage error."""
+    """The exit status of the program. 2 is a usage error."""
 
     ENDED = 0  # by a signal
     REFUSED = 1  # it could not start
@@ -62,17 +62,17 @@ def guarded(serve: Callable[[Order], int], patience_s: float) -> int:
 
     `patience_s`: seconds that it may take to end after a signal.
     """
-    asking = {signal.SIGINT, signal.SIGTERM}
+    signals = {signal.SIGINT, signal.SIGTERM}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under `nohup`
-        asking.add(signal.SIGHUP)
-    signal.pthread_sigmask(signal.SIG_BLOCK, asking | {signal.SIGCHLD})
+        signals.add(signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals | {signal.SIGCHLD})
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ours, theirs = socket.socketpair()
     if not (child := os.fork()):
         ours.close()
         _be_the_child(serve, Order(theirs))
     theirs.close()
-    status = _wait(child, ours, asking, patience_s)
+    status = _wait(child, ours, signals, patience_s)
     if not kill_session(child, _KILL_S):
         print(f"mrp-serve: some processes of session {child} do not end", file=sys.stderr, flush=True)
     _reap()
@@ -95,24 +95,24 @@ def _be_the_child(serve: Callable[[Order], int], order: Order) -> NoReturn:
         os._exit(status)
 
 
-def _wait(child: int, order: socket.socket, asking: set[signal.Signals], patience_s: float) -> int:
+def _wait(child: int, order: socket.socket, signals: set[signal.Signals], patience_s: float) -> int:
     """The exit status. Returns when the child has ended, at a second signal, or `patience_s` after the first one."""
-    asked_at: float | None = None
+    signalled_at: float | None = None
     while True:
-        left = _HOUR_S if asked_at is None else max(0.0, asked_at + patience_s - time.monotonic())
-        seen = signal.sigtimedwait(asking | {signal.SIGCHLD}, left)
+        wait_s = _HOUR_S if signalled_at is None else max(0.0, signalled_at + patience_s - time.monotonic())
+        seen = signal.sigtimedwait(signals | {signal.SIGCHLD}, wait_s)
         if seen is None:
-            if asked_at is not None:
+            if signalled_at is not None:
                 _say(f"the service did not end within {patience_s:g} s; it is killed")
                 return Exit.ENDED
         elif seen.si_signo == signal.SIGCHLD:
             if (code := _reap().get(child)) is not None:
-                return _status(code, asked_at is not None)
-        elif asked_at is None:
-            asked_at = time.monotonic()
+                return _status(code, signalled_at is not None)
+        elif signalled_at is None:
+            signalled_at = time.monotonic()
             with suppress(OSError):
                 order.send(b".")
-        elif time.monotonic() > asked_at + _SAME_S:
+        elif time.monotonic() > signalled_at + _SAME_S:
             _say("the service is killed")
             return Exit.ENDED
 
@@ -126,12 +126,12 @@ def _reap() -> dict[int, int]:
     return codes
 
 
-def _status(code: int, asked: bool) -> int:
+def _status(code: int, signalled: bool) -> int:
     if code >= 0:
         return code
-    if not asked:
+    if not signalled:
         _say(f"the process that runs Ray was ended by {signal.Signals(-code).name}, so the service ends")
-    return Exit.ENDED if asked else Exit.LOST
+    return Exit.ENDED if signalled else Exit.LOST
 
 
 def _say(text: str) -> None:

@@ -2,7 +2,7 @@
 
 Ray would add a prefix and mix the lines with its own. Replicas therefore write to a named pipe, and this process
 copies the pipe to its stderr. A paused terminal stops this process. Replicas then go on and drop lines
-(`telemetry/pipe_handler.py`).
+(`telemetry/logs.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _END = b"\0\n"
 
 
 class LogPipe:
-    """A named pipe at `path`, which may be written to while the context is open. `folder`: of this user alone."""
+    """A named pipe at `path`, open for writers in the context. `folder`: no other user may enter it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "log"

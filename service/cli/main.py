@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli import calibrate, check, generate, key, quality, serve, train
+from service.cli import calibrate, check, generate, key, serve, train
 from service.cli.output import WIDE, is_on_a_terminal
 from service.errors import MrpServeError
 
@@ -47,7 +47,7 @@ app.command("check")(check.command)
 app.command("key")(key.command)
 app.command("calibrate")(calibrate.calibrate)
 app.command("frontier")(calibrate.frontier)
-app.command("quality")(quality.command)
+app.command("quality")(calibrate.quality)
 app.command("train-mrp")(train.command)
 
 

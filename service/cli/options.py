@@ -1,14 +1,22 @@
-"""Options that several commands share, and the functions that load what they name."""
+"""Options that several commands share, and the functions that load the checkpoint and the devices they name.
+
+A command may have an option for each knob of the modes, or for each field of a dataclass.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from service.decode.knobs import Knob, KnobValue, knobs_in
+from service.decode.modes import KNOBS, MODES
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -43,61 +51,104 @@ def _in_a_folder(output: Path | None) -> Path | None:
 OutputOption = Annotated[Path | None, typer.Option(callback=_in_a_folder, help="Writes the rows as JSON.")]
 
 
-def load(
-    model: str | None,
-    device: str,
-    dtype: str,
-    block_size: int | None = None,
-    *,
-    quantization: str | None = None,
-) -> Checkpoint:
+def load(model: str | None, options: LoadOptions) -> Checkpoint:
     """Loads the named checkpoint, None for the demo. Raises CheckpointError or SettingsError."""
     from service.demo import CHECKPOINT
     from service.model import load_checkpoint
 
-    options = load_options(device, dtype, block_size, quantization)
     return load_checkpoint(model or CHECKPOINT, options)
 
 
 @contextmanager
-def ranks_of(
-    size: int,
-    model: str | None,
-    device: str,
-    dtype: str,
-    block_size: int | None = None,
-    quantization: str | None = None,
-) -> Iterator[tuple[Checkpoint, EngineDeps]]:
-    """As `load`, on so many devices; what an engine needs to use them. The processes end with the block."""
+def ranks_of(size: int, model: str | None, options: LoadOptions) -> Iterator[tuple[Checkpoint, EngineDeps]]:
+    """As `load`, on `size` devices, and the dependencies of an engine on them. The processes end with the block."""
     from service.demo import CHECKPOINT
     from service.engine import EngineDeps
     from service.parallel import TensorParallelExecutor
 
     if size == 1:
-        yield load(model, device, dtype, block_size, quantization=quantization), EngineDeps()
+        yield load(model, options), EngineDeps()
         return
-    options = load_options(device, dtype, block_size, quantization)
-    with TensorParallelExecutor(size, options.device) as team:
-        yield team.load(model or CHECKPOINT, options), EngineDeps(ranks=team)
+    with TensorParallelExecutor(size, options.device) as executor:
+        yield executor.load(model or CHECKPOINT, options), EngineDeps(ranks=executor)
 
 
 def load_options(
-    device: str,
-    dtype: str,
-    block_size: int | None = None,
-    quantization: str | None = None,
+    device: str, dtype: str, block_size: int | None = None, quantization: str | None = None
 ) -> LoadOptions:
-    """Device, dtype and quantization by their names. Raises SettingsError."""
+    """Options by the names of device, dtype and quantization. Raises SettingsError."""
     from service.model import LoadOptions
-    from service.model.options import pick_device, pick_dtype
-    from service.model.quantization import scheme_named
+    from service.model.device import pick_device, pick_dtype
+    from service.model.quantization.schemes import scheme_named
 
-    picked, form = pick_device(device), scheme_named(quantization).name if quantization else None
-    return LoadOptions(pick_dtype(dtype, picked), picked, block_size, quantization=form)
+    picked, scheme = pick_device(device), scheme_named(quantization).name if quantization else None
+    return LoadOptions(pick_dtype(dtype, picked), picked, block_size, quantization=scheme)
 
 
 def use_threads(threads: int | None, processes: int = 1) -> None:
     """Sets the number of torch's CPU threads. None: the default of `pick_threads`."""
-    from service.model.options import set_threads
+    from service.model.device import set_threads
 
     set_threads(threads, processes)
+
+
+# --- commands with options for knobs or fields -----------------------------------------------------------
+
+Knobs = Mapping[str, KnobValue]
+CommandFunction = Callable[..., None]
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def with_knobs(command: CommandFunction) -> CommandFunction:
+    """The command with one option per knob instead of its parameter `knobs`, which gets the knobs with a value."""
+
+    def knobs(values: Mapping[str, Any]) -> Knobs:
+        return {name: _value(name, value) for name, value in values.items() if value is not None}
+
+    return _expanded(command, "knobs", [_option(name, knob) for name, knob in KNOBS.items()], knobs)
+
+
+def with_fields(parameter: str, options: type[Any]) -> Callable[[CommandFunction], CommandFunction]:
+    """Makes a command with one option per field of a dataclass, instead of its parameter of that class."""
+    hints = get_type_hints(options, include_extras=True)
+    declared = [
+        inspect.Parameter(field.name, _KEYWORD, default=field.default, annotation=hints[field.name])
+        for field in fields(options)
+    ]
+    return lambda command: _expanded(command, parameter, declared, lambda values: options(**values))
+
+
+def _expanded(
+    command: CommandFunction,
+    parameter: str,
+    options: list[inspect.Parameter],
+    value: Callable[[Mapping[str, Any]], Any],
+) -> CommandFunction:
+    """The command with `options` instead of a parameter, which gets the `value` of theirs."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for name, declared in signature.parameters.items():
+        parameters += options if name == parameter else [declared.replace(kind=_KEYWORD)]
+
+    @wraps(command)
+    def expanded(**values: Any) -> None:
+        values[parameter] = value({option.name: values.pop(option.name) for option in options})
+        command(**values)
+
+    expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {declared.name: declared.annotation for declared in parameters}
+    return expanded
+
+
+def _option(name: str, knob: Knob) -> inspect.Parameter:
+    modes = ", ".join(mode for mode, params in MODES.items() if name in knobs_in(params))
+    kind: Any = str if knob.auto else knob.kind
+    annotation: Any = Annotated[kind | None, typer.Option(help=f"{modes}: {knob.help}.")]
+    return inspect.Parameter(name, _KEYWORD, default=None, annotation=annotation)
+
+
+def _value(name: str, option: Any) -> KnobValue:
+    """The value of an option. A knob that takes numbers and a word gets a number if the text is one."""
+    value: KnobValue = int(option) if KNOBS[name].auto and option.removeprefix("-").isdigit() else option
+    return value

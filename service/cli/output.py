@@ -64,7 +64,7 @@ class Counter:
         self.reach(self._done + parts, what)
 
     def reach(self, done: int, what: str) -> None:
-        """Sets the number of parts done. `what`: the last one."""
+        """Sets the number of parts done. `what`: the name of the last one."""
         lines, self._done = self._done * _LINES // self._total, done
         self._bar.update(self._task, completed=done, description=what)
         if not self._console.is_terminal and done * _LINES // self._total > lines:

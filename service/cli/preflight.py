@@ -24,15 +24,15 @@ def check(settings: Settings) -> None:
     _check_port(settings.host, settings.port)
 
 
-def check_room(settings: Settings, found: Mapping[str, float], units: tuple[str, ...]) -> None:
+def check_room(settings: Settings, resources: Mapping[str, float], units: tuple[str, ...]) -> None:
     """SettingsError if Ray has found fewer of a unit (CPU, GPU) than the replicas to start need."""
     each = settings.tensor_parallel_size
     for unit in units:
-        if found.get(unit, 0) < settings.num_replicas * each:
+        if resources.get(unit, 0) < settings.num_replicas * each:
             raise SettingsError(
                 f"num_replicas is {settings.num_replicas} and every replica needs "
                 f"{f'a {unit}' if each == 1 else f'{each} {unit}s (tensor_parallel_size)'}, "
-                f"but Ray finds {found.get(unit, 0):g} on this machine",
+                f"but Ray finds {resources.get(unit, 0):g} on this machine",
                 param="num_replicas",
             )
 
@@ -50,7 +50,7 @@ def _check_settings(settings: Settings) -> None:
 
         file_handler(settings.log_file).close()
     KeyRing.load(settings)
-    KeyRing.of_admins(settings)
+    KeyRing.load_admins(settings)
     if settings.autoscaled:
         raise SettingsError(
             f"max_replicas is {settings.max_replicas}: this program runs a fixed number of replicas, num_replicas; "
@@ -62,18 +62,18 @@ def _check_settings(settings: Settings) -> None:
 def _check_device(device: str) -> None:
     """Checks the device with torch, whose import takes seconds. Names that torch always accepts are not checked."""
     if device not in {"auto", "cpu"}:
-        from service.model.options import pick_device
+        from service.model.device import pick_device
 
         pick_device(device)
 
 
 def _check_attention(settings: Settings) -> None:
-    """Whether an implementation that is asked for by name can run here; the usual ones always can."""
+    """Checks that a named backend can run here. The usual ones always can."""
     if settings.attention not in {"auto", "eager"}:
         import torch
 
         from service.model.attention.registry import check_backend
-        from service.model.options import pick_device, pick_dtype
+        from service.model.device import pick_device, pick_dtype
 
         device = pick_device(settings.device)
         check_backend(settings.attention, torch.device(device), pick_dtype(settings.dtype, device))
@@ -82,18 +82,18 @@ def _check_attention(settings: Settings) -> None:
 def _check_checkpoint(settings: Settings) -> None:
     """Checks the checkpoint's config and calibration, and that the files of weights and tokenizer are whole."""
     from service.model import parse_config, read_config, resolve
+    from service.model.config import Shard
     from service.model.files import check_weights
-    from service.model.quantization import activation_parts, chosen_scheme
-    from service.model.shard import Shard
+    from service.model.quantization.schemes import activation_parts, chosen_scheme
     from service.quality.presets import file_of
     from service.quality.schema import file_name
     from service.text import check_tokenizer
 
     folder = resolve(settings.model)
     config, ranks = parse_config(read_config(folder), block_size=settings.block_size), settings.tensor_parallel_size
-    Shard(0, ranks).of(config)
-    form = chosen_scheme(config.quantization, settings.quantization)
-    file_of(folder, settings.quality_file, file_name(form, activation_parts(form, ranks)))
+    Shard(0, ranks).divide(config)
+    scheme = chosen_scheme(config.quantization, settings.quantization)
+    file_of(folder, settings.quality_file, file_name(scheme, activation_parts(scheme, ranks)))
     check_weights(folder)
     check_tokenizer(folder)
 

@@ -1,6 +1,6 @@
-"""What other users of the machine may not have: Ray's token, the folder of its sockets and logs, files with keys.
+"""Keeps things from other users of the machine: Ray's token, the folder of its sockets and logs, files with keys.
 
-`cluster.py` takes the token, `serve.py` the folder, `preflight.py` looks at the files.
+`cluster.py` uses the token, `serve.py` the folder and the files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from service.errors import SettingsError
 from service.settings import Settings
 
-#: Bytes of a path that a Unix socket can have, and those that Ray adds to its folder: a session's name and a socket's.
+#: Bytes of the longest path of a Unix socket, and bytes that Ray adds to its folder: the names of session and socket.
 _SOCKET_PATH, _RAYS_PART = 107, len("/ray/session_2026-11-24_17-36-26_123456_4194304/sockets/plasma_store.1")
 _OTHERS, _OTHERS_WRITE = stat.S_IRWXG | stat.S_IRWXO, stat.S_IWOTH
 
@@ -69,8 +69,8 @@ def check_files(settings: Settings) -> list[str]:
 class RunFolder:
     """A new folder of one run, inside the user's folder of all runs. Other users can enter neither.
 
-    The run locks its folder until its last process has ended. So a later run knows what is left over. It removes all
-    of it but the newest, whose logs may say why that run failed.
+    The run locks its folder until its last process has ended. So a later run knows the folders of earlier
+    runs. It removes all but the newest, whose logs may say why that run failed.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class RunFolder:
 
 
 class _Locked:
-    """A folder that this process, and those that it forks, have locked. BlockingIOError if others have."""
+    """A folder that this process and its forks have locked. BlockingIOError if other processes have locked it."""
 
     def __init__(self, folder: Path, wait: bool = True) -> None:
         self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -1,7 +1,4 @@
-"""Waits until an application serves. Reports changes of its status, and raises an error if it cannot serve.
-
-The status is that of `serve.status()`.
-"""
+"""Waits until an application serves. Reports changes of its status, and raises an error if it cannot serve."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ Say = Callable[[str], None]
 
 #: seconds between two queries of the status; a query takes 40 ms of CPU time, which the replica needs
 _POLL_S = 0.5
-#: a status without a failure is reported after so many seconds without a line
+#: seconds without a line after which a status without a failure is reported
 _QUIET_S = 10.0
 #: our errors that every further try would repeat, since the checkpoint or setting stays the same
 _OURS = ("CheckpointError", "SettingsError")
@@ -55,28 +52,28 @@ class News:
 
     def __init__(self, say: Say, clock: Callable[[], float]) -> None:
         self._say, self._clock = say, clock
-        self._known = ("", "")
+        self._report = ("", "")
         self._said_at = clock()
 
     def look(self, deployments: Mapping[str, Any]) -> None:
         """Compares the deployments with the last report."""
-        waiting = [(name, one) for name, one in deployments.items() if one.status != "HEALTHY"]
+        waiting = [item for item in deployments.items() if item[1].status != "HEALTHY"]
         if not waiting:
             return
-        name, deployment = max(waiting, key=lambda named: bool(_failure(named[1].message)))
+        name, deployment = max(waiting, key=lambda item: bool(_failure(item[1].message)))
         failure = _failure(deployment.message)
         if tries := _LEFT.search(deployment.message):
             failure += f"; {tries[1]} more tries"
-        found = counted(deployment)
-        known = (found.split()[0], failure)  # the number of running replicas, without the states of the others
+        count = counted(deployment)
+        report = (count.split()[0], failure)  # the number of running replicas, without the states of the others
         quiet = self._clock() - self._said_at >= _QUIET_S
-        if known != self._known and (quiet or failure not in ("", self._known[1])):
-            self._known, self._said_at = known, self._clock()
+        if report != self._report and (quiet or failure not in ("", self._report[1])):
+            self._report, self._said_at = report, self._clock()
             which = "" if name == GENERATOR else f"{name}: "
-            self._say(f"{which}{found}{f': {failure}' if failure else ''}")
+            self._say(f"{which}{count}{f': {failure}' if failure else ''}")
 
 
 def _failure(message: str) -> str:
-    """The failure of a replica. For an error that is not ours, also its place."""
+    """The failure of a replica. For an error that is not ours, also its file and line."""
     failure, where = last_line(message), raised_at(message)
     return failure if not where or failure.startswith(_OURS) else f"{failure} ({where})"

@@ -21,7 +21,7 @@ import typer
 from service.cli import cluster, draining, preflight, private
 from service.cli.guard import Exit, Order, guarded
 from service.cli.log_pipe import LogPipe
-from service.cli.watch import IngressWatch, ProcessWatch, needed
+from service.cli.processes import IngressWatch, ProcessWatch, needed
 from service.settings import ALIASES, Settings
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ _READY_S = 1.0
 _LOST_DRAIN_S, _LOST_END_S = 3.0, 4.0
 
 
-def command(**given: Any) -> None:
+def command(**options: Any) -> None:
     """Serves a checkpoint over HTTP until it is interrupted."""
-    run(Settings(**{name: value for name, value in given.items() if value is not None}))
+    run(Settings(**{name: value for name, value in options.items() if value is not None}))
 
 
 def run(settings: Settings) -> None:
-    """Starts the service and prints its address. Exits when it has ended; `Exit` says with which status."""
+    """Starts the service and prints its address. Exits when it has ended; `Exit` names the statuses."""
     started = time.monotonic()
     preflight.check(settings)
     for warning in private.check_files(settings):
@@ -59,12 +59,12 @@ def _serve(settings: Settings, started: float, folder: Path, order: Order) -> in
     """The service's own process, until the service is to end. Returns the exit status."""
     os.environ["RAY_TMPDIR"] = str(folder)
     end = _End(folder, settings.drain_timeout_s)
-    order.listen(end.asked)
+    order.listen(end.stop)
     with LogPipe(folder) as pipe:
-        shown = settings if settings.log_file else settings.model_copy(update={"log_file": pipe.path})
-        proxy = cluster.begin(shown)
+        with_log = settings if settings.log_file else settings.model_copy(update={"log_file": pipe.path})
+        proxy = cluster.begin(with_log)
         ProcessWatch(needed(os.getsid(0)), end.lost).start()
-        cluster.deploy(shown, say=_say, proxy=proxy)
+        cluster.deploy(with_log, say=_say, proxy=proxy)
         return asyncio.run(_until(end, settings, started))
 
 
@@ -91,13 +91,13 @@ class _End:
         self._statuses: SimpleQueue[Exit] = SimpleQueue()
         self.serving = threading.Event()
 
-    def asked(self) -> None:
-        """By a signal."""
+    def stop(self) -> None:
+        """Ends the service by a signal."""
         _say(f"shutting down: requests in flight have {self._drain_s:g} s; a second signal cuts them …")
         self._end(Exit.ENDED)
 
     def lost(self, process: str) -> None:
-        """By the end of a process, without which Ray cannot go on. Ray may hang then, so the time is limited."""
+        """Ends the service by the loss of a process that Ray needs. Ray may hang then, so the time is limited."""
         _say(f"{process} has ended, so the service ends; Ray's logs: {self._logs}")
         deadline = threading.Timer(_LOST_END_S, os._exit, [Exit.LOST])
         deadline.daemon = True

@@ -77,7 +77,7 @@ def command(
 ) -> None:
     """Trains an MRP module for a frozen SDAR backbone. The resulting folder can be served at once."""
     from service.model import resolve
-    from service.model.options import pick_device
+    from service.model.device import pick_device
     from training.config import Budget, Keeping, Module, Source, TrainingConfig
     from training.lessons import Objective, phases_up_to
     from training.losses import Weights
@@ -96,7 +96,7 @@ def command(
     )
     picked = pick_device(device)
     use_threads(threads)
-    with _goes_on(plan), shown(plan) as watcher:
+    with _goes_on(plan), watched(plan) as watcher:
         if workers == 1:
             _alone(plan, picked, watcher)
         else:
@@ -127,7 +127,7 @@ def _goes_on(plan: TrainingConfig) -> Iterator[None]:
 
 
 @contextmanager
-def shown(plan: TrainingConfig) -> Iterator[Watcher]:
+def watched(plan: TrainingConfig) -> Iterator[Watcher]:
     """A watcher that counts the updates. It shows nothing before the first one, since the data may be invalid."""
     from training.session import Watcher
 
@@ -196,9 +196,9 @@ def _say_result(plan: TrainingConfig) -> None:
     file = plan.keeping.out / "heldout.json"
     if file.is_file():
         scores = json.loads(file.read_text(encoding="utf-8"))
-        shown = table("held out", "KL", "drafts that hold", "tokens/forward")
+        rows = table("held out", "KL", "drafts that hold", "tokens/forward")
         for name, score in scores.items():
-            cells = [" ".join(f"{number:.3f}" for number in score[key]) for key in ("divergence", "accepted")]
-            shown.add_row("MRP" if name == "mrp" else name, *cells, f"{score['tokens_per_forward']:.3f}")
-        results().print(shown)
+            cells = [" ".join(f"{value:.3f}" for value in score[key]) for key in ("divergence", "accepted")]
+            rows.add_row("MRP" if name == "mrp" else name, *cells, f"{score['tokens_per_forward']:.3f}")
+        results().print(rows)
     print(f"done: mrp-serve serve --model {plan.keeping.out}")

@@ -1,4 +1,4 @@
-"""Trains with several workers by Ray Train. The updates are those that one worker would make.
+"""Trains with several workers by Ray Train. The updates equal the updates of one worker.
 
 Every worker has the whole backbone and a part of each update's batches. The workers exchange only MRP's gradients. If
 a worker dies, all workers start again from the last state.
@@ -24,7 +24,7 @@ _ENVIRONMENT = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
 }
 _OBJECT_STORE_BYTES = 200 * 2**20
-#: how many times a training is started again after a worker died
+#: restarts of a training after a worker died
 _RESTARTS = 3
 #: file with the error of a worker, for the program that started the training
 REFUSAL = Path("training", "refused.txt")

@@ -1,13 +1,52 @@
-"""The checkpoint shipped with the package, its held-out problems and their checker. Imports no torch."""
+"""The checkpoint shipped with the package, its held-out problems and their checker. Imports no torch.
+
+Held-out problems are not used in training, and are shipped as text beside the checkpoint. A hash of a problem's text
+decides whether the problem is held out. Training and this file therefore always agree.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import random
+from dataclasses import dataclass
 from pathlib import Path
 
 from service.demo.checker import check
-from service.demo.problems import Problem, heldout_problems, is_heldout
+
+__all__ = ["CHECKPOINT", "HELDOUT_FILE", "Problem", "check", "heldout_problems", "is_heldout"]
 
 #: Folder of the demo checkpoint, in the published layout.
 CHECKPOINT = Path(__file__).parent
+HELDOUT_FILE = CHECKPOINT / "heldout.jsonl"
+_HELDOUT_OF_256 = 26
 
-__all__ = ["CHECKPOINT", "Problem", "check", "heldout_problems", "is_heldout"]
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem. `prompt`: the user's message."""
+
+    prompt: str
+
+    def check(self, answer: str) -> bool:
+        """Whether the answer's text is right by the strict checker."""
+        return check(self.prompt, answer)
+
+
+def is_heldout(prompt: str) -> bool:
+    """Whether a problem is held out of training (about one in ten)."""
+    return hashlib.sha256(prompt.encode()).digest()[0] < _HELDOUT_OF_256
+
+
+def heldout_problems(count: int | None = None, seed: int = 0) -> list[Problem]:
+    """`count` of the shipped problems, drawn without repetition. None: all, in the order of the file.
+
+    ValueError if the file holds fewer.
+    """
+    with HELDOUT_FILE.open(encoding="utf-8") as lines:
+        problems = [Problem(prompt=json.loads(line)["prompt"]) for line in lines]
+    if count is None:
+        return problems
+    if not 0 < count <= len(problems):
+        raise ValueError(f"count is {count}, allowed are 1 to {len(problems)}")
+    return random.Random(seed).sample(problems, count)

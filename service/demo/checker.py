@@ -8,18 +8,10 @@ training call it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from service.demo.grammar import (
-    BRACKETS,
-    ITEMS,
-    NAMES,
-    OPERATIONS,
-    VERBS,
-    code_patterns,
-    final_patterns,
-    step_patterns,
-)
+from service.demo.grammar import BRACKETS, ITEMS, NAMES, OPERATIONS, VERBS, code_patterns, final_patterns, step_patterns
 
 _STORY = re.compile(
     rf"(?P<name>{'|'.join(NAMES)}) has (?P<start>\d) (?P<items>{'|'.join(ITEMS)})"
@@ -30,9 +22,8 @@ _TASK = re.compile(r"Write code: (?P<p>add|times) (?P<j>\d), then (?P<q>add|time
 _SIGNS = {verb: sign for sign, verb in VERBS.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Story:
-    """A story such as "Tom has 5 apples, gets 3, loses 2." `events`: signs and numbers in order."""
+class WordProblem(NamedTuple):
+    """A problem such as "Tom has 5 apples, gets 3, loses 2." `events`: signs and numbers in order."""
 
     name: str
     items: str
@@ -40,8 +31,7 @@ class Story:
     events: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CodeTask:
+class CodeTask(NamedTuple):
     """A task such as "Write code: add 3, then times 2." `p j`, then `q k`, as signs and digits."""
 
     p: str
@@ -50,14 +40,12 @@ class CodeTask:
     k: str
 
 
-def parse(prompt: str) -> Story | CodeTask:
+def parse(prompt: str) -> WordProblem | CodeTask:
     """Parses a problem. ValueError for a text that is not a problem."""
-    story = _STORY.fullmatch(prompt)
-    if story:
+    if story := _STORY.fullmatch(prompt):
         events = tuple((_SIGNS[verb], int(number)) for verb, number in _EVENT.findall(story["events"]))
-        return Story(story["name"], story["items"], int(story["start"]), events)
-    task = _TASK.fullmatch(prompt)
-    if task:
+        return WordProblem(story["name"], story["items"], int(story["start"]), events)
+    if task := _TASK.fullmatch(prompt):
         return CodeTask(OPERATIONS[task["p"]], task["j"], OPERATIONS[task["q"]], task["k"])
     raise ValueError(f"{prompt!r} is not a problem of the demo")
 
@@ -65,45 +53,40 @@ def parse(prompt: str) -> Story | CodeTask:
 def check(prompt: str, answer: str) -> bool:
     """Whether `answer` is a right answer, to the letter, to the problem `prompt`."""
     problem = parse(prompt)
-    return _check_story(problem, answer) if isinstance(problem, Story) else _check_code(problem, answer)
+    return _check_steps(problem, answer) if isinstance(problem, WordProblem) else _check_code(problem, answer)
 
 
-def _check_story(story: Story, answer: str) -> bool:
+def _check_steps(problem: WordProblem, answer: str) -> bool:
+    words = {"A": problem.name, "it": problem.items}
     letters: list[str] = []
-    total, at = story.start, 0
-    for sign, number in story.events:
+    total, at = problem.start, 0
+    for sign, number in problem.events:
         result = total + number if sign == "+" else total - number
-        facts = {"S": sign, "b": str(number), "r": str(result)}
-        step = _step(answer, at, facts, story)
+        facts = {**words, "S": sign, "b": str(number), "r": str(result)}
+        step = _first_agreeing((regex.match(answer, at) for regex in step_patterns()), facts)
         if step is None or step["v"] in letters or step["a"] not in [str(total), *letters[-1:]]:
             return False
         letters.append(step["v"])
         total, at = result, step.end() + 1
         if answer[step.end() : at] != " ":
             return False
-    matches = [regex.fullmatch(answer, at) for regex in final_patterns()]
-    return any(match and _agrees(match, {"r": str(total)}, story) for match in matches)
+    ends = (regex.fullmatch(answer, at) for regex in final_patterns())
+    return _first_agreeing(ends, {**words, "r": str(total)}) is not None
 
 
-def _step(answer: str, at: int, facts: dict[str, str], story: Story) -> re.Match[str] | None:
-    for regex in step_patterns():
-        match = regex.match(answer, at)
-        if match and _agrees(match, facts, story):
+def _first_agreeing(matches: Iterable[re.Match[str] | None], facts: Mapping[str, str]) -> re.Match[str] | None:
+    """The first match whose holes have these facts and whose brackets close."""
+    for match in matches:
+        fields = match.groupdict() if match else {}
+        brackets = "o" not in fields or (fields["o"], fields["c"]) in BRACKETS
+        if match and brackets and all(fields[key] == value for key, value in facts.items() if key in fields):
             return match
     return None
 
 
-def _agrees(match: re.Match[str], facts: dict[str, str], story: Story) -> bool:
-    found = match.groupdict()
-    wanted = facts | {"A": story.name, "it": story.items}
-    brackets = "o" not in found or (found["o"], found["c"]) in BRACKETS
-    return brackets and all(found[key] == value for key, value in wanted.items() if key in found)
-
-
 def _check_code(task: CodeTask, answer: str) -> bool:
-    wanted = {"p": task.p, "j": task.j, "q": task.q, "k": task.k}
     for regex in code_patterns():
         match = regex.fullmatch(answer)
-        if match and all(match[key] == value for key, value in wanted.items()):
+        if match and match.group("p", "j", "q", "k") == task:
             return match.groupdict().get("y") != match["v"]
     return False

@@ -85,7 +85,7 @@ def pattern(template: str) -> re.Pattern[str]:
 def compiled(template: str, fields: Mapping[str, str]) -> re.Pattern[str]:
     """The regular expression of a template. The second use of a hole refers back to the first.
 
-    `fields`: what may stand in a hole, as regular expressions; a digit in all others.
+    `fields`: the regular expressions of holes; other holes have a digit.
     """
     seen: set[str] = set()
     parts: list[str] = []

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from service.errors import MrpServeError, NotReady
-from service.wire import Exchanged, Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights
+from service.wire import Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
 
 
 class Backend(Protocol):
@@ -27,10 +27,10 @@ class Backend(Protocol):
     async def statuses(self) -> list[Status]:
         """One status for every replica that responds. NotReady with the reason if none does, ScaledToZero at zero."""
 
-    async def check_weights(self, weights: Weights) -> list[Exchanged]:
+    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         """Whether every replica that responds could take these weights. Nothing is changed."""
 
-    async def exchange(self, weights: Weights) -> list[Exchanged]:
+    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         """Makes every replica that responds take these weights, unless it has them or newer ones."""
 
     async def announce(self, weights: Weights) -> None:
@@ -51,8 +51,8 @@ def serving(statuses: list[Status]) -> ModelCard:
         raise NotReady(f"no replica can generate: {reasons}", retry_after=5.0)
     newest: dict[str, Weights] = {}
     for card in healthy:
-        if newest.setdefault(card.weights.base, card.weights).behind(card.weights):
+        if newest.setdefault(card.weights.base, card.weights).older_than(card.weights):
             newest[card.weights.base] = card.weights
     current = [card for card in healthy if card.weights == newest[card.weights.base]]
     slots = sum(card.slots for card in current)
-    return replace(current[0], slots=slots, behind=len(healthy) - len(current))
+    return replace(current[0], slots=slots, num_outdated=len(healthy) - len(current))

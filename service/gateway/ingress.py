@@ -17,8 +17,8 @@ from starlette.types import ASGIApp
 
 from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController, IncomingRequest
-from service.admission.demand import FEWEST
 from service.admission.keys import KeyRing
+from service.admission.throughput import FEWEST
 from service.errors import MrpServeError, ScaledToZero, Unauthorized
 from service.gateway.anthropic.routes import anthropic_router
 from service.gateway.availability import Availability
@@ -114,7 +114,7 @@ class Ingress:
         self._registry.set("queue_blocks_per_second", self._admission.blocks_per_second)
         return Snapshot(self._name, self._answers.in_flight, self._registry.families(self._name))
 
-    def learn_weights(self, weights: Weights) -> None:
+    def require_weights(self, weights: Weights) -> None:
         """From now on older weights may not answer."""
         self._weights.add(weights)
 
@@ -130,7 +130,7 @@ class Ingress:
         app.include_router(anthropic_router(upstream), tags=[ANTHROPIC])
         app.include_router(self._operation())
         if self._settings.admin_keys:
-            app.include_router(admin_router(self._weights, KeyRing.of_admins(self._settings)))
+            app.include_router(admin_router(self._weights, KeyRing.load_admins(self._settings)))
         app.router.routes.extend(playground_routes())
 
     def _upstream(self) -> Upstream:
@@ -209,7 +209,9 @@ class Ingress:
         for replica_request in requests:
             if replica_request.quality:
                 self._registry.add(
-                    "request_quality_total", quality=replica_request.quality, plan=Plan.of(replica_request.params).name
+                    "request_quality_total",
+                    quality=replica_request.quality,
+                    plan=Plan.from_mode(replica_request.params).name,
                 )
         return charge
 

@@ -40,7 +40,7 @@ class RequestPipeline:
         """The whole answer of a request with `together` > 1. After a loss it goes on after the last chunk that came."""
         chunks: list[Chunk] = []
         [ending] = [item async for item in self._items(request, charge, chunks) if isinstance(item, Ending)]
-        return Answer.of(chunks, ending)
+        return Answer.from_chunks(chunks, ending)
 
     def stream(self, request: ReplicaRequest, charge: TokenCharge) -> Answering:
         """The answer block by block, every block once, then its ending.
@@ -97,11 +97,11 @@ class RequestPipeline:
                     elif isinstance(item, Ending):
                         ending = item
                     if item is not ending:
-                        usage.take(item)
+                        usage.add(item)
                         yield item
                     if ending is not None:
                         note_ending(ending, self._model)
-                        usage.take(ending)
+                        usage.add(ending)
                         yield ending
 
     async def _next(self, items: Items) -> Progress | Chunk | Ending | None:

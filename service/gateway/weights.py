@@ -20,14 +20,14 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.admission.keys import KeyRing
-from service.errors import ExchangeFailed, InvalidRequest, NotReady, Unauthorized, WeightsConflict
+from service.errors import InvalidRequest, NotReady, Unauthorized, WeightsConflict, WeightUpdateFailed
 from service.gateway.backend import Backend, serving
 from service.gateway.http.middleware import sent_key
 from service.gateway.http.openapi import OPERATION, body_docs, errors, route_docs
 from service.gateway.http.parse import explain, parse_json
 from service.settings import nearest
 from service.tracebacks import without_message
-from service.wire import Exchanged, ModelCard, Status, Weights
+from service.wire import ModelCard, Status, Weights, WeightUpdateResult
 
 _log = logging.getLogger(__name__)
 
@@ -52,28 +52,28 @@ class WeightsExchange:
 
     def add(self, weights: Weights) -> None:
         """Notes that these weights exist."""
-        if weights.version and weights.base == self._base and (self.newest is None or self.newest.behind(weights)):
+        if weights.version and weights.base == self._base and (self.newest is None or self.newest.older_than(weights)):
             self.newest = weights
 
     def see(self, card: ModelCard) -> None:
         """Notes the weights of the service's card. Replicas that are behind get the newest, in the background."""
         self.add(card.weights)
         newest = self.newest
-        if newest is None or not (card.behind or card.weights.behind(newest)):
+        if newest is None or not (card.num_outdated or card.weights.older_than(newest)):
             return
         if self._catching_up is None and time.monotonic() >= self._due:
             self._catching_up = asyncio.create_task(self._catch_up(newest))
 
-    async def exchange(self, model: str, version: int | None) -> list[Exchanged]:
+    async def exchange(self, model: str, version: int | None) -> list[WeightUpdateResult]:
         """Gives all replicas other weights. `version`: None is the next one.
 
         WeightsRefused if a replica cannot take them: nothing is changed then. WeightsConflict if newer ones answer.
-        ExchangeFailed if some replicas could not take them after all: those answer nothing until they have.
+        WeightUpdateFailed if some replicas could not take them after all: those answer nothing until they have.
         """
         async with self._exchanging:
             weights = self._next_weights(serving(await self.look()), model, version)
             _raise_first(await self._backend.check_weights(weights))
-            results = await self._backend.exchange(weights)
+            results = await self._backend.update_weights(weights)
             if all(result.error is not None for result in results):
                 _raise_first(results)
             for result in results:
@@ -97,7 +97,7 @@ class WeightsExchange:
 
     async def _catch_up(self, newest: Weights) -> None:
         try:
-            for result in await self._backend.exchange(newest):
+            for result in await self._backend.update_weights(newest):
                 if (error := result.error) is not None:
                     _log.warning("a replica cannot take the newest weights: %s: %s", result.replica, error.message)
         except Exception as error:  # noqa: BLE001 - the next card leads to the next attempt
@@ -106,7 +106,7 @@ class WeightsExchange:
             self._catching_up, self._due = None, time.monotonic() + _AGAIN_S
 
 
-def _raise_first(results: list[Exchanged]) -> None:
+def _raise_first(results: list[WeightUpdateResult]) -> None:
     if not results:
         raise NotReady("no replica responds", retry_after=5.0)
     for result in results:
@@ -114,10 +114,10 @@ def _raise_first(results: list[Exchanged]) -> None:
             raise result.error
 
 
-def _raise_if_some_failed(results: list[Exchanged]) -> None:
+def _raise_if_some_failed(results: list[WeightUpdateResult]) -> None:
     failures = [f"{result.replica}: {result.error.message}" for result in results if result.error is not None]
     if failures:
-        raise ExchangeFailed(
+        raise WeightUpdateFailed(
             f"{len(failures)} of {len(results)} replicas could not take the weights. "
             f"They answer nothing until they have: {'; '.join(failures)}",
             retry_after=_AGAIN_S,
@@ -196,7 +196,7 @@ def admin_router(exchange: WeightsExchange, keys: KeyRing) -> APIRouter:
             {
                 "replica": status.replica,
                 **_named(status.card.weights),
-                "behind": newest is not None and status.card.weights.behind(newest),
+                "behind": newest is not None and status.card.weights.older_than(newest),
             }
             for status in statuses
         ]

@@ -1,12 +1,10 @@
-"""The backbone: its interface to engine, MRP, training and bench, and the one of Qwen3's decoder layers.
+"""The backbone of Qwen3's decoder layers, for engine, MRP, training and benchmarks.
 
-`ModelConfig` has the shape of its keys and values: `num_kv_layers`, `num_kv_heads`, `head_dim`, `block_size`.
 Source of the layers: transformers' `modeling_qwen3` and `modeling_qwen3_moe`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import cast
 
 import torch
@@ -17,57 +15,12 @@ from service.model.experts import SparseFeedForward
 from service.model.layers import Attend, DecoderLayer, FeedForward, RotaryTable, Rotation
 
 
-class Backbone(nn.Module, ABC):
+class Backbone(nn.Module):
     """A language model over blocks. It knows no cache, batch or mode: attention is a function of the caller.
 
-    `layers`: the decoder layers. `norm`: the norm after them.
+    `layers`: the decoder layers, dense or with the experts of the config. `norm`: the norm after them. A family with
+    another network derives from this class.
     """
-
-    layers: nn.ModuleList
-    norm: nn.RMSNorm
-
-    @abstractmethod
-    def embed(self, tokens: Tensor) -> Tensor:
-        """tokens `[R, L]` -> `[R, L, H]`."""
-
-    @abstractmethod
-    def rotation(self, positions: Tensor) -> Rotation:
-        """The rotary embedding of absolute positions `[R, L]`."""
-
-    @abstractmethod
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, same_shapes: bool = False) -> Tensor:
-        """tokens, positions `[R, L]` -> hidden states after the final norm `[R, L, H]`.
-
-        `attend` is called with layers 0 … num_layers-1. `same_shapes`: the shapes of every operation depend on R and L
-        alone, so that a row's numbers do not depend on the other rows.
-        """
-
-    @property
-    @abstractmethod
-    def head(self) -> Tensor:
-        """The matrix of the output head, `[V, H]`."""
-
-    @abstractmethod
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden `[..., H]` -> `[..., V]`."""
-
-    @abstractmethod
-    def tie(self) -> None:
-        """Makes the embedding's matrix the output head's, too."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights live."""
-        return self.head.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The weights' type."""
-        return self.head.dtype
-
-
-class Transformer(Backbone):
-    """Embedding, decoder layers, norm and output head. Layers are dense, or have the experts of the config."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -90,7 +43,11 @@ class Transformer(Backbone):
         return cast(Rotation, self.rotary(positions))
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, same_shapes: bool = False) -> Tensor:
-        """See `Backbone.forward`."""
+        """tokens, positions `[R, L]` -> hidden states after the final norm `[R, L, H]`.
+
+        `attend` is called with layers 0 … num_layers-1. `same_shapes`: the shapes of every operation depend on R and L
+        alone, so that a row's numbers do not depend on the other rows.
+        """
         x, rotation = self.embed_tokens(tokens), self.rotary(positions)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, index, attend, same_shapes)
@@ -108,6 +65,16 @@ class Transformer(Backbone):
     def tie(self) -> None:
         """Makes the embedding's matrix the output head's, too."""
         self.lm_head.weight = self.embed_tokens.weight
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.head.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights."""
+        return self.head.dtype
 
 
 def _feed_forward(config: ModelConfig, layer: int) -> nn.Module:

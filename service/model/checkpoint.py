@@ -14,28 +14,33 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from service.model.backbone import Backbone
-from service.model.config import ModelConfig
+from service.model.config import ModelConfig, Shard
 from service.model.families import family_named, parse_config
 from service.model.files import read_config, resolve
 from service.model.layers import AllReduce, DecoderLayer
 from service.model.mrp import Mrp
 from service.model.parameter_builder import TensorOptions
-from service.model.quantization import activation_parts, chosen_scheme, is_quantized, published_scheme, scales_per_row
 from service.model.quantization.prequantized import PrequantizedWeights
-from service.model.shard import Shard
+from service.model.quantization.schemes import (
+    activation_parts,
+    chosen_scheme,
+    is_quantized,
+    published_scheme,
+    scales_per_row,
+)
 from service.model.weight_mapping import WeightSource
 from service.model.weights import WeightFiles, load_weights, published_weights
 
-#: the size in bytes from which on a file of weights is full
+#: bytes of a full file of weights
 _FILE_SIZE = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """An operator's options of loading. None keeps the checkpoint's own value.
+    """An operator's options of loading. None keeps the checkpoint's value.
 
-    `quantization`: a name in `QUANT_SCHEMES` for the layers' weights; None keeps them as they are published.
-    `shard`: the shard of the model that is loaded, for one of several tensor-parallel devices.
+    `quantization`: a name in `QUANT_SCHEMES` for the layers' weights; None keeps the published form. `shard`: the shard
+    of the model for one of several tensor-parallel devices.
     """
 
     dtype: torch.dtype = torch.float32
@@ -65,11 +70,11 @@ class Checkpoint:
     @property
     def shard_config(self) -> ModelConfig:
         """The sizes of the loaded shard."""
-        return self.shard.of(self.config)
+        return self.shard.divide(self.config)
 
     @property
     def activation_parts(self) -> int:
-        """The number of parts of an activation that ranks quantize apart, each with scales of its own."""
+        """See `schemes.activation_parts`."""
         return activation_parts(self.config.quantization, self.shard.size)
 
     @property
@@ -82,18 +87,18 @@ class Checkpoint:
         return frozenset(name for name in names if is_quantized(name))
 
     def make_tensor_parallel(self, all_reduce: AllReduce) -> None:
-        """Makes the layers tensor-parallel. `all_reduce`: adds up a tensor over the ranks."""
+        """Makes the layers tensor-parallel."""
         for layer in [*self.backbone.layers, *(self.mrp.layers if self.mrp else ())]:
             cast(DecoderLayer, layer).make_tensor_parallel(all_reduce)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights live."""
+        """The device of the weights."""
         return self.backbone.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The weights' type."""
+        """The type of the weights."""
         return self.backbone.dtype
 
 
@@ -113,8 +118,8 @@ class _WithoutInit(TorchFunctionMode):
 def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Checkpoint:
     """Loads a backbone and, if the checkpoint has one, its MRP module.
 
-    `name`: a folder, or a hub name such as `heavyball/sdar-1.7b-mrp-3lyr`. Raises CheckpointError
-    naming the file, key or weight that is missing, not used or of another shape.
+    `name`: a folder, or a hub name such as `heavyball/sdar-1.7b-mrp-3lyr`. CheckpointError names the file, key or
+    weight that is missing, not used or of another shape.
     """
     options = options or LoadOptions()
     path = resolve(name)
@@ -125,11 +130,11 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
 
 
 def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, options: LoadOptions) -> Checkpoint:
-    """A checkpoint of the weights of any source, made on its device. `path`: the folder it belongs to."""
+    """A checkpoint of the weights of any source, made on its device. `path`: the folder of the checkpoint."""
     config = config_of(raw, options)
     if published := published_scheme(raw):
         source = PrequantizedWeights(source, published)
-    backbone, mrp = _empty_networks(options.shard.of(config))
+    backbone, mrp = _empty_networks(options.shard.divide(config))
     load_weights(path, config, (backbone, mrp), source, TensorOptions(options.device, options.dtype, options.shard))
     if config.tie_word_embeddings:
         backbone.tie()
@@ -142,7 +147,7 @@ def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, o
 
 
 def config_of(raw: Mapping[str, Any], options: LoadOptions) -> ModelConfig:
-    """The config of a config.json with an operator's options."""
+    """The config of a parsed config.json with an operator's options."""
     config = parse_config(raw, block_size=options.block_size)
     config = replace(config, quantization=chosen_scheme(config.quantization, options.quantization))
     if config.mrp is None:
@@ -153,7 +158,7 @@ def config_of(raw: Mapping[str, Any], options: LoadOptions) -> ModelConfig:
 
 
 def _cast_tables(module: nn.Module, dtype: torch.dtype) -> None:
-    """Casts the buffers that no file has, such as rotary tables. Weights have their type already."""
+    """Casts buffers that no file has, such as rotary tables. Weights have their type already."""
     for owner in module.modules():
         for name, table in owner.named_buffers(recurse=False):
             if table.is_floating_point():

@@ -29,7 +29,9 @@ class SparseFeedForward(nn.Module):
 
     def __init__(self, hidden: int, config: ExpertsConfig) -> None:
         super().__init__()
-        self.gate = make_router(hidden, config)
+        self.gate = (
+            SoftmaxRouter(hidden, config) if config.groups is None else GroupedRouter(hidden, config, config.groups)
+        )
         self.experts = Experts(hidden, config)
         self.shared_experts = FeedForward(hidden, config.shared_size) if config.shared_size else None
 
@@ -45,7 +47,7 @@ class SparseFeedForward(nn.Module):
 class Experts(nn.Module):
     """E SwiGLU feed-forwards: `gate_up_proj` `[E, 2 I, H]`, `down_proj` `[E, H, I]`.
 
-    Each is a parameter, or an 8-bit layer in its place.
+    Each is a parameter, or an 8-bit layer instead.
     """
 
     gate_up_proj: Tensor | QuantizedExperts
@@ -54,8 +56,8 @@ class Experts(nn.Module):
     def __init__(self, hidden: int, config: ExpertsConfig) -> None:
         super().__init__()
         inner = config.intermediate_size
-        self.gate_up_proj = nn.Parameter(torch.empty(config.number, 2 * inner, hidden))
-        self.down_proj = nn.Parameter(torch.empty(config.number, hidden, inner))
+        self.gate_up_proj = nn.Parameter(torch.empty(config.num_experts, 2 * inner, hidden))
+        self.down_proj = nn.Parameter(torch.empty(config.num_experts, hidden, inner))
         for weight in self.parameters():
             nn.init.uniform_(weight, -1 / math.sqrt(weight.shape[-1]), 1 / math.sqrt(weight.shape[-1]))
 
@@ -75,8 +77,8 @@ class Experts(nn.Module):
     def _dense(self, tokens: Tensor, chosen: Tensor) -> Tensor:
         """Each expert computes all tokens, so that every product's shape depends on T alone.
 
-        On a CPU only the experts that have tokens compute, one after another. Elsewhere all experts compute in one
-        product, since the host would have to wait for the device to learn which have tokens.
+        On a CPU only the experts with tokens compute, one after another. Elsewhere all experts compute in one product:
+        the host would have to wait for the device to name the experts with tokens.
         """
         if tokens.device.type == "cpu":
             used = chosen.unique()
@@ -131,17 +133,12 @@ def _has_kernel(matrices: Tensor) -> bool:
     return matrices.dtype == torch.bfloat16 and all(size % 8 == 0 for size in matrices.shape[1:])
 
 
-def make_router(hidden: int, config: ExpertsConfig) -> nn.Module:
-    """The router of a config."""
-    return SoftmaxRouter(hidden, config) if config.groups is None else GroupedRouter(hidden, config, config.groups)
-
-
 class SoftmaxRouter(nn.Module):
     """Qwen3-MoE's router: the experts of the largest probabilities."""
 
     def __init__(self, hidden: int, config: ExpertsConfig) -> None:
         super().__init__()
-        self.weight = _matrix(config.number, hidden)
+        self.weight = _matrix(config.num_experts, hidden)
         self._per_token, self._normalized = config.per_token, config.normalized
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,8 +158,8 @@ class GroupedRouter(nn.Module):
 
     def __init__(self, hidden: int, config: ExpertsConfig, groups: GroupsConfig) -> None:
         super().__init__()
-        self.weight = _matrix(config.number, hidden)
-        self.expert_bias = nn.Parameter(torch.zeros(config.number))
+        self.weight = _matrix(config.num_experts, hidden)
+        self.expert_bias = nn.Parameter(torch.zeros(config.num_experts))
         self._per_token, self._normalized, self._groups = config.per_token, config.normalized, groups
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,14 +174,14 @@ class GroupedRouter(nn.Module):
 
     def _within_groups(self, scores: Tensor) -> Tensor:
         """scores `[T, E]` -> the same, with -inf for experts outside the best groups."""
-        grouped = scores.unflatten(-1, (self._groups.number, -1))
+        grouped = scores.unflatten(-1, (self._groups.num_groups, -1))
         best = grouped.topk(2, dim=-1).values.sum(-1).topk(self._groups.per_token, dim=-1).indices
         excluded = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
         masked: Tensor = grouped.masked_fill(excluded[..., None], -torch.inf).flatten(-2)
         return masked
 
 
-def _matrix(number: int, hidden: int) -> nn.Parameter:
-    weight = nn.Parameter(torch.empty(number, hidden))
+def _matrix(num_experts: int, hidden: int) -> nn.Parameter:
+    weight = nn.Parameter(torch.empty(num_experts, hidden))
     nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
     return weight

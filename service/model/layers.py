@@ -1,9 +1,9 @@
-"""Qwen3's decoder layers, written so that attention is a function handed in by the caller.
+"""Qwen3's decoder layers. Attention is a function of the caller.
 
-Serving hands in paged attention (`attention/`), training a dense masked one. The layers know neither a cache nor a
-mask. Projections of the same input are one matrix (`qkv_proj`, `gate_up_proj`): on small batches a forward is bound by
-the number of operations. Shapes: `[R, L, H]`, rows, tokens per row, hidden. Source: Qwen3 (transformers'
-`modeling_qwen3`), which SDAR keeps.
+Serving passes paged attention (`attention/`), training a dense masked one. The layers know neither a cache nor a mask.
+Projections of the same input are one matrix (`qkv_proj`, `gate_up_proj`): on small batches a forward is bound by the
+number of operations. Shapes: `[R, L, H]`, rows, tokens per row, hidden. Source: Qwen3 (transformers' `modeling_qwen3`),
+which SDAR keeps.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class DecoderLayer(nn.Module):
         self._all_reduce: AllReduce = _single_rank
 
     def make_tensor_parallel(self, all_reduce: AllReduce) -> None:
-        """Makes this layer one shard of a layer (`shard.py`)."""
+        """Makes this layer one `Shard` of a layer."""
         self._all_reduce = all_reduce
 
     def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, same_shapes: bool = False) -> Tensor:

@@ -17,10 +17,7 @@ from service.model.layers import Attend, DecoderLayer, FeedForward, Rotation
 
 
 class Mrp(nn.Module):
-    """One MRP module. Embedding, rotary table and output head are the backbone's and are passed in.
-
-    Its layers are dense, whatever the backbone's are.
-    """
+    """One MRP module, with dense layers. Embedding, rotary table and output head of the backbone are arguments."""
 
     def __init__(self, config: ModelConfig, mrp: MrpConfig) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Builds parameters from a checkpoint's weights: wide, or in 8 bits. `weights.py` says which.
 
-At no time there is a second copy of more than one weight, or of one parameter's slice that is quantized.
+There is never a second copy of more than one weight, or of more than one slice that is quantized.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from service.errors import CheckpointError
-from service.model.config import ModelConfig
-from service.model.quantization import QuantScheme
+from service.model.config import ModelConfig, Shard
+from service.model.quantization.layers import QuantizedTensor, quantized, row_peaks
 from service.model.quantization.prequantized import PrequantizedWeights, column_scales
-from service.model.quantization.tensors import QuantizedTensor, quantized, row_peaks
-from service.model.shard import Shard
+from service.model.quantization.schemes import QuantScheme
 from service.model.weight_mapping import FusedShards, ShardDim, WeightMapping, WeightSlice, WeightSource
 
 
@@ -33,7 +32,7 @@ class TensorOptions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParameterBuilder:
-    """Builds parameters from a source's weights. `config`: of the whole model. `path`: its folder, for errors."""
+    """Builds parameters from a source's weights. `config`: the whole model's config. `path`: its folder, for errors."""
 
     path: Path
     config: ModelConfig
@@ -56,7 +55,7 @@ class ParameterBuilder:
         return parameter
 
     def prequantized(self, shape: torch.Size, mapping: WeightMapping) -> QuantizedTensor | None:
-        """The same in 8 bits, if the files have all slices in 8 bits; else None."""
+        """The weight of a parameter in 8 bits, if the files have all its slices in 8 bits; else None."""
         source = self.source
         if not isinstance(source, PrequantizedWeights) or not all(source.is_quantized(part.name) for part in mapping):
             return None
@@ -74,15 +73,15 @@ class ParameterBuilder:
     def quantized(self, shape: torch.Size, mapping: WeightMapping, scheme: QuantScheme) -> QuantizedTensor:
         """The weight of a parameter, quantized from wide slices. Several matrices come one after another.
 
-        A scale belongs to a whole row, even if this rank has a part of the row. So all ranks have the numbers of one
-        device.
+        A scale belongs to a whole row, even if this rank has a part of the row. So the ranks have the numbers of a
+        single device.
         """
         parameter = QuantizedTensor(
             torch.empty(shape, device=self.options.device, dtype=torch.int8),
             torch.empty(*shape[:-1], 1, device=self.options.device, dtype=self.options.dtype),
         )
-        for number, (matrix, peaks) in enumerate(self._matrices(shape, mapping)):
-            index = (number,) if len(shape) > 2 else ()
+        for expert, (matrix, peaks) in enumerate(self._matrices(shape, mapping)):
+            index = (expert,) if len(shape) > 2 else ()
             weight = quantized(matrix, scheme, peaks)
             parameter.values[index].copy_(weight.values)
             parameter.scales[index].copy_(weight.scales)
@@ -160,7 +159,7 @@ class ParameterBuilder:
 
 
 def _fused(shape: torch.Size, shard: ShardDim | FusedShards | None) -> FusedShards:
-    """The shards of the matrices in a published weight. `shape`: of this rank's shard."""
+    """The shards of the matrices in a published weight. `shape`: the shape of this rank's shard."""
     if isinstance(shard, ShardDim):
         return ((shape[shard.dim], shard),)
     return shard or ()

@@ -1,4 +1,4 @@
-"""Which published weights make which parameter. Families say it, `weights.py` obeys. Needs no torch."""
+"""Mappings of published weights to parameters. Families make them, `weights.py` reads them. Needs no torch."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ FusedShards = tuple[tuple[int, ShardDim], ...]
 class WeightSlice(NamedTuple):
     """A slice of a parameter, and the published weight that fills it.
 
-    `indices`: of the slice in the parameter; () for the whole. `shard`: None for a weight that every rank has whole.
-    `exact`: kept at least in fp32, whatever the type of the other weights.
+    `indices`: the indices of the slice in the parameter; () for the whole. `shard`: None for a weight that every rank
+    has whole. `exact`: the slice is at least in fp32, even if other weights have a narrower type.
     """
 
     name: str
@@ -54,7 +54,7 @@ WeightMapping = Sequence[WeightSlice]
 
 
 def stacked(matrices: Iterable[tuple[str, int, ShardDim]], index: tuple[int | slice, ...] = ()) -> list[WeightSlice]:
-    """Matrices below each other: name, height and shard dimension. `index`: of the matrix that they make."""
+    """Matrices below each other: name, height and shard dimension. `index`: the index of the resulting matrix."""
     slices, start = list[WeightSlice](), 0
     for name, height, shard in matrices:
         slices.append(WeightSlice(name, (*index, slice(start, start + height)), shard))

@@ -1,4 +1,4 @@
-"""Weight updates: other weights of the same shape replace those of a loaded checkpoint.
+"""Weight updates: weights of the same shape replace the weights of a loaded checkpoint.
 
 The new numbers are copied into the loaded tensors. So captured graphs, compiled kernels and every reference to a tensor
 stay valid. Replicas (`service/replica`) and ranks (`service/parallel`) call this.
@@ -16,10 +16,9 @@ from torch import nn
 
 from service.errors import CheckpointError
 from service.model.checkpoint import Checkpoint, LoadOptions, build_checkpoint, config_of
-from service.model.config import ModelConfig
+from service.model.config import ModelConfig, Shard
 from service.model.files import read_config, resolve
-from service.model.quantization import published_scheme
-from service.model.shard import Shard
+from service.model.quantization.schemes import published_scheme
 from service.model.weights import WeightFiles, WeightShapes
 
 
@@ -53,7 +52,7 @@ def apply_update(served: Checkpoint, loaded: Checkpoint) -> None:
 
 
 def _checked_config(path: Path, served: ModelConfig, options: LoadOptions) -> dict[str, Any]:
-    """The parsed config.json. It must equal that of the served weights."""
+    """The parsed config.json. It must equal the config of the served weights."""
     raw = read_config(path)
     if published_scheme(raw) is not None:
         raise CheckpointError(f"{path}: these weights are published in 8 bits; only wide weights can be exchanged")

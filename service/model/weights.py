@@ -1,7 +1,7 @@
 """Reads and writes the weights of a checkpoint: safetensors files and the parameters of modules.
 
-Every weight must be there, be used and have its shape. The backbone's family says which weights make a parameter.
-Knows no config file.
+Every weight must be there, be used and have its shape. The backbone's family maps weights to parameters. Knows no
+config file.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from service.model.families import family_named, qwen3
 from service.model.files import open_file, weight_files
 from service.model.mrp import Mrp
 from service.model.parameter_builder import ParameterBuilder, TensorOptions
-from service.model.quantization import QuantScheme, is_quantized, scheme_named
 from service.model.quantization.layers import replace_layer
 from service.model.quantization.prequantized import PrequantizedWeights
+from service.model.quantization.schemes import QuantScheme, is_quantized, scheme_named
 from service.model.weight_mapping import WeightMapping, WeightSource, prefixed
 
 #: bytes that are read from a file before it is opened anew
@@ -49,11 +49,11 @@ class WeightFiles:
 
     @property
     def names(self) -> Collection[str]:
-        """As `WeightSource`."""
+        """See `WeightSource`."""
         return self._files.keys()
 
     def read(self, name: str) -> Tensor:
-        """As `WeightSource`. On the CPU the weight is a view of its file.
+        """See `WeightSource`. On the CPU the weight is a view of its file.
 
         Mapped files count as memory of the process, so a file is opened anew from time to time. Not for every
         weight: opening takes time for every name in a file, and experts have tens of thousands.
@@ -82,11 +82,11 @@ class WeightShapes:
 
     @property
     def names(self) -> Collection[str]:
-        """As `WeightSource`."""
+        """See `WeightSource`."""
         return self._shapes.keys()
 
     def read(self, name: str) -> Tensor:
-        """As `WeightSource`, without numbers."""
+        """See `WeightSource`. The weight has a shape and no numbers."""
         return torch.empty(self._shapes[name], device="meta")
 
 
@@ -95,12 +95,10 @@ def load_weights(
 ) -> None:
     """Replaces the (meta) parameters of backbone and MRP by the weights of a source.
 
-    Each parameter is built where it stays (`parameter_builder.py`). Raises CheckpointError naming the `path` and the
-    weight that is missing, not used or of another shape.
-
-    `config`: the config of the whole model. The modules may be a shard of it.
+    Each parameter is built on its device (`parameter_builder.py`). CheckpointError names the `path` and the weight that
+    is missing, not used or of another shape. `config`: the config of the whole model; the modules may be a shard of it.
     """
-    shard_config = options.shard.of(config)
+    shard_config = options.shard.divide(config)
     builder = ParameterBuilder(path, config, source, options)
     unused = set(source.names)
     if config.tie_word_embeddings:
@@ -163,7 +161,7 @@ def _targets(config: ModelConfig, backbone: Backbone, mrp: Mrp | None) -> Iterat
 
 
 def _replace(target: _Target, builder: ParameterBuilder, mapping: WeightMapping, scheme: QuantScheme | None) -> None:
-    """Puts the weight in the parameter's place. `scheme`: in 8 bits, unless files in 8 bits have this weight wide."""
+    """Replaces a parameter by its weight. With a `scheme` it is in 8 bits, unless files in 8 bits have it wide."""
     shape, prequantized = target.parameter.shape, isinstance(builder.source, PrequantizedWeights)
     weight = None
     if scheme is not None:

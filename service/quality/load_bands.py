@@ -1,7 +1,7 @@
-"""The bands of load of a preset: which plan serves it while how many requests are at a replica.
+"""The bands of load of a preset: its plan at each number of requests at a replica.
 
-A calibration chooses a plan at each measured load. Neighbouring loads meet at their geometric mean, since what a
-request costs follows the ratio of loads. Bands of one plan are one band.
+A calibration chooses a plan at each measured load. Neighbouring loads meet at their geometric mean, since the price of
+a request follows the ratio of loads. Bands of one plan are one band.
 
 The load that presets follow has a hysteresis: plans would otherwise alternate while the number of requests moves around
 the bound of two bands.
@@ -10,7 +10,7 @@ the bound of two bands.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby, pairwise
 
 from service.quality.schema import Band, Plan
@@ -24,7 +24,7 @@ _PLAY = 1.25
 def bands_of(chosen: Sequence[tuple[int, Plan]]) -> list[Band]:
     """The bands of plans that were chosen at ascending loads, at least one."""
     runs = [[load for load, _ in run] for _, run in groupby(chosen, key=lambda pair: pair[1].name)]
-    ends = [*(_between(run[-1], after[0]) for run, after in pairwise(runs)), None]
+    ends = [*(round(math.sqrt(run[-1] * after[0]), _DECIMALS) for run, after in pairwise(runs)), None]
     plans = dict(chosen)
     return [
         Band(mode=plans[run[0]].mode, knobs=plans[run[0]].knobs, up_to=end) for run, end in zip(runs, ends, strict=True)
@@ -38,18 +38,9 @@ def at_load(bands: Sequence[Band], load: float) -> Plan:
 
 def in_words(bands: Sequence[Band]) -> str:
     """Such as `static up to 2.83 requests, dynamic threshold=0.5 above`; one plan stands alone."""
-    return ", ".join(_words(bands))
-
-
-def _words(bands: Sequence[Band]) -> Iterator[str]:
     *bounded, last = bands
-    for band in bounded:
-        yield f"{band.plan.name} up to {band.up_to:g} requests"
-    yield f"{last.plan.name} above" if bounded else last.plan.name
-
-
-def _between(load: int, higher: int) -> float:
-    return round(math.sqrt(load * higher), _DECIMALS)
+    words = [f"{band.plan.name} up to {band.up_to:g} requests" for band in bounded]
+    return ", ".join([*words, f"{last.plan.name} above" if bounded else last.plan.name])
 
 
 class LoadHysteresis:

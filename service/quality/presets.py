@@ -1,24 +1,31 @@
 """The presets of a served checkpoint: the plans of its calibration file, or the reason why it has none.
 
 Replicas read the file when they load. The ingress gets the presets from them, and resolves requests by `quality` at the
-load of that moment.
+load of that moment. A calibration belongs to one checkpoint: its identity has the values on which answers depend, and a
+fingerprint of samples of the weights.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from service.decode.registry import default_knobs, default_mode
 from service.errors import QualityNotAvailable
-from service.quality.identity import IdentityConfig, identity_of
 from service.quality.load_bands import at_load
 from service.quality.schema import Band, Identity, Plan, QualityFile, QualityName, file_name, read_quality
 
+if TYPE_CHECKING:
+    from service.model.config import ModelConfig
+
 _log = logging.getLogger(__name__)
+
+#: samples of a file of weights, and bytes of a sample
+_SAMPLES, _BYTES = 64, 4096
 
 #: the advice for a checkpoint without a calibration
 HOW_TO_MAKE = "make one with `mrp-serve calibrate --model CHECKPOINT --prompts FILE.jsonl --scorer …` (docs/quality.md)"
@@ -26,7 +33,7 @@ HOW_TO_MAKE = "make one with `mrp-serve calibrate --model CHECKPOINT --prompts F
 
 @dataclass(frozen=True, slots=True)
 class Presets:
-    """The bands of load by name. `measured`, `frontier`: those parts of the calibration file, as plain data.
+    """The bands of load by name. `measured`, `frontier`: these parts of the calibration file, as plain data.
 
     `load`: requests at a replica, for which plans are chosen. `missing`: why there is no calibration file, None if
     there is one. Every model card carries the presets.
@@ -56,22 +63,22 @@ class Presets:
         return at_load(self.bands[name], self.load)
 
 
-def file_of(folder: Path, named: Path | None, name: str) -> QualityFile | None:
-    """The calibration file: `named`, else the checkpoint's `name` if it has one. CheckpointError if it is broken."""
-    path = named or folder / name
-    return read_quality(path) if named or path.is_file() else None
+def file_of(folder: Path, chosen: Path | None, name: str) -> QualityFile | None:
+    """The chosen calibration file, else the checkpoint's `name` if it has one. CheckpointError if it is broken."""
+    path = chosen or folder / name
+    return read_quality(path) if chosen or path.is_file() else None
 
 
-def presets_of(folder: Path, config: IdentityConfig, named: Path | None = None, activation_parts: int = 1) -> Presets:
+def presets_of(folder: Path, config: ModelConfig, chosen: Path | None = None, activation_parts: int = 1) -> Presets:
     """The presets of a checkpoint. CheckpointError if its file is broken. A file of another checkpoint is not used.
 
-    `activation_parts`: as in `identity_of`.
+    `activation_parts`: as in `Identity`.
     """
     mode = default_mode().mode
     knobs = default_knobs(mode, config.mrp.default_steps if config.mrp else 0)
     fallback: dict[QualityName, tuple[Band, ...]] = {"lossless": (Band(mode=mode, knobs=knobs),)}
     name = file_name(config.quantization, activation_parts)
-    file = file_of(folder, named, name)
+    file = file_of(folder, chosen, name)
     if file is None:
         return Presets(fallback, missing=f"this checkpoint has no {name}; {HOW_TO_MAKE}")
     identity = identity_of(folder, config, activation_parts)
@@ -83,3 +90,28 @@ def presets_of(folder: Path, config: IdentityConfig, named: Path | None = None, 
     why = f"its {name} was made for another checkpoint ({' and '.join(other)} differ); {HOW_TO_MAKE}"
     _log.warning("quality presets are not served: %s", why)
     return Presets(fallback, missing=why)
+
+
+def identity_of(folder: Path, config: ModelConfig, activation_parts: int = 1) -> Identity:
+    """The identity of a loaded checkpoint, with its overridden values. `activation_parts`: as in `Identity`."""
+    mrp = None if config.mrp is None else {"residual": config.mrp.residual, "scale": float(config.mrp.scale)}
+    return Identity(
+        block_size=config.block_size,
+        mrp=mrp,
+        weights=weights_fingerprint(folder),
+        quantization=config.quantization,
+        activation_parts=activation_parts,
+    )
+
+
+def weights_fingerprint(folder: Path) -> str:
+    """Hash of names, sizes and evenly spread samples of the safetensors files. Further training changes it."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            for sample in range(_SAMPLES):
+                file.seek(sample * max(0, size - _BYTES) // (_SAMPLES - 1))
+                digest.update(file.read(_BYTES))
+    return f"sha256:{digest.hexdigest()}"

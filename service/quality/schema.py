@@ -34,16 +34,16 @@ Rate = Annotated[float, Field(gt=0)]
 
 
 def file_name(quantization: str | None = None, activation_parts: int = 1) -> str:
-    """The file of a checkpoint whose matrices are kept in that form: `quality.json`, or such as `quality.int8.json`.
+    """The name of a checkpoint's file: `quality.json`, or with quantized matrices such as `quality.int8.json`.
 
-    `activation_parts`: as in `Identity`; `quality.w8a8-2.json` where they are two.
+    `activation_parts`: as in `Identity`. With two parts the name is `quality.w8a8-2.json`.
     """
     parts = "" if activation_parts == 1 else f"-{activation_parts}"
     return FILE_NAME if quantization is None else f"quality.{quantization}{parts}.json"
 
 
 def knobs_of(params: DecodingMode) -> dict[str, KnobValue]:
-    """The knobs of `params` that are set."""
+    """The knobs that are set in `params`."""
     return {name: value for name, value in asdict(params).items() if value is not None}
 
 
@@ -58,8 +58,8 @@ class Plan(_FilePart):
     knobs: dict[str, KnobValue] = Field(default_factory=dict)
 
     @classmethod
-    def of(cls, params: DecodingMode) -> Plan:
-        """The plan of these params."""
+    def from_mode(cls, params: DecodingMode) -> Plan:
+        """The plan of a mode."""
         return cls(mode=params.mode, knobs=knobs_of(params))
 
     @property
@@ -74,7 +74,7 @@ class Plan(_FilePart):
 
 
 class Band(Plan):
-    """The plan of a preset for some loads: those above the band before, up to `up_to` requests at a replica."""
+    """The plan of a preset for the loads above the band before, up to `up_to` requests at a replica."""
 
     up_to: float | None = Field(None, gt=0, description="requests at a replica; null: any load")
 
@@ -95,7 +95,7 @@ class Identity(_FilePart):
 
 
 class Measured(_FilePart):
-    """What was measured, and how."""
+    """The circumstances of a measurement."""
 
     at: str = Field(description="date")
     model: str
@@ -112,7 +112,7 @@ class Measured(_FilePart):
 
 
 class Margins(_FilePart):
-    """How much less accurate than static the presets may be. `tie`: differences of speed that count as none."""
+    """The presets' allowed losses of accuracy against static. `tie`: the largest difference of equal speeds."""
 
     balanced: Share = 0.01
     fast: Share = 0.05
@@ -134,8 +134,8 @@ class Speed(_FilePart):
     on_frontier: bool = False
 
 
-class Row(_FilePart):
-    """One plan. `prompts`, `right`, `gained`, `lost`, `identical` count answers. The rest is estimated from them.
+class PlanResult(_FilePart):
+    """The result of one plan. `prompts`, `right`, `gained`, `lost`, `identical` count answers. The rest are estimates.
 
     A `lossless` plan gives static's answers by construction. It answers only the timed prompts, and its accuracy is
     static's.
@@ -171,7 +171,7 @@ class QualityFile(_FilePart):
     margins: Margins
     presets: dict[QualityName, list[Band]]
     warnings: list[str]
-    rows: list[Row]
+    rows: list[PlanResult]
 
     @model_validator(mode="before")
     @classmethod
@@ -195,11 +195,10 @@ class QualityFile(_FilePart):
         return self
 
     @property
-    def frontier(self) -> list[Row]:
+    def frontier(self) -> list[PlanResult]:
         """The rows that no other row beats at one of the loads, the fastest at the highest load last."""
-        most = self.measured.concurrency[-1]
-        on_it = (row for row in self.rows if any(speed.on_frontier for speed in row.speed))
-        return sorted(on_it, key=lambda row: row.speed_at(most).tokens_per_second)
+        best = (row for row in self.rows if any(speed.on_frontier for speed in row.speed))
+        return sorted(best, key=lambda row: row.speed_at(self.measured.concurrency[-1]).tokens_per_second)
 
 
 def _check_bands(name: str, bands: list[Band]) -> None:
@@ -212,7 +211,7 @@ def _check_bands(name: str, bands: list[Band]) -> None:
 
 
 def read_quality(path: Path) -> QualityFile:
-    """Reads the file at a path. CheckpointError says what is wrong with it."""
+    """Reads the file at a path. CheckpointError names its first fault."""
     try:
         return QualityFile.model_validate_json(path.read_bytes())
     except OSError as error:

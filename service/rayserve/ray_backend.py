@@ -10,11 +10,11 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from service.errors import EngineFailed, ExchangeFailed, MrpServeError, NotReady, ScaledToZero
+from service.errors import EngineFailed, MrpServeError, NotReady, ScaledToZero, WeightUpdateFailed
 from service.link.requests import ReplicaLinks
 from service.rayserve.serve_state import is_scaled_to_zero, why_none
 from service.tracebacks import without_message
-from service.wire import Exchanged, Failure, Items, ReplicaRequest, Snapshot, Status, Weights
+from service.wire import Snapshot, Status, Weights, WeightUpdateResult
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 _CONTROL_S = 3.0
 _LOOK_S = 1.0
 #: seconds that reading weights, or waiting for requests to finish, may take
-_EXCHANGE_S = 3600.0
+_UPDATE_S = 3600.0
 #: seconds after which a client may try again
 _RETRY_S = 1.0
 
@@ -45,22 +45,13 @@ class RayBackend:
         scales_to_zero: bool = False,
     ) -> None:
         self._links = links
+        self.count, self.stream = links.count, links.stream
         self._replicas, self._ingresses = replicas, ingresses
         self._scales_to_zero = scales_to_zero
         self._looking: asyncio.Task[None] | None = None
         self._statuses: list[Status] = []
         self._snapshots: list[Snapshot] = []
         self._last_words = ""
-
-    # --- requests ----------------------------------------------------------------------------------
-
-    async def count(self, request: ReplicaRequest) -> int | Failure:
-        """The number of tokens of a request's prompt."""
-        return await self._links.count(request)
-
-    def stream(self, request: ReplicaRequest) -> Items:
-        """The answer block by block. Closing the stream aborts the request."""
-        return self._links.stream(request)
 
     def note_error(self, error: MrpServeError) -> None:
         """Keeps the error of a stopped engine for later questions, when the replica's process is gone."""
@@ -105,33 +96,33 @@ class RayBackend:
                 _log.warning("the replicas could not be asked", extra={"exception": without_message(error)})
             await asyncio.sleep(_LOOK_S)
 
-    async def check_weights(self, weights: Weights) -> list[Exchanged]:
+    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         """Whether every replica that answers could take these weights."""
         return await self._of_weights("check_weights", weights)
 
-    async def exchange(self, weights: Weights) -> list[Exchanged]:
+    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         """Makes every replica that answers take these weights. A replica that is lost meanwhile is left out."""
-        return await self._of_weights("exchange", weights)
+        return await self._of_weights("update_weights", weights)
 
     async def announce(self, weights: Weights) -> None:
         """Tells all ingresses that older weights may no longer answer. One that hangs learns it from the replicas."""
         try:
-            await _of_all(self._ingresses, "learn_weights", type(None), weights)
+            await _of_all(self._ingresses, "require_weights", type(None), weights)
         except TimeoutError:
             _log.warning("an ingress does not answer within %s s", _CONTROL_S)
 
-    async def _of_weights(self, method: str, weights: Weights) -> list[Exchanged]:
+    async def _of_weights(self, method: str, weights: Weights) -> list[WeightUpdateResult]:
         try:
-            return await _of_all(self._replicas, method, Exchanged, weights, timeout_s=_EXCHANGE_S)
+            return await _of_all(self._replicas, method, WeightUpdateResult, weights, timeout_s=_UPDATE_S)
         except TimeoutError:
-            raise ExchangeFailed(f"a replica has not answered within {_EXCHANGE_S:g} s") from None
+            raise WeightUpdateFailed(f"a replica has not answered within {_UPDATE_S:g} s") from None
 
-    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+    async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """The metrics of all processes that answer. While a replica hangs, the last metrics of all replicas."""
         calls = (_of_all(handle, "snapshot", Snapshot) for handle in (self._ingresses, self._replicas))
         ingresses, replicas = await asyncio.gather(*calls, return_exceptions=True)
         self._snapshots = _or_before(replicas, self._snapshots)
-        return _or_before(ingresses, []) or [own], self._snapshots
+        return _or_before(ingresses, []) or [ingress], self._snapshots
 
 
 async def _of_all(

@@ -45,19 +45,20 @@ def assistant_spans(template: ChatTemplate, messages: Messages, rendered: str, *
     """The spans of assistants' contents in the rendered messages, in order.
 
     A content that the template cuts into parts may have several spans. A content that it leaves out has none.
-    InvalidRequest if the template changes contents so much that their spans cannot be found.
+    InvalidRequest if the template changes contents until their spans cannot be found.
     """
-    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    numbers = dict(zip(_unused([rendered, template.source, *(m["content"] for m in messages)]), answers, strict=False))
+    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    texts = [rendered, template.source, *(message["content"] for message in messages)]
+    indices = dict(zip(_unused(texts), answers, strict=False))  # the index of the message of each mark
     markings: tuple[_Marking, ...] = (_Ends(), _Letters(template))
     for marking in markings:
-        marked = {mark: marking.marked(messages[number]["content"], mark) for mark, number in numbers.items()}
+        marked = {mark: marking.marked(messages[index]["content"], mark) for mark, index in indices.items()}
         changed = [dict(message) for message in messages]
-        for mark, number in numbers.items():
-            changed[number]["content"] = marked[mark]
-        text, indices = _without_marks(template.render(changed, answer=answer), "".join(numbers))
-        if text == rendered and (spans := marking.spans(indices, marked, rendered)) is not None:
-            return [Span(numbers[mark], start, end) for mark, start, end in spans]
+        for mark, index in indices.items():
+            changed[index]["content"] = marked[mark]
+        text, positions = _without_marks(template.render(changed, answer=answer), "".join(indices))
+        if text == rendered and (spans := marking.spans(positions, marked, rendered)) is not None:
+            return [Span(indices[mark], start, end) for mark, start, end in spans]
     raise InvalidRequest("the chat template changes assistants' contents beyond recognition", param="messages")
 
 
@@ -123,9 +124,9 @@ def _wider(span: tuple[str, int, int], marked: str, rendered: str) -> tuple[str,
     Only letters that the rendered text has there are added.
     """
     mark, start, end = span
-    before, behind = marked[: marked.index(mark) - 1], marked[marked.rindex(mark) + 1 :]
+    before, after = marked[: marked.index(mark) - 1], marked[marked.rindex(mark) + 1 :]
     start -= _same(reversed(before), reversed(rendered[max(0, start - len(before)) : start]))
-    end += _same(behind, rendered[end : end + len(behind)])
+    end += _same(after, rendered[end : end + len(after)])
     text = rendered[start:end]
     return mark, end - len(text.lstrip()), start + len(text.rstrip())
 

@@ -6,9 +6,10 @@ control tokens are special.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -17,7 +18,10 @@ from service.errors import CheckpointError, InvalidRequest
 from service.text.assistant_spans import assistant_spans
 from service.text.detokenizer import TextStream, TokenTextStream
 from service.text.template import ChatTemplate, Messages, ToolDefinitions
-from service.text.tools.formats import BEGIN, END, ReasoningFormat, ToolFormat
+from service.text.tools.formats import REASONING_END, REASONING_START, ReasoningFormat, ToolFormat
+
+#: stands for a position to be scored in a prompt's ids
+SCORED: Final = -1
 
 
 class TextCodec:
@@ -32,13 +36,13 @@ class TextCodec:
         self._template = ChatTemplate(tokenizer, [added.content for added in special.values()])
         # In a rendered chat, an alias has the role of a control token in transformers. It separates its neighbours in
         # the same way, but no user text can become it.
-        aliases = {token: self._template.aliases.of[added.content] for token, added in special.items()}
+        aliases = {token: self._template.aliases.by_token[added.content] for token, added in special.items()}
         self._literal.add_tokens([_renamed(added, aliases[token]) for token, added in special.items()])
         self._token_of_alias = {self._literal.token_to_id(alias): token for token, alias in aliases.items()}
 
     @classmethod
     def load(cls, folder: str | Path) -> TextCodec:
-        """Loads tokenizer.json, or what AutoTokenizer finds. Runs no remote code. CheckpointError if loading fails."""
+        """Loads tokenizer.json, or by AutoTokenizer. Runs no remote code. CheckpointError if loading fails."""
         path = Path(folder)
         kind = PreTrainedTokenizerFast if (path / "tokenizer.json").is_file() else AutoTokenizer
         try:
@@ -88,7 +92,7 @@ class TextCodec:
         """The reasoning of answers. None if chat template and vocabulary have no marks of reasoning."""
         thinking, added = self._template.thinking, self._special.get_added_tokens_decoder().values()
         plain = {token.content for token in added if not token.special}
-        return thinking if {BEGIN, END} <= plain else None
+        return thinking if {REASONING_START, REASONING_END} <= plain else None
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text. InvalidRequest if the vocabulary cannot write it."""
@@ -109,6 +113,10 @@ class TextCodec:
         InvalidRequest if the checkpoint has no template, or if the template refuses the messages.
         """
         return self.encode_rendered(self.render(messages, tools, think=think))
+
+    def encode_message(self, text: str) -> list[int]:
+        """Ids of a chat of one message by the user, as `encode_chat`."""
+        return self.encode_chat([{"role": "user", "content": text}])
 
     def render(
         self, messages: Messages, tools: ToolDefinitions = (), *, answer: bool = True, think: bool | None = None
@@ -163,3 +171,41 @@ def _copy(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
 def _renamed(token: AddedToken, name: str) -> AddedToken:
     """A copy of the token with another name that strips the same white space. It matches beside any letter."""
     return AddedToken(name, special=False, lstrip=token.lstrip, rstrip=token.rstrip, normalized=token.normalized)
+
+
+# --- prompts of `/v1/score`: a text or a chat with marked positions to be scored ------------------------
+# The texts between two marks are encoded separately.
+
+
+def scored_text_ids(codec: TextCodec, text: str, mark: str | None) -> tuple[int, ...]:
+    """A text's ids. Without a mark, the position after the text is scored. InvalidRequest if the mark is not in it."""
+    _check_mark(mark, [text])
+    return _scored_ids(text, mark, codec.encode)
+
+
+def scored_chat_ids(codec: TextCodec, messages: Sequence[Mapping[str, str]], mark: str | None) -> tuple[int, ...]:
+    """A chat's ids. Without a mark, the first position of the answer is scored.
+
+    Marks count in contents only. After an assistant's last message no beginning of an answer follows.
+    InvalidRequest if no content has the mark, or if the template refuses the messages.
+    """
+    if mark is None:
+        return (*codec.encode_chat(messages), SCORED)
+    _check_mark(mark, [message["content"] for message in messages])
+    private_mark = f"\uf8ff{secrets.randbelow(10**24):024}\uf8ff"  # only contents have it, not the template
+    changed = [{**message, "content": message["content"].replace(mark, private_mark)} for message in messages]
+    answer = messages[-1]["role"] != "assistant"
+    return _scored_ids(codec.render(changed, answer=answer), private_mark, codec.encode_rendered)
+
+
+def _check_mark(mark: str | None, texts: Sequence[str]) -> None:
+    if mark is not None and not any(mark in text for text in texts):
+        raise InvalidRequest(f"mark is {mark[:80]!r}, which the text does not have", param="mark")
+
+
+def _scored_ids(text: str, mark: str | None, encode: Callable[[str], list[int]]) -> tuple[int, ...]:
+    first, *pieces = [text, ""] if mark is None else text.split(mark)
+    ids = encode(first) if first else []
+    for part in pieces:
+        ids = [*ids, SCORED, *(encode(part) if part else [])]
+    return tuple(ids)

@@ -43,11 +43,11 @@ class IncrementalDetokenizer:
             text = self._stream.step(self._tokenizer, token) or ""
         except Exception:  # noqa: BLE001 - the library raises nothing narrower
             self._stream = DecodeStream(self._ids, skip_special_tokens=True)
-            text = self.rest()
+            text = self.remaining()
         self._length += len(text)
         return text
 
-    def rest(self) -> str:
+    def remaining(self) -> str:
         """The text that is not returned yet. Called at the end of the answer."""
         return self._tokenizer.decode(self._ids, skip_special_tokens=True)[self._length :]
 
@@ -83,7 +83,7 @@ class TextStream:
         """The text that is held back. Called at the end of the answer."""
         if self.stopped:
             return ""
-        ready = self._add(self._decoder.rest()) + self._held
+        ready = self._add(self._decoder.remaining()) + self._held
         self._held = ""
         return ready
 
@@ -163,7 +163,7 @@ class TokenTextStream:
         self._previous: int | None = None
 
     def push(self, token_ids: Sequence[int], top_logprobs: Sequence[IdLogprobs] = ()) -> tuple[TokenText, ...]:
-        """The texts of the next tokens. `top_logprobs`: for each token, the most likely tokens at its position."""
+        """The texts of the next tokens. `top_logprobs`: the most likely tokens at the position of each token."""
         return tuple(
             self._with_logprobs(token, logprobs)
             for token, logprobs in zip_longest(token_ids, top_logprobs[: len(token_ids)])

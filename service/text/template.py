@@ -1,9 +1,9 @@
-"""A checkpoint's chat template, rendered so that its own control tokens differ from those that a user writes.
+"""A checkpoint's chat template, rendered so that its own control tokens differ from the tokens that a user writes.
 
 In the template's source, an alias that cannot be guessed replaces every control token. The template sees the real
-contents. In the rendered text, an alias comes from the template, a control token from a content. This holds whatever
-the template does to contents (trim, split, replace, reverse). transformers' `sanitize_control_tokens` loses characters
-of contents, misses tokens that a template assembles from parts, and is not thread-safe.
+contents. In the rendered text, an alias comes from the template, a control token from a content. This holds for all
+changes of contents by the template (trim, split, reverse). transformers' `sanitize_control_tokens` loses characters of
+contents, misses tokens that a template assembles from parts, and is not thread-safe.
 
 Some templates assemble control tokens from parts (`'<|' + role + '|>'`). Probes find these tokens. In contents, other
 aliases replace them until the template is rendered.
@@ -20,7 +20,14 @@ from transformers import PreTrainedTokenizerFast
 
 from service.errors import InvalidRequest
 from service.text.tools.calls import Tool, assistant_message, tool_message
-from service.text.tools.formats import BEGIN, END, SWITCH, TOOL_FORMATS, ReasoningFormat, ToolFormat
+from service.text.tools.formats import (
+    REASONING_END,
+    REASONING_START,
+    THINKING_OPTION,
+    TOOL_FORMATS,
+    ReasoningFormat,
+    ToolFormat,
+)
 
 Messages = Sequence[Mapping[str, Any]]
 ToolDefinitions = Sequence[Mapping[str, Any]]
@@ -34,7 +41,7 @@ _PROBES: Final = (
     (("system", "a"), ("user", "b"), ("assistant", _THOUGHTS), ("user", " c\n")),
     (("user", "a"), ("assistant", _THOUGHTS)),
 )
-#: a conversation in which a tool is called; some templates take ids of nine letters only
+#: a conversation with a call of a tool; some templates take ids of nine letters only
 _TOOL: Final = Tool("probed", "c", {"type": "object", "properties": {"a": {"type": "string"}}})
 _QUESTION: Final = ({"role": "user", "content": "a"},)
 _ANSWERED: Final = (
@@ -47,26 +54,23 @@ _TRIES: Final = 3
 
 
 class TokenAliases:
-    """Unguessable aliases of control tokens. An alias is one word of digits between two private-use characters.
-
-    `of`: token -> alias.
-    """
+    """Unguessable aliases of control tokens. An alias is one word of digits between two private-use characters."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         nonce = f"{secrets.randbelow(10**24):024}"
-        self.of = {token: f"\ue000{nonce}{number}\ue001" for number, token in enumerate(tokens)}
-        self._tokens = {alias: token for token, alias in self.of.items()}
+        self.by_token = {token: f"\ue000{nonce}{index}\ue001" for index, token in enumerate(tokens)}
+        self._tokens = {alias: token for token, alias in self.by_token.items()}
         longest_first = sorted(tokens, key=len, reverse=True)
         self._token_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._alias_pattern = re.compile(f"\ue000{nonce}[0-9]+\ue001")
 
     def alias(self, text: str, aliases: TokenAliases | None = None) -> str:
-        """The text with aliases in the place of tokens, its own or those of other `aliases`."""
-        of = (aliases or self).of
-        return self._token_pattern.sub(lambda match: of[match[0]], text) if self.of else text
+        """The text with aliases instead of tokens. `aliases`: other aliases to take."""
+        by_token = (aliases or self).by_token
+        return self._token_pattern.sub(lambda match: by_token[match[0]], text) if self.by_token else text
 
     def restore(self, text: str) -> str:
-        """The text with tokens in the place of aliases."""
+        """The text with tokens instead of aliases."""
         return self._alias_pattern.sub(lambda match: self._tokens[match[0]], text)
 
     def are_in(self, text: str) -> bool:
@@ -107,10 +111,10 @@ class ChatTemplate:
             self.warning = self.problem = f"the chat template cannot be used: {self._reason(error)}"
             self.tools_problem = self.problem
             return
-        self._probe_tools()
-        if BEGIN in self.source and END in self.source:
-            begun = any(self._render(probe, answer=True).rstrip().endswith(BEGIN) for probe in self._accepted[:1])
-            self.thinking = ReasoningFormat(begun, SWITCH in self.source)
+        self.tools_problem = self._probe_tools()
+        if REASONING_START in self.source and REASONING_END in self.source:
+            prompt = self._render(self._accepted[0], answer=True).rstrip()
+            self.thinking = ReasoningFormat(prompt.endswith(REASONING_START), THINKING_OPTION in self.source)
 
     def render(
         self, messages: Messages, tools: ToolDefinitions = (), *, answer: bool = True, think: bool | None = None
@@ -130,13 +134,13 @@ class ChatTemplate:
             raise InvalidRequest(message, param="messages") from error
 
     def _render(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), think: bool | None = None) -> str:
-        options = self._options if think is None else {**self._options, SWITCH: think}
+        options = self._options if think is None else {**self._options, THINKING_OPTION: think}
         contents = [{**self._hidden(message), "role": message["role"]} for message in messages]
         text = self._apply(contents, answer, [self._hidden(tool) for tool in tools], **options)
         return self._assembled.restore(self._assembled.alias(text, self.aliases))
 
     def _hidden(self, value: Any) -> Any:
-        """A value whose texts have aliases in the place of tokens that the template assembles."""
+        """A value whose texts have aliases instead of the tokens that the template assembles."""
         if isinstance(value, str):
             return self._assembled.alias(value)
         if isinstance(value, Mapping):
@@ -165,7 +169,7 @@ class ChatTemplate:
             messages = [{"role": role, "content": content} for role, content in probe]
             try:
                 self._apply(messages, answer=True)
-            except Exception as error:  # noqa: BLE001 - it may refuse some probes, such as those with a system message
+            except Exception as error:  # noqa: BLE001 - it may refuse some probes, such as one with a system message
                 refusals.append(error)
                 continue
             if not self._is_followed(messages):
@@ -187,11 +191,8 @@ class ChatTemplate:
         except Exception:  # noqa: BLE001 - the template refuses them
             return False
 
-    def _probe_tools(self) -> None:
-        """Finds how the template writes calls of tools, or why it cannot be given tools."""
-        self.tools_problem = self._try_tools()
-
-    def _try_tools(self) -> str:
+    def _probe_tools(self) -> str:
+        """Finds how the template writes calls of tools. Returns why it cannot be given tools, empty if it can."""
         tools = (_TOOL.definition,)
         try:
             if _TOOL.name not in self._render(_QUESTION, answer=True, tools=tools):
@@ -204,7 +205,7 @@ class ChatTemplate:
         call = (_TOOL.name, '{"a": "b"}')
         matching = (tool_format for tool_format in TOOL_FORMATS.values() if tool_format.written(call) in text)
         self.tool_format = next(matching, None)
-        self._assembled = TokenAliases(sorted(self._assembled.of.keys() | self.aliases.tokens_in(text)))
+        self._assembled = TokenAliases(sorted(self._assembled.by_token.keys() | self.aliases.tokens_in(text)))
         if self.tool_format is None:
             formats = ", ".join(TOOL_FORMATS)
             return f"the chat template of this checkpoint writes calls in none of the known formats: {formats}"

@@ -14,7 +14,7 @@ from msgspec import structs
 from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController, IncomingRequest
 from service.admission.keys import ApiKey
-from service.arrival import Arrival
+from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.errors import QueueFull
@@ -143,8 +143,8 @@ class Service:
                 for block in range(client.decoded):
                     await asyncio.sleep(1 / self.pace)
                     self.log.decoded.append((now(), 1))
-                    usage.take(Chunk(block, "", (1,) * BLOCK, STATS))
-            usage.take(Ending("stop", 1, client.decoded * BLOCK, STATS))
+                    usage.add(Chunk(block, "", (1,) * BLOCK, STATS))
+            usage.add(Ending("stop", 1, client.decoded * BLOCK, STATS))
         client.ended = now()
 
     async def poisson(self, rate: float, seconds: float, **how: Any) -> list[asyncio.Task[Client]]:

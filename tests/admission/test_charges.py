@@ -74,13 +74,13 @@ class Shop:
         self.door.serves(replace(CARD, slots=slots, max_model_len=10**9))
         self.replicas, self.draining = Replicas(), Draining()
         self.answers = RequestPipeline(self.replicas, self.door, self.draining, FailoverPolicy(0))  # type: ignore[arg-type]
-        self.count, self.paid, take = 0, 0.0, self.door._limits.take_tokens
+        self.count, self.paid, take = 0, 0.0, self.door._limits.consume_tokens
 
         def took(tenant: str, tokens: float) -> None:
             self.paid += tokens
             take(tenant, tokens)
 
-        self.door._limits.take_tokens = took  # type: ignore[method-assign]
+        self.door._limits.consume_tokens = took  # type: ignore[method-assign]
 
     def charge(self) -> TokenCharge:
         """Of a request that nobody pays."""

@@ -11,9 +11,9 @@ from msgspec import structs
 
 from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController, IncomingRequest
-from service.admission.demand import FEWEST, Load, ReplicaDemand
 from service.admission.keys import ApiKey
-from service.arrival import Arrival
+from service.admission.throughput import FEWEST, IngressLoad, ReplicaDemand
+from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.errors import PromptTooLong
@@ -23,8 +23,8 @@ from tests.clock import Clock
 from tests.gateway.doubles import CARD
 
 
-def load(in_flight: int = 0, placed: int = 0, waiting: float = 0.0, rate: float | None = 2.0) -> Load:
-    return Load(in_flight, placed, waiting, rate)
+def load(in_flight: int = 0, placed: int = 0, waiting: float = 0.0, rate: float | None = 2.0) -> IngressLoad:
+    return IngressLoad(in_flight, placed, waiting, rate)
 
 
 @pytest.fixture
@@ -108,10 +108,10 @@ class TestRefused:
         door = AdmissionController(Settings(), clock)
         door.serves(replace(CARD, slots=1, replica_slots=1))
         asyncio.run(self.answer(door, request(clock)))
-        before = door._demand._remembered()
+        before = door._demand._decayed()
         with pytest.raises(PromptTooLong):
             asyncio.run(self.answer(door, request(clock), PromptTooLong("too long")))
-        assert before == pytest.approx(door._demand._remembered()) == 16
+        assert before == pytest.approx(door._demand._decayed()) == 16
 
 
 def request(clock: Clock) -> ReplicaRequest:

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.evaluate import default_variants
 from benchmarks.evaluation import Variant, evaluate
-from service.calibration.tasks import PromptTask
+from service.calibration.prompts import PromptTask
 from service.decode.modes import MODES, Dynamic, Speculative, Static
 from service.engine import Engine, SamplingParams
 from service.model import LoadOptions, load_checkpoint

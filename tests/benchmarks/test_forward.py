@@ -33,7 +33,7 @@ def test_every_ratio_is_of_two_times(bench: Bench, what: str) -> None:
 
 def test_the_first_block_is_compared_with_and_without_logits(bench: Bench) -> None:
     rows = list(bench.first_block(24, 1.1, 2))
-    assert [row.wanted for row in rows] == [1.1, None]
+    assert [row.limit for row in rows] == [1.1, None]
     assert all(row.ratio > 0 for row in rows)
 
 
@@ -52,4 +52,4 @@ def test_transformers_computes_the_logits_of_all_positions_or_of_the_last(monkey
 def test_all_ratios_of_the_table_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "RAW", SMALL)
     monkeypatch.setattr(forward, "_STEPS", 1)
-    assert [row.wanted for row in ratios(1)] == [1.1, None, 1.0, None, 0.8, None, 0.8, None, 1.0, 1.15, 4.0, 2.0]
+    assert [row.limit for row in ratios(1)] == [1.1, None, 1.0, None, 0.8, None, 0.8, None, 1.0, 1.15, 4.0, 2.0]

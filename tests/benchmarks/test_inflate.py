@@ -178,7 +178,7 @@ def test_tokens_and_forwards_are_the_demos_in_every_mode():
 
 def test_experts_give_the_demos_tokens_too():
     large = engine_in(EXPERTS_SHAPE)
-    assert large.model.experts.number == 5
+    assert large.model.experts.num_experts == 5
     assert answers(large, 1) == demos_answers()
 
 

@@ -35,7 +35,7 @@ def test_shapes_have_about_the_parameters_of_their_name(shape):
     config = parse_config(tiny_config() | asdict(shape_named(shape)))
     attention = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
     experts = config.experts
-    inner = experts.number * experts.intermediate_size if experts else config.intermediate_size
+    inner = experts.num_experts * experts.intermediate_size if experts else config.intermediate_size
     layer = attention + 3 * config.hidden_size * inner
     total = config.num_layers * layer + 2 * config.vocab_size * config.hidden_size
     assert total == pytest.approx(SIZES[shape], rel=0.22)

@@ -7,8 +7,8 @@ import pytest
 
 from service.calibration.measure import Calibration, Scope
 from service.calibration.plans import default_plans
+from service.calibration.prompts import PromptTask
 from service.calibration.records import ChunkRecord, Notebook, PlanChunk, make_rows
-from service.calibration.tasks import PromptTask
 from service.decode.modes import MODES, Dynamic, Remask, Speculative, Static
 from service.engine import Engine, EngineConfig
 from service.errors import SettingsError

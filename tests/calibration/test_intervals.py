@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from service.calibration.intervals import Pieces, paired_difference, ratio_of_rates, share
+from service.calibration.records import Pieces, paired_difference, proportion, ratio_of_rates
 
 
 @pytest.mark.parametrize(
@@ -19,13 +19,13 @@ from service.calibration.intervals import Pieces, paired_difference, ratio_of_ra
     ],
 )
 def test_a_share_has_wilsons_interval(count: int, of: int, low: float, high: float) -> None:
-    found = share(count, of)
+    found = proportion(count, of)
     assert found.value == count / of
     assert (round(found.low, 4), round(found.high, 4)) == (low, high)
 
 
 def test_all_right_is_not_certain() -> None:
-    found = share(50, 50)
+    found = proportion(50, 50)
     assert found.high == 1.0
     assert 0.9 < found.low < 0.95
 

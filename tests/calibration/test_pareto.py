@@ -7,21 +7,21 @@ import pytest
 from service.calibration.pareto import choose, is_lossless, warnings_of, with_frontier
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.quality.schema import Margins, Row
+from service.quality.schema import Margins, PlanResult
 from tests.quality.made_up import CHOSEN_AT, LOADS, PROMPTS, ROWS, row, speed
 
 STATIC = row(Static(), 1000)
 
 
-def chosen(*rows: Row, **margins: float) -> dict[str, str]:
+def chosen(*rows: PlanResult, **margins: float) -> dict[str, str]:
     return {name: one.plan.name for name, one in choose(rows, CHOSEN_AT, Margins(**margins)).items()}
 
 
-def best(one: Row, load: int = CHOSEN_AT) -> bool:
+def best(one: PlanResult, load: int = CHOSEN_AT) -> bool:
     return one.speed_at(load).on_frontier
 
 
-def said(*rows: Row) -> list[str]:
+def said(*rows: PlanResult) -> list[str]:
     return warnings_of(rows, choose(rows, CHOSEN_AT, Margins()), CHOSEN_AT, Margins())
 
 

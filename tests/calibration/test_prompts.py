@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.calibration.tasks import read_prompts
+from service.calibration.prompts import read_prompts
 from service.errors import SettingsError
 
 

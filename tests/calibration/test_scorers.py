@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.calibration.scorers import find_scorer
+from service.calibration.prompts import find_scorer
 from service.errors import SettingsError
 
 

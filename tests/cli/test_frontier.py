@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from service.quality.schema import Row, read_quality
+from service.quality.schema import PlanResult, read_quality
 from tests.tiny import GOLDEN
 
 PLANS = ("static", "dynamic threshold=0.05", "speculative mrp_steps=2")
@@ -45,7 +45,7 @@ def test_the_frontier_is_a_table_and_rows(run, capsys, model, options, tmp_path)
     )
     assert all(head in shown.splitlines()[0] for head in heads)
     content = json.loads(rows.read_text("utf-8"))
-    found = [Row.model_validate(row) for row in content["rows"]]
+    found = [PlanResult.model_validate(row) for row in content["rows"]]
     assert [row.plan.mode for row in found] == ["static", "dynamic", "speculative"]
     assert content["measured"]["concurrency"] == [1, 2]
     for load in (1, 2):

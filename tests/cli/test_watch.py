@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.cli import watch
+from service.cli import processes
 from service.cli.processes import Stat, listener, of_session, stat
 
 #: answers every request, and says its port
@@ -32,7 +32,7 @@ def seen(name: str, parent: int, started: int) -> Stat:
 
 
 def test_ray_needs_its_latest_heads_and_the_raylets_agents(monkeypatch: pytest.MonkeyPatch) -> None:
-    processes = {
+    session = {
         2: seen("gcs_server", 1, 10),  # of an attempt that was too slow
         3: seen("gcs_server", 1, 20),
         4: seen("raylet", 1, 30),
@@ -40,9 +40,9 @@ def test_ray_needs_its_latest_heads_and_the_raylets_agents(monkeypatch: pytest.M
         6: seen("ray::ServeRepli", 4, 50),
         7: seen("python", 1, 60),
     }
-    monkeypatch.setattr(watch, "of_session", lambda _: processes)
-    monkeypatch.setattr(watch, "command_line", {5: "ray::DashboardAgent", 6: "ray::ServeReplica"}.get)
-    assert {pid: name for pid, (name, _) in watch.needed(1).items()} == {
+    monkeypatch.setattr(processes, "of_session", lambda _: session)
+    monkeypatch.setattr(processes, "command_line", {5: "ray::DashboardAgent", 6: "ray::ServeReplica"}.get)
+    assert {pid: name for pid, (name, _) in processes.needed(1).items()} == {
         5: "an agent of Ray's raylet",
         3: "Ray's gcs_server",
         4: "Ray's raylet",
@@ -50,12 +50,12 @@ def test_ray_needs_its_latest_heads_and_the_raylets_agents(monkeypatch: pytest.M
 
 
 def test_the_end_of_a_needed_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_LOOK_S", 0.01)
+    monkeypatch.setattr(processes, "_LOOK_S", 0.01)
     lost: queue.Queue[str] = queue.Queue()
     process = subprocess.Popen(["sleep", "1000"])
     now = stat(process.pid)
     assert now is not None
-    watch.ProcessWatch({process.pid: ("the sleeper", now)}, lost.put).start()
+    processes.ProcessWatch({process.pid: ("the sleeper", now)}, lost.put).start()
     process.kill()
     assert lost.get(timeout=30) == f"the sleeper (process {process.pid})"
     process.wait()
@@ -64,7 +64,7 @@ def test_the_end_of_a_needed_process_is_told(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subprocess.Popen[str], int]]:
     for name, seconds in {"_ASK_S": 0.05, "_STOPPED_S": 0.2, "_BUSY_S": 1000.0}.items():
-        monkeypatch.setattr(watch, name, seconds)
+        monkeypatch.setattr(processes, name, seconds)
     process = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process:
@@ -75,7 +75,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subprocess.Popen[s
 def test_a_stopped_ingress_is_killed(server: tuple[subprocess.Popen[str], int]) -> None:
     process, port = server
     said: queue.Queue[str] = queue.Queue()
-    silence = watch.IngressWatch("0.0.0.0", port, said.put)
+    silence = processes.IngressWatch("0.0.0.0", port, said.put)
     assert silence._answers()
     os.kill(process.pid, signal.SIGSTOP)
     silence._wait_or_kill(time.monotonic())
@@ -89,9 +89,9 @@ def test_a_busy_ingress_has_more_time(
 ) -> None:
     process, port = server
     ticks = iter(range(1000))
-    monkeypatch.setattr(watch, "stat", lambda _: Stat("python", "R", 1, 1, next(ticks), 1))
-    monkeypatch.setattr(watch.IngressWatch, "_answers", lambda _: next(ticks) > 20)
-    watch.IngressWatch("127.0.0.1", port, print)._wait_or_kill(time.monotonic() - 10)
+    monkeypatch.setattr(processes, "stat", lambda _: Stat("python", "R", 1, 1, next(ticks), 1))
+    monkeypatch.setattr(processes.IngressWatch, "_answers", lambda _: next(ticks) > 20)
+    processes.IngressWatch("127.0.0.1", port, print)._wait_or_kill(time.monotonic() - 10)
     assert process.poll() is None
 
 

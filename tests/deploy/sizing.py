@@ -8,7 +8,7 @@ from benchmarks.shapes import shape_named
 from service.model import parse_config
 from service.model.attention import PagedCache
 from service.model.checkpoint import num_parameters
-from service.model.shard import Shard
+from service.model.config import Shard
 from tests.tiny import tiny_config
 
 #: left alone: what the driver and other processes take, and activations and logits of one forward
@@ -32,6 +32,8 @@ class Size:
 
 def size_of(shape, devices=1):
     """What each of so many devices holds of a shape."""
-    config = Shard(0, devices).of(parse_config(tiny_config(num_nextn_predict_layers=3) | asdict(shape_named(shape))))
+    config = Shard(0, devices).divide(
+        parse_config(tiny_config(num_nextn_predict_layers=3) | asdict(shape_named(shape)))
+    )
     kv = PagedCache.bytes_per_page(config, torch.bfloat16) / config.block_size
     return Size(num_parameters(config) * torch.bfloat16.itemsize / 2**30, kv / 1024)

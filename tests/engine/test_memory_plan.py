@@ -14,7 +14,7 @@ from service.errors import SettingsError
 from service.model import parse_config, read_config
 from service.model.attention import PagedCache
 from service.model.attention.interface import NUM_SPARE
-from service.model.memory import DeviceMemory
+from service.model.device import DeviceMemory
 from tests.tiny import tiny_config
 
 GIB = 2**30

@@ -24,7 +24,18 @@ from service.quality.presets import Presets
 from service.quality.schema import Band
 from service.replica.replica import Replica
 from service.settings import Settings
-from service.wire import Chunk, Ending, Exchanged, Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights
+from service.wire import (
+    Chunk,
+    Ending,
+    Failure,
+    Items,
+    ModelCard,
+    ReplicaRequest,
+    Snapshot,
+    Status,
+    Weights,
+    WeightUpdateResult,
+)
 from tests.gateway.generate.helpers import GENERATE
 from tests.gateway.local import LocalBackend
 
@@ -152,11 +163,11 @@ class Scripted:
             raise self.down
         return [Status("r0", None, self.served)]
 
-    async def check_weights(self, weights: Weights) -> list[Exchanged]:
-        return [Exchanged("r0", weights)]
+    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
+        return [WeightUpdateResult("r0", weights)]
 
-    async def exchange(self, weights: Weights) -> list[Exchanged]:
-        return [Exchanged("r0", weights)]
+    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
+        return [WeightUpdateResult("r0", weights)]
 
     async def announce(self, weights: Weights) -> None:
         pass

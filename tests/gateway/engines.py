@@ -1,4 +1,4 @@
-"""Engines that wait, fail or are late as a test says. Their parts have a runner that does so."""
+"""Engines that wait, fail or are late as a test says. Their dependencies have a runner that does so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.runners import Around
 
 
 class Held:
-    """Holds an engine before its first forward. `deps`: the parts of an engine that is held."""
+    """Holds an engine before its first forward. `deps`: the dependencies of an engine that is held."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -26,7 +26,7 @@ class Held:
         self.deps = over_runners(lambda runner: _HeldRunner(runner, self))
 
     def let(self, forwards: int) -> None:
-        """Allows so many more forwards."""
+        """Allows `forwards` more forwards."""
         with self._changed:
             self._left += forwards
             self._changed.notify()
@@ -88,8 +88,8 @@ class _LateRunner(Around):
 
 def over_runners(make: Callable[[CheckpointRunner], Around], clock: Clock | None = None) -> EngineDeps:
     """EngineDeps of an engine with a runner that `make` wraps around the real one."""
-    given: dict[str, Any] = {"clock": clock} if clock else {}
-    return EngineDeps(**given, costs=FAIR, runner=lambda *made: make(CheckpointRunner(*made)))
+    clocks: dict[str, Any] = {"clock": clock} if clock else {}
+    return EngineDeps(**clocks, costs=FAIR, runner=lambda *arguments: make(CheckpointRunner(*arguments)))
 
 
 def failing(after: int, saying: str = "a bug") -> EngineDeps:

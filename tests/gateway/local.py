@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.errors import MrpServeError
 from service.replica.replica import Replica
-from service.wire import Exchanged, Failure, Items, ReplicaRequest, Snapshot, Status, Weights
+from service.wire import Failure, Items, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
 
 
 class LocalBackend:
@@ -28,13 +28,13 @@ class LocalBackend:
         """The generator's."""
         return [self._generator.status()]
 
-    async def check_weights(self, weights: Weights) -> list[Exchanged]:
+    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         """The generator's answer."""
         return [await self._generator.check_weights(weights)]
 
-    async def exchange(self, weights: Weights) -> list[Exchanged]:
+    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         """The generator's answer."""
-        return [await self._generator.exchange(weights)]
+        return [await self._generator.update_weights(weights)]
 
     async def announce(self, weights: Weights) -> None:
         """There is one ingress."""

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from service import arrival
-from service.arrival import Arrival
+from service import data
+from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import (
@@ -220,7 +220,7 @@ async def test_the_deadline_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(failover, "_PAUSE_S", 0.02)
     monkeypatch.setattr(failover.asyncio, "sleep", sleep)
-    monkeypatch.setattr(arrival, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(data, "time", SimpleNamespace(monotonic=lambda: now))
     asked = Asked(Attempts(*[[Failure(ReplicaStopping("stops"))]] * 99))
     with pytest.raises(ReplicaStopping):
         await asked.items(0.1)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from starlette.types import Send
 
-from service import arrival
+from service import data
 from service.errors import NotReady, ReplicaLost, SlowReader
 from service.gateway.http import guarded
 from service.gateway.http.guarded import LEAST_BYTES, LIMIT_S, WriteLimit
@@ -28,7 +28,7 @@ BLOCKS = 8
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival, "time", SimpleNamespace(monotonic=now))
+    monkeypatch.setattr(data, "time", SimpleNamespace(monotonic=now))
 
 
 def stream(shop: Shop, timeout_s: float = 1e6, fails_at: int | None = None, tenant: str = "") -> Answering:

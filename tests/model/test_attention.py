@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from service.errors import SettingsError
 from service.model import parse_config, triton_support
-from service.model.attention import ATTENTION_BACKENDS, PagedCache, attention_backend, eager, lse_merge, resolve_backend
-from service.model.attention.eager_batches import PrivateBatch, SharedPrefixBatch
+from service.model.attention import ATTENTION_BACKENDS, PagedCache, attention_backend, eager, resolve_backend
+from service.model.attention.eager import PrivateBatch, SharedPrefixBatch
 from service.model.attention.interface import NUM_SPARE
 from service.model.attention.shared_prefix import BatchLimits, PrefixUnit, batches, prefix_units
 from service.settings import Settings
@@ -102,13 +102,13 @@ class TestPart:
             seen = torch.rand(batch, 1, tokens, keys, generator=generator) < 0.6
             seen[..., 0] = True
             mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min / 2)
-        by_kernel, by_operations = lse_merge.attend(q, k, v, mask), lse_merge.attend_by_operations(q, k, v, mask)
+        by_kernel, by_operations = eager.attend(q, k, v, mask), eager.attend_by_operations(q, k, v, mask)
         tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 3e-2)
         assert by_kernel.out.dtype == by_operations.out.dtype == dtype
         torch.testing.assert_close(by_kernel.out, by_operations.out, rtol=0, atol=tolerance)
         torch.testing.assert_close(by_kernel.lse.double(), by_operations.lse.double(), rtol=0, atol=tolerance)
 
-    @pytest.mark.parametrize("way", [lse_merge.attend, lse_merge.attend_by_operations])
+    @pytest.mark.parametrize("way", [eager.attend, eager.attend_by_operations])
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
     def test_two_parts_are_the_whole(self, way, dtype: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(3)
@@ -116,14 +116,14 @@ class TestPart:
         whole = way(q, k, v, None).out
         for cut in (1, 7, 29):
             first, second = (way(q, k[:, :, part], v[:, :, part], None) for part in (slice(cut), slice(cut, 30)))
-            merged = lse_merge.merge(first, second)
+            merged = eager.merge(first, second)
             assert merged.dtype == dtype
             torch.testing.assert_close(merged, whole, rtol=0, atol=0.05 if dtype == torch.bfloat16 else 1e-5)
 
     def test_other_devices_write_it_out(self) -> None:
         """`meta` stands for them: it has shapes and no numbers."""
         q = torch.empty(1, 2, 5, DIM, device="meta", dtype=torch.float16)
-        part = lse_merge.attend(q, q, q, None)
+        part = eager.attend(q, q, q, None)
         assert (part.out.shape, part.out.dtype, part.lse.shape) == (q.shape, torch.float16, q.shape[:3])
 
 

@@ -179,7 +179,7 @@ def test_the_published_keys_of_experts() -> None:
 def test_what_may_be_left_out_of_experts() -> None:
     optional = dict.fromkeys(["norm_topk_prob", "mlp_only_layers"])
     assert experts_of(**optional) == ExpertsConfig(6, 2, 24, frozenset({0, 1}), normalized=False)
-    assert experts_of(num_experts=None, num_local_experts=3).number == 3
+    assert experts_of(num_experts=None, num_local_experts=3).num_experts == 3
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
 from service.model.checkpoint import weight_bytes
+from service.model.config import Shard
 from service.model.quantization.layers import QuantizedExperts, QuantizedLinear
 from service.model.quantization.prequantized import dequantized
 from service.model.quantization.schemes import published_scheme
-from service.model.shard import Shard
 from service.model.weight_update import check_update
 from service.model.weights import WeightFiles
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, tiny_config

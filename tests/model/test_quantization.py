@@ -19,12 +19,10 @@ from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, published_weights
 from service.model.checkpoint import weight_bytes
-from service.model.quantization import QUANT_SCHEMES, QuantScheme, is_quantized, scheme_named
-from service.model.quantization.layers import QuantizedExperts, QuantizedLinear, product
-from service.model.quantization.tensors import QuantizedTensor, quantized
-from service.model.shard import Shard
-from service.quality.identity import identity_of
-from service.quality.presets import presets_of
+from service.model.config import Shard
+from service.model.quantization.layers import QuantizedExperts, QuantizedLinear, QuantizedTensor, product, quantized
+from service.model.quantization.schemes import QUANT_SCHEMES, QuantScheme, is_quantized, scheme_named
+from service.quality.presets import identity_of, presets_of
 from tests.engine.helpers import FAIR
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 

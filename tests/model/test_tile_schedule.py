@@ -96,7 +96,7 @@ def check_read_once(kind: TileConfig, shapes: SequenceShapes, padding: int, fixe
     width = max(row.index for row in rows) + 1 if fixed else None
     schedule = schedule_tiles(rows, kind, PageTables(), width, padding)
     check(schedule, rows, kind, padding)
-    assert ScheduleShape.of(schedule).fits(ScheduleShape.sufficient(len(rows) + padding, schedule.tile, width, kind))
+    assert schedule.shape.fits(ScheduleShape.sufficient(len(rows) + padding, schedule.tile, width, kind))
 
 
 def test_a_prefix_is_read_once_for_all_states_that_fit_a_tile() -> None:
@@ -109,6 +109,6 @@ def test_a_prefix_is_read_once_for_all_states_that_fit_a_tile() -> None:
 def test_a_list_of_pages_that_has_changed_is_read_again() -> None:
     tables, pages = PageTables(), [1, 2, 3]
     unit = PrefixUnit(0, 1, 3, pages)
-    assert tables.of([unit])[1].tolist() == [1, 2, 3]
+    assert tables.concatenated([unit])[1].tolist() == [1, 2, 3]
     pages[1] = 9
-    assert tables.of([unit])[1].tolist() == [1, 9, 3]
+    assert tables.concatenated([unit])[1].tolist() == [1, 9, 3]

@@ -49,7 +49,7 @@ for capability, noise in cases["vocabulary"]:
 
 QUANTIZED = """
 from service.model.quantization import triton_matmul as kernels
-tables = dict(numbers="*i64", firsts="*i64", lasts="*i32", M="i32", N="i32", K="i32", GROUP="i32")
+tables = dict(matrices="*i64", firsts="*i64", lasts="*i32", M="i32", N="i32", K="i32", GROUP="i32")
 for capability, dtype, tile, groups, experts in cases["quantized"]:
     types = dict(x="*bf16", values=dtype, scales="*bf16", out="*bf16") | tables
     sizes = dict(TILE=tile, STEP=32, DEPTH=128, GROUPS=groups, EXPERTS=experts, WIDE=False)

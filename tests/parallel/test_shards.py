@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
-from service.model.shard import Shard
+from service.model.config import Shard
 from tests.tiny import EXPERTS, EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2, LLADA2_NAME, tiny_config
 
 NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
@@ -110,5 +110,5 @@ def test_a_size_that_does_not_divide_the_model_is_refused(size: int, changes: di
     with pytest.raises(
         SettingsError, match=f"tensor_parallel_size is {size}, this checkpoint allows {allowed}:"
     ) as told:
-        Shard(0, size).of(parse_config(tiny_config(**changes)))
+        Shard(0, size).divide(parse_config(tiny_config(**changes)))
     assert told.value.param == "tensor_parallel_size"

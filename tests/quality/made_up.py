@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.calibration.intervals import paired_difference, share
 from service.calibration.pareto import assemble, is_lossless
+from service.calibration.records import paired_difference, proportion
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.quality.schema import Identity, Measured, Plan, QualityFile, Row, Speed
+from service.quality.schema import Identity, Measured, Plan, PlanResult, QualityFile, Speed
 
 PROMPTS = 1000
 STATIC_RIGHT = 950
@@ -22,19 +22,19 @@ MEASURED = Measured(
 )  # fmt: skip
 
 
-def row(params: DecodingMode, rate: float, gained: int = 0, lost: int = 0, **changes: Any) -> Row:
+def row(params: DecodingMode, rate: float, gained: int = 0, lost: int = 0, **changes: Any) -> PlanResult:
     """A plan that gives `rate` tokens a second and answers some prompts otherwise than static, which gives 1,000."""
     lossless, right = is_lossless(params), STATIC_RIGHT + gained - lost
-    accuracy = share(right, PROMPTS)
+    accuracy = proportion(right, PROMPTS)
     away = paired_difference(gained, lost, PROMPTS)
     made = {
-        "plan": Plan.of(params), "lossless": lossless, "prompts": PROMPTS, "right": right, "gained": gained,
+        "plan": Plan.from_mode(params), "lossless": lossless, "prompts": PROMPTS, "right": right, "gained": gained,
         "lost": lost, "identical": PROMPTS - gained - lost, "accuracy": accuracy.value, "accuracy_low": accuracy.low,
         "accuracy_high": accuracy.high, "difference": away.value, "difference_low": 0.0 if lossless else away.low,
         "difference_high": 0.0 if lossless else away.high, "tokens_per_forward": rate / 1000,
         "speed": [speed(1, rate / 3), speed(16, rate)],
     }  # fmt: skip
-    return Row(**{**made, **changes})
+    return PlanResult(**{**made, **changes})
 
 
 def speed(concurrency: int, rate: float, noise: float = 0.01) -> Speed:

@@ -11,7 +11,7 @@ from service.quality.presets import Presets
 from service.quality.schema import Band, Plan
 from tests.quality.made_up import BY_LOAD, IDENTITY, MEASURED
 
-STATIC, QUICK = Plan.of(Static()), Plan.of(Dynamic(0.5))
+STATIC, QUICK = Plan.from_mode(Static()), Plan.from_mode(Dynamic(0.5))
 
 
 class TestBands:

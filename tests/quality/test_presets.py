@@ -11,9 +11,8 @@ import pytest
 from service.decode.modes import Speculative
 from service.errors import CheckpointError, QualityNotAvailable
 from service.model import ModelConfig, parse_config, read_config
-from service.quality.identity import identity_of, weights_fingerprint
-from service.quality.presets import presets_of
-from service.quality.schema import Row, write_quality
+from service.quality.presets import identity_of, presets_of, weights_fingerprint
+from service.quality.schema import PlanResult, write_quality
 from tests.quality.made_up import made_up_file
 from tests.tiny import GOLDEN
 
@@ -47,7 +46,7 @@ def test_the_file_beside_the_weights_is_found(folder: Path, config: ModelConfig)
     write_quality(file, folder / "quality.json")
     presets = presets_of(folder, config)
     assert presets.measured == file.measured.model_dump()
-    assert [Row(**row) for row in presets.frontier] == file.frontier
+    assert [PlanResult(**row) for row in presets.frontier] == file.frontier
     assert presets.plan("fast").name == "dynamic threshold=0.5"
 
 

@@ -11,19 +11,19 @@ from unittest.mock import AsyncMock
 import pytest
 from ray.exceptions import ActorDiedError
 
-from service.arrival import Arrival
+from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import (
     EngineFailed,
-    ExchangeFailed,
     NotReady,
     ScaledToZero,
+    WeightUpdateFailed,
 )
 from service.gateway.backend import serving
 from service.rayserve import ray_backend, serve_state
 from service.rayserve.ray_backend import RayBackend
-from service.wire import Answer, Chunk, Ending, Exchanged, Failure, ReplicaRequest, Snapshot, Status, Weights
+from service.wire import Answer, Chunk, Ending, Failure, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
 from tests.gateway import doubles
 from tests.gateway.helpers import eventually
 
@@ -218,15 +218,15 @@ NEW = Weights(2, "step-7", "m")
 
 
 async def test_all_replicas_are_given_weights_and_lost_ones_are_left_out() -> None:
-    taken = Exchanged("r1", NEW, 0.5)
+    taken = WeightUpdateResult("r1", NEW, 0.5)
     said: dict[str, list[Any]] = {
         "check_weights": [taken],
-        "exchange": [ActorDiedError(), taken],
+        "update_weights": [ActorDiedError(), taken],
     }
     handle = Handle(lambda method: said[method])
     asked = backend(handle)
-    assert await asked.check_weights(NEW) == await asked.exchange(NEW) == [taken]
-    assert handle.told == [("check_weights", NEW), ("exchange", NEW)]
+    assert await asked.check_weights(NEW) == await asked.update_weights(NEW) == [taken]
+    assert handle.told == [("check_weights", NEW), ("update_weights", NEW)]
 
 
 async def test_all_ingresses_are_told_and_one_that_hangs_is_not_waited_for() -> None:
@@ -235,10 +235,10 @@ async def test_all_ingresses_are_told_and_one_that_hangs_is_not_waited_for() -> 
 
     ingress = Handle(lambda method: [None, None])
     await backend(Handle(), ingresses=ingress).announce(NEW)
-    assert ingress.told == [("learn_weights", NEW)]
+    assert ingress.told == [("require_weights", NEW)]
     await backend(Handle(), ingresses=Handle(hang)).announce(NEW)
-    with pytest.raises(ExchangeFailed, match="has not answered within 3600 s"):
-        await backend(Handle(hang)).exchange(NEW)
+    with pytest.raises(WeightUpdateFailed, match="has not answered within 3600 s"):
+        await backend(Handle(hang)).update_weights(NEW)
 
 
 def test_the_card_is_that_of_replicas_with_the_newest_weights() -> None:
@@ -247,4 +247,4 @@ def test_the_card_is_that_of_replicas_with_the_newest_weights() -> None:
         replace(CARD, weights=Weights(*one)) for one in ((1, "a", "m"), (2, "b", "m"), (2, "b", "m"), (0, "n", "n"))
     ]
     card = serving([Status("r", None, one) for one in cards])
-    assert (card.weights, card.slots, card.behind) == (Weights(2, "b", "m"), 3, 1)
+    assert (card.weights, card.slots, card.num_outdated) == (Weights(2, "b", "m"), 3, 1)

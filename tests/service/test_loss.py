@@ -9,8 +9,7 @@ import time
 import pytest
 
 from service.cli.guard import Exit
-from service.cli.processes import of_session
-from service.cli.watch import needed
+from service.cli.processes import needed, of_session
 from tests.service.processes import command, descendants
 from tests.service.running import Service
 

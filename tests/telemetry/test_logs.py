@@ -11,9 +11,8 @@ import pytest
 
 from service.errors import SettingsError
 from service.settings import Settings
-from service.telemetry.faults import unexpected_error
 from service.telemetry.logs import install_logs, log_formatter
-from service.tracebacks import type_and_line, without_message
+from service.tracebacks import type_and_line, unexpected_error, without_message
 
 
 def logged(settings: Settings) -> list[str]:

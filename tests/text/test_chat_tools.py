@@ -126,10 +126,10 @@ def test_what_a_template_says_of_tools_and_thinking() -> None:
     assert codec.tool_format
     assert (codec.tool_format.name, codec.tools_problem) == ("qwen3", "")
     assert codec.thinking
-    assert (codec.thinking.begun, codec.thinking.switch) == (False, True)
+    assert (codec.thinking.opened_by_prompt, codec.thinking.switch) == (False, True)
     begun = TextCodec(of("bytes", TEMPLATES["chatml"].replace("assistant\n", "assistant\n<think>\n{# </think> #}")))
     assert begun.thinking
-    assert (begun.thinking.begun, begun.thinking.switch) == (True, False)
+    assert (begun.thinking.opened_by_prompt, begun.thinking.switch) == (True, False)
     assert TextCodec(of("bytes", "chatml")).thinking is None
 
 

@@ -72,7 +72,9 @@ def test_what_is_written_is_read(
     assert [(call.name, call.arguments) for call in whole.calls] == made
     assert [call.id for call in whole.calls] == [f"call_{number}" for number in range(len(made))]
     assert whole.called == bool(made)
-    assert whole.thought == (thought or "").strip("\n") or whole.thought == (thought or "").lstrip("\n").rstrip("\n")
+    assert whole.reasoning == (thought or "").strip("\n") or whole.reasoning == (thought or "").lstrip("\n").rstrip(
+        "\n"
+    )
     said = content if thought is None else content.lstrip("\n")
     assert whole.content == (said.rstrip() if made else said)
     assert in_pieces(reading, text, cuts)[0] == whole
@@ -108,7 +110,7 @@ def test_pieces_of_any_text_join_to_the_whole(
         ("  <thi", ParsedOutput("  <thi")),
         (" a <think>", ParsedOutput(" a <think>")),
         ("<think>\n\n</think>\n\n", ParsedOutput("")),
-        ("<think>a\n", ParsedOutput("", thought="a\n")),
+        ("<think>a\n", ParsedOutput("", reasoning="a\n")),
     ],
 )
 def test_answers_that_were_cut(text: str, read: ParsedOutput) -> None:

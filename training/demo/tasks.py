@@ -6,10 +6,8 @@ there. `service.demo.is_heldout` decides whether a problem may be used in traini
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass
-from pathlib import Path
 
 from service.demo import grammar, is_heldout
 
@@ -71,14 +69,6 @@ def draw_code(rng: random.Random) -> Example:
     }
     answer = _fill(rng, rng.choice(grammar.CODES) + rng.choice(grammar.COMMENTS), fields)
     return Example(f"Write code: {first} {j}, then {second} {k}.", answer)
-
-
-def write_heldout(path: Path, count: int, seed: int) -> None:
-    """Writes `count` different held-out problems, one JSON object a line."""
-    rng, prompts = random.Random(seed), dict[str, None]()
-    while len(prompts) < count:
-        prompts[draw(rng, heldout=True).prompt] = None
-    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8")
 
 
 def _letter(rng: random.Random, used: list[str]) -> str:

@@ -21,7 +21,7 @@ from service.gateway.http.parse import check_model, constraint_of, explain, pars
 from service.gateway.http.protocol import PROMPTS, GenerateCommon, Json, StrictModel
 from service.settings import nearest
 from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
-from service.text.tools.formats import BEGIN, END, GAP
+from service.text.tools.formats import REASONING_END, REASONING_GAP, REASONING_START
 from service.wire import ModelCard
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
@@ -161,7 +161,9 @@ def chat_fields(request: GenerateCommon, chat: ChatPrompt, card: ModelCard) -> t
                 "ignore_eos is true, which tools do not allow: calls of tools end the answer", param="ignore_eos"
             )
     if constraint is not None and thinking != "no":
-        constraint = replace(constraint, lead=Lead(BEGIN, END, GAP, begun=thinking == "begun"))
+        constraint = replace(
+            constraint, lead=Lead(REASONING_START, REASONING_END, REASONING_GAP, in_prompt=thinking == "begun")
+        )
     if card.thinking is None or not card.thinking.switch:
         think = None
     fields = {"messages": chat.messages, "constraint": constraint, "tools": tools, "think": think}
@@ -177,7 +179,7 @@ def _thinking(card: ModelCard, think: bool | None, param: str) -> _Thinking:
         raise InvalidRequest("the chat template of this checkpoint cannot turn thinking off", param=param)
     if think is False:
         return "no"
-    return "begun" if card.thinking.begun else "may"
+    return "begun" if card.thinking.opened_by_prompt else "may"
 
 
 def _calls(use: ToolUse, name: str, content: Constraint | None) -> Constraint:

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from service.errors import MrpServeError
 from service.gateway.http.parse import explain
-from service.telemetry.faults import unexpected_error
+from service.tracebacks import unexpected_error
 
 
 class ErrorDetail(TypedDict):

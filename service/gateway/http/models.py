@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from service.decode.knobs import AUTO, Knob, KnobValue, knobs_in
 from service.decode.modes import MODES
 from service.quality.presets import Presets
-from service.quality.schema import Band, Measured, Plan, QualityName, Row
+from service.quality.schema import Band, Measured, Plan, PlanResult, QualityName
 from service.wire import Example, ModelCard
 
 _KnobType = Literal["integer", "number", "string"]
@@ -29,7 +29,7 @@ class Quality(TypedDict):
     load: float
     missing: str | None
     measured: Measured | None
-    frontier: Sequence[Row]
+    frontier: Sequence[PlanResult]
 
 
 class KnobLimits(TypedDict):
@@ -139,9 +139,9 @@ def _limits(knob: Knob, block_size: int, default: KnobValue | None) -> KnobLimit
     return {
         "type": _TYPES[knob.kind],
         "description": knob.help,
-        "minimum": knob.least,
+        "minimum": knob.minimum,
         "exclusive_minimum": knob.above,
-        "maximum": block_size if knob.in_block else knob.most,
+        "maximum": block_size if knob.in_block else knob.maximum,
         "choices": [*knob.choices, *([AUTO] if knob.auto else [])],
         "default": default,
     }
@@ -160,5 +160,5 @@ def _quality(presets: Presets) -> Quality:
         "load": presets.load,
         "missing": presets.missing,
         "measured": cast(Measured | None, presets.measured),
-        "frontier": cast(Sequence[Row], presets.frontier),
+        "frontier": cast(Sequence[PlanResult], presets.frontier),
     }

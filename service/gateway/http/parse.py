@@ -15,8 +15,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from service.arrival import Arrival
 from service.constraints.constraint import Constraint
+from service.data import Arrival
 from service.decode.modes import KNOBS
 from service.decode.registry import make_mode, these_knobs
 from service.engine.request import SamplingParams

@@ -68,7 +68,7 @@ def _typed(knob: Knob) -> Any:
     """A knob's type with its range for pydantic. The engine checks a range that ends at the block size."""
     if knob.choices:
         return Annotated[Literal[knob.choices], Field(description=knob.help)]
-    value: Any = Annotated[knob.kind, Field(ge=knob.least, gt=knob.above, le=knob.most)]
+    value: Any = Annotated[knob.kind, Field(ge=knob.minimum, gt=knob.above, le=knob.maximum)]
     if knob.auto:
         value = Annotated[value, WrapValidator(_or_auto, json_schema_input_type=value | Literal["auto"])]
     return Annotated[value, Field(description=knob.help)]

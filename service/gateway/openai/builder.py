@@ -234,7 +234,7 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
     def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> MessageChoice:
         message: AssistantMessage = {"role": "assistant", "content": read.content, "refusal": None}
         if self._options.answer_format.thinking != "no":
-            message["reasoning_content"] = read.thought or None
+            message["reasoning_content"] = read.reasoning or None
         if read.calls:
             message["content"] = read.content or None
             message["tool_calls"] = [

@@ -1,32 +1,42 @@
 """The eager backend: paged attention in torch's own operations. It copies the pages that a batch of rows reads.
 
-Runs on every device. A kernel that reads pages where they lie is faster on a GPU (`triton.py`).
+Runs on every device. A kernel that reads pages where they lie is faster on a GPU (`triton.py`). There are two kinds of
+batches:
+
+- A private batch is the usual case of many requests with short prefixes. Every row's keys are written to a page first,
+  to a spare one if its block is not final. One copy has the pages before a row and its own page, and one softmax is
+  enough.
+- A shared-prefix batch has units of several rows: the states of a block, the blocks of a prompt. The pages before a
+  unit are read once for all its rows and are one part of the softmax. The unit's rows are the other part; their keys
+  are on no page, and a mask says who sees whom.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from service.model.attention.eager_batches import BatchRows, PrivateBatch, SharedPrefixBatch
 from service.model.attention.interface import PagedCache, RowKv
 from service.model.attention.shared_prefix import BatchLimits, PrefixUnit, batches, single_units
 from service.model.transfer import to_device_async
 
 #: The most tokens of a unit. A unit's rows are computed for all pairs of their tokens, seen or not.
 _MAX_TOKENS = 256
-#: Padding, in tokens, that costs as much as one more kernel launch. Small on a CPU (slow reads), large on a GPU (slow
+#: Padding, in tokens, with the price of one more kernel launch. Small on a CPU (slow reads), large on a GPU (slow
 #: launches).
 _PADDING = {"cpu": 512}
 _PADDING_ELSEWHERE = 1 << 16
 
 
 class EagerBackend:
-    """An `AttentionBackend`."""
+    """An `AttentionBackend`. With a `width` every row is a unit of its own, all in one batch."""
 
     def __init__(self, cache: PagedCache) -> None:
         self._cache = cache
@@ -36,11 +46,9 @@ class EagerBackend:
 
     @staticmethod
     def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG004
-        """It runs everywhere."""
         return None
 
     def prepare(self, rows: Sequence[RowKv], width: int | None = None) -> EagerForward:
-        """As `AttentionBackend`. With a `width` every row is a unit of its own, all in one batch."""
         units = batches(rows, self._limits) if width is None else [single_units(rows)]
         return EagerForward(self._cache, rows, units, width)
 
@@ -52,31 +60,30 @@ class EagerForward:
         self, cache: PagedCache, rows: Sequence[RowKv], batches: Sequence[Sequence[PrefixUnit]], width: int | None
     ) -> None:
         self._cache = cache
-        self.order = [number for units in batches for unit in units for number in unit.rows]
+        self.order = [index for units in batches for unit in units for index in unit.rows]
         spare, targets = iter(cache.spare), dict[int, int]()
         self._batches: list[PrivateBatch | SharedPrefixBatch] = []
         for units in batches:
             targets |= _pages_to_write(units, rows, spare)
             batch = (
-                PrivateBatch.of(units, [targets[unit.first] for unit in units], cache, width)
+                PrivateBatch.build(units, [targets[unit.first] for unit in units], cache, width)
                 if all(unit.num_rows == 1 and unit.first in targets for unit in units)
-                else SharedPrefixBatch.of(units, rows, cache)
+                else SharedPrefixBatch.build(units, rows, cache)
             )
             start = self._batches[-1].rows.stop if self._batches else 0
             self._batches.append(replace(batch, rows=slice(start, start + batch.rows.stop)))
-        written = [slot for slot, number in enumerate(self.order) if number in targets]
+        written = [slot for slot, index in enumerate(self.order) if index in targets]
         device = cache.keys.device
         self._written = to_device_async(np.array(written, np.int64), device) if len(written) < len(rows) else None
         self._targets = to_device_async(np.array([targets[self.order[slot]] for slot in written], np.int64), device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As `AttentionForward`."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         if self._targets.numel():
             for pages, new in ((keys, k), (values, v)):
                 blocks = new if self._written is None else new.index_select(0, self._written)
                 pages.index_copy_(0, self._targets, blocks)
-        rows = BatchRows(q, k, v, q.new_empty(q.shape))
+        rows = _BatchRows(q, k, v, q.new_empty(q.shape))
         for batch in self._batches:
             batch(keys, values, rows if len(self._batches) == 1 else rows.part(batch.rows))
         return rows.out.flatten(2)
@@ -86,9 +93,187 @@ def _pages_to_write(units: Iterable[PrefixUnit], rows: Sequence[RowKv], spare: I
     """The page that each row writes: rows of final blocks, and single rows while there are spare pages."""
     targets = {}
     for unit in units:
-        for number in unit.rows:
-            row = rows[number]
+        for index in unit.rows:
+            row = rows[index]
             page = row.pages[row.index] if row.writes_kv else next(spare, None) if unit.num_rows == 1 else None
             if page is not None:
-                targets[number] = page
+                targets[index] = page
     return targets
+
+
+# --- batches ---------------------------------------------------------------------------------------
+
+
+class _BatchRows(NamedTuple):
+    """Queries `[R, L, heads, D]`, keys and values `[R, L, kv_heads, D]` of rows, and the result `out`, as queries."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+
+    def part(self, rows: slice) -> _BatchRows:
+        return _BatchRows(self.q[rows], self.k[rows], self.v[rows], self.out[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class _UnitShape:
+    """Splits a batch's rows by unit, all of one size. T is the number of tokens of a unit."""
+
+    num_units: int
+    heads_per_key: int
+
+    def keys(self, rows: Tensor) -> Tensor:
+        """`[…, L, kv_heads, D]`, rows or pages of all units, -> `[units, kv_heads, …, D]`."""
+        return rows.reshape(self.num_units, -1, *rows.shape[-2:]).transpose(1, 2)
+
+    def queries(self, rows: Tensor) -> Tensor:
+        """`[R, L, heads, D]` -> a view `[units, kv_heads, heads_per_key, T, D]`."""
+        shape = (self.num_units, -1, rows.shape[2] // self.heads_per_key, self.heads_per_key, rows.shape[3])
+        return rows.view(shape).permute(0, 2, 3, 1, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateBatch:
+    """Units of one row. `rows`: their slice of the forward.
+
+    `pages` `[R * P]`: the pages that the rows read, their own included. `mask` `[R, 1, 1, P * L]`: None if all read P.
+    """
+
+    rows: slice
+    pages: Tensor
+    mask: Tensor | None
+    shape: _UnitShape
+
+    @classmethod
+    def build(
+        cls, units: Sequence[PrefixUnit], own_pages: Sequence[int], cache: PagedCache, width: int | None
+    ) -> PrivateBatch:
+        """A batch whose `rows` begin at 0. `own_pages`: the page that each row writes; it pads the row's pages."""
+        counts = np.array([unit.base for unit in units]) + 1
+        longest = width or int(counts.max())
+        mask = _page_mask(counts, longest, cache) if width is not None or counts.min() < longest else None
+        pages = to_device_async(_padded_pages(units, own_pages, longest), cache.keys.device)
+        return cls(slice(0, len(units)), pages, mask, _UnitShape(len(units), cache.heads_per_key))
+
+    def __call__(self, keys: Tensor, values: Tensor, rows: _BatchRows) -> None:
+        """Computes the rows' attention over one layer's pages."""
+        # All queries of a row see the same keys, so the heads that share a key head are folded into the query length:
+        # no key is repeated.
+        queries = self.shape.queries(rows.q)
+        k, v = (self.shape.keys(pages.index_select(0, self.pages)) for pages in (keys, values))
+        out = F.scaled_dot_product_attention(queries.flatten(2, 3), k, v, attn_mask=self.mask)
+        self.shape.queries(rows.out).copy_(out.view_as(queries))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefixBatch:
+    """Units with equal numbers of rows. `rows`: their slice of the forward.
+
+    `pages` `[units * P]`: the units' prefixes, None without prefixes. `prefix_mask` `[units, 1, 1, P * L]`: None if all
+    units read P pages. `own_mask` `[units or 1, 1, group * T, T]`: for the keys of the rows themselves; T
+    is a unit's number of tokens, `group` the number of query heads that share a key head.
+    """
+
+    rows: slice
+    pages: Tensor | None
+    prefix_mask: Tensor | None
+    own_mask: Tensor | None
+    shape: _UnitShape
+
+    @classmethod
+    def build(cls, units: Sequence[PrefixUnit], rows: Sequence[RowKv], cache: PagedCache) -> SharedPrefixBatch:
+        """A batch whose `rows` begin at 0. Either all units have a prefix or none."""
+        shape = _UnitShape(len(units), cache.heads_per_key)
+        num_rows = sum(unit.num_rows for unit in units)
+        return cls(slice(0, num_rows), *_prefix(units, cache), _own_mask(units, rows, cache), shape)
+
+    def __call__(self, keys: Tensor, values: Tensor, rows: _BatchRows) -> None:
+        """Computes the rows' attention over one layer's pages and themselves."""
+        queries = self.shape.queries(rows.q)
+        folded = queries.flatten(2, 3)
+        among_rows = attend(folded, self.shape.keys(rows.k), self.shape.keys(rows.v), self.own_mask)
+        out = among_rows.out
+        if self.pages is not None:
+            k, v = (self.shape.keys(pages.index_select(0, self.pages)) for pages in (keys, values))
+            out = merge(attend(folded, k, v, self.prefix_mask), among_rows)
+        self.shape.queries(rows.out).copy_(out.view_as(queries))
+
+
+def _prefix(units: Sequence[PrefixUnit], cache: PagedCache) -> tuple[Tensor | None, Tensor | None]:
+    """The units' pages and their mask. Padding repeats the unit's first page, never another unit's page."""
+    counts = np.array([unit.base for unit in units])
+    longest = int(counts.max())
+    if not longest:
+        return None, None
+    pages = to_device_async(_padded_pages(units, [unit.pages[0] for unit in units], longest), cache.keys.device)
+    return pages, _page_mask(counts, longest, cache) if counts.min() < longest else None
+
+
+def _padded_pages(units: Sequence[PrefixUnit], padding: Sequence[int], length: int) -> np.ndarray:
+    """The pages that each unit reads, padded to `length` with the unit's own padding, `[units * length]`."""
+    pages = np.repeat(np.array(padding, dtype=np.int64)[:, None], length, axis=1)
+    for index, unit in enumerate(units):
+        pages[index, : unit.base] = unit.pages[: unit.base]
+    return pages.reshape(-1)
+
+
+def _own_mask(units: Sequence[PrefixUnit], rows: Sequence[RowKv], cache: PagedCache) -> Tensor | None:
+    """A row sees itself and the final blocks before it."""
+    count = units[0].num_rows
+    if count == 1:
+        return None
+    indices = np.array([[rows[index].index for index in unit.rows] for unit in units])
+    final = np.array([[rows[index].writes_kv for index in unit.rows] for unit in units])
+    seen = ((indices[:, None, :] < indices[:, :, None]) & final[:, None, :]) | np.eye(count, dtype=bool)
+    if (seen == seen[0]).all():
+        seen = seen[:1]
+    tokens = seen.repeat(cache.block_size, axis=1).repeat(cache.block_size, axis=2)
+    return _mask(np.tile(tokens, (1, cache.heads_per_key, 1))[:, None], cache)
+
+
+def _page_mask(counts: np.ndarray, width: int, cache: PagedCache) -> Tensor:
+    """`[units, 1, 1, width * L]`: the first `counts[unit]` pages are seen."""
+    seen = (np.arange(width) < counts[:, None]).repeat(cache.block_size, axis=1)
+    return _mask(seen[:, None, None], cache)
+
+
+def _mask(seen: np.ndarray, cache: PagedCache) -> Tensor:
+    """0 where a key is seen, elsewhere a score that hides it: finite, so that nothing becomes 0 / 0."""
+    zeros = torch.zeros(seen.shape, dtype=cache.keys.dtype)
+    hidden = torch.finfo(zeros.dtype).min / 2
+    return to_device_async(zeros.masked_fill_(torch.from_numpy(~seen), hidden), cache.keys.device)
+
+
+# --- attention over two sets of keys ---------------------------------------------------------------
+
+
+class PartialAttention(NamedTuple):
+    """`out` `[B, heads, T, D]`, `lse` `[B, heads, T]`: the logarithm of the sum of exponentials of the scores."""
+
+    out: Tensor
+    lse: Tensor
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> PartialAttention:
+    """q `[B, heads, T, D]`, k and v `[B, heads, S, D]`. `mask` is added to the scores `[B, heads, T, S]`."""
+    if q.device.type == "cpu":
+        return PartialAttention(*torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask))  # noqa: SLF001
+    return attend_by_operations(q, k, v, mask)
+
+
+def attend_by_operations(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> PartialAttention:
+    """As `attend`, in operations that every device has. Half precision is computed in fp32."""
+    exact = q.dtype if q.dtype == torch.float64 else torch.float32
+    scores = (q.to(exact) / math.sqrt(q.shape[-1])) @ k.to(exact).transpose(-1, -2)
+    if mask is not None:
+        scores = scores + mask
+    lse = scores.logsumexp(-1)
+    out = (scores - lse.unsqueeze(-1)).exp() @ v.to(exact)
+    return PartialAttention(out.to(q.dtype), lse)
+
+
+def merge(first: PartialAttention, second: PartialAttention) -> Tensor:
+    """The attention over the keys of both parts, `[B, heads, T, D]`."""
+    weight = torch.sigmoid(second.lse - first.lse).unsqueeze(-1)
+    return torch.lerp(first.out.to(weight.dtype), second.out.to(weight.dtype), weight).to(first.out.dtype)

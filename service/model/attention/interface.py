@@ -1,8 +1,8 @@
 """Attention backends: their protocol, and the paged cache of keys and values that they read and write.
 
-A backend prepares a forward once, then every layer calls what it prepared. It learns of each row its sequence's pages,
-its block index and whether its block is final, and makes masks, page tables and batches itself. A new backend is a file
-with an `AttentionBackend` and a line in `registry.py`.
+A backend prepares a forward once, then every layer calls the result. A row gives it the pages of its sequence, the
+index of its block and whether the block is final. The backend makes masks, page tables and batches itself. A new
+backend is a file with an `AttentionBackend` and a line in `registry.py`.
 """
 
 from __future__ import annotations

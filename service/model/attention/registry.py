@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 
@@ -18,28 +17,17 @@ _log = logging.getLogger(__name__)
 #: The best backend that runs here.
 AUTO = "auto"
 
-
-class BackendClass(Protocol):
-    """The class of an `AttentionBackend`."""
-
-    def __call__(self, cache: PagedCache) -> AttentionBackend:
-        """Makes a backend over a cache."""
-
-    def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Why the backend cannot run on a device with a type; None if it can."""
-
-
 #: A new backend is one file and one line here.
-ATTENTION_BACKENDS: Mapping[str, BackendClass] = {"eager": EagerBackend, "triton": TritonBackend}
+ATTENTION_BACKENDS: Mapping[str, type[EagerBackend | TritonBackend]] = {"eager": EagerBackend, "triton": TritonBackend}
 
 
 def attention_backend(cache: PagedCache, name: str = AUTO) -> AttentionBackend:
-    """The named backend over a cache. Raises what `check_backend` raises."""
+    """The named backend over a cache. SettingsError as in `check_backend`."""
     return ATTENTION_BACKENDS[resolve_backend(name, cache.keys.device, cache.keys.dtype)](cache)
 
 
 def resolve_backend(name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The name of the backend that a setting stands for. Raises what `check_backend` raises.
+    """The name of the backend that a setting stands for. SettingsError as in `check_backend`.
 
     `auto` is `triton` on CUDA where it is available, `eager` elsewhere.
     """
@@ -55,7 +43,7 @@ def resolve_backend(name: str, device: torch.device, dtype: torch.dtype) -> str:
 
 
 def check_backend(name: str, device: torch.device, dtype: torch.dtype) -> None:
-    """SettingsError for a name that no backend has, or a backend that cannot run here. It says what is allowed."""
+    """SettingsError for a name that no backend has, or a backend that cannot run here. It names the allowed ones."""
     if name == AUTO:
         return
     if name not in ATTENTION_BACKENDS:

@@ -1,14 +1,14 @@
 """Groups the rows of a forward by the prefix that they share: rows of one sequence read its pages once.
 
-A unit is consecutive rows of one sequence. It reads the pages before its first row once; the keys between those pages
-and a row are rows of the forward themselves. A batch is units with equal numbers of rows, computed by one call: each
-unit reads as many pages as the longest one. Knows numbers only, no tensors.
+A unit is consecutive rows of one sequence. It reads the pages before its first row once; the keys between these pages
+and a row are rows of the forward themselves. A batch is units with equal numbers of rows, computed by one call: all
+units are padded to the longest one. Knows numbers only, no tensors.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.model.attention.interface import RowKv
@@ -31,7 +31,7 @@ class PrefixUnit:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """`rows`: the most rows of a unit. `padding`: the pages of padding that cost as much as one more call."""
+    """`rows`: the most rows of a unit. `padding`: the pages of padding with the price of one more call."""
 
     rows: int
     padding: int
@@ -39,10 +39,15 @@ class BatchLimits:
 
 def batches(rows: Sequence[RowKv], limits: BatchLimits) -> list[list[PrefixUnit]]:
     """All rows in units, in batches. In a batch either all units have a prefix or none."""
+    by_size = defaultdict[int, list[PrefixUnit]](list)
+    for unit in prefix_units(rows, limits.rows):
+        by_size[unit.num_rows].append(unit)
     by_shape = defaultdict[tuple[int, bool], list[PrefixUnit]](list)
-    for same_size in _by_size(prefix_units(rows, limits.rows)):
-        split = same_size if _saves(same_size, rows, limits) else _singles(same_size, rows)
-        for unit in split:
+    for size, same_size in by_size.items():
+        units = same_size
+        if size > 1 and _saved_pages(same_size, rows) <= limits.padding:  # not worth a call of their own
+            units = [_single(rows, index) for unit in same_size for index in unit.rows]
+        for unit in units:
             by_shape[unit.num_rows, unit.base > 0].append(unit)
     return [batch for same_shape in by_shape.values() for batch in _by_length(same_shape, limits)]
 
@@ -51,12 +56,12 @@ def prefix_units(rows: Sequence[RowKv], max_rows: int) -> list[PrefixUnit]:
     """The longest possible units. A row joins if all blocks before it are in the unit or lie before the unit."""
     units: list[PrefixUnit] = []
     first, final = 0, 0
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         head = rows[first]
         follows = row.pages is head.pages and head.index <= row.index <= head.index + final
-        if number and not (follows and number - first < max_rows):
-            units.append(PrefixUnit(first, number - first, head.index, head.pages))
-            first, final = number, 0
+        if index and not (follows and index - first < max_rows):
+            units.append(PrefixUnit(first, index - first, head.index, head.pages))
+            first, final = index, 0
         final += row.writes_kv and row.index == rows[first].index + final
     if rows:
         units.append(PrefixUnit(first, len(rows) - first, rows[first].index, rows[first].pages))
@@ -65,28 +70,16 @@ def prefix_units(rows: Sequence[RowKv], max_rows: int) -> list[PrefixUnit]:
 
 def single_units(rows: Sequence[RowKv]) -> list[PrefixUnit]:
     """A unit for every row."""
-    return [PrefixUnit(number, 1, row.index, row.pages) for number, row in enumerate(rows)]
+    return [_single(rows, index) for index in range(len(rows))]
 
 
-def _by_size(units: Sequence[PrefixUnit]) -> list[list[PrefixUnit]]:
-    sizes = defaultdict[int, list[PrefixUnit]](list)
-    for unit in units:
-        sizes[unit.num_rows].append(unit)
-    return list(sizes.values())
+def _single(rows: Sequence[RowKv], index: int) -> PrefixUnit:
+    return PrefixUnit(index, 1, rows[index].index, rows[index].pages)
 
 
-def _saves(units: Sequence[PrefixUnit], rows: Sequence[RowKv], limits: BatchLimits) -> bool:
-    """Whether the reads that units of one size save are worth a call of their own."""
-    if units[0].num_rows == 1:
-        return True
-    saved = sum(sum(rows[number].index for number in unit.rows) - unit.base for unit in units)
-    return saved > limits.padding
-
-
-def _singles(units: Sequence[PrefixUnit], rows: Sequence[RowKv]) -> Iterator[PrefixUnit]:
-    for unit in units:
-        for number in unit.rows:
-            yield PrefixUnit(number, 1, rows[number].index, rows[number].pages)
+def _saved_pages(units: Sequence[PrefixUnit], rows: Sequence[RowKv]) -> int:
+    """The reads of pages that units save."""
+    return sum(sum(rows[index].index for index in unit.rows) - unit.base for unit in units)
 
 
 def _by_length(units: Sequence[PrefixUnit], limits: BatchLimits) -> list[list[PrefixUnit]]:

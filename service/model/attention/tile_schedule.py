@@ -67,11 +67,11 @@ class TileConfig:
 
     @property
     def smallest_tile(self) -> int:
-        """Queries of a program where every row is a unit of its own."""
+        """Queries of a program if every row is a unit."""
         return self.tile_for(self.block)
 
     def tile_for(self, tokens: int) -> int:
-        """Queries of a program, a power of two. `tokens`: of the largest unit."""
+        """Queries of a program, a power of two. `tokens`: the tokens of the largest unit."""
         needed = 1 << (tokens * self.group - 1).bit_length()
         return max(16, min(self.tile, needed), 1 << (self.group - 1).bit_length())
 
@@ -95,6 +95,11 @@ class TileSchedule:
     targets: IntTable
     pages: IntTable
 
+    @property
+    def shape(self) -> ScheduleShape:
+        """The exact sizes of its tables."""
+        return ScheduleShape(self.tile, len(self.items), len(self.merges), self.num_parts, len(self.indices))
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduleShape:
@@ -105,11 +110,6 @@ class ScheduleShape:
     merges: int
     parts: int
     rows: int
-
-    @classmethod
-    def of(cls, schedule: TileSchedule) -> ScheduleShape:
-        """The exact sizes of a schedule."""
-        return cls(schedule.tile, len(schedule.items), len(schedule.merges), schedule.num_parts, len(schedule.indices))
 
     def fits(self, other: ScheduleShape) -> bool:
         """Whether tables of this shape fit into tables of another one."""
@@ -133,7 +133,7 @@ class PageTables:
     def __init__(self) -> None:
         self._cached: dict[int, tuple[Sequence[int], list[int], IntTable]] = {}
 
-    def of(self, units: Sequence[PrefixUnit]) -> tuple[list[int], IntTable]:
+    def concatenated(self, units: Sequence[PrefixUnit]) -> tuple[list[int], IntTable]:
         """The start of each unit's table, and the concatenated tables."""
         used, starts, tables = {}, [], []
         length = 0
@@ -166,7 +166,7 @@ def schedule_tiles(
     tile = config.smallest_tile if width is not None else config.tile_for(longest * config.block)
     if padding:
         units.append(PrefixUnit(len(rows), padding, 0, ()))
-    starts, pages = tables.of(units)
+    starts, pages = tables.concatenated(units)
     tiles = [
         (unit, table, *span) for unit, table in zip(units, starts, strict=True) for span in _tiles(unit, tile, config)
     ]
@@ -177,9 +177,9 @@ def schedule_tiles(
     for unit, table, first, stop in tiles:
         spans = list(_spans(unit.base * config.block, split))
         own_keys = unit.first * config.block, -(-stop // config.block) * config.block
-        for number, (start, end) in enumerate(spans):
-            own_span = own_keys if number == len(spans) - 1 else (0, 0)
-            part = num_parts + number if len(spans) > 1 else -1
+        for index, (start, end) in enumerate(spans):
+            own_span = own_keys if index == len(spans) - 1 else (0, 0)
+            part = num_parts + index if len(spans) > 1 else -1
             items.append(AttendItem(first, stop - first, table, start, end, *own_span, part))
         if len(spans) > 1:
             merges.append(MergeItem(first, stop - first, num_parts, len(spans)))

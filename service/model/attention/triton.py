@@ -35,7 +35,10 @@ _PROGRAMS, _PROCESSORS = 2, 8
 
 
 class TritonBackend:
-    """A `GraphCapable` backend."""
+    """A `GraphCapable` backend. Schedules with equal numbers of rows and equal tiles have one capacity.
+
+    Graphs share buffers, since forwards run one after another.
+    """
 
     def __init__(self, cache: PagedCache) -> None:
         self._cache = cache
@@ -49,32 +52,27 @@ class TritonBackend:
 
     @staticmethod
     def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
-        """As `AttentionBackend`."""
         return triton_unavailable(device, dtype)
 
     def prepare(self, rows: Sequence[RowKv], width: int | None = None) -> TritonForward:
-        """As `AttentionBackend`, with tables of its own."""
         schedule = self.plan(rows, width)
-        shape = ScheduleShape.of(schedule)
+        shape = schedule.shape
         tables = _DeviceTables(to_device_async(_packed(schedule, shape), self._cache.keys.device), shape)
         writes = bool((schedule.targets >= 0).any())
-        partials = _PartialResults.of(shape, self._cache)
+        partials = _PartialResults(shape, self._cache)
         return TritonForward(self._cache, tables, partials, schedule.order, writes=writes)
 
     def plan(self, rows: Sequence[RowKv], width: int | None = None, num_rows: int | None = None) -> TileSchedule:
-        """As `GraphCapable`."""
         padding = 0 if num_rows is None else num_rows - len(rows)
         return schedule_tiles(rows, self.config, self._page_tables, width, padding)
 
     def capacity(self, schedule: TileSchedule, width: int | None) -> ScheduleShape:
-        """As `GraphCapable`. It is the same for all schedules with equal numbers of rows and equal tiles."""
         return ScheduleShape.sufficient(len(schedule.indices), schedule.tile, width, self.config)
 
     def for_graph(self, shape: ScheduleShape) -> TritonGraphAttention:
-        """As `GraphCapable`. Graphs share buffers, since forwards run one after another."""
         key = (shape.tile, shape.parts)
         if key not in self._partials:
-            self._partials[key] = _PartialResults.of(shape, self._cache)
+            self._partials[key] = _PartialResults(shape, self._cache)
         size = _power(_table_ends(shape)[-1] + max(4, shape.rows * self._cache.max_pages))
         if size not in self._buffers:
             self._buffers[size] = torch.zeros(size, dtype=torch.int32, device=self._cache.keys.device)
@@ -84,17 +82,12 @@ class TritonBackend:
 class _PartialResults:
     """Results to be merged, `out` `[parts, kv_heads, tile, D]` and `lse` `[parts, kv_heads, tile]`."""
 
-    def __init__(self, out: Tensor, lse: Tensor) -> None:
-        self.out, self.lse = out, lse
-
-    @classmethod
-    def of(cls, shape: ScheduleShape, cache: PagedCache) -> _PartialResults:
+    def __init__(self, shape: ScheduleShape, cache: PagedCache) -> None:
         keys = cache.keys
         exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
         sizes = (max(1, shape.parts), keys.shape[3], shape.tile, keys.shape[4])
-        return cls(
-            torch.empty(sizes, device=keys.device, dtype=exact), torch.empty(sizes[:3], device=keys.device, dtype=exact)
-        )
+        self.out = torch.empty(sizes, device=keys.device, dtype=exact)
+        self.lse = torch.empty(sizes[:3], device=keys.device, dtype=exact)
 
 
 class _DeviceTables:
@@ -118,8 +111,8 @@ def _table_ends(shape: ScheduleShape) -> list[int]:
 
 def _packed(schedule: TileSchedule, shape: ScheduleShape) -> IntTable:
     """All tables in one, padded with 0, which is no work. ValueError if the schedule does not fit the shape."""
-    if not ScheduleShape.of(schedule).fits(shape):
-        raise ValueError(f"{ScheduleShape.of(schedule)} does not fit {shape}")
+    if not schedule.shape.fits(shape):
+        raise ValueError(f"{schedule.shape} does not fit {shape}")
     ends = _table_ends(shape)
     packed = np.zeros(ends[-1] + max(4, len(schedule.pages)), np.int32)
     items, merges = schedule.items.reshape(-1), schedule.merges.reshape(-1)
@@ -157,7 +150,6 @@ class TritonForward:
         }  # fmt: skip
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As `AttentionForward`."""
         tables, partials, shape = self._tables, self._partials, self._tables.shape
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         q_flat, k_flat, v_flat = _tokens(q), _tokens(k), _tokens(v)
@@ -187,7 +179,6 @@ class TritonGraphAttention(TritonForward):
         super().__init__(cache, tables, partials, range(tables.shape.rows), writes=True)
 
     def load(self, schedule: TileSchedule) -> None:
-        """As `GraphAttention`."""
         copy_to_device_async(_packed(schedule, self._tables.shape), self._tables.packed)
 
 
@@ -197,5 +188,5 @@ def _tokens(rows: Tensor) -> Tensor:
     return flat if flat.stride()[1:] == (flat.shape[2], 1) else flat.contiguous()
 
 
-def _power(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+def _power(size: int) -> int:
+    return 1 << (size - 1).bit_length()

@@ -159,8 +159,8 @@ def merge(
         peak = tl.full([TILE], HIDDEN, ACC)
         total = tl.full([TILE], 0.0, ACC)
         result = tl.full([TILE, D_PAD], 0.0, ACC)
-        for number in range(part, part + num_parts):
-            slot = (tl.cast(number, tl.int64) * KV_HEADS + head) * TILE + lane
+        for index in range(part, part + num_parts):
+            slot = (tl.cast(index, tl.int64) * KV_HEADS + head) * TILE + lane
             lse = tl.load(part_lse + slot, mask=valid, other=HIDDEN)
             higher = tl.maximum(peak, lse)
             shrink = tl.exp2(peak - higher)

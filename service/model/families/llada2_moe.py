@@ -10,15 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from service.errors import CheckpointError
 from service.model.config import ExpertsConfig, GroupsConfig, ModelConfig
 from service.model.families import qwen3
 from service.model.weight_mapping import ShardDim, WeightMapping, WeightSlice, prefixed, stacked
-
-if TYPE_CHECKING:
-    from service.model.backbone import Backbone
 
 #: the published code's defaults for keys that config.json leaves out
 _DEFAULTS: Mapping[str, Any] = {
@@ -53,11 +50,10 @@ _NAMES: Mapping[str, str] = {
 }
 
 
-class Llada2Moe:
+class Llada2Moe(qwen3.ModelFamily):
     """The family `llada2_moe`. MRP's layers, if there are any, are Qwen3's, with the same rotation."""
 
     def config(self, raw: Mapping[str, Any], block_size: int | None) -> ModelConfig:
-        """The published keys, with the published code's defaults."""
         keys = {**_DEFAULTS, **{key: value for key, value in raw.items() if value not in (None, [])}}
         for key, required in _REQUIRED.items():
             if keys.get(key, required) != required:
@@ -65,14 +61,7 @@ class Llada2Moe:
         config = qwen3.read_config(keys, block_size, _experts(keys))
         return replace(config, rotary_dim=_rotary_dim(keys["partial_rotary_factor"], config.head_dim))
 
-    def network(self, config: ModelConfig) -> Backbone:
-        """Dense layers, then layers with experts."""
-        from service.model.backbone import Transformer
-
-        return Transformer(config)
-
     def weight_mappings(self, config: ModelConfig, parameter: str) -> Sequence[WeightMapping]:
-        """The published names. Files have a weight for each expert, or one for each projection of all experts."""
         experts = config.experts
         if experts is None or ".mlp." not in parameter:
             return [_renamed(config, parameter)]
@@ -105,26 +94,26 @@ def _merged(experts: ExpertsConfig, parameter: str) -> WeightMapping:
 
 
 def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
-    number, per_token = qwen3.positive(raw, "num_experts"), qwen3.positive(raw, "num_experts_per_tok")
-    scale = qwen3.number("routed_scaling_factor", raw["routed_scaling_factor"], -math.inf)
+    num_experts, per_token = qwen3.positive(raw, "num_experts"), qwen3.positive(raw, "num_experts_per_tok")
+    scale = qwen3.finite("routed_scaling_factor", raw["routed_scaling_factor"], -math.inf)
     groups = GroupsConfig(qwen3.positive(raw, "n_group"), qwen3.positive(raw, "topk_group"), scale)
-    if number % groups.number or number < 2 * groups.number:
+    if num_experts % groups.num_groups or num_experts < 2 * groups.num_groups:
         raise CheckpointError(
-            f"config.json: n_group is {groups.number}, expected a divisor of the {number} experts that leaves at least "
-            "two in a group"
+            f"config.json: n_group is {groups.num_groups}, expected a divisor of the {num_experts} experts that leaves "
+            "at least two in a group"
         )
-    if groups.per_token > groups.number:
-        raise CheckpointError(f"config.json: topk_group is {groups.per_token}, allowed are 1 to {groups.number}")
-    in_groups = number // groups.number * groups.per_token
+    if groups.per_token > groups.num_groups:
+        raise CheckpointError(f"config.json: topk_group is {groups.per_token}, allowed are 1 to {groups.num_groups}")
+    in_groups = num_experts // groups.num_groups * groups.per_token
     if per_token > in_groups:
         raise CheckpointError(
             f"config.json: num_experts_per_tok is {per_token}, allowed are 1 to {in_groups}: "
-            f"{groups.per_token} of {groups.number} groups have so many experts"
+            f"{groups.per_token} of {groups.num_groups} groups have so many experts"
         )
     inner, shared = qwen3.positive(raw, "moe_intermediate_size"), qwen3.optional(raw, "num_shared_experts", 0)
     first = qwen3.optional(raw, "first_k_dense_replace", 0)
     return ExpertsConfig(
-        number=number,
+        num_experts=num_experts,
         per_token=per_token,
         intermediate_size=inner,
         layers=frozenset(range(first, qwen3.positive(raw, "num_hidden_layers"))),
@@ -135,7 +124,7 @@ def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
 
 
 def _rotary_dim(factor: object, head_dim: int) -> int:
-    """How many numbers of a head are rotated."""
+    """The number of rotated numbers of a head."""
     size = int(head_dim * factor) if isinstance(factor, int | float) else 0
     if size < 2 or size % 2 or size > head_dim:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""The keys of config.json and the names of weights that families with Qwen3's layers share. Needs no torch.
+"""A model family, and the keys of config.json and names of weights of Qwen3's layers. Needs no torch.
 
 The keys are Qwen3's, SDAR's `block_size` and `mask_token_id`, and SDAR-MRP's (`num_nextn_predict_layers`, `mrp_…`).
 """
@@ -6,12 +6,24 @@ The keys are Qwen3's, SDAR's `block_size` and `mask_token_id`, and SDAR-MRP's (`
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from service.errors import CheckpointError
 from service.model.config import ExpertsConfig, ModelConfig, MrpConfig
-from service.model.weight_mapping import COLUMNS, ROWS, FusedShards, ShardDim, WeightSlice, prefixed, stacked
+from service.model.weight_mapping import (
+    COLUMNS,
+    ROWS,
+    FusedShards,
+    ShardDim,
+    WeightMapping,
+    WeightSlice,
+    prefixed,
+    stacked,
+)
+
+if TYPE_CHECKING:
+    from service.model.backbone import Backbone
 
 DEFAULT_BLOCK_SIZE = 4
 DEFAULT_MASK_TOKEN_ID = 151669
@@ -20,8 +32,35 @@ _KV_HEADS = ShardDim(0, kv_heads=True)
 _MAX_LAYERS = 1024
 
 
+class ModelFamily:
+    """Reads config.json, builds the network, and knows the published names of its weights. By default all are Qwen3's.
+
+    A family's module imports torch only in `network`: config files are read without it.
+    """
+
+    def config(self, raw: Mapping[str, Any], block_size: int | None) -> ModelConfig:
+        """The config of a parsed config.json. `block_size` overrides the checkpoint's.
+
+        Raises CheckpointError naming the key that is missing or not supported.
+        """
+        return read_config(raw, block_size)
+
+    def network(self, config: ModelConfig) -> Backbone:
+        """The backbone with fresh weights, on torch's default device and in its default dtype."""
+        from service.model.backbone import Backbone
+
+        return Backbone(config)
+
+    def weight_mappings(self, config: ModelConfig, parameter: str) -> Sequence[WeightMapping]:
+        """The published weights that make a parameter of the backbone. Files may have any of several mappings.
+
+        The first one is written. `config`: the config of the rank that has the parameter.
+        """
+        return [backbone_weights(config, parameter)]
+
+
 def read_config(raw: Mapping[str, Any], block_size: int | None, experts: ExpertsConfig | None = None) -> ModelConfig:
-    """A `ModelConfig` from a parsed config.json. Raises what `ModelFamily.config` raises."""
+    """A `ModelConfig` from a parsed config.json. CheckpointError as in `ModelFamily.config`."""
     _refuse_unsupported(raw)
     heads = positive(raw, "num_attention_heads")
     kv_heads = optional(raw, "num_key_value_heads", heads)
@@ -52,7 +91,7 @@ def read_config(raw: Mapping[str, Any], block_size: int | None, experts: Experts
         eos_token_ids=_token_ids(raw.get("eos_token_id")),
         max_positions=optional(raw, "max_position_embeddings", 32768),
         rope_theta=_rope_theta(raw),
-        rms_norm_eps=number("rms_norm_eps", raw.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=finite("rms_norm_eps", raw.get("rms_norm_eps", 1e-6)),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         mrp=_mrp(raw, block),
         experts=experts,
@@ -89,7 +128,7 @@ def expert_weights(experts: ExpertsConfig, parameter: str) -> list[WeightSlice]:
     """The published weights that make a parameter of a layer's experts, if files have one for each expert."""
     folder, _, leaf = parameter.rpartition(".")
     slices = list[WeightSlice]()
-    for expert in range(experts.number):
+    for expert in range(experts.num_experts):
         name = f"{folder}.{expert}"
         if leaf == "gate_up_proj":
             halves = (f"{name}.gate_proj.weight", f"{name}.up_proj.weight")
@@ -112,7 +151,7 @@ def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:
     return MrpConfig(
         num_layers=layers,
         residual=bool(raw.get("mrp_residual", True)),
-        scale=number("mrp_scale", raw.get("mrp_scale", 1.0), -math.inf),
+        scale=finite("mrp_scale", raw.get("mrp_scale", 1.0), -math.inf),
         default_steps=steps,
     )
 
@@ -132,7 +171,7 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
 
 def _rope_theta(raw: Mapping[str, Any]) -> float:
     parameters = raw.get("rope_parameters") or {}
-    return number("rope_theta", raw.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
+    return finite("rope_theta", raw.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
 
 
 def _layers(raw: Mapping[str, Any]) -> int:
@@ -143,7 +182,7 @@ def _layers(raw: Mapping[str, Any]) -> int:
     return layers
 
 
-def number(key: str, value: object, above: float = 0.0) -> float:
+def finite(key: str, value: object, above: float = 0.0) -> float:
     """Checks that a value is a finite number above `above`, and no text."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value < math.inf:
         kind = "positive" if above == 0 else "finite"

@@ -1,4 +1,7 @@
-"""Layers with 8-bit weights: linear layers and experts, and their product.
+"""Quantized tensors (8-bit values with scales), and the linear layers and experts that have them as weights.
+
+A number is `value * scale`, symmetric around zero. A row has one scale, or one for each of several equal groups of its
+columns, as published files may have it.
 
 A product sums the activations' numbers times the 8-bit values, then scales. For few rows the CPU has a product of torch
 for int8. A GPU has a Triton kernel for both types (`triton_matmul.py`). Every other case widens the matrix first, which
@@ -7,13 +10,80 @@ is right but slow. With 8-bit activations a product is torch's of whole numbers,
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from service.model.quantization.schemes import QuantScheme
-from service.model.quantization.tensors import SMALLEST_PEAK, QuantizedTensor
 from service.model.triton_support import use_triton
+
+#: a row whose largest number is smaller than this is all zeros
+_SMALLEST_PEAK = 1e-30
+#: How e4m3 becomes a wider type by its bits: an integer type of that width, the shift of the bits, and the factor that
+#: corrects the exponent's bias.
+_E4M3_SHIFTS = {
+    torch.float16: (torch.int16, 7, 2.0**8),
+    torch.bfloat16: (torch.int16, 4, 2.0**120),
+    torch.float32: (torch.int32, 20, 2.0**120),
+}
+
+
+class QuantizedTensor(NamedTuple):
+    """`values` `[..., N, K]`: 8-bit values of any scheme, viewed as int8. `scales` `[..., N, G]`: one a group."""
+
+    values: Tensor
+    scales: Tensor
+
+    @property
+    def groups(self) -> int:
+        """The number of scales of a row."""
+        return self.scales.shape[-1]
+
+    def numbers(self, scheme: QuantScheme) -> Tensor:
+        """The 8-bit values in the scales' type, not scaled."""
+        dtype = self.scales.dtype
+        if scheme.dtype == "int8":
+            return self.values.to(dtype)
+        if self.values.device.type == "cpu" and dtype in _E4M3_SHIFTS:
+            return _widened_e4m3(self.values, dtype)
+        return self.values.view(getattr(torch, scheme.dtype)).to(dtype)
+
+    def dequantized(self, scheme: QuantScheme) -> Tensor:
+        """The matrices in the scales' type, `[..., N, K]`."""
+        groups: Tensor = self.numbers(scheme).unflatten(-1, (self.groups, -1))
+        return groups.mul_(self.scales[..., None]).flatten(-2)
+
+
+def row_peaks(weight: Tensor) -> Tensor:
+    """The largest absolute number of each row: `[..., N, K]` -> `[..., N]` in fp32."""
+    return weight.abs().amax(-1).float()
+
+
+def quantized(weight: Tensor, scheme: QuantScheme, peaks: Tensor | None = None) -> QuantizedTensor:
+    """A matrix `[N, K]` with a scale for each row, in the weight's type.
+
+    `peaks` `[N]`: the largest number of each row; None: the largest of these columns. A scale is rounded to its type
+    first, so that each value is the nearest one under the scale that is used.
+    """
+    peaks = row_peaks(weight) if peaks is None else peaks
+    scales = (peaks / scheme.largest).clamp(min=torch.finfo(weight.dtype).tiny).to(weight.dtype)[:, None]
+    values = (weight.float() / scales.float()).clamp(-scheme.largest, scheme.largest)
+    if scheme.dtype == "int8":
+        values = values.round()
+    return QuantizedTensor(values.to(getattr(torch, scheme.dtype)).view(torch.int8), scales)
+
+
+def _widened_e4m3(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """e4m3 in a wider type, by its bits: on a CPU torch's own conversion is not vectorised."""
+    integer, shift, factor = _E4M3_SHIFTS[dtype]
+    wide = values.to(integer)
+    shifted = (wide & 127).bitwise_left_shift_(shift)
+    return shifted.bitwise_or_(wide.bitwise_and_(torch.iinfo(integer).min)).view(dtype).mul_(factor)
+
+
+# --- layers ----------------------------------------------------------------------------------------
 
 #: rows of activations up to which a product reads 8-bit values, by device; for more, widening the matrix is faster
 _MAX_ROWS = {"cpu": 8, "cuda": 256}
@@ -37,7 +107,7 @@ class _QuantizedLayer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight in the type of the activations. A product is that with it, up to the order of roundings."""
+        """The weight in the type of the activations. A product equals the product with it, but for roundings."""
         return QuantizedTensor(self.values, self.scales).dequantized(self.scheme)
 
 
@@ -91,7 +161,7 @@ class QuantizedExperts(_QuantizedLayer):
 
 
 def replace_layer(module: nn.Module, parameter: str, tensor: QuantizedTensor, scheme: QuantScheme) -> None:
-    """Puts an 8-bit layer in the place of a wide parameter. Called while a checkpoint is loaded.
+    """Replaces a wide parameter by an 8-bit layer. Called while a checkpoint is loaded.
 
     `parameter`: its name within the module, the weight of a linear layer or the matrices of experts.
     """
@@ -125,7 +195,7 @@ def product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tenso
 
 def quantize_activations(rows: Tensor, scheme: QuantScheme) -> tuple[Tensor, Tensor]:
     """Activations `[M, K]` in 8 bits, and the scale of each row, `[M, 1]` in fp32."""
-    peaks = rows.abs().amax(1, keepdim=True).float().clamp_min(SMALLEST_PEAK)
+    peaks = rows.abs().amax(1, keepdim=True).float().clamp_min(_SMALLEST_PEAK)
     return (rows.float() * (scheme.largest / peaks)).round_().to(torch.int8), peaks / scheme.largest
 
 

@@ -1,6 +1,6 @@
 """Reads published 8-bit weights by their names: as values with scales, or dequantized.
 
-| in a file, beside a matrix `[N, K]` | what |
+| in a file, beside a matrix `[N, K]` | content |
 |---|---|
 | `X.weight` | int8 or e4m3, `[N, K]` |
 | `X.weight_packed`, `X.weight_shape` | int32, four values of a row in each, the first in the lowest bits, 128 added |
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from service.errors import CheckpointError
+from service.model.quantization.layers import QuantizedTensor
 from service.model.quantization.schemes import PublishedScheme, published_scheme, scheme_named
-from service.model.quantization.tensors import QuantizedTensor
 from service.model.weight_mapping import WeightSource
 
 _SCALES = ("_scale", "_scale_inv")
@@ -43,7 +43,7 @@ class PrequantizedWeights:
 
     @property
     def names(self) -> Collection[str]:
-        """As `WeightSource`."""
+        """See `WeightSource`."""
         return self._names
 
     def is_quantized(self, name: str) -> bool:

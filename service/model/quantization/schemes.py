@@ -1,8 +1,8 @@
-"""The 8-bit schemes of a layer's weights, and which of them the files of a checkpoint have. Needs no torch.
+"""The 8-bit schemes of a layer's weights, and the schemes of published files. Needs no torch.
 
 `quantization_config` of config.json says how published weights are kept. Two methods are read: `compressed-tensors`
-(llm-compressor's) and `fp8` (Qwen3's and DeepSeek's). The files say which weights are in 8 bits: those with a scale
-beside them. Formats: github.com/vllm-project/compressed-tensors, and transformers' `FineGrainedFP8Config`.
+(llm-compressor's) and `fp8` (Qwen3's and DeepSeek's). A weight in the files is in 8 bits if it has a scale beside it.
+Formats: github.com/vllm-project/compressed-tensors, and transformers' `FineGrainedFP8Config`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ QUANT_SCHEMES = {
     )
 }
 
-#: the layers whose weights are quantized: those of attention and feed-forwards, and MRP's first
+#: layers with quantized weights: the layers of attention and feed-forwards, and MRP's first
 _QUANTIZED_LAYERS = frozenset({"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "eh_proj", "experts"})
 
 
@@ -79,14 +79,14 @@ def scales_per_row(depth: int, columns: int | None) -> int:
 def activation_parts(name: str | None, ranks: int) -> int:
     """The number of parts of an activation that ranks quantize apart, each with scales of its own.
 
-    1 if activations are not quantized: the ranks' numbers are then those of one device, up to the order of sums.
+    1 if activations are not quantized: the ranks then have the numbers of a single device, up to the order of sums.
     """
     return ranks if name is not None and scheme_named(name).activations else 1
 
 
 # --- schemes of published files --------------------------------------------------------------------
 
-#: what is read, for errors
+#: the supported schemes, for errors
 _SUPPORTED = (
     "read are compressed-tensors of 8 bits, symmetric (int: weights alone, or with dynamic activations of 8 bits a "
     "token; float: weights alone or with dynamic activations) and fp8 with dynamic activations"

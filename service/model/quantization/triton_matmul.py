@@ -1,7 +1,7 @@
 """A Triton kernel: activations times 8-bit matrices. `layers.py` calls it.
 
 A program has TILE rows and STEP columns of the result. It walks over K and widens the 8-bit numbers in registers, so
-that memory is read once and in 8 bits. Sums are fp32 and in one order, whatever the number of rows.
+that memory is read once and in 8 bits. Sums are fp32, in one order for any number of rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def multiply(
     values,  # [E, N, K], dense, int8 or fp8
     scales,  # [E, N, K / GROUP], dense
     out,  # [M, N], dense
-    numbers,  # [tiles of rows]: which matrix
+    matrices,  # [tiles of rows]: the index of the matrix
     firsts,  # [tiles of rows]: the first row
     lasts,  # [tiles of rows]: the end of the matrix's rows
     M,
@@ -42,7 +42,7 @@ def multiply(
 ):
     """Grid: tiles of columns, tiles of rows. GROUPS: a row has several scales, each for GROUP columns.
 
-    EXPERTS: there are several matrices; else `numbers` and its like are not read. WIDE multiplies in fp32, for Triton's
+    EXPERTS: there are several matrices; else the three tables are not read. WIDE multiplies in fp32, for Triton's
     interpreter.
     """
     tile = tl.program_id(1)
@@ -51,7 +51,7 @@ def multiply(
     row = tile * TILE + tl.arange(0, TILE)
     last = M
     if EXPERTS:
-        line += tl.load(numbers + tile).to(tl.int64) * N
+        line += tl.load(matrices + tile).to(tl.int64) * N
         row = tl.load(firsts + tile) + tl.arange(0, TILE)
         last = tl.load(lasts + tile)
     depth = tl.arange(0, DEPTH)
@@ -80,9 +80,9 @@ def multiply(
 
 
 class _Tiles(NamedTuple):
-    """Of each tile of rows: the number of its matrix, the first row, and the end of the matrix's rows."""
+    """Tables of the tiles of rows: the index of the matrix, the first row, and the end of the matrix's rows."""
 
-    numbers: Tensor
+    matrices: Tensor
     firsts: Tensor
     lasts: Tensor
 
@@ -110,8 +110,8 @@ def _launch(rows: Tensor, values: Tensor, scales: Tensor, out: Tensor, tiles: _T
     (count, depth), width, groups = rows.shape, values.shape[-2], scales.shape[-1]
     group = depth // groups
     step = _DEPTH if groups == 1 else gcd(group, _DEPTH)
-    number = triton.cdiv(count, tile) if tiles is None else len(tiles.numbers)
-    grid = (triton.cdiv(width, _STEP), number)
+    num_tiles = triton.cdiv(count, tile) if tiles is None else len(tiles.matrices)
+    grid = (triton.cdiv(width, _STEP), num_tiles)
     arguments = _Tiles(rows, rows, rows) if tiles is None else tiles
     multiply[grid](
         rows, values, scales, out, *arguments, count, width, depth, group, TILE=tile, STEP=_STEP, DEPTH=step,
@@ -120,10 +120,10 @@ def _launch(rows: Tensor, values: Tensor, scales: Tensor, out: Tensor, tiles: _T
 
 
 def _tiles(ends: Tensor, rows: int, tile: int) -> _Tiles:
-    """Enough tiles for any division of the rows. Tiles that are left over have no rows."""
+    """Enough tiles for any division of the rows. Spare tiles have no rows."""
     starts = F.pad(ends[:-1], (1, 0))
     stops = ((ends - starts + tile - 1) // tile).cumsum(0)
     tile_index = torch.arange(min(rows, len(ends)) + rows // tile, device=ends.device)
-    number = torch.searchsorted(stops, tile_index, right=True).clamp_(max=len(ends) - 1)
-    first = starts[number] + (tile_index - F.pad(stops[:-1], (1, 0))[number]) * tile
-    return _Tiles(number, first, ends[number])
+    matrix = torch.searchsorted(stops, tile_index, right=True).clamp_(max=len(ends) - 1)
+    first = starts[matrix] + (tile_index - F.pad(stops[:-1], (1, 0))[matrix]) * tile
+    return _Tiles(matrix, first, ends[matrix])

@@ -1,6 +1,6 @@
 """Tools, calls of tools, and the messages of a conversation with calls.
 
-The routes make them from the fields of their bodies. Nothing here knows the format of a route.
+The routes make them from the fields of their bodies. This module knows no route.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class ToolUse:
         names = [tool.name for tool in self.tools]
         if len(names) > MAX_TOOLS:
             raise InvalidRequest(f"tools has {len(names)} tools, allowed are {MAX_TOOLS}", param="tools")
-        for number, name in enumerate(names):
+        for index, name in enumerate(names):
             if not _NAME.fullmatch(name):
                 allowed = "1 to 128 letters, digits, '_', '-' and '.'"
                 raise InvalidRequest(f"a tool's name is {name[:140]!r}, allowed are {allowed}", param="tools")
-            if name in names[:number]:
+            if name in names[:index]:
                 raise InvalidRequest(f"two tools have the name {name!r}", param="tools")
         for name in self.among:
             if name not in names:
@@ -111,12 +111,12 @@ def parse_arguments(text: str, param: str) -> dict[str, Any]:
 
 
 def assistant_message(
-    content: str, calls: Sequence[tuple[str, str, Mapping[str, Any]]] = (), thought: str = ""
+    content: str, calls: Sequence[tuple[str, str, Mapping[str, Any]]] = (), reasoning: str = ""
 ) -> dict[str, Any]:
     """An assistant's message as chat templates take it. `calls`: the id, name and arguments of each."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
-    if thought:
-        message["reasoning_content"] = thought
+    if reasoning:
+        message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = [
             {"id": call_id, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}

@@ -1,26 +1,42 @@
-"""How checkpoints write tool calls and reasoning: the texts around them. A new format is a `ToolFormat` here."""
+"""The texts that checkpoints write around tool calls and reasoning. A new format is a `ToolFormat` here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
-#: the texts around the reasoning of an answer
-BEGIN: Final = "<think>"
-END: Final = "</think>"
-#: the text that a model writes between its reasoning and its answer
-GAP: Final = "\n\n"
+#: the texts around the reasoning of an answer, and the text between reasoning and answer
+REASONING_START: Final = "<think>"
+REASONING_END: Final = "</think>"
+REASONING_GAP: Final = "\n\n"
 #: the option of a chat template that turns reasoning off
-SWITCH: Final = "enable_thinking"
+THINKING_OPTION: Final = "enable_thinking"
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The reasoning of a checkpoint. `begun`: the prompt ends within it. `switch`: requests can turn it off."""
+    """The reasoning of a checkpoint. `opened_by_prompt`: the prompt ends within it. `switch`: requests may end it."""
 
-    begun: bool = False
+    opened_by_prompt: bool = False
     switch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """The format of the answers to a request.
+
+    `format`: the name of the format of calls, None if no calls are allowed. `thinking`: whether the answer may begin
+    with reasoning, or begins within it.
+    """
+
+    format: str | None = None
+    thinking: Literal["no", "may", "begun"] = "no"
+
+    @property
+    def plain(self) -> bool:
+        """Whether answers have content only."""
+        return self.format is None and self.thinking == "no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +61,8 @@ class ToolFormat:
 
     def written(self, *calls: tuple[str, str]) -> str:
         """Calls as the model writes them. `calls`: the name and arguments of each."""
-        parts = self.between.join(f"{self.head(name)}{arguments}{self.tail}" for name, arguments in calls)
-        return f"{self.opening}{parts}{self.closing}" if calls else ""
+        written = self.between.join(f"{self.head(name)}{arguments}{self.tail}" for name, arguments in calls)
+        return f"{self.opening}{written}{self.closing}" if calls else ""
 
 
 _FORMATS: Final = (

@@ -1,29 +1,20 @@
 """Parses an answer's text as it comes: reasoning, content, calls of tools (vLLM's reasoning parser and tool parser).
 
 The text may be cut anywhere. Text that may begin a mark is held back, and so is white space before a mark. Each letter
-is looked at a few times, however much is held back. The routes push each block of an answer. After a failover the text
-goes on, and so does the parser.
+is looked at a few times at most. The routes push each block of an answer. After a failover the text goes on, and so
+does the parser.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
 
-from service.text.tools.events import (
-    ContentDelta,
-    OutputEvent,
-    ParsedOutput,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-    collect,
-)
-from service.text.tools.formats import BEGIN, END, TOOL_FORMATS, ToolFormat
+from service.text.tools.calls import ToolCall
+from service.text.tools.formats import REASONING_END, REASONING_START, TOOL_FORMATS, AnswerFormat, ToolFormat
 
 #: the longest text before the arguments that may be a tool's name; a request's tools have shorter names
 _MAX_NAME = 256
@@ -32,21 +23,82 @@ _OUTSIDE_TEXT: Final = re.compile(r'[{}\[\]"]')
 _WITHIN_TEXT: Final = re.compile(r'\\.?|"', re.DOTALL)
 
 
+# --- events, in the order of the answer's text ----------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
-class AnswerFormat:
-    """The format of the answers to a request.
+class ReasoningDelta:
+    """A piece of the reasoning before the answer."""
 
-    `format`: the name of the format of calls, None if no calls are allowed. `thinking`: whether the answer may begin
-    with reasoning, or begins within it.
-    """
+    text: str = field(repr=False)
 
-    format: str | None = None
-    thinking: Literal["no", "may", "begun"] = "no"
 
-    @property
-    def plain(self) -> bool:
-        """Whether answers have content only."""
-        return self.format is None and self.thinking == "no"
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """A piece of the answer itself."""
+
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A call of a tool begins. `index`: 0 for the first call of the answer. Its arguments follow in pieces."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a call's arguments. The joined pieces are JSON."""
+
+    index: int
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    """A call is complete. A call that was cut off has no such event."""
+
+    index: int
+
+
+OutputEvent = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallDelta | ToolCallEnd
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedOutput:
+    """A whole answer. `reasoning`: empty without reasoning. `called`: whether there is a call, and all are complete."""
+
+    content: str = field(repr=False)
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: str = field(default="", repr=False)
+    called: bool = False
+
+
+def collect(events: Iterable[OutputEvent]) -> ParsedOutput:
+    """The answer of all events."""
+    content, reasoning, names, arguments = "", "", list[tuple[str, str]](), list[str]()
+    ended = 0
+    for event in events:
+        match event:
+            case ContentDelta(text):
+                content += text
+            case ReasoningDelta(text):
+                reasoning += text
+            case ToolCallStart(_, call_id, name):
+                names.append((call_id, name))
+                arguments.append("")
+            case ToolCallDelta(index, text):
+                arguments[index] += text
+            case ToolCallEnd():
+                ended += 1
+    calls = tuple(ToolCall(call_id, name, text) for (call_id, name), text in zip(names, arguments, strict=True))
+    return ParsedOutput(content, calls, reasoning, 0 < ended == len(calls))
+
+
+# --- the parser -------------------------------------------------------------------------------------
 
 
 def _call_id() -> str:
@@ -98,10 +150,10 @@ class OutputParser:
 
     def _before_reasoning(self) -> bool:
         text = self._text.lstrip()
-        if text.startswith(BEGIN):
+        if text.startswith(REASONING_START):
             self._with_space("")
-            return self._go(self._reasoning, text[len(BEGIN) :])
-        if self._last or not BEGIN.startswith(text):
+            return self._go(self._reasoning, text[len(REASONING_START) :])
+        if self._last or not REASONING_START.startswith(text):
             return self._go(self._content, self._with_space(self._text))
         self._space.append(self._text[: len(self._text) - len(text)])
         self._text = text
@@ -110,9 +162,9 @@ class OutputParser:
     def _reasoning(self) -> bool:
         if self._at_start:
             self._text = self._text.lstrip("\n")
-        thought, ended, rest = self._up_to(END, "\n")
-        self._emit(ReasoningDelta, thought)
-        return self._go(self._after_reasoning, rest) if ended else False
+        reasoning, ended, after = self._up_to(REASONING_END, "\n")
+        self._emit(ReasoningDelta, reasoning)
+        return self._go(self._after_reasoning, after) if ended else False
 
     def _after_reasoning(self) -> bool:
         self._text = self._text.lstrip("\n")
@@ -123,22 +175,22 @@ class OutputParser:
             self._emit(ContentDelta, self._text)
             self._text = ""
             return False
-        content, ended, rest = self._up_to(self._format.opening, None)
+        content, ended, after = self._up_to(self._format.opening, None)
         self._emit(ContentDelta, content)
-        return self._go(self._before_name, rest) if ended else False
+        return self._go(self._before_name, after) if ended else False
 
     def _before_name(self) -> bool:
         return self._literal(self._call_format.before_name, self._name, self._call_format.opening)
 
     def _name(self) -> bool:
-        name, after, rest = self._text.partition(self._call_format.after_name)
-        if not after:
+        name, mark, arguments = self._text.partition(self._call_format.after_name)
+        if not mark:
             before = self._call_format.opening + self._call_format.before_name
             return self._no_call(before) if len(name) > _MAX_NAME else False
         self._events.append(ToolCallStart(self._num_calls, self._new_id(), name))
         self._num_started += 1
         self._object = _JsonObject()
-        return self._go(self._arguments, rest)
+        return self._go(self._arguments, arguments)
 
     def _arguments(self) -> bool:
         length = self._object.push(self._text)
@@ -199,11 +251,11 @@ class OutputParser:
     def _up_to(self, mark: str, space: str | None) -> tuple[str, bool, str]:
         """(the text before a mark, whether the mark is there, the text after it). White space before it is dropped.
 
-        Without the mark, the first text is what is certain, and text that may belong to the mark is held back.
+        Without the mark, the first text is the certain text, and text that may belong to the mark is held back.
         `space`: the letters that are white space.
         """
-        before, mark_there, after = self._text.partition(mark)
-        if mark_there:
+        before, separator, after = self._text.partition(mark)
+        if separator:
             before = before.rstrip(space)
             held = self._with_space("")
             return held + before if before else "", True, after

@@ -18,7 +18,7 @@ from service.gateway.metrics import expose
 from service.replica.metrics import ReplicaMetrics
 from service.replica.replica import Replica
 from service.telemetry.metrics import METRICS, Registry
-from service.wire import Items, ReplicaRequest, Snapshot, Status
+from service.wire import Items, ReplicaRequest, Snapshot, Status, Weights
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import CASES, GENERATE, ask, body, golden_body, streamed
@@ -202,7 +202,7 @@ def block(index: int, seconds: float) -> BlockEvent:
 
 
 def value(metrics: ReplicaMetrics, name: str) -> float:
-    families = metrics.families(EngineState(0, 0, 0, 1), "r0")
+    families = metrics.families(EngineState(0, 0, 0, 1), Weights(), "r0")
     return read(families, name)
 
 

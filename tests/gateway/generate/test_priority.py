@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from service.arrival import Arrival
+from service.data import Arrival
 from service.errors import InvalidRequest
 from service.gateway.http.parse import RequestContext, parse_generate, to_replica_request
 from service.gateway.openai.parse import parse_chat

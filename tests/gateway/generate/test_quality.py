@@ -13,7 +13,7 @@ import pytest
 from service.errors import CheckpointError
 from service.gateway.http.models import Models
 from service.model import Checkpoint, load_checkpoint
-from service.quality.identity import identity_of
+from service.quality.presets import identity_of
 from service.quality.schema import write_quality
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.generate.helpers import ask, body, essence, frames, refused

@@ -3,7 +3,7 @@
 import pytest
 
 from service.errors import SettingsError
-from service.model.memory import DeviceMemory
+from service.model.device import DeviceMemory
 from service.replica import core
 
 MIB = 2**20

@@ -187,7 +187,7 @@ async def test_no_replica_changes_if_one_cannot(
     async def missing(model: str) -> None:
         raise NotReady(f"{model} is not here")
 
-    replicas.generators[1]._weights._engine.check = missing  # type: ignore[method-assign]
+    replicas.generators[1]._weights._engine.check_weights = missing  # type: ignore[method-assign]
     assert "is not here" in (await refused(http, 503, model=str(other)))["message"]
     assert await answered(http) == [answers[FIRST]] * 4
 
@@ -289,7 +289,7 @@ async def test_a_cut_stream_is_not_continued_by_other_weights(
 ) -> None:
     """The other replica has newer ones by then."""
     new = Weights(1, str(other), replicas.settings.model)
-    replicas.lost_after, replicas.at_loss = 1, lambda: replicas.generators[1].exchange(new)
+    replicas.lost_after, replicas.at_loss = 1, lambda: replicas.generators[1].update_weights(new)
     *blocks, (last, said) = await frames(http, REQUEST)
     assert [name for name, _ in blocks] == ["block"]
     assert (last, said["error"]["code"]) == ("error", "weights_changed")

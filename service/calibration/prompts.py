@@ -1,22 +1,28 @@
-"""Scorers of a calibration: is this text a right answer to this line of the prompts' file?
+"""The prompts of a calibration as tasks for an engine, and the scorers of the answers.
 
-A scorer is a function `(line, text) -> bool`. Adding one: a function and a line in `SCORERS`. One of your own is named
-`module:function`. Knows no engine and no tokens.
+Prompts are lines of JSON with `prompt` and, for most scorers, `answer`. A scorer is a function `(line, text) -> bool`:
+whether the text is a right answer to the line. A new one is a function and a line in `SCORERS`. A scorer of the user is
+named `module:function`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from service.demo import check
 from service.errors import SettingsError
+from service.text import TextCodec
 
-#: a line of the prompts' file (`prompt`, `answer`, whatever else it has) and the model's text
+#: a line of the prompts' file (`prompt`, `answer` and any other fields) and the model's text
 Scorer = Callable[[Mapping[str, Any], str], bool]
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -58,10 +64,10 @@ def find_scorer(name: str) -> Scorer:
     """The scorer of a name. SettingsError if there is none."""
     if name in SCORERS:
         return SCORERS[name]
-    kind, colon, rest = name.partition(":")
-    if not (kind and colon and rest):
+    kind, colon, value = name.partition(":")
+    if not (kind and colon and value):
         raise SettingsError(f"scorer is {name!r}, allowed are {ALLOWED}", param="scorer")
-    return _by_pattern(rest) if kind == "regex" else _imported(kind, rest)
+    return _by_pattern(value) if kind == "regex" else _imported(kind, value)
 
 
 def check_lines(scorer: Scorer, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -80,7 +86,7 @@ def _by_pattern(pattern: str) -> Scorer:
         raise SettingsError(f"scorer is 'regex:{pattern}', a pattern with a group is expected", param="scorer")
 
     def captured(line: Mapping[str, Any], text: str) -> bool:
-        """What the pattern's last match captures is the answer, as numbers if both are."""
+        """The capture of the pattern's last match is the answer; two numbers are compared as numbers."""
         matches = list(regex.finditer(text))
         return bool(matches) and _value(matches[-1].group(1) or "") == _value(_answer(line))
 
@@ -107,10 +113,68 @@ def _answer(line: Mapping[str, Any]) -> str:
 
 
 def _numbers(text: str) -> list[float]:
-    return [float(number.replace(",", "")) for number in _NUMBER.findall(text)]
+    return [float(match.replace(",", "")) for match in _NUMBER.findall(text)]
 
 
 def _value(text: str) -> str | float:
     """A number as such, so that 1,000 is 1000.0; other text as it stands."""
     stripped = text.strip()
     return _numbers(stripped)[0] if _NUMBER.fullmatch(stripped) else stripped
+
+
+# --- prompts ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The lines, in order, and a hash of them."""
+
+    lines: tuple[dict[str, Any], ...]
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTask:
+    """A prompt as token ids, and whether a completion's ids answer it."""
+
+    prompt_token_ids: tuple[int, ...]
+    is_right: Callable[[tuple[int, ...]], bool]
+
+
+def read_prompts(path: Path, count: int | None = None) -> Prompts:
+    """The first `count` lines of a file, or all. SettingsError names a line that is none."""
+    try:
+        texts = [text for text in path.read_text(encoding="utf-8").splitlines() if text.strip()]
+    except OSError as error:
+        raise SettingsError(f"the prompts {path} cannot be read: {error.strerror}", param="prompts") from None
+    except ValueError:
+        raise SettingsError(f"the prompts {path} are no text in UTF-8", param="prompts") from None
+    if count is not None and count > len(texts):
+        raise SettingsError(f"count is {count}, {path} has {len(texts)} lines", param="count")
+    texts = texts[:count]
+    if not texts:
+        raise SettingsError(f"{path} holds no prompts", param="prompts")
+    lines = tuple(_line(text, f"{path}, line {index}") for index, text in enumerate(texts, 1))
+    return Prompts(lines, hashlib.sha256("\n".join(texts).encode()).hexdigest())
+
+
+def _line(text: str, where: str) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except ValueError as error:
+        raise SettingsError(f"{where} is not JSON: {error}", param="prompts") from None
+    if not isinstance(line, dict) or not isinstance(line.get("prompt"), str) or not line["prompt"]:
+        raise SettingsError(f"{where} is {text[:80]}, an object with the text `prompt` is expected", param="prompts")
+    return line
+
+
+def tasks_of(
+    codec: TextCodec, lines: Sequence[Mapping[str, Any]], scorer: Scorer, *, raw: bool = False
+) -> list[PromptTask]:
+    """A task for each line. Prompts are chats of one message; with `raw`, or without a template, they stay texts."""
+    encode = codec.encode if raw or not codec.has_chat_template else codec.encode_message
+    return [PromptTask(tuple(encode(line["prompt"])), partial(_is_right, codec, scorer, line)) for line in lines]
+
+
+def _is_right(codec: TextCodec, scorer: Scorer, line: Mapping[str, Any], answer: tuple[int, ...]) -> bool:
+    return bool(scorer(line, codec.decode(answer)))

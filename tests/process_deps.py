@@ -15,18 +15,18 @@ from tests.runners import Around
 class Failing(Around):
     """Fails in its first forward."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(CheckpointRunner(*given))
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(CheckpointRunner(*arguments))
 
     def evaluate(self, rows: Any) -> Any:
         raise ZeroDivisionError(len(rows))
 
 
 class Hanging(Around):
-    """After so many forwards one takes a minute."""
+    """After `left` forwards one takes a minute."""
 
-    def __init__(self, left: int, *given: Any) -> None:
-        super().__init__(CheckpointRunner(*given))
+    def __init__(self, left: int, *arguments: Any) -> None:
+        super().__init__(CheckpointRunner(*arguments))
         self.left = left
 
     def evaluate(self, rows: Any) -> Any:
@@ -42,6 +42,6 @@ HANGING = EngineDeps(costs=FAIR, runner=partial(Hanging, 0))
 HANGING_LATER = EngineDeps(costs=FAIR, runner=partial(Hanging, 40))
 
 
-def named(parts: str) -> str:
-    """How a replica names parts of this module."""
-    return f"{__name__}:{parts}"
+def path_of(deps: str) -> str:
+    """The path by which a replica imports dependencies of this module."""
+    return f"{__name__}:{deps}"
