@@ -5,7 +5,7 @@ MrpServeError
 │   ├── ModeNotAvailable   422  the mode needs MRP and the checkpoint has none
 │   ├── ConstraintFailed   422  an answer cannot go on within its constraint
 │   ├── ConstraintNotAvailable 422 answers of this checkpoint cannot be constrained
-│   ├── QualityNotAvailable 422 the checkpoint has no calibration file that says what this quality is
+│   ├── QualityNotAvailable 422 the checkpoint has no calibration file that defines this quality
 │   ├── WeightsRefused     422  weights cannot take the place of those that are served; the old ones stay
 │   └── PromptTooLong      422  prompt + max_new_tokens over the model's length or the KV cache
 ├── Unauthorized           401  an API key is required and missing or wrong
@@ -25,8 +25,8 @@ MrpServeError
 │   ├── ReplicaLost        503  the replica died before the answer was complete
 │   ├── ReplicaStopping    503  the replica or its engine is stopping; another replica can take the request
 │   └── WeightsBehind      503  the replica has older weights than may answer; another one can take the request
-├── WeightsChanged         503  the weights were exchanged before the answer was complete
-├── ExchangeFailed         503  a replica could not exchange its weights
+├── WeightsChanged         503  new weights came before the answer was complete
+├── WeightUpdateFailed     503  a replica could not update its weights
 ├── OutOfMemory            503  the device had no memory for a step of this request; other requests go on
 ├── DeadlineExceeded       504  the time limit passed before the first token
 ├── CheckpointError         –   a checkpoint cannot be loaded; the message names the file or weight
@@ -36,24 +36,31 @@ MrpServeError
 
 from __future__ import annotations
 
-#: characters of a message and of a field's name; what a client sent may stand in both
+import re
+
+#: characters of a message and of a field's name; a client's own text may stand in both
 MAX_MESSAGE = 4000
 _MAX_PARAM = 200
 
 
 class MrpServeError(Exception):
-    """Base of all errors of this package. `status`: the HTTP status. `code`: the machine-readable name.
+    """Base of all errors of this package. `status`: the HTTP status. Long texts are cut.
 
-    `param`: the field at fault. `retry_after`: seconds after which a client may try again. Long texts are cut.
+    `code`: the machine-readable name, which is the name of the class unless a class defines another. `param`: the field
+    at fault. `retry_after`: seconds after which a client may try again.
     """
 
     status = 500
     code = "internal_error"
 
+    def __init_subclass__(cls) -> None:
+        if "code" not in cls.__dict__:
+            cls.code = re.sub("(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
-        self.message = _cut(message, MAX_MESSAGE)
+        self.message = _shortened(message, MAX_MESSAGE)
         super().__init__(self.message)
-        self.param = None if param is None else _cut(param, _MAX_PARAM)
+        self.param = None if param is None else _shortened(param, _MAX_PARAM)
         self.retry_after = retry_after
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -61,7 +68,7 @@ class MrpServeError(Exception):
         return _rebuild, (type(self), self.message, self.param, self.retry_after)
 
 
-def _cut(text: str, length: int) -> str:
+def _shortened(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[:length]}…"
 
 
@@ -73,19 +80,14 @@ class InvalidRequest(MrpServeError):
     """A field of the request is not allowed. The message names the value received and the allowed values."""
 
     status = 422
-    code = "invalid_request"
 
 
 class ModeNotAvailable(InvalidRequest):
     """The mode needs MRP and the checkpoint has none."""
 
-    code = "mode_not_available"
-
 
 class QualityNotAvailable(InvalidRequest):
     """The checkpoint has no calibration file that defines this quality. The message says how to make one."""
-
-    code = "quality_not_available"
 
 
 class WeightsRefused(InvalidRequest):
@@ -94,94 +96,75 @@ class WeightsRefused(InvalidRequest):
     The old weights stay.
     """
 
-    code = "weights_refused"
-
 
 class ConstraintFailed(InvalidRequest):
     """An answer cannot go on within its constraint, or following the constraint takes too long."""
-
-    code = "constraint_failed"
 
 
 class ConstraintNotAvailable(InvalidRequest):
     """Answers of this checkpoint cannot be constrained. The message says why."""
 
-    code = "constraint_not_available"
-
 
 class PromptTooLong(InvalidRequest):
     """prompt + max_new_tokens is over the model's length or over the size of the KV cache."""
-
-    code = "prompt_too_long"
 
 
 class Unauthorized(MrpServeError):
     """An API key is required and is missing or wrong."""
 
     status = 401
-    code = "unauthorized"
 
 
 class Forbidden(MrpServeError):
     """A browser sends the request for a page of another site, or to another name than this server's."""
 
     status = 403
-    code = "forbidden"
 
 
 class UnknownModel(MrpServeError):
     """The request names a model that is not served."""
 
     status = 404
-    code = "unknown_model"
 
 
 class WeightsConflict(MrpServeError):
     """Newer weights already answer, or came in between."""
 
     status = 409
-    code = "weights_conflict"
 
 
 class SlowReader(MrpServeError):
     """The client read its stream too slowly: past its time limit, or too much waited for clients."""
 
     status = 408
-    code = "slow_reader"
 
 
 class BodyTooLarge(MrpServeError):
     """The request body is over the configured limit."""
 
     status = 413
-    code = "body_too_large"
 
 
 class QueueFull(MrpServeError):
     """The queue is full."""
 
     status = 429
-    code = "queue_full"
 
 
 class RateLimited(MrpServeError):
     """The API key has used up its requests or tokens of this minute."""
 
     status = 429
-    code = "rate_limited"
 
 
 class EngineFailed(MrpServeError):
     """The engine thread stopped on an unexpected error while it had the request. The replica is unhealthy."""
 
     status = 500
-    code = "engine_failed"
 
 
 class DecodingFailed(MrpServeError):
     """Decoding this request raised an unexpected error. The engine continues with the other requests."""
-
-    code = "decoding_failed"
 
 
 class Quarantined(MrpServeError):
@@ -191,14 +174,12 @@ class Quarantined(MrpServeError):
     """
 
     status = 422
-    code = "quarantined"
 
 
 class NotReady(MrpServeError):
     """The server is loading or draining, or has no replica."""
 
     status = 503
-    code = "not_ready"
 
 
 class ScaledToZero(NotReady):
@@ -210,68 +191,53 @@ class ScaledToZero(NotReady):
 class ReplicaLost(NotReady):
     """The replica died before the answer was complete."""
 
-    code = "replica_lost"
-
 
 class IngressLost(NotReady):
     """The ingress died before the answer was complete. Serve's proxies send it."""
-
-    code = "ingress_lost"
 
 
 class ReplicaStopping(NotReady):
     """The replica or its engine is stopping. It takes no new requests and gives up those it has."""
 
-    code = "replica_stopping"
-
 
 class WeightsBehind(NotReady):
     """The replica has older weights than may answer this request. Another replica can take it, or this one later."""
 
-    code = "weights_behind"
-
 
 class WeightsChanged(MrpServeError):
-    """The weights were exchanged before the answer was complete. No other weights may continue it."""
+    """New weights came before the answer was complete. Only the old weights could continue it."""
 
     status = 503
-    code = "weights_changed"
 
 
-class ExchangeFailed(MrpServeError):
-    """A replica could not exchange its weights. It answers no request until it has."""
+class WeightUpdateFailed(MrpServeError):
+    """A replica could not update its weights. It answers no request until it has.
+
+    Its code is older than its name, and stays: clients and dashboards read it.
+    """
 
     status = 503
-    code = "exchange_failed"
 
 
 class OutOfMemory(MrpServeError):
     """The device had no memory for a step of this request. The engine continues with the other requests."""
 
     status = 503
-    code = "out_of_memory"
 
 
 class DeadlineExceeded(MrpServeError):
     """The time limit passed before the first token was decoded."""
 
     status = 504
-    code = "deadline_exceeded"
 
 
 class CheckpointError(MrpServeError):
     """A checkpoint cannot be loaded."""
 
-    code = "checkpoint_error"
-
 
 class DataError(MrpServeError):
     """A file of training data cannot be used. The message names file and line."""
 
-    code = "data_error"
-
 
 class SettingsError(MrpServeError):
     """A setting or configuration value is not allowed."""
-
-    code = "settings_error"

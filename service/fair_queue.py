@@ -23,9 +23,9 @@ HIGHEST_PRIORITY, DEFAULT_PRIORITY, LOWEST_PRIORITY = 0, 5, 9
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What decides the order of a request. `arrived`: seconds on any one clock. `priority`: lower is sooner.
+    """The order of a request. `arrived`: seconds of one clock. `priority`: lower is sooner.
 
-    `cost`: the amount of work requested, in any one unit.
+    `cost`: the amount of work requested, in one unit for all requests.
     """
 
     arrived: float
@@ -36,7 +36,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry(Generic[T]):
+class _QueuedItem(Generic[T]):
     due: float
     number: int
     cost: float
@@ -48,13 +48,13 @@ class _Entry(Generic[T]):
 
 
 @dataclass(slots=True)
-class _Tenant(Generic[T]):
+class _TenantQueue(Generic[T]):
     """The requests of one tenant, in order. `start`: virtual time of its next turn. `since`: breaks ties."""
 
     start: float
     weight: float
     since: int
-    entries: list[_Entry[T]] = field(default_factory=list)
+    entries: list[_QueuedItem[T]] = field(default_factory=list)
 
     @property
     def turn(self) -> tuple[float, int]:
@@ -70,7 +70,7 @@ class FairQueue(Generic[T]):
 
     def __init__(self, aging_s: float = PRIORITY_AGING_S) -> None:
         self._aging_s = aging_s
-        self._tenants: dict[str, _Tenant[T]] = {}
+        self._tenants: dict[str, _TenantQueue[T]] = {}
         self._now = 0.0  # virtual time: the turn of the tenant served last
         self._count = 0
 
@@ -82,13 +82,14 @@ class FairQueue(Generic[T]):
         return iter([entry.item for tenant in self._tenants.values() for entry in tenant.entries])
 
     def push(self, item: T, ticket: Ticket) -> None:
-        """Adds a request to those of its tenant."""
+        """Adds a request to the queue of its tenant."""
         self._count += 1
-        tenant = self._tenants.setdefault(ticket.tenant, _Tenant(self._now, ticket.weight, self._count))
+        tenant = self._tenants.setdefault(ticket.tenant, _TenantQueue(self._now, ticket.weight, self._count))
         if not tenant.entries:
             tenant.start, tenant.since = max(self._now, tenant.start), self._count
         tenant.weight = ticket.weight
-        insort(tenant.entries, _Entry(self._due(ticket), self._count, ticket.cost, item), key=lambda entry: entry.order)
+        entry = _QueuedItem(self._due(ticket), self._count, ticket.cost, item)
+        insort(tenant.entries, entry, key=lambda entry: entry.order)
 
     def peek(self) -> T | None:
         """The next request; None if the queue is empty."""
@@ -102,7 +103,7 @@ class FairQueue(Generic[T]):
         return [name for _, name in sorted(waiting)]
 
     def pop(self, name: str | None = None) -> T:
-        """Removes and returns the next request, or that of a tenant. IndexError if it has none."""
+        """Removes and returns the next request, or a tenant's next request. IndexError without one."""
         tenant = self._next() if name is None else self._tenants.get(name)
         if tenant is None or not tenant.entries:
             raise IndexError("the queue is empty")
@@ -128,24 +129,24 @@ class FairQueue(Generic[T]):
 
     def share(self, ticket: Ticket) -> float:
         """The share of the service that the ticket's tenant gets among the tenants that wait now, itself included."""
-        others = sum(t.weight for name, t in self._tenants.items() if t.entries and name != ticket.tenant)
-        return ticket.weight / (ticket.weight + others)
+        competing = sum(t.weight for name, t in self._tenants.items() if t.entries and name != ticket.tenant)
+        return ticket.weight / (ticket.weight + competing)
 
     def ahead(self, ticket: Ticket) -> float:
         """The cost of all requests that would be served before a new request with this ticket."""
-        own, start = 0.0, self._now
+        cost, start = 0.0, self._now
         if tenant := self._tenants.get(ticket.tenant):
-            place = bisect_right(tenant.entries, self._due(ticket), key=lambda entry: entry.due)
-            own, start = sum(entry.cost for entry in tenant.entries[:place]), max(start, tenant.start)
-        turn = start + own / ticket.weight
-        others = (other for name, other in self._tenants.items() if name != ticket.tenant)
-        return own + sum(min(other.backlog, max(0.0, turn - other.start) * other.weight) for other in others)
+            index = bisect_right(tenant.entries, self._due(ticket), key=lambda entry: entry.due)
+            cost, start = sum(entry.cost for entry in tenant.entries[:index]), max(start, tenant.start)
+        turn = start + cost / ticket.weight
+        competing = (other for name, other in self._tenants.items() if name != ticket.tenant)
+        return cost + sum(min(other.backlog, max(0.0, turn - other.start) * other.weight) for other in competing)
 
     def _due(self, ticket: Ticket) -> float:
         """The position within a tenant. All requests age equally, so the order of two is fixed when they arrive."""
         return ticket.arrived + ticket.priority * self._aging_s
 
-    def _next(self) -> _Tenant[T] | None:
+    def _next(self) -> _TenantQueue[T] | None:
         return min((t for t in self._tenants.values() if t.entries), key=lambda tenant: tenant.turn, default=None)
 
     def _forget(self) -> None:

@@ -93,7 +93,7 @@ class TextModel:
 
     @cached_property
     def _vocabulary(self) -> TokenVocabulary:
-        return TokenVocabulary.of(self.codec, self.checkpoint.config)
+        return TokenVocabulary.for_checkpoint(self.codec, self.checkpoint.config)
 
     def _encode(self, prompt: PromptType) -> list[int]:
         return self.codec.encode(prompt) if isinstance(prompt, str) else self.codec.encode_chat(prompt)

@@ -1,8 +1,8 @@
 """Messages as MessagePack, decoded strictly by their types. Nothing that comes can run code or make another type.
 
 An error crosses as the name of its class, one of `service/errors.py`, and its fields. An `Arrival` crosses as the
-seconds since. All else is `Data` (`data.py`), plain values, named tuples, dataclasses as maps, and what a connection
-adds (`Extension`).
+seconds since. All else is `Data` (`data.py`), plain values, named tuples, dataclasses as maps, and the types of an
+`Extension`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from service import errors
-from service.arrival import Arrival
+from service.data import Arrival
 from service.errors import MrpServeError
-from service.frames import Malformed, Unsendable
+from service.ipc import Malformed, Unsendable
 
 #: the errors that may cross, by name
 _ERRORS: dict[str, type[MrpServeError]] = {
@@ -30,7 +30,7 @@ _MANY = struct.Struct("!BI")
 
 
 class Extension(NamedTuple):
-    """A further type that may cross. `plain`: what it crosses as. `make`: makes it again, or raises."""
+    """A further type that may cross. `plain`: makes a plain value of it. `make`: makes it again, or raises."""
 
     kind: type[Any]
     plain: Callable[[Any], Any]
@@ -38,7 +38,7 @@ class Extension(NamedTuple):
 
 
 class MessagePack:
-    """A codec of frames (`frames.py`). `receives`: what may come, a union of types."""
+    """A codec of frames (`ipc.py`). `receives`: the union of all types that the other end may send."""
 
     def __init__(self, receives: Any, *extensions: Extension) -> None:
         self._extensions = (*_EXTENSIONS, *extensions)
@@ -46,7 +46,7 @@ class MessagePack:
         self._decoder = msgspec.msgpack.Decoder(list[receives], dec_hook=self._made)
 
     def encode(self, message: object) -> bytes:
-        """A message. Unsendable if it has what MessagePack has not: integers beyond 64 bits, halves of characters."""
+        """One message. Unsendable if it has integers beyond 64 bits or halves of characters."""
         try:
             return self._encoder.encode(message)
         except (OverflowError, UnicodeEncodeError, RecursionError, TypeError, ValueError) as error:
@@ -58,10 +58,10 @@ class MessagePack:
         return (bytes((0x90 | count,)) if count < 16 else _MANY.pack(0xDD, count)) + b"".join(messages)
 
     def decode(self, content: bytes) -> list[Any]:
-        """The messages of a frame. Malformed for all else."""
+        """The messages of a frame. Malformed if the content is anything else."""
         try:
             messages: list[Any] = self._decoder.decode(content)
-        except Exception as error:  # noqa: BLE001 - whatever a value's own checks raise: the sender had no such message
+        except Exception as error:  # noqa: BLE001 - a value's own checks may raise any error
             raise Malformed(f"{len(content)} bytes are no message: {type(error).__name__}") from None
         return messages
 
@@ -96,7 +96,4 @@ def _make_arrival(value: Any) -> Arrival:
     return Arrival.ago(value)
 
 
-_EXTENSIONS = (
-    Extension(MrpServeError, _plain_error, _make_error),
-    Extension(Arrival, Arrival.waited_s, _make_arrival),
-)
+_EXTENSIONS = (Extension(MrpServeError, _plain_error, _make_error), Extension(Arrival, Arrival.waited_s, _make_arrival))

@@ -1,14 +1,25 @@
-"""Descriptions of unexpected errors by type and place, without their messages.
+"""Unexpected errors: the log gets the place where the error was raised, the client gets the request's id.
 
 The message of an unexpected error may quote a prompt, so it is never shown or logged. All packages may use this module.
 """
 
 from __future__ import annotations
 
+import logging
 import traceback
 
+from service.errors import MrpServeError
 
-def kind_and_place(error: BaseException) -> str:
+_log = logging.getLogger(__name__)
+
+
+def unexpected_error(error: BaseException, request_id: str) -> MrpServeError:
+    """Logs the error under the request's id. Returns the error for the client."""
+    _log.error("request failed", extra={"request_id": request_id, "exception": without_message(error)})
+    return MrpServeError("an unexpected error; the server's log has it under the request's id")
+
+
+def type_and_line(error: BaseException) -> str:
     """One line: `ZeroDivisionError in service.decode.drafts, line 93`."""
     kind, at = type(error), error.__traceback__
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -23,10 +34,10 @@ def without_message(error: BaseException) -> str:
     """The traceback of an error and of its causes, without any message."""
     parts: list[str] = []
     seen: set[int] = set()
-    here: BaseException | None = error
-    while here is not None and id(here) not in seen:
-        seen.add(id(here))
-        frames = "".join(traceback.format_list(traceback.extract_tb(here.__traceback__)))
-        parts.append(f"Traceback (most recent call last):\n{frames}{type(here).__module__}.{type(here).__qualname__}")
-        here = here.__cause__ or (None if here.__suppress_context__ else here.__context__)
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        frames = "".join(traceback.format_list(traceback.extract_tb(cause.__traceback__)))
+        parts.append(f"Traceback (most recent call last):\n{frames}{type(cause).__module__}.{type(cause).__qualname__}")
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return "\n\nraised from:\n".join(parts)

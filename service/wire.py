@@ -4,7 +4,7 @@ The ingress sends a `ReplicaRequest`. A replica returns a stream of `Chunk`s, wi
 The stream ends with an `Ending`, in the last chunk or by itself, or with a `Failure`. The ingress gathers a stream into
 an `Answer` for clients that do not stream. Times in statistics count from the arrival at the ingress.
 
-`Data` crosses links (`link/messages.py`); the dataclasses cross by Ray alone.
+`Data` crosses links (`link/protocol.py`); the dataclasses cross by Ray alone.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from service.arrival import Arrival
 from service.constraints.constraint import Constraint
-from service.data import Data, Private
+from service.data import Arrival, Data, Private
 from service.decode.block import StepKind
 from service.decode.knobs import KnobValue
 from service.decode.mode import ScoreMode
@@ -38,29 +37,32 @@ class Origin(Data, frozen=True):
 
 
 class Weights(Data, frozen=True):
-    """Which weights answer. `model`: a folder or a hub name.
+    """The name and version of weights. `model`: a folder or a hub name.
 
-    `version`: 0 for those that a replica starts with; it grows with every exchange. `base`: the setting `model`;
-    versions count among weights that came in its place.
+    `version`: 0 for the weights that a replica starts with; every weight update raises it. `base`: the setting `model`.
+    Versions are compared only between weights of the same base.
     """
 
     version: int = 0
     model: str = ""
     base: str = ""
 
-    def behind(self, other: Weights) -> bool:
-        """Whether the others are newer. Of two that two exchanges gave one version, one counts as newer everywhere."""
+    def older_than(self, other: Weights) -> bool:
+        """Whether `other` is newer. Of two weights of one version, every process takes the same for newer."""
         return self.base == other.base and (self.version, self.model) < (other.version, other.model)
 
     @property
     def name(self) -> str:
-        """The last part of `model`, which says nothing of a machine's folders."""
+        """The last part of `model`, which shows no folder of a machine."""
         return self.model.rstrip("/").rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
-class Exchanged:
-    """A replica's answer to new weights: those that it has now. `seconds`: it took. `error`: why it has others."""
+class WeightUpdateResult:
+    """The result of a weight update at one replica. `weights`: the weights that it serves now. `seconds`: the duration.
+
+    `error`: why it still serves other weights; None if it does not.
+    """
 
     replica: str
     weights: Weights
@@ -71,7 +73,7 @@ class Exchanged:
 class Resume(Data, frozen=True):
     """The blocks of an answer that other replicas have delivered: their tokens, number and statistics.
 
-    `version`: of the weights that decoded them. No others may continue them.
+    `version`: the version of the weights that decoded them. Only these weights may continue the answer.
     """
 
     token_ids: Private[tuple[int, ...]] = ()
@@ -81,20 +83,22 @@ class Resume(Data, frozen=True):
 
 
 class Scoring(Data, frozen=True):
-    """What is asked of the places of a pinned text: tokens as texts or ids, and `likeliest` of the likeliest tokens.
+    """The scores of a request with `scoring`: the log-probabilities of labels at the masked positions of a text.
 
-    `mark`: the text that stands for a place; None: the place is behind the text. In token ids a place is -1.
+    `labels`, `label_token_ids`: the labels, as texts or as ids. `top_n`: the number of likeliest tokens, which are
+    scored, too. `mark`: the text that stands for a masked position; None: the position follows the text. In token ids
+    a masked position is -1. `max_positions`: the most masked positions.
     """
 
     labels: Private[tuple[str, ...]] = ()
     label_token_ids: tuple[int, ...] = ()
     mark: Private[str | None] = None
-    likeliest: int = 0
+    top_n: int = 0
     max_positions: int = 32
 
 
 class PositionScores(Data, frozen=True):
-    """What was found at a place. `position`: the tokens before it. `labels`: in the order of the question."""
+    """The scores of one position. `position`: the number of tokens before it. `labels` are in the request's order."""
 
     position: int
     labels: Private[tuple[TopLogprob, ...]]
@@ -109,16 +113,16 @@ class ReplicaRequest(Data, frozen=True):
     `arrived`: when the request came to the ingress. `timeout_s` and the times in statistics count from then, time in
     queues included. `stop_token_ids` are added to the checkpoint's eos ids. `tenant`: the name of its API key;
     `weight`: that key's weight. `cache_salt`: only requests with the same salt share cached prompts; it contains the
-    key's name unless keys share prefixes. `session`: works of one session should go to the same replica. `resume`: the
-    beginning of the answer, which was already sent. `attempt`: number of earlier attempts. `constraint`: what the whole
-    answer must be. `shorten`: whether `max_new_tokens` may be more than the model's length leaves. `tools`: the tools
-    that the prompt shows, as chat templates take them. `think`: whether the prompt asks for thinking; None leaves it to
-    the chat template.
-    `top_logprobs`: with `return_pieces`, so many of the likeliest tokens are named with each token.
-    `scoring`: places of the prompt are read, and nothing is decoded.
-    `weights`: the oldest that may answer; None: any.
+    key's name unless keys share prefixes. `session`: requests of one session should go to the same replica. `resume`:
+    the beginning of the answer, which was already sent. `attempt`: the number of earlier attempts. `constraint`: the
+    constraint of the whole answer. `shorten`: whether `max_new_tokens` may be more than the model's length leaves.
+    `tools`: the tools that the prompt shows, in the form of chat templates. `think`: whether the prompt asks for
+    thinking; None leaves it to the chat template.
+    `top_logprobs`: the number of likeliest tokens that are named beside each token, if `return_pieces`.
+    `scoring`: positions of the prompt are scored, and nothing is decoded.
+    `weights`: the oldest weights that may answer; None: any.
     `quality`: the preset that `params` were chosen by, empty if the request named none.
-    `together`: blocks that may come in one chunk; more than 1 where the client gets a whole answer.
+    `together`: the blocks that may come in one chunk; more than 1 where the client gets a whole answer.
     """
 
     request_id: str
@@ -160,21 +164,21 @@ _GRACE_S = 5.0
 
 
 def patience_s(request: ReplicaRequest) -> float:
-    """How long an ingress waits for a replica's first word, in seconds: a little longer than the engine would."""
+    """The seconds that an ingress waits for a replica's first item: a little longer than the engine would."""
     return max(0.0, request.timeout_s - request.arrived.waited_s()) + _GRACE_S
 
 
 def too_late(request: ReplicaRequest) -> DeadlineExceeded:
     """The error for a request whose time limit passed before its first token or before a failover."""
-    what = "no replica continued in time" if request.resume.num_blocks else "nothing was decoded by then"
-    return DeadlineExceeded(f"timeout_s is {request.timeout_s}, {what}", param="timeout_s")
+    reason = "no replica continued in time" if request.resume.num_blocks else "nothing was decoded by then"
+    return DeadlineExceeded(f"timeout_s is {request.timeout_s}, {reason}", param="timeout_s")
 
 
 class Ending(Data, frozen=True, tag=3):
     """The end of an answer: its finish reason, token counts and statistics.
 
     `constraint_met`: whether the answer satisfies the request's constraint; None without one. `stop_text`: the text of
-    the request's `stop` that ended the answer, None if none did. `places`: those of a request with `scoring`.
+    the request's `stop` that ended the answer, None if none did. `position_scores`: the result of `scoring`.
     """
 
     finish_reason: FinishReason
@@ -191,8 +195,8 @@ class Chunk(Data, frozen=True, tag=2):
 
     A chunk has one block, or several of a whole answer. The last chunk carries the `ending`, so the receiver of the
     whole answer knows that it is complete. Every other chunk ends at the end of a block, where another replica can
-    continue. `index`: the last block's. `prompt_tokens`: those of the whole prompt. `version`: of the weights that
-    decoded it.
+    continue. `index`: the index of the last block. `prompt_tokens`: the tokens of the whole prompt. `version`: the
+    version of the weights that decoded the chunk.
     """
 
     index: int
@@ -243,7 +247,7 @@ class Answer(Data, frozen=True):
     pieces: Private[tuple[TokenText, ...]] = ()
 
     @classmethod
-    def of(cls, chunks: Sequence[Chunk], ending: Ending) -> Answer:
+    def from_chunks(cls, chunks: Sequence[Chunk], ending: Ending) -> Answer:
         """The answer that came as these chunks."""
         return cls(
             "".join(chunk.text for chunk in chunks),
@@ -271,13 +275,13 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What clients and the ingress must know of the served model.
+    """The served model, for clients and the ingress.
 
     `quality`: the presets of the checkpoint. `examples`: prompts of its card. `slots`: requests that a replica takes
     at once; on the card of the service, the sum over all replicas. `replica_slots`: the slots of one replica, on either
     card. `tool_format`: the format of its tool calls; None if it cannot call tools, with the reason in
     `tools_problem`. `thinking`: the format of its reasoning, None if it does not reason.
-    `weights`: the weights that answer. `behind`: on the card of the service, the number of replicas with older weights.
+    `weights`: the weights that answer. `num_outdated`: the number of the service's replicas that have older weights.
     """
 
     name: str
@@ -297,7 +301,7 @@ class ModelCard:
     tools_problem: str = "this checkpoint has no chat template"
     thinking: ReasoningFormat | None = None
     weights: Weights = Weights()
-    behind: int = 0
+    num_outdated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +327,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a replica takes links (`service/link`). `secret`: what an ingress must show there."""
+    """The address at which a replica takes links (`service/link`). `secret`: an ingress must prove that it has it."""
 
     host: str
     port: int
@@ -332,9 +336,9 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The state of a replica. `failure`: why it cannot generate, None if it can. `card`: what it serves.
+    """The state of a replica. `failure`: why it cannot generate, None if it can. `card`: the served model.
 
-    `address`: where it takes links; None until it does.
+    `address`: the address of its links; None before it takes any.
     """
 
     replica: str

@@ -18,5 +18,5 @@ async def gathered(items: Items) -> Answer | Failure:
                 chunks.append(item)
             ending = item if isinstance(item, Ending) else getattr(item, "ending", None)
             if ending is not None:
-                return Answer.of(chunks, ending)
+                return Answer.from_chunks(chunks, ending)
     raise AssertionError("a stream ended without an ending")

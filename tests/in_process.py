@@ -9,7 +9,7 @@ from pathlib import Path
 from service.constraints import Constraint
 from service.engine import AsyncEngine, BlockEvent, BlockProgress, EngineState, GenerationRequest
 from service.replica.core import EngineCore
-from service.replica.engines import EngineInfo
+from service.replica.messages import EngineInfo
 
 
 class InProcessEngine:
@@ -45,16 +45,16 @@ class InProcessEngine:
         finally:
             await items.aclose()
 
-    async def check(self, model: str) -> None:
-        await asyncio.to_thread(self._core.check, model)
+    async def check_weights(self, model: str) -> None:
+        await asyncio.to_thread(self._core.check_weights, model)
 
-    async def fetch(self, model: str) -> Path:
-        self._apply, path = await asyncio.to_thread(self._core.fetch, model)
+    async def load_weights(self, model: str) -> Path:
+        self._apply, path = await asyncio.to_thread(self._core.load_weights, model)
         return path
 
-    async def take(self, version: int, *, cut: bool) -> None:
+    async def apply_weights(self, version: int, *, abort: bool) -> None:
         assert self._apply is not None
-        await self._engine.exchange(self._apply, version, cut=cut)
+        await self._engine.exchange(self._apply, version, cut=abort)
 
     def close(self) -> None:
         self._engine.stop()

@@ -24,6 +24,7 @@ from service.engine.forward.sampling_batch import SamplingBatch
 from service.engine.request import GenerationRequest, SamplingParams
 from service.model import Checkpoint
 from service.model.layers import Attend
+from tests.predictions import prediction_of
 
 
 @dataclass
@@ -113,14 +114,14 @@ class Reference:
             scores = self.allowed(logits[position], sampling)
             if sampling.temperature > 0:
                 row = Row(state, start // len(state.tokens), (), writes_kv=False, sampling=sampling)
-                batch = SamplingBatch.of([row], len(state.tokens))
+                batch = SamplingBatch.from_rows([row], len(state.tokens))
                 (key,) = noise_keys(batch)[batch.position == position]
                 scores = scores + gumbel(torch.tensor(key[None]), torch.arange(len(scores)))[0]
             token = int(scores.argmax())
             picks.append(Pick(position, token, float(probabilities[position, token]), self.known(logits[position])))
             entropies.append(float(torch.special.entr(logits[position].softmax(-1)).sum()))
         judged = [Pick(p, state.tokens[p], float(probabilities[p, state.tokens[p]])) for p in judge]
-        return Prediction.of_picks(tuple(picks), tuple(judged), hidden, entropies)
+        return prediction_of(tuple(picks), tuple(judged), hidden, entropies)
 
     def known(self, logits: Tensor) -> PositionLogprobs:
         """logits `[V]` -> the two likeliest tokens and their log-probabilities, the mask token's share included."""

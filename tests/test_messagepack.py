@@ -14,14 +14,23 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from typing_extensions import is_typeddict
 
-from service import arrival, errors
-from service.arrival import Arrival
+from service import data, errors
+from service.data import Arrival
 from service.decode.mode import ScoreMode
 from service.decode.modes import MODES
 from service.engine.request import MAX_SEED, SamplingParams, Stats
 from service.errors import InvalidRequest, MrpServeError
-from service.frames import Malformed, Unsendable
-from service.link.messages import AT_INGRESS, AT_REPLICA, Call, Cancel, DrainNotice, End, Item, Refused
+from service.ipc import Malformed, Unsendable
+from service.link.protocol import (
+    AT_INGRESS,
+    AT_REPLICA,
+    CallEnd,
+    CallRefused,
+    CancelCall,
+    DrainNotice,
+    ReplicaCall,
+    ReplicaItem,
+)
 from service.messagepack import MessagePack
 from service.wire import Answer, Chunk, Ending, Failure, ReplicaRequest
 
@@ -86,7 +95,7 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
 @pytest.fixture(autouse=True, scope="module")
 def _stopped_clock() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrival.time, "monotonic", lambda: 1000.0)
+        patch.setattr(data.time, "monotonic", lambda: 1000.0)
         yield
 
 
@@ -100,13 +109,17 @@ def fields_of(error: MrpServeError) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(
     ("codec", "kind"),
-    [(AT_REPLICA, Call), (AT_REPLICA, Cancel), *((AT_INGRESS, kind) for kind in (Item, End, Refused, DrainNotice))],
+    [
+        (AT_REPLICA, ReplicaCall),
+        (AT_REPLICA, CancelCall),
+        *((AT_INGRESS, kind) for kind in (ReplicaItem, CallEnd, CallRefused, DrainNotice)),
+    ],
 )
 def test_every_message_comes_back_equal(codec: MessagePack, kind: Any) -> None:
-    @given(st.lists(values(kind), min_size=1, max_size=20 if kind in {Cancel, End} else 2))
+    @given(st.lists(values(kind), min_size=1, max_size=20 if kind in {CancelCall, CallEnd} else 2))
     def check(messages: list[Any]) -> None:
         for sent, came in zip(messages, again(codec, *messages), strict=True):
-            if isinstance(sent, Item) and isinstance(sent.item, Failure):
+            if isinstance(sent, ReplicaItem) and isinstance(sent.item, Failure):
                 assert fields_of(came.item.error) == fields_of(sent.item.error)
             else:
                 assert came == sent
@@ -123,15 +136,18 @@ def test_every_mode_has_a_name_of_its_own() -> None:
 @pytest.mark.parametrize("codec", [AT_REPLICA, AT_INGRESS])
 def test_other_bytes_are_refused_and_nothing_else_happens(codec: MessagePack) -> None:
     valid = st.one_of(
-        values(Call).map(lambda call: AT_REPLICA.content([AT_REPLICA.encode(call)])),
-        values(Item).map(lambda item: AT_INGRESS.content([AT_INGRESS.encode(item)])),
+        values(ReplicaCall).map(lambda call: AT_REPLICA.content([AT_REPLICA.encode(call)])),
+        values(ReplicaItem).map(lambda item: AT_INGRESS.content([AT_INGRESS.encode(item)])),
     )
     spoiled = st.tuples(valid, st.integers(0), st.integers(0), st.binary(max_size=5)).map(_spoiled)
 
     @given(st.binary(max_size=50) | spoiled)
     def check(content: bytes) -> None:
         with suppress(Malformed):
-            assert all(type(one) in {Call, Cancel, Item, End, Refused, DrainNotice} for one in codec.decode(content))
+            assert all(
+                type(one) in {ReplicaCall, CancelCall, ReplicaItem, CallEnd, CallRefused, DrainNotice}
+                for one in codec.decode(content)
+            )
 
     check()
 
@@ -154,7 +170,7 @@ def _spoiled(parts: tuple[bytes, int, int, bytes]) -> bytes:
         b"\xdd\xff\xff\xff\xff",  # more than come
         b"\x91" * 100_000,
         b"\x91\x92\x02\x01\x00",  # something behind
-        pickle.dumps([Cancel(0)]),
+        pickle.dumps([CancelCall(0)]),
     ],
 )
 def test_it_is_no_message(content: bytes) -> None:
@@ -166,13 +182,13 @@ def test_an_error_of_another_module_crosses_as_the_one_it_is_made_of() -> None:
     class Special(InvalidRequest):
         pass
 
-    [item] = again(AT_INGRESS, Item(0, Failure(Special("half \ud800", param="a", retry_after=2.0)), 0))
+    [item] = again(AT_INGRESS, ReplicaItem(0, Failure(Special("half \ud800", param="a", retry_after=2.0)), 0))
     assert fields_of(item.item.error) == (InvalidRequest, "half \\ud800", "a", 2.0)
 
 
 @pytest.mark.parametrize("name", ["Exception", "SystemExit", "MrpServeErrors", ""])
 def test_no_other_error_is_made(name: str) -> None:
-    encoded = AT_INGRESS.encode(Item(0, Failure(InvalidRequest("x")), 0))
+    encoded = AT_INGRESS.encode(ReplicaItem(0, Failure(InvalidRequest("x")), 0))
     wrong = encoded.replace(b"\xaeInvalidRequest", bytes([0xA0 | len(name)]) + name.encode())
     assert wrong != encoded
     with pytest.raises(Malformed):
@@ -185,12 +201,12 @@ def test_no_other_error_is_made(name: str) -> None:
 def test_what_cannot_be_sent_is_named_before_it_is_sent(value: Any) -> None:
     step: Any = {"kind": value}
     with pytest.raises(Unsendable):
-        AT_INGRESS.encode(Item(0, Chunk(0, "", (), Stats(), (step,)), 0))
+        AT_INGRESS.encode(ReplicaItem(0, Chunk(0, "", (), Stats(), (step,)), 0))
 
 
 def test_prompts_and_answers_stand_in_no_repr() -> None:
     answer = Answer("a secret", (4711,), Ending("stop", 1, 1, Stats(), stop_text="a secret"))
-    shown = repr(Item(0, answer, 0))
+    shown = repr(ReplicaItem(0, answer, 0))
     assert "secret" not in shown
     assert "4711" not in shown
     assert "finish_reason='stop'" in shown

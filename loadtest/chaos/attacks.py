@@ -6,6 +6,9 @@ The honest client has a key of its own and sends a short request every half seco
 attack of `hostile.py`. An attack passes if the honest client's median is at most twice the quiet one, all its
 requests are answered, no process was lost, each has its memory back a few seconds later, and no crowd of replicas is
 wanted. Prints a line of JSON for each attack. Run it as root: then full disks are file systems of its own.
+
+The first crowd makes the ingress grow once, by 72 to 84 MiB, hostile or not. So 100 streams of the honest client, all
+read to their end, come before the first measurement.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ from loadtest.harness import ENGINE, Running, memory_mib, metrics, options, perc
 
 _EVERY_S, _PATIENCE_S = 0.5, 30.0
 _BODY = {"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}], "max_new_tokens": 16}
+#: one of the streams of the honest crowd that comes first, and their number
+_STREAM, _CROWD = _BODY | {"max_new_tokens": 128, "ignore_eos": True, "stream": True}, 100
 _PARTS = {"ingress": "Ingress", "replica": "Generator", "engine": ENGINE}
 #: the most that a process may keep of an attack
 _GROWTH_MIB = 64
@@ -67,12 +72,12 @@ class Victim:
     seconds: list[float] = field(default_factory=list)
     unanswered: int = 0
 
-    async def ask(self) -> None:
-        """One short request."""
+    async def ask(self, body: dict[str, Any] = _BODY) -> None:
+        """One request, whose answer is read to its end."""
         began = time.monotonic()
         try:
             headers = {"authorization": "Bearer bob"}
-            async with self.session.post(f"{self.url}/generate", json=_BODY, headers=headers) as response:
+            async with self.session.post(f"{self.url}/generate", json=body, headers=headers) as response:
                 await response.read()
                 self.unanswered += response.status != 200
         except (aiohttp.ClientError, TimeoutError):
@@ -95,6 +100,16 @@ async def watch(url: str, seconds: float) -> Victim:
         victim = Victim(session, url)
         await victim.for_seconds(seconds)
     return victim
+
+
+async def warm_up(url: str) -> None:
+    """A crowd of streams of the honest client. RuntimeError if the service does not answer all of them."""
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+        crowd = Victim(session, url)
+        await asyncio.gather(*(crowd.ask(_STREAM) for _ in range(_CROWD)))
+    if crowd.unanswered:
+        raise RuntimeError(f"{crowd.unanswered} of {_CROWD} streams were not answered before the first attack")
 
 
 # --- an attack -------------------------------------------------------------------------------------
@@ -225,7 +240,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> int:
     environment = {"TMPDIR": str(folder), "RAY_TMPDIR": str(folder)}
     broken = 0
     async with service(arguments, *flags, environment=environment) as running:
-        await watch(running.url, 3)
+        await warm_up(running.url)
         for name in names:
             row = await measure(name, running, folder, arguments)
             row["broken"] = wrong(row)

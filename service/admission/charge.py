@@ -1,9 +1,9 @@
-"""The tokens of one answer, and the charge to the API key. A key pays for what it made the service do.
+"""The tokens of one answer, and the charge to the API key. A key pays for the work that it caused.
 
 An answer is charged an estimate when it begins to wait, and the tokens it used when it ends. If the client leaves
-before the end, or its own limits end the request, the estimate stays, or what was decoded if that is more. A request
-that is refused after it was encoded costs its prompt. Only the service's own faults are free: the tokens already
-streamed stay charged.
+before the end, or its own limits end the request, the estimate stays charged, or the decoded tokens if they are more.
+A request that is refused after it was encoded costs its prompt. Only the service's own faults are free: the tokens
+already streamed stay charged.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 from service.admission.throughput import Moment, Throughput
 from service.errors import ConstraintFailed, DeadlineExceeded, InvalidRequest
-from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest
+from service.wire import Chunk, Ending, Progress, ReplicaRequest
 
-#: letters a token, for the estimate of a prompt that is not encoded yet
+#: letters of a token, for the estimate of a prompt that is not encoded yet
 _LETTERS = 4
-#: the part of a prompt's tokens that counting them costs
+#: the charge for counting a prompt's tokens, as a part of these tokens
 _COUNTED = 0.1
 
 
@@ -30,56 +30,58 @@ def prompt_estimate(request: ReplicaRequest) -> float:
 
 
 class AnswerUsage:
-    """One answer. `take` gets every item of its stream, or the whole answer.
+    """One answer. `add` gets every item of it. `whole`: its client gets nothing before the end.
 
-    `asked`, `decoded`: blocks requested, and decoded so far. `streamed`: tokens sent to the client so far. `used`:
+    `requested`, `decoded`: blocks requested, and decoded so far. `streamed`: tokens sent to the client so far. `used`:
     tokens of prompt and completion, None before the end. `prompt`: tokens of the prompt, an estimate until they are
-    known. `estimate`: tokens charged at first. `charged`: tokens that the key has paid. `begun`: when the answer got
-    its place, None before.
+    known. `estimate`: tokens charged at first. `charged`: tokens that the key has paid. `started`: the moment at which
+    the answer got its slot, None before.
     """
 
-    def __init__(self, asked: int, prompt: float, block_size: int, throughput: Throughput) -> None:
-        self.asked, self.prompt, self.estimate = asked, prompt, 0.0
+    def __init__(
+        self, requested: int, prompt: float, block_size: int, throughput: Throughput, *, whole: bool = False
+    ) -> None:
+        self.requested, self.prompt, self.estimate = requested, prompt, 0.0
         self.decoded = 0
         self.streamed = 0
         self.charged = 0.0
         self.used: int | None = None
-        self.begun: Moment | None = None
-        self._block_size, self._throughput = block_size, throughput
+        self.started: Moment | None = None
+        self._block_size, self._throughput, self._whole = block_size, throughput, whole
 
-    def take(self, item: Answer | Progress | Chunk | Ending) -> None:
-        """Counts an item of the stream, or the whole answer."""
-        if isinstance(item, Chunk):
+    def add(self, item: Progress | Chunk | Ending) -> None:
+        """Counts an item. The blocks of a whole answer count at its end."""
+        if isinstance(item, Ending):
+            self._end(item)
+        elif isinstance(item, Chunk) and not self._whole:
             self.decoded += 1
             self._throughput.decoded(1)
             self.streamed += len(item.token_ids)
             self.prompt = item.prompt_tokens or self.prompt
-        elif isinstance(item, Ending):
-            self._end(item)
-            self.streamed = item.prompt_tokens + item.completion_tokens
-        elif isinstance(item, Answer):
-            self.decoded = -(-item.ending.completion_tokens // self._block_size)
-            if self.begun is not None:
-                self._throughput.decoded_since(self.begun, self.decoded)
-            self._end(item.ending)
 
     def count(self, tokens: int) -> None:
-        """The prompt's tokens were counted, and nothing else was asked."""
+        """The request was to count the prompt's tokens only."""
         self.used = math.ceil(tokens * _COUNTED)
 
     def _end(self, ending: Ending) -> None:
         self.used = ending.prompt_tokens + ending.completion_tokens
-        self._throughput.answered(self.asked, self.decoded)
+        if not self._whole:
+            self.streamed = self.used
+        else:
+            self.decoded = -(-ending.completion_tokens // self._block_size)
+            if self.started is not None:
+                self._throughput.decoded_since(self.started, self.decoded)
+        self._throughput.answered(self.requested, self.decoded)
 
 
 class TokenCharge:
-    """The charge for one HTTP request, which may have several answers. `take` takes tokens from the key's bucket.
+    """The charge for one HTTP request, which may have several answers. `consume` uses tokens of the key's bucket.
 
     The answers of a failed request end in any order. `fail` therefore corrects answers that have already ended.
     """
 
-    def __init__(self, take: Callable[[float], None]) -> None:
-        self._take = take
+    def __init__(self, consume: Callable[[float], None]) -> None:
+        self._consume = consume
         self._error: Exception | None = None
         self._closed: list[AnswerUsage] = []
 
@@ -106,12 +108,12 @@ class TokenCharge:
             self._charge(usage, usage.streamed)  # the service's fault
         elif usage.used is not None:
             self._charge(usage, usage.used)
-        elif error is not None and usage.begun is None:
+        elif error is not None and usage.started is None:
             self._charge(usage, 0.0)
         else:
             spent = usage.prompt + usage.streamed
             self._charge(usage, spent if refused else max(usage.estimate, spent))
 
     def _charge(self, usage: AnswerUsage, tokens: float) -> None:
-        self._take(tokens - usage.charged)
+        self._consume(tokens - usage.charged)
         usage.charged = tokens

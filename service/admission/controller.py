@@ -13,15 +13,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from msgspec import structs
-
 from service.admission.charge import AnswerUsage, TokenCharge, prompt_estimate
-from service.admission.demand import Load, ReplicaDemand
-from service.admission.keys import ApiKey
-from service.admission.limits import RateLimits
-from service.admission.queue_policy import QueueLimits, QueuePolicy
+from service.admission.keys import ApiKey, RateLimits
+from service.admission.queue_policy import QueuePolicy
 from service.admission.slots import Slots, Waiter
-from service.admission.throughput import Throughput
+from service.admission.throughput import IngressLoad, ReplicaDemand, Throughput
 from service.errors import InvalidRequest, MrpServeError, PromptTooLong
 from service.fair_queue import FairQueue, Ticket
 from service.settings import Settings
@@ -43,14 +39,6 @@ class IncomingRequest:
         return hashlib.blake2b(head + self.body, digest_size=16).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """An accepted request: its requests, which name the API key as their tenant, and the charge of their answers."""
-
-    requests: list[ReplicaRequest]
-    charge: TokenCharge
-
-
 class AdmissionController:
     """Admission at one ingress, with its share of slots and limits.
 
@@ -64,11 +52,10 @@ class AdmissionController:
         self._throughput = Throughput(clock)
         self._queue: FairQueue[Waiter] = FairQueue(settings.priority_aging_s)
         self._slots = Slots(self._queue, self._throughput, shared=tenants > 1)
-        limits = QueueLimits(settings.max_queue_s, settings.per_ingress(settings.max_waiting))
+        limits = settings.max_queue_s, settings.per_ingress(settings.max_waiting)
         self._policy = QueuePolicy(self._queue, self._throughput, limits, clock)
         self._limits = RateLimits(clock, settings.num_ingresses)
         self._demand = ReplicaDemand(settings.slots, settings.target_queue_s, clock)
-        self._keys_share = settings.share_prefixes_between_keys
         self._block_size, self._max_model_len = 1, 0
         self._usages: set[AnswerUsage] = set()
 
@@ -91,52 +78,50 @@ class AdmissionController:
         """Counts a request whose body was refused (413, 422), which `admit` never sees."""
         self._limits.count_request(key)
 
-    def admit(self, request: IncomingRequest, requests: Sequence[ReplicaRequest]) -> Admission:
-        """Accepts a request. PromptTooLong, RateLimited or QueueFull if it is refused."""
+    def admit(self, request: IncomingRequest, requests: Sequence[ReplicaRequest]) -> TokenCharge:
+        """Accepts a request: the charge of its answers. PromptTooLong, RateLimited or QueueFull if it is refused."""
         key = request.key
-        requests = [self._owned(self._fitting(replica_request), key) for replica_request in requests]
+        for replica_request in requests:
+            self._check_length(replica_request)
         self._limits.check(
             key, sum(self._tokens(replica_request, prompt_estimate(replica_request)) for replica_request in requests)
         )
         blocks = sum(self._blocks(replica_request) for replica_request in requests)
         self._policy.check(replace(self._ticket(requests[0]), cost=blocks), request.digest)
         self._limits.count_request(key)
-        return Admission(requests, TokenCharge(partial(self._limits.take_tokens, key.name)))
+        return TokenCharge(partial(self._limits.consume_tokens, key.name))
 
     @asynccontextmanager
-    async def slot(
-        self, request: ReplicaRequest, charge: TokenCharge, on_wait: Callable[[], None] = lambda: None
-    ) -> AsyncIterator[AnswerUsage]:
+    async def slot(self, request: ReplicaRequest, charge: TokenCharge) -> AsyncIterator[AnswerUsage]:
         """A slot at a replica for the duration of the context. DeadlineExceeded if the request's time ends before.
 
-        `on_wait` is called if no slot is free. The caller calls `charge.fail` with the error if the request fails.
+        The caller calls `charge.fail` with the error if the request fails.
         """
-        usage = AnswerUsage(self._blocks(request), prompt_estimate(request), self._block_size, self._throughput)
+        blocks, prompt, whole = self._blocks(request), prompt_estimate(request), request.together > 1
+        usage = AnswerUsage(blocks, prompt, self._block_size, self._throughput, whole=whole)
         charge.open(usage, self._tokens(request, usage.prompt))
         self._usages.add(usage)
-        arrived = self._demand.arrived(usage.asked)
+        arrived = self._demand.arrived(usage.requested)
         try:
-            await self._enter(request, on_wait)
-            usage.begun = self._throughput.moment()
+            await self._enter(request)
+            usage.started = self._throughput.moment()
             try:
                 yield usage
             finally:
                 self._slots.leave(request.tenant)
         except InvalidRequest:
             if not usage.decoded:
-                self._demand.refused(usage.asked, arrived)
+                self._demand.refused(usage.requested, arrived)
             raise
         finally:
             self._usages.remove(usage)
             charge.close(usage)
 
-    def _fitting(self, request: ReplicaRequest) -> ReplicaRequest:
-        """The request, if the model's length allows it. A longer one would be demand until a replica refuses it."""
+    def _check_length(self, request: ReplicaRequest) -> None:
+        """PromptTooLong over the model's length. Such a request would be demand until a replica refuses it."""
         prompt, most = len(request.token_ids or ()), self._max_model_len
-        if prompt + request.max_new_tokens <= most or request.scoring is not None:
-            return request
-        if request.shorten:
-            return structs.replace(request, max_new_tokens=max(1, most - prompt))
+        if prompt + request.max_new_tokens <= most or request.scoring is not None or request.shorten:
+            return
         raise PromptTooLong(
             f"{prompt} prompt tokens and max_new_tokens {request.max_new_tokens} are "
             f"{prompt + request.max_new_tokens} tokens, allowed are {most}"
@@ -145,18 +130,9 @@ class AdmissionController:
             param="max_new_tokens",
         )
 
-    def _owned(self, request: ReplicaRequest, key: ApiKey) -> ReplicaRequest:
-        """The request with its key as tenant. Its cached prefix belongs to that key, unless keys share prefixes."""
-        salt = request.cache_salt if self._keys_share else key.salted(request.cache_salt)
-        if (request.tenant, request.weight, request.cache_salt) == (key.name, key.weight, salt):  # no key is configured
-            return request
-        return structs.replace(request, tenant=key.name, weight=key.weight, cache_salt=salt)
-
-    async def _enter(self, request: ReplicaRequest, on_wait: Callable[[], None]) -> None:
+    async def _enter(self, request: ReplicaRequest) -> None:
         try:
-            await self._slots.enter(
-                self._ticket(request), request.arrived.at + request.timeout_s - self._clock(), on_wait
-            )
+            await self._slots.enter(self._ticket(request), request.arrived.at + request.timeout_s - self._clock())
         except TimeoutError:
             raise too_late(request) from None
 
@@ -164,7 +140,7 @@ class AdmissionController:
     def blocks_left(self) -> float:
         """The estimated number of blocks left to decode, for waiting and running requests together."""
         ratio = self._throughput.ratio
-        return sum(max(0.0, usage.asked * ratio - usage.decoded) for usage in self._usages)
+        return sum(max(0.0, usage.requested * ratio - usage.decoded) for usage in self._usages)
 
     @property
     def blocks_per_second(self) -> float:
@@ -180,7 +156,7 @@ class AdmissionController:
     def load(self) -> float:
         """Requests at a replica, running and waiting, if one more comes now.
 
-        Other ingresses are taken to have as many requests as this one.
+        It is assumed that all ingresses have equally many requests.
         """
         return (len(self._usages) * self._ingresses + 1) / self._replicas
 
@@ -188,8 +164,8 @@ class AdmissionController:
     def replicas_wanted(self) -> float:
         """The number of replicas that this ingress's requests need, as a fraction."""
         ratio = self._throughput.ratio
-        waiting = sum(usage.asked for usage in self._usages if usage.begun is None) * ratio
-        load = Load(len(self._usages), self._slots.used, waiting, self._throughput.rate_per_slot)
+        waiting = sum(usage.requested for usage in self._usages if usage.started is None) * ratio
+        load = IngressLoad(len(self._usages), self._slots.used, waiting, self._throughput.rate_per_slot)
         return self._demand.wanted(load, ratio)
 
     def _ticket(self, request: ReplicaRequest) -> Ticket:

@@ -1,6 +1,7 @@
-"""API keys: read from the settings and their file, kept as SHA-256 digests, compared in constant time.
+"""API keys and their rate limits.
 
-A key itself is never kept, shown or logged. The name of a key is the tenant of its requests.
+Keys are read from the settings and their file, stored as SHA-256 digests, compared in constant time. A key itself is
+never stored, shown or logged. The name of a key is the tenant of its requests.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import hmac
 import logging
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.errors import SettingsError
+from service.errors import RateLimited, SettingsError
 from service.settings import DIGEST, Settings, nearest, read_yaml
 
 _log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ _log = logging.getLogger(__name__)
 #: the tenant of all requests if no keys are configured
 ANONYMOUS = ""
 
+_MINUTE_S = 60.0
 _NAME = r"^[A-Za-z0-9._-]{1,64}$"
 _NAME_RULE = "1 to 64 letters, digits, '.', '_', '-'"
 
@@ -70,8 +72,8 @@ class KeyRing:
         return cls([*named, *(_read(settings.api_keys_file) if settings.api_keys_file else ())])
 
     @classmethod
-    def of_admins(cls, settings: Settings) -> KeyRing:
-        """The keys of those who may exchange weights."""
+    def load_admins(cls, settings: Settings) -> KeyRing:
+        """The keys of administrators, who may update weights."""
         return cls(_named(settings.admin_keys))
 
     @property
@@ -79,20 +81,20 @@ class KeyRing:
         """Whether there are keys."""
         return bool(self._keys)
 
-    def find(self, given: bytes) -> ApiKey | None:
-        """The key that `given` is; None if it is not known. The anonymous key if none are configured.
+    def find(self, secret: bytes) -> ApiKey | None:
+        """The key with this secret; None if there is none. The anonymous key if none are configured.
 
-        `given` is compared with every key, in constant time.
+        The secret is compared with every key, in constant time.
         """
         if not self._keys:
             return self._anonymous
-        digest = hashlib.sha256(given).digest()
-        found = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
-        return found[0] if found else None
+        digest = hashlib.sha256(secret).digest()
+        matches = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
+        return matches[0] if matches else None
 
 
 def _named(keys: Sequence[str]) -> list[ApiKey]:
-    """Hashed keys of the settings, which have numbers for names."""
+    """Hashed keys of the settings, named by numbers."""
     return [ApiKey(f"key-{number}", bytes.fromhex(key.removeprefix(DIGEST))) for number, key in enumerate(keys, 1)]
 
 
@@ -102,7 +104,7 @@ def check_name(name: str) -> None:
         raise SettingsError(f"a key's name is {name!r}, allowed are {_NAME_RULE}")
 
 
-class _Entry(BaseModel):
+class _KeyEntry(BaseModel):
     """One entry of the file."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
@@ -127,7 +129,7 @@ def _read(path: Path) -> Iterable[ApiKey]:
 
 def _key(path: Path, number: int, entry: Any) -> ApiKey:
     try:
-        made = _Entry.model_validate(entry)
+        made = _KeyEntry.model_validate(entry)
     except ValidationError as error:
         reason = "; ".join(_explain(problem) for problem in error.errors(include_url=False, include_input=False))
         raise SettingsError(f"api_keys_file {path}, entry {number}: {reason}", param="api_keys_file") from None
@@ -139,17 +141,81 @@ def _explain(problem: Any) -> str:
     """The message for a problem. It never shows the value, which may be a key in the wrong place."""
     name = ".".join(str(part) for part in problem["loc"]) or "the entry"
     if problem["type"] == "extra_forbidden":
-        return f"{name!r} is not a field; {nearest(name, _Entry.model_fields)}"
+        return f"{name!r} is not a field; {nearest(name, _KeyEntry.model_fields)}"
     if problem["type"] == "string_pattern_mismatch":
         allowed = "64 hexadecimal digits" if name == "sha256" else _NAME_RULE
         return f"{name}: {allowed} are expected"
     return f"{name}: {problem['msg']}"
 
 
-def _refuse_twice(what: str, values: Sequence[str], names: Sequence[str] | None = None) -> None:
+def _refuse_twice(field: str, values: Sequence[str], names: Sequence[str] | None = None) -> None:
     seen: dict[str, int] = {}
     for index, value in enumerate(values):
         if value in seen:
-            shown = f"{names[seen[value]]!r} and {names[index]!r}" if names else repr(value)
-            raise SettingsError(f"API keys: {what} {shown} is given twice", param="api_keys")
+            twins = f"{names[seen[value]]!r} and {names[index]!r}" if names else repr(value)
+            raise SettingsError(f"API keys: {field} {twins} is given twice", param="api_keys")
         seen[value] = index
+
+
+class Bucket:
+    """A token bucket of `per_minute`, which refills evenly. It may go below 0 when more is used than was estimated."""
+
+    def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
+        self._size, self._clock = per_minute, clock
+        self._left, self._since = per_minute, clock()
+
+    @property
+    def left(self) -> float:
+        """The amount that may be used now."""
+        now = self._clock()
+        self._left = min(self._size, self._left + (now - self._since) * self._size / _MINUTE_S)
+        self._since = now
+        return self._left
+
+    def wait_s(self, amount: float) -> float:
+        """Seconds until `amount` may be used if nothing else is. An amount above `per_minute` needs a full bucket."""
+        missing = min(amount, self._size) - self.left
+        return max(0.0, missing * _MINUTE_S / self._size)
+
+    def consume(self, amount: float) -> None:
+        """Uses `amount`. A negative amount is given back."""
+        self._left = min(self._size, self.left - amount)
+
+
+class RateLimits:
+    """The buckets of all keys with limits. `sharers`: the number of ingresses, which get equal parts of every limit."""
+
+    def __init__(self, clock: Callable[[], float], sharers: int = 1) -> None:
+        self._clock, self._sharers = clock, sharers
+        self._requests: dict[str, Bucket] = {}
+        self._tokens: dict[str, Bucket] = {}
+
+    def check(self, key: ApiKey, tokens: float = 0.0) -> None:
+        """RateLimited if the key may not send another request of `tokens` tokens now. 0: the tokens are not known."""
+        for unit, per_minute, buckets, amount in (
+            ("requests", key.requests_per_minute, self._requests, 1.0),
+            ("tokens", key.tokens_per_minute, self._tokens, tokens),
+        ):
+            if per_minute is None or not amount:
+                continue
+            bucket = self._bucket(buckets, key, per_minute)
+            if wait_s := bucket.wait_s(amount):
+                raise RateLimited(
+                    f"key {key.name!r} may have {per_minute} {unit} a minute; try again in {wait_s:.1f} s",
+                    retry_after=wait_s,
+                )
+
+    def count_request(self, key: ApiKey) -> None:
+        """Counts a request of the key."""
+        if key.requests_per_minute is not None:
+            self._bucket(self._requests, key, key.requests_per_minute).consume(1.0)
+
+    def consume_tokens(self, tenant: str, tokens: float) -> None:
+        """Counts tokens of the tenant. A negative number corrects an estimate that was too high."""
+        if bucket := self._tokens.get(tenant):
+            bucket.consume(tokens)
+
+    def _bucket(self, buckets: dict[str, Bucket], key: ApiKey, per_minute: int) -> Bucket:
+        if (bucket := buckets.get(key.name)) is None:
+            bucket = buckets[key.name] = Bucket(per_minute / self._sharers, self._clock)
+        return bucket

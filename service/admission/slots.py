@@ -1,16 +1,15 @@
 """The slots at the replicas. Each running request has one; the other requests wait in a fair queue.
 
-A request frees its place when it ends, however it ends. A freed place, or a call of `resize`, wakes waiting requests.
+A request frees its slot when it ends, however it ends. A freed slot, or a call of `resize`, wakes waiting requests.
 
-Where several tenants share the slots, none gets all: a tenant has at most `_PER_FREE` slots for each that is left
-free (dynamic thresholds, Choudhury and Hahne, 1998), weighted among the tenants that are there. So the request of
-another tenant is decoded at once, however many requests of however many others run.
+Where several tenants share the slots, none gets all: a tenant has at most `_PER_FREE` slots for each free slot
+(dynamic thresholds, Choudhury and Hahne, 1998), weighted among the tenants with requests. So the request of a further
+tenant is decoded at once, however many requests of other tenants run.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -31,8 +30,8 @@ class Waiter:
 
 
 @dataclass(slots=True)
-class _Tenant:
-    """A tenant that is there. `requests`: those that wait or have a place. `held`: its places."""
+class _TenantSlots:
+    """A tenant with requests. `requests`: its waiting and running requests. `held`: its slots."""
 
     weight: float
     requests: int = 0
@@ -48,32 +47,28 @@ class Slots:
     def __init__(self, queue: FairQueue[Waiter], throughput: Throughput, shared: bool = False) -> None:
         self._queue, self._throughput, self._shared = queue, throughput, shared
         self._total = self._decoded = self._used = 0
-        self._tenants: dict[str, _Tenant] = {}
+        self._tenants: dict[str, _TenantSlots] = {}
 
     @property
     def used(self) -> int:
-        """The number of slots taken. While a request waits: all that its tenant may not have, too."""
+        """The number of slots taken. While a request waits, the slots that its tenant may not have count, too."""
         return max(self._used, self._total) if len(self._queue) else self._used
 
     def resize(self, slots: int) -> None:
         """Sets the number of slots. If more are taken, no request gets one until enough have ended."""
         if slots != self._total:
-            self._total, self._decoded = slots, decoded_of(slots)
-            self._changed()
+            self._total, self._decoded = slots, decoded_slots(slots)
+            self._grant()
 
-    async def enter(self, ticket: Ticket, timeout_s: float, on_wait: Callable[[], None] = lambda: None) -> None:
-        """Waits for a slot and takes it; `leave` must follow. TimeoutError after `timeout_s` without a slot.
-
-        `on_wait` is called if no slot is free now.
-        """
+    async def enter(self, ticket: Ticket, timeout_s: float) -> None:
+        """Waits for a slot and takes it; `leave` must follow. TimeoutError after `timeout_s` without a slot."""
         waiter = Waiter()
-        tenant = self._tenants.setdefault(ticket.tenant, _Tenant(ticket.weight))
+        tenant = self._tenants.setdefault(ticket.tenant, _TenantSlots(ticket.weight))
         tenant.requests += 1
         self._queue.push(waiter, ticket)
         try:
-            self._changed()
+            self._grant()
             if not waiter.has_slot:
-                on_wait()
                 async with asyncio.timeout(timeout_s):
                     await waiter.turn
         except BaseException:
@@ -81,8 +76,8 @@ class Slots:
                 self.leave(ticket.tenant)
             else:
                 self._queue.remove(waiter)
-                self._gone(ticket.tenant)
-                self._changed()
+                self._remove_request(ticket.tenant)
+                self._grant()
             raise
 
     def reject_all(self, error: MrpServeError) -> None:
@@ -99,23 +94,23 @@ class Slots:
         """Frees a slot of a tenant."""
         self._used -= 1
         self._tenants[name].held -= 1
-        self._gone(name)
-        self._changed()
+        self._remove_request(name)
+        self._grant()
 
-    def _gone(self, name: str) -> None:
+    def _remove_request(self, name: str) -> None:
         tenant = self._tenants[name]
         tenant.requests -= 1
         if not tenant.requests:
             del self._tenants[name]
 
-    def _changed(self) -> None:
-        """Gives free slots to the requests whose turn it is."""
+    def _grant(self) -> None:
+        """Gives free slots to waiting requests in their order."""
         while self._used < self._total and (name := self._next()) is not None:
             waiter = self._queue.pop(name)
             waiter.has_slot = True
             self._used += 1
             self._tenants[name].held += 1
-            if not waiter.turn.done():  # done: the request is being cancelled and frees its place itself
+            if not waiter.turn.done():  # done: the request is being cancelled and frees its slot itself
                 waiter.turn.set_result(None)
         self._throughput.occupied(self.used, self._total)
 
@@ -133,6 +128,6 @@ class Slots:
         return None
 
 
-def decoded_of(slots: int) -> int:
-    """Requests that are decoded at once, of those that replicas take (`settings.slots_of`)."""
+def decoded_slots(slots: int) -> int:
+    """The requests that are decoded at once while all slots are taken (`settings.slots_of`)."""
     return slots - max(1, slots // 5) if slots > 1 else slots

@@ -1,6 +1,6 @@
-"""The decoding rate of full replicas, and the part of the requested blocks that is decoded.
+"""The measured throughput of the replicas, and the number of replicas that it takes for the requests.
 
-The rate is in blocks per second and slot. Only seconds in which every slot was taken count, recent ones more.
+The decoding rate is in blocks per second and slot. Only seconds in which every slot was taken count, recent ones more.
 """
 
 from __future__ import annotations
@@ -9,16 +9,21 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-#: an observation counts for 1/e after so many seconds at full load, or so many requests
-_MEMORY_S = 20.0
-_MEMORY_REQUESTS = 100.0
+#: the seconds at full load, and the number of requests, after which an observation counts for 1/e
+_MEMORY_S, _MEMORY_REQUESTS = 20.0, 100.0
 #: seconds at full load before the rate is used
 _FIRST_S = 1.0
+#: seconds after which an arrival counts for 1/e
+_ARRIVALS_S = 30.0
+#: the part of a replica's rate that is planned for; the rest is reserve for uneven arrivals
+_UTILIZATION = 0.8
+#: the least number of replicas while there is any request; without requests, a smaller number counts as 0
+FEWEST = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment: `at` by the clock; `full`: seconds at full load up to it."""
+    """A moment. `at`: its time by the clock. `full`: the seconds at full load before it."""
 
     at: float
     full: float
@@ -33,22 +38,22 @@ class Throughput:
         self._full = False
         self._since = clock()
         self._blocks = self._slot_seconds = self._full_seconds = 0.0
-        self._asked = self._decoded = 0.0
+        self._requested = self._decoded = 0.0
 
     def occupied(self, used: int, slots: int) -> None:
         """From now on `used` of `slots` slots are taken."""
-        self._pass()
+        self._update()
         self._slots = slots
         self._full = used >= slots > 0
 
-    def _pass(self) -> None:
+    def _update(self) -> None:
         now = self._clock()
         if self._full and now > self._since:
-            passed = now - self._since
-            kept = math.exp(-passed / _MEMORY_S)
-            self._blocks *= kept
-            self._slot_seconds = self._slot_seconds * kept + self._slots * _MEMORY_S * (1 - kept)
-            self._full_seconds += passed
+            seconds = now - self._since
+            decay = math.exp(-seconds / _MEMORY_S)
+            self._blocks *= decay
+            self._slot_seconds = self._slot_seconds * decay + self._slots * _MEMORY_S * (1 - decay)
+            self._full_seconds += seconds
         self._since = now
 
     def decoded(self, blocks: float) -> None:
@@ -58,34 +63,34 @@ class Throughput:
 
     def moment(self) -> Moment:
         """The current moment."""
-        self._pass()
+        self._update()
         return Moment(self._clock(), self._full_seconds)
 
-    def decoded_since(self, begun: Moment, blocks: float) -> None:
-        """Counts the blocks of an answer that was not streamed, from `begun` to now.
+    def decoded_since(self, start: Moment, blocks: float) -> None:
+        """Counts the blocks of an answer that was not streamed, from `start` to now.
 
         Spreads them evenly over that time and counts those that fell into full load.
         """
         now = self.moment()
-        if now.full > begun.full:
-            counted = _MEMORY_S * (1 - math.exp((begun.full - now.full) / _MEMORY_S))
-            self._blocks += blocks * counted / (now.at - begun.at)
+        if now.full > start.full:
+            counted = _MEMORY_S * (1 - math.exp((start.full - now.full) / _MEMORY_S))
+            self._blocks += blocks * counted / (now.at - start.at)
 
-    def answered(self, asked: float, decoded: float) -> None:
-        """Counts an answer with `decoded` blocks to a request for `asked` blocks."""
-        kept = math.exp(-1 / _MEMORY_REQUESTS)
-        self._asked = self._asked * kept + asked
-        self._decoded = self._decoded * kept + min(asked, decoded)
+    def answered(self, requested: float, decoded: float) -> None:
+        """Counts an answer with `decoded` blocks to a request for `requested` blocks."""
+        decay = math.exp(-1 / _MEMORY_REQUESTS)
+        self._requested = self._requested * decay + requested
+        self._decoded = self._decoded * decay + min(requested, decoded)
 
     @property
     def ratio(self) -> float:
         """Blocks decoded per block requested; 1 before the first answer."""
-        return self._decoded / self._asked if self._asked else 1.0
+        return self._decoded / self._requested if self._requested else 1.0
 
     @property
     def rate_per_slot(self) -> float | None:
         """Blocks per second of one slot while all slots are taken. None until it is known."""
-        self._pass()
+        self._update()
         if self._full_seconds < _FIRST_S or not self._blocks:
             return None
         return self._blocks / self._slot_seconds
@@ -95,3 +100,64 @@ class Throughput:
         """Blocks per second of all slots together. None until it is known, and while there are no slots."""
         rate = self.rate_per_slot
         return rate * self._slots if rate is not None and self._slots else None
+
+
+@dataclass(frozen=True, slots=True)
+class IngressLoad:
+    """The requests of an ingress. `in_flight`: all of them. `running`: those with a slot.
+
+    `waiting_blocks`: blocks of the waiting requests. `rate_per_slot`: blocks per second of one slot at full load.
+    """
+
+    in_flight: int
+    running: int
+    waiting_blocks: float
+    rate_per_slot: float | None
+
+
+class ReplicaDemand:
+    """The number of replicas that one ingress needs. `arrived` gets every accepted request.
+
+        wanted = arrivals / rate / 0.8 + waiting / (rate * target_queue_s)
+        at least: slots taken / slots of a replica, divided by 0.8 while a request waits
+
+    `arrivals`: blocks requested per second. `rate`: blocks per second of a replica at full load. `waiting`: blocks.
+
+    The first term serves the new requests, the second term empties the queue. The lower bound keeps replicas that are
+    still decoding a past burst. It also reacts to full replicas before the 30-second average does. Decoded blocks say
+    nothing: while a queue is emptied, any number of replicas is fully busy. `rayserve/scaling.py` adds up all
+    ingresses. Ray Serve applies its delays and bounds.
+
+    `slots`: slots of one replica. Before a replica is known, the most that the settings allow.
+    """
+
+    def __init__(self, slots: int, target_queue_s: float, clock: Callable[[], float]) -> None:
+        self.slots = slots
+        self._target_queue_s = target_queue_s
+        self._clock = clock
+        self._arrivals, self._since = 0.0, clock()
+
+    def arrived(self, blocks: float) -> float:
+        """Counts an accepted request for `blocks` blocks. Returns the time."""
+        self._arrivals = self._decayed() + blocks
+        self._since = self._clock()
+        return self._since
+
+    def refused(self, blocks: float, arrived: float) -> None:
+        """A replica has refused a request that came at that time: it was no demand."""
+        self._arrivals = max(0.0, self._arrivals - blocks * math.exp((arrived - self._since) / _ARRIVALS_S))
+
+    def wanted(self, load: IngressLoad, ratio: float) -> float:
+        """The number of replicas, as a fraction. `ratio`: blocks decoded per block requested."""
+        taken = load.running / self.slots
+        if load.rate_per_slot is None:
+            wanted = taken / _UTILIZATION
+        else:
+            rate = load.rate_per_slot * self.slots
+            flow = self._decayed() * ratio / _ARRIVALS_S / rate / _UTILIZATION
+            full = taken / _UTILIZATION if load.waiting_blocks else taken
+            wanted = max(full, flow + load.waiting_blocks / (rate * self._target_queue_s))
+        return max(wanted, FEWEST) if load.in_flight else wanted if wanted > FEWEST else 0.0
+
+    def _decayed(self) -> float:
+        return self._arrivals * math.exp((self._since - self._clock()) / _ARRIVALS_S)

@@ -79,6 +79,9 @@ def command(
     with ranks_of(tensor_parallel_size, model, loading) as (checkpoint, deps):
         codec = TextCodec.load(checkpoint.path)
         ids = codec.encode(prompt) if raw else codec.encode_message(prompt)
+        grammar = None
+        if constraint is not None:
+            grammar = compile_grammar(constraint, TokenVocabulary.for_checkpoint(codec, checkpoint.config))
         request = GenerationRequest(
             "cli",
             tuple(ids),
@@ -86,7 +89,7 @@ def command(
             SamplingParams(temperature, top_p, top_k, secrets.randbits(63) if seed is None else seed),
             max_new_tokens,
             frozenset(checkpoint.config.eos_token_ids),
-            grammar=compile_grammar(constraint, TokenVocabulary.of(codec, checkpoint.config)) if constraint else None,
+            grammar=grammar,
         )
         events = _run(Engine(checkpoint, EngineConfig(attention=attention), deps=deps), request)
     text = codec.decode([token for event in events for token in event.token_ids])

@@ -2,7 +2,7 @@
 
 Ray would add a prefix and mix the lines with its own. Replicas therefore write to a named pipe, and this process
 copies the pipe to its stderr. A paused terminal stops this process. Replicas then go on and drop lines
-(`telemetry/pipe_handler.py`).
+(`telemetry/logs.py`).
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def _check_settings(settings: Settings) -> None:
 
         file_handler(settings.log_file).close()
     KeyRing.load(settings)
-    KeyRing.of_admins(settings)
+    KeyRing.load_admins(settings)
     if settings.autoscaled:
         raise SettingsError(
             f"max_replicas is {settings.max_replicas}: this program runs a fixed number of replicas, num_replicas; "

@@ -15,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from typing import NamedTuple
 
-from service.constraints.budget import TenantReserve
 from service.constraints.constraint import NOBODY, Constraint, Owner
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import GuidanceGrammar
+from service.constraints.matcher import GuidanceGrammar, TenantReserve
 from service.constraints.trials import MAX_BYTES, STACK, Trials
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintNotAvailable, InvalidRequest
@@ -28,14 +27,14 @@ _THREADS = 2
 _MAX_CACHE, _MAX_TENANT = 4 * MAX_BYTES, MAX_BYTES
 #: the fewest bytes that a grammar counts, which bounds the number of grammars
 _MIN_SIZE = 256 * 1024
-#: Seconds that an error is cached: its reason may have been the load of the machine.
+#: the seconds that an error is cached: its reason may have been the load of the machine
 _ERROR_S = 60.0
 
 
 class GrammarCompiler:
-    """Compiles constraints for one checkpoint, on one event loop. `vocabulary`: makes its vocabulary at the first one.
+    """Compiles constraints for one checkpoint, on one event loop. `vocabulary`: makes the vocabulary, called once.
 
-    A tenant's constraints are compiled one after the other, so one tenant never has all threads.
+    A tenant's constraints are compiled one after the other, so a tenant never occupies all threads.
     """
 
     def __init__(self, vocabulary: Callable[[], TokenVocabulary]) -> None:
@@ -49,15 +48,15 @@ class GrammarCompiler:
         self._threads: ThreadPoolExecutor | None = None
 
     async def compile(self, constraint: Constraint, owner: Owner = NOBODY) -> GuidanceGrammar:
-        """The grammar of a constraint, whose answers take time from their owner's reserve.
+        """The grammar of a constraint. The time of its answers counts against their owner's reserve.
 
-        InvalidRequest, which says where, if it is wrong, cannot be satisfied or takes too much to compile.
+        InvalidRequest, with the position of the error, if it is wrong, unsatisfiable or too expensive to compile.
         ConstraintNotAvailable if this checkpoint cannot constrain answers.
         """
         async with self._turns.setdefault(owner.tenant, asyncio.Lock()):
             if (grammar := self.cached(constraint, owner)) is not None:
                 return grammar
-            self._threads = self._threads or _with_deep_stacks()
+            self._threads = self._threads or _threads_with_deep_stacks()
             compiling = asyncio.wrap_future(self._threads.submit(self._compile, constraint))
             key = (owner.salt, constraint)
             try:
@@ -70,10 +69,10 @@ class GrammarCompiler:
             return grammar.within(self._reserves[owner.tenant])
 
     def cached(self, constraint: Constraint, owner: Owner = NOBODY) -> GuidanceGrammar | None:
-        """The cached grammar of a constraint, None if it was dropped. Raises a cached error."""
+        """The cached grammar of a constraint, None if there is none. Raises a cached error."""
         cached = self._cache.get((owner.salt, constraint))
         if isinstance(cached, InvalidRequest):
-            raise copy(cached)  # raising an error extends its traceback, and this one stays in the cache
+            raise copy(cached)  # raising an error extends its traceback, and the cached error stays
         return None if cached is None else cached.within(self._reserves[owner.tenant])
 
     def close(self) -> None:
@@ -92,7 +91,7 @@ class GrammarCompiler:
         return compile_grammar(constraint, self._vocabulary), size
 
 
-def _with_deep_stacks() -> ThreadPoolExecutor:
+def _threads_with_deep_stacks() -> ThreadPoolExecutor:
     """Threads whose stacks are deep enough for any constraint within the limits."""
     pool = ThreadPoolExecutor(_THREADS, "constraints")
     before = threading.stack_size(STACK)
@@ -114,7 +113,7 @@ class _CacheEntry(NamedTuple):
 
 
 class GrammarCache:
-    """The last used grammars by their sizes, and for a while the errors of refused constraints."""
+    """The most recently used grammars, limited by their sizes, and for a while the errors of refused constraints."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._entries: OrderedDict[Hashable, _CacheEntry] = OrderedDict()
@@ -122,7 +121,7 @@ class GrammarCache:
         self._clock = clock
 
     def get(self, key: Hashable) -> GuidanceGrammar | InvalidRequest | None:
-        """The cached grammar or error, None if there is none. It becomes the last used one."""
+        """The cached grammar or error, None if there is none. It becomes the most recently used entry."""
         if (entry := self._entries.get(key)) is None:
             return None
         if isinstance(entry.result, InvalidRequest) and self._clock() - entry.since > _ERROR_S:

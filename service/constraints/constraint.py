@@ -26,7 +26,7 @@ _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of a constraint. `tenant`: its time is spent. `salt`: only owners of the same salt share a grammar."""
+    """The owner of a constraint. `tenant`: whose CPU time it uses. `salt`: only owners of one salt share a grammar."""
 
     tenant: str = ""
     salt: str = ""
@@ -38,18 +38,18 @@ NOBODY: Final = Owner()
 class Lead(Data, frozen=True):
     """A text before the constrained text, such as reasoning: from `begin` to `end`, then `gap`.
 
-    `begun`: it is required, and the prompt has its beginning. Else it is optional.
+    `in_prompt`: whether the prompt has its beginning, so that it is required. Else it is optional.
     """
 
     begin: str
     end: str
     gap: str
-    begun: bool = False
+    in_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CallTexts:
-    """The texts around calls of tools: `opening`, a call, for each further call `between` and that call, `closing`."""
+    """The texts around tool calls: `opening`, a call, `between` before each further call, `closing`."""
 
     opening: str
     between: str
@@ -58,7 +58,7 @@ class CallTexts:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallForm:
-    """A call of one tool: `head`, its arguments as JSON that fits `schema`, `tail`. `name`: for errors."""
+    """A call of the tool `name`: `head`, its arguments as JSON that fits `schema`, `tail`."""
 
     name: str
     head: str
@@ -69,8 +69,8 @@ class ToolCallForm:
 class Constraint(Data, frozen=True):
     """A constraint on a whole answer. `source`: a schema or a list of texts as JSON, a pattern, a grammar.
 
-    `param`: the field of the request, which errors name. `lead`: the text before it. `content`: the constraint on an
-    answer without calls, for the kind `calls`.
+    `param`: the field of the request, which errors name. `lead`: the text before the constrained text. `content`: the
+    constraint on an answer without calls, for the kind `calls`.
     """
 
     kind: ConstraintKind

@@ -1,23 +1,26 @@
 """Compiles a constraint to a grammar, by llguidance, with limits on its time and size.
 
-A wrong constraint is an InvalidRequest that says where: a path in a schema, a line of a grammar, an index in a pattern.
+A wrong constraint is an InvalidRequest with the position of the error: a path in a schema, a line of a grammar, or an
+index in a pattern.
+
+Marks of tool calls such as `<tool_call>` may be single tokens. They are then written as tokens, and their spelling in
+other tokens is not allowed in free text. So a mark in the answer's text is always the token.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
 from msgspec.structs import replace
 
-from service.constraints.calls import JSON_OPTIONS, calls_grammar, with_lead
-from service.constraints.constraint import Constraint, ConstraintKind
-from service.constraints.intersections import check_grammar, check_schema
+from service.constraints.checks import check_grammar, check_schema, simplified, unsound_part
+from service.constraints.constraint import Constraint, ConstraintKind, Lead
 from service.constraints.matcher import GuidanceGrammar
-from service.constraints.unsound import simplified, unsound_part
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintFailed, InvalidRequest
 
@@ -27,12 +30,23 @@ _MAX_SIZE, _MAX_CALLS_SIZE = 20_000, 100_000
 #: the most parts of a wrong schema that are compiled to find the error
 _TRIES = 200
 
+#: JSON on one line, as `json.dumps` writes it. So the grammar forces most tokens, and no answer is white space.
+_JSON_OPTIONS: Final[Any] = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "lenient": False,
+}
+
+#: text -> token
+TokenMarks = Mapping[str, int]
+
 
 def compile_grammar(constraint: Constraint, vocabulary: TokenVocabulary) -> GuidanceGrammar:
     """The grammar of a constraint, whose first mask was computed. InvalidRequest if there is an error in it."""
     text = _text(constraint, vocabulary)
     if constraint.lead is not None:
-        text = with_lead(constraint.lead, text, vocabulary.marks)
+        text = _with_lead(constraint.lead, text, vocabulary.marks)
     matcher = _matcher(text, vocabulary, _MAX_CALLS_SIZE if constraint.kind == "calls" else _MAX_SIZE)
     if matcher.is_error():
         if constraint.lead is not None:  # the error is clearer without the lead
@@ -51,18 +65,18 @@ def _text(constraint: Constraint, vocabulary: TokenVocabulary) -> str:
     """The grammar as the library takes it, without the lead."""
     for tool, schema in _schemas(constraint):
         if reason := unsound_part(schema):
-            raise _wrong(constraint, _of(tool) + reason)
+            raise _wrong(constraint, _tool_prefix(tool) + reason)
         try:
             check_schema(schema)
         except ValueError as error:
-            raise _wrong(constraint, f"{_of(tool)}{error}") from None
+            raise _wrong(constraint, f"{_tool_prefix(tool)}{error}") from None
     content = None
     if constraint.content is not None:
         compile_grammar(constraint.content, vocabulary)  # so that an error names the content's field
         content = _text(constraint.content, vocabulary)
     try:
         if constraint.kind == "calls":
-            return calls_grammar(constraint, content, vocabulary.marks)
+            return _calls_grammar(constraint, content, vocabulary.marks)
         return _GRAMMARS[constraint.kind](constraint.source)
     except Exception as error:  # noqa: BLE001 - the converter of grammars raises many types
         raise _wrong(constraint, f"{error}") from None
@@ -75,13 +89,13 @@ def _schemas(constraint: Constraint) -> list[tuple[str, Any]]:
     return [("", json.loads(constraint.source))] if constraint.kind == "json" else []
 
 
-def _of(tool: str) -> str:
+def _tool_prefix(tool: str) -> str:
     return f"the parameters of {tool!r}: " if tool else ""
 
 
 def _json(source: str) -> str:
     schema = json.dumps(simplified(json.loads(source)), ensure_ascii=False)
-    return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
+    return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
 
 
 def _choice(source: str) -> str:
@@ -121,17 +135,17 @@ def _wrong(constraint: Constraint, reason: str) -> InvalidRequest:
     return InvalidRequest(f"{constraint.param} cannot be used: {line}", param=constraint.param)
 
 
-# --- the path of an error in a schema  -------------------------------------------------------------
+# --- the path of an error in a schema --------------------------------------------------------------
 
 
 def _reason(constraint: Constraint, matcher: LLMatcher, vocabulary: TokenVocabulary) -> str:
-    """Why a grammar is wrong. For a schema, with the path of the innermost part that is wrong by itself."""
+    """The error of a grammar. For a schema, with the path of the innermost part that is wrong by itself."""
     for tool, schema in _schemas(constraint):
         if constraint.kind == "json":
             return _path(schema, vocabulary) + matcher.get_error()
-        alone = _matcher(_json(json.dumps(schema)), vocabulary)
-        if alone.is_error():
-            return _of(tool) + _path(schema, vocabulary) + alone.get_error()
+        schema_matcher = _matcher(_json(json.dumps(schema)), vocabulary)
+        if schema_matcher.is_error():
+            return _tool_prefix(tool) + _path(schema, vocabulary) + schema_matcher.get_error()
     return matcher.get_error()
 
 
@@ -170,3 +184,91 @@ def _subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
     for name in ("items", "additionalProperties"):
         if isinstance(schema.get(name), dict):
             yield name, schema[name]
+
+
+# --- tool calls, and the lead before an answer -----------------------------------------------------
+
+
+def _calls_grammar(constraint: Constraint, content: str | None, marks: TokenMarks) -> str:
+    """The grammar of a constraint of the kind `calls`. `content`: the grammar of an answer without calls, if any."""
+    source = json.loads(constraint.source)
+    opening, between, closing = source["texts"]
+    more = f" ({_literal(between, marks)} call)*" if source["parallel"] else ""
+    calls = f"call{more} {_literal(closing, marks)}"
+    lead = constraint.lead
+    unlike = () if lead is None or lead.in_prompt else (lead.begin,)
+    start, parts = _literal(opening, marks), []
+    if content is not None:
+        start, parts = f"@content | {start} calls", _with_name("content", content)
+    elif not source["required"]:
+        start = f"TEXT | {_up_to(opening, marks)} calls"
+    else:
+        start = f"{start} calls"
+    rules = [
+        f"start: {start}",
+        f"calls: {calls}",
+        f"TEXT: {_free((opening,), unlike)}",
+        f"BEFORE: {_free((opening,), unlike) if opening in marks else _ending(opening, unlike)}",
+        "call: " + " | ".join(f"call_{i}" for i in range(len(source["forms"]))),
+    ]
+    for i, (_, head, schema, tail) in enumerate(source["forms"]):
+        options = {"x-guidance": _JSON_OPTIONS, **simplified(schema)}
+        rules.append(f"call_{i}: {_literal(head, marks)} arguments_{i} {_literal(tail, marks)}")
+        rules.append(f"arguments_{i}: %json {json.dumps(options, ensure_ascii=False)}")
+    return _joined("\n".join(rules), parts)
+
+
+def _with_lead(lead: Lead, grammar: str, marks: TokenMarks) -> str:
+    """The grammar with a lead before it."""
+    up_to = f"THOUGHT {_literal(lead.end, marks)}" if lead.end in marks else "THOUGHT"
+    text = _free((lead.end,), ()) if lead.end in marks else _ending(lead.end, ())
+    begin = "" if lead.in_prompt else _literal(lead.begin, marks)
+    start = "lead @answer" if lead.in_prompt else "lead @answer | @answer"
+    rules = [f"start: {start}", f"lead: {begin} {up_to} {_literal(lead.gap, marks)}", f"THOUGHT: {text}"]
+    return _joined("\n".join(rules), _with_name("answer", grammar))
+
+
+def _up_to(mark: str, marks: TokenMarks) -> str:
+    """A free text or none, and the mark."""
+    return f"BEFORE? {_literal(mark, marks)}" if mark in marks else "BEFORE"
+
+
+def _literal(text: str, marks: TokenMarks) -> str:
+    """A text. Marks that are tokens are written as tokens."""
+    longest_first = sorted(marks, key=len, reverse=True)
+    pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+    parts = re.split(f"({pattern})", text)
+    written = [
+        f"<[{marks[part]}]>" if part in marks else json.dumps(part, ensure_ascii=False) for part in parts if part
+    ]
+    return " ".join(written)
+
+
+def _free(without: Sequence[str], unlike: Sequence[str]) -> str:
+    """The pattern of texts without any of `without` in them, and with none of `unlike` at the beginning."""
+    excluded = [f"(?s:.*){_pattern(text)}(?s:.*)" for text in without]
+    return _excluding("(?s:.*)", excluded, unlike)
+
+
+def _ending(mark: str, unlike: Sequence[str]) -> str:
+    """The pattern of texts that end with the first mark in them."""
+    return _excluding(f"(?s:.*){_pattern(mark)}", [f"(?s:.*){_pattern(mark)}(?s:.+)"], unlike)
+
+
+def _excluding(pattern: str, excluded: Sequence[str], unlike: Sequence[str]) -> str:
+    excluded = [*excluded, *(f"\\s*{_pattern(text)}(?s:.*)" for text in unlike)]
+    return " & ".join([f"/{pattern}/", *(f"~/{other}/" for other in excluded)])
+
+
+def _pattern(text: str) -> str:
+    return re.escape(text).replace("/", "\\/")
+
+
+def _with_name(name: str, grammar: str) -> list[dict[str, Any]]:
+    """The parts of a grammar. The first one gets a name."""
+    parts = json.loads(grammar)["grammars"] if grammar.startswith('{"grammars"') else [{"lark_grammar": grammar}]
+    return [{**parts[0], "name": name}, *parts[1:]]
+
+
+def _joined(first: str, parts: list[dict[str, Any]]) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": first}, *parts]}, ensure_ascii=False)

@@ -1,29 +1,84 @@
 """Grammars and their matchers by llguidance, for the protocols of `decode`.
 
 A matcher follows one answer. The library's matcher stands at one state of the answer, and moves back and forth between
-the states that are looked at. The library knows no end tokens here: the answer may end wherever its matcher accepts.
+the states that policies ask for. The library has no end tokens: the answer may end wherever its matcher accepts.
 Control tokens are never allowed.
+
+Matchers run on the engine's thread, on which all requests wait. So a budget limits their CPU time.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 
 import numpy as np
 from llguidance import LLMatcher
 
-from service.constraints.budget import PER_SECOND, PER_TOKEN, GrammarBudget, TenantReserve
 from service.constraints.vocabulary import TokenBitmask, TokenVocabulary
 from service.errors import ConstraintFailed
 
 TokenIds = tuple[int, ...]
 
+#: CPU seconds that a token earns. Common schemas take a tenth of it with 150,000 tokens to choose from, 500 optional
+#: properties of one object nearly all.
+PER_TOKEN = 0.003
+#: CPU seconds of a full reserve, and its gain in a second
+RESERVE, PER_SECOND = 0.25, 0.05
+#: CPU seconds of a new budget, and the most that a budget saves
+_INITIAL, _MAX_SAVED = 0.02, 0.05
+
+
+class TenantReserve:
+    """The reserve of one tenant: a token bucket of CPU seconds that fills up slowly. `clock`: a clock in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._updated, self._seconds = clock, clock(), RESERVE
+
+    @property
+    def empty(self) -> bool:
+        """Whether the bucket is empty."""
+        self.spend(0.0)
+        return self._seconds <= 0
+
+    def spend(self, seconds: float) -> None:
+        """Subtracts CPU seconds, even below zero."""
+        now = self._clock()
+        self._seconds = min(RESERVE, self._seconds + (now - self._updated) * PER_SECOND) - seconds
+        self._updated = now
+
+
+class GrammarBudget:
+    """The CPU time that all answers of one tenant's constraint share.
+
+    Every token of an answer earns time. Time beyond that comes from the tenant's reserve. When both are used up,
+    answers that need more end.
+    """
+
+    def __init__(self, reserve: TenantReserve) -> None:
+        self._reserve, self._credit = reserve, _INITIAL
+
+    @property
+    def used_up(self) -> bool:
+        """Whether no time remains."""
+        return self._credit <= 0 and self._reserve.empty
+
+    def earn(self, tokens: int) -> None:
+        """Adds the time of new tokens. `tokens`: the number of new tokens."""
+        self._credit = min(_MAX_SAVED, self._credit + tokens * PER_TOKEN)
+
+    def spend(self, seconds: float) -> None:
+        """Subtracts CPU seconds."""
+        self._credit -= seconds
+        if self._credit < 0:
+            self._reserve.spend(-self._credit)
+            self._credit = 0.0
+
 
 class GuidanceGrammar:
-    """A compiled grammar. `start`: the library's matcher at its beginning, which is only copied.
+    """A compiled grammar. `start`: the library's matcher at the beginning of an answer, which is only copied.
 
     `param`: the request's field, for errors. `budget`: the CPU time of its answers; None: no limit.
     """
@@ -54,7 +109,7 @@ class GuidanceMatcher:
         self, matcher: LLMatcher, vocabulary: TokenVocabulary, param: str, budget: GrammarBudget | None = None
     ) -> None:
         self._matcher, self._vocabulary, self._param, self._budget = matcher, vocabulary, param, budget
-        self._at: TokenIds = ()
+        self._tokens: TokenIds = ()  # the tokens after which the library's matcher stands
         self._forced: dict[TokenIds, TokenIds] = {}
         self._length = self._longest = 0
 
@@ -72,7 +127,6 @@ class GuidanceMatcher:
         return mask
 
     def forced(self, tokens: TokenIds) -> TokenIds:
-        """The next tokens, where only one text can follow; an end token, where nothing else can."""
         if self._ended(tokens):
             return ()
         forced = self._forced.get(tokens)
@@ -81,7 +135,6 @@ class GuidanceMatcher:
         return forced
 
     def allowed(self, tokens: TokenIds, following: TokenIds) -> int:
-        """How many of the following tokens may come next, one after the other."""
         if self._ended(tokens):
             return 0
         texts = list(takewhile(self._vocabulary.is_text, following))
@@ -92,7 +145,7 @@ class GuidanceMatcher:
         return count
 
     def complete(self, tokens: TokenIds) -> bool:
-        """Whether the answer may end here. False where the matcher failed."""
+        """Whether the answer may end here. False if the matcher failed."""
         texts = tuple(takewhile(self._vocabulary.is_text, tokens))
         try:
             with self._at_state(texts, last=True) as matcher:
@@ -101,9 +154,8 @@ class GuidanceMatcher:
             return False
 
     def advance(self, tokens: TokenIds) -> None:
-        """The tokens are final."""
         with self._at_state(tokens, last=True):
-            self._at = ()
+            self._tokens = ()
         self._length += len(tokens)
         self._forced.clear()
 
@@ -124,16 +176,16 @@ class GuidanceMatcher:
 
     @contextmanager
     def _at_state(self, tokens: TokenIds, *, last: bool = False) -> Iterator[LLMatcher]:
-        """The library's matcher after the tokens. ConstraintFailed if it cannot go there, or if time is used up.
+        """The library's matcher after the tokens. ConstraintFailed if it cannot get there, or if time is used up.
 
-        `last`: the answer needs no further state, so this one is allowed without time.
+        `last`: whether the answer needs no further state; this state is then allowed without time.
         """
         if self._budget is not None and self._budget.used_up and not last:
             limits = f"{PER_TOKEN * 1000:g} ms a token and {PER_SECOND * 1000:g} ms a second"
             raise self._failed(f"it takes too long, allowed are {limits} of CPU time")
         before = time.thread_time()
         try:
-            self._go(tokens)
+            self._move_to(tokens)
             yield self._matcher
             if self._matcher.is_error():
                 raise self._failed(_first_line(self._matcher.get_error()))
@@ -145,20 +197,20 @@ class GuidanceMatcher:
             self.spend(time.thread_time() - before, self._length + len(tokens))
 
     def spend(self, seconds: float, length: int) -> None:
-        """Takes CPU seconds off the budget, after new tokens up to `length` have earned theirs."""
+        """Subtracts CPU seconds from the budget, after the new tokens up to `length` have earned their time."""
         if self._budget is not None:
             self._budget.earn(max(0, length - self._longest))
             self._budget.spend(seconds)
         self._longest = max(self._longest, length)
 
-    def _go(self, tokens: TokenIds) -> None:
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._at, tokens, strict=False)))
-        if same < len(self._at):
-            self._matcher.rollback(len(self._at) - same)
-        following = list(tokens[same:])
+    def _move_to(self, tokens: TokenIds) -> None:
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._tokens, tokens, strict=False)))
+        if common < len(self._tokens):
+            self._matcher.rollback(len(self._tokens) - common)
+        following = list(tokens[common:])
         if following and not self._matcher.consume_tokens(following):
             raise self._failed(_first_line(self._matcher.get_error()))
-        self._at = tokens
+        self._tokens = tokens
 
     def _failed(self, reason: str) -> ConstraintFailed:
         return ConstraintFailed(f"{self._param} cannot be followed: {reason}", param=self._param)

@@ -1,6 +1,6 @@
-"""Trials of constraints: each is compiled in a process of its own first, which ends at the limits of time and memory.
+"""Trials of constraints: each is first compiled in a separate process, which ends at the limits of time and memory.
 
-The library's own limits bound neither its time nor its memory: 100 characters of a schema can take minutes, 2 KB of a
+The library's limits bound neither its time nor its memory: 100 characters of a schema can take minutes, 2 KB of a
 grammar gigabytes. It cannot be stopped within a process. So `GrammarCompiler` tries a constraint here first.
 
 `Trials` starts `python -m service.constraints.trials FD`, a process with the vocabulary and one thread. It forks for
@@ -28,9 +28,9 @@ from service.errors import ConstraintNotAvailable, InvalidRequest
 
 #: The limits of a trial: CPU seconds, seconds, bytes. The largest sets of tools take a tenth of the first and the last.
 CPU_SECONDS, SECONDS, MAX_BYTES = 2, 10, 128 * 1024 * 1024
-#: Bytes of a stack: the library descends into schemas and rules by recursion. Memory is used only as it is needed.
+#: The bytes of a stack: the library descends into schemas and rules by recursion. Unused stack takes no memory.
 STACK = 256 * 1024 * 1024
-#: the niceness of trials: the engine comes first
+#: the niceness of trials: the engine has priority
 _NICE = 10
 
 
@@ -46,14 +46,14 @@ class Trials:
     def run(self, constraint: Constraint) -> int:
         """Compiles a constraint. Returns the size of its grammar in bytes. Blocks up to `SECONDS`, at first longer.
 
-        InvalidRequest if the constraint is wrong or takes more than it may.
+        InvalidRequest if the constraint is wrong or exceeds a limit.
         """
-        own_end, trial_end = socket.socketpair()
+        client_end, trial_end = socket.socketpair()
         with trial_end:
             self._ready()
             with self._lock:
                 socket.send_fds(self._end, [b"."], [trial_end.fileno()])
-        with Connection(own_end.detach()) as trial:
+        with Connection(client_end.detach()) as trial:
             try:
                 trial.send(constraint)
                 result: int | InvalidRequest = trial.recv()
@@ -82,7 +82,7 @@ class Trials:
                     command,
                     pass_fds=[process_end.fileno()],
                     stdin=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,  # the library may write a part of a grammar when it fails
+                    stderr=subprocess.DEVNULL,  # the library may write parts of a grammar when it fails
                     env=os.environ
                     | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "MALLOC_ARENA_MAX": "1"},
                 )
@@ -106,7 +106,7 @@ def _serve(end: socket.socket) -> None:
     vocabulary = TokenVocabulary(*definition)
     os.nice(_NICE)
     gc.freeze()  # a collection would write to memory that forks share
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     while True:
         _, descriptors, _, _ = socket.recv_fds(end, 1, 1)
@@ -147,12 +147,12 @@ def _try(trial: Connection, vocabulary: TokenVocabulary) -> None:
 
 
 def _memory(size: str) -> int:
-    """A size of this process in bytes. `size`: its name in Linux's `status`."""
+    """A size of this process in bytes. `size`: the name of the size in Linux's `status`."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(size)) * 1024
 
 
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # a terminal sends it to all; this process ends with the engine's
+        signal.signal(number, signal.SIG_IGN)  # a terminal sends it to all processes; this one ends with the engine's
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -23,7 +23,7 @@ class _Tokenizer(Protocol):
 
     @property
     def definition(self) -> str:
-        """The tokenizer as `tokenizer.json` writes it."""
+        """The content of `tokenizer.json`."""
 
     @property
     def vocab_size(self) -> int:
@@ -45,12 +45,12 @@ class _Model(Protocol):
 class TokenVocabulary:
     """The tokenizer of a checkpoint. Making it takes seconds for a large vocabulary.
 
-    `tokenizer`: as `tokenizer.json` writes it. `size`: the model's number of tokens. `eos`: the tokens that end an
+    `tokenizer`: the content of `tokenizer.json`. `size`: the model's number of tokens. `eos`: the tokens that end an
     answer. ConstraintNotAvailable if answers of this tokenizer cannot be constrained.
 
-    `marks`: text -> token of added tokens that are text, such as Qwen3's `<tool_call>`, and that the library takes for
-    control tokens because of their form. They come only where a grammar names them.
-    `definition`: its arguments, for another process.
+    `marks`: text -> token of added tokens that are text, such as Qwen3's `<tool_call>`. By their form the library takes
+    them for control tokens. They come only where a grammar names them.
+    `definition`: the constructor's arguments, for another process.
     """
 
     def __init__(self, tokenizer: str, size: int, eos: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ class TokenVocabulary:
         self.eos_mask = _bitmask(np.isin(np.arange(size), self.eos))
 
     @classmethod
-    def of(cls, tokenizer: _Tokenizer, model: _Model) -> TokenVocabulary:
+    def for_checkpoint(cls, tokenizer: _Tokenizer, model: _Model) -> TokenVocabulary:
         """The vocabulary of a checkpoint. Its model may have more tokens than its tokenizer."""
         return cls(tokenizer.definition, max(tokenizer.vocab_size, model.vocab_size), model.eos_token_ids)
 

@@ -18,21 +18,21 @@ class _NewTuple(Protocol):
     def __call__(self, kind: type[_T], fields: tuple[Any, ...], /) -> _T: ...
 
 
-#: Makes a named tuple of all of its fields in half the time of its own call. Used where thousands are made in a step.
+#: Makes a named tuple of all its fields in half the time of the class's call. Used where a step makes thousands.
 new_tuple: _NewTuple = tuple.__new__  # type: ignore[assignment]
 
 StepKind = Literal["denoise", "verify", "mrp", "forced"]
 
 
 class PositionLogprobs(NamedTuple):
-    """The log-probabilities (natural) at a position that a request wants.
+    """The log-probabilities (natural) at a position that a request wants (`LogprobsRequest`).
 
-    `top`: (token, log-probability) of the likeliest tokens, in descending order. `named`: the log-probabilities of the
-    tokens that the request names.
+    `top`: (token, log-probability) of the top tokens, in descending order. `by_id`: the log-probabilities of the
+    request's `token_ids`.
     """
 
     top: tuple[tuple[int, float], ...] = ()
-    named: tuple[float, ...] = ()
+    by_id: tuple[float, ...] = ()
 
 
 class Pick(NamedTuple):
@@ -88,9 +88,9 @@ class Block(NamedTuple):
 class Step(NamedTuple):
     """One decision and its effect on a block. Traces and statistics are made from steps.
 
-    `kind`: the output that decided (`denoise`: one backbone row, `verify`: several backbone rows, `mrp`). `forced`: no
-    output, the grammar left one text only.
-    `drafted`: the picks that were verified. The first `accepted` of them are the first of `revealed`.
+    `kind`: the output that decided (`denoise`: one backbone row, `verify`: several backbone rows, `mrp`), or `forced`:
+    the grammar allowed one text only.
+    `drafted`: the verified picks. The first `accepted` of them are the first picks of `revealed`.
     `gains`: (expected, actual) tokens gained by each state of a tree of drafts.
     """
 

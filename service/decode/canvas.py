@@ -1,17 +1,94 @@
-"""The block on which a policy works: its current state, the steps that led to it, and the grammar of the answer."""
+"""The canvas of a policy: the block's current state, its steps so far, and the grammar of the answer in the block.
+
+`GrammarMatcher` is the interface of grammars: `service/constraints` implements it, and the engine opens a matcher for
+each request with a constraint. A `BlockGrammar` is its view of one block. With a grammar a block is filled from left to
+right, since only the leftmost masked position has a known prefix. A mode then decides only the number of positions that
+a forward fills.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from service.decode.block import Block, Pick, Step, StepKind, new_tuple
-from service.decode.block_grammar import BlockGrammar, forced_picks
 
 if TYPE_CHECKING:
     from service.decode.policy import Prediction
     from service.decode.rules import Rule
+
+
+#: tokens of an answer since its last final block
+AnswerTokens = tuple[int, ...]
+
+#: the confidence of a token that the grammar forces
+_CERTAIN = 1.0
+
+
+class GrammarMatcher(Protocol):
+    """The state of one answer in its grammar. `tokens`: the answer's tokens since the last `advance`.
+
+    Every method may raise an MrpServeError, which ends the request. All but `advance` only look ahead.
+    """
+
+    def mask(self, tokens: AnswerTokens) -> Any:
+        """The tokens that may come next, opaque to policies. None after an end token."""
+
+    def forced(self, tokens: AnswerTokens) -> AnswerTokens:
+        """The next tokens if only one text can follow; an end token if no text can follow."""
+
+    def allowed(self, tokens: AnswerTokens, following: AnswerTokens) -> int:
+        """The number of `following` tokens that may come next, one after the other. Nothing follows an end token."""
+
+    def complete(self, tokens: AnswerTokens) -> bool:
+        """Whether the answer may end here."""
+
+    def advance(self, tokens: AnswerTokens) -> None:
+        """Makes the tokens final."""
+
+
+class CompiledGrammar(Protocol):
+    """A compiled grammar, from which each request opens its own matcher."""
+
+    def open(self) -> GrammarMatcher:
+        """A matcher at the beginning of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGrammar:
+    """The grammar of the answer in one block. `head`: the number of positions before the answer."""
+
+    matcher: GrammarMatcher
+    head: int
+
+    def mask(self, block: Block) -> Any:
+        """The tokens that may stand at the leftmost masked position. None if the block is complete."""
+        return None if block.complete else self.matcher.mask(self.tokens(block))
+
+    def tokens(self, block: Block) -> AnswerTokens:
+        """The tokens of the answer in a state of the block."""
+        return block.tokens[self.head : block.num_leading]
+
+    def allowed(self, block: Block, picks: Sequence[Pick]) -> tuple[Pick, ...]:
+        """The first picks that the grammar allows one after the other. They end before a forced token.
+
+        `picks`: picks from the leftmost masked position on, without gaps.
+        """
+        before = self.tokens(block)
+        allowed = self.matcher.allowed(before, tuple(pick.token for pick in picks))
+        for count in range(1, allowed):
+            if self.matcher.forced((*before, *(pick.token for pick in picks[:count]))):
+                return tuple(picks[:count])
+        return tuple(picks[:allowed])
+
+    def closed(self, block: Block) -> Block:
+        """The block with the tokens that the grammar forces at its masked positions."""
+        if block.complete:
+            return block
+        positions = range(block.num_leading, len(block.tokens))
+        forced = zip(positions, self.matcher.forced(self.tokens(block)), strict=False)
+        return block.reveal(Pick(position, token, _CERTAIN) for position, token in forced)
 
 
 class DraftBudget(NamedTuple):
@@ -54,12 +131,12 @@ class Canvas:
         return rule if self.grammar is None else rule.in_order
 
     def choose(self, rule: Rule, prediction: Prediction, block: Block) -> tuple[Pick, ...]:
-        """The picks that a rule reveals in a state. With a grammar: the allowed first ones, perhaps none."""
+        """The picks that a rule reveals in a state. With a grammar: the first picks that are allowed, perhaps none."""
         picks = rule(prediction)
         return picks if self.grammar is None else self.grammar.allowed(block, picks)
 
     def after(self, block: Block, picks: Iterable[Pick]) -> Block:
-        """The state after the picks, and after all that the grammar then forces."""
+        """The state after the picks, and after the tokens that the grammar then forces."""
         state = block.reveal(picks)
         return state if self.grammar is None else self.grammar.closed(state)
 
@@ -74,7 +151,7 @@ class Canvas:
         return self.after(block, picks) == state
 
     def begin(self) -> None:
-        """Reveals what the grammar forces before anything is chosen."""
+        """Reveals the tokens that the grammar forces at the block's beginning."""
         self._move(self.after(self.block, ()), ())
 
     def reveal(self, kind: StepKind, picks: Iterable[Pick]) -> None:
@@ -92,7 +169,7 @@ class Canvas:
             self._move(after or self.after(self.block, step.revealed), step.revealed)
 
     def remask(self, kind: StepKind, positions: Iterable[int]) -> None:
-        """Masks positions again and records the step. With a grammar, it masks all after the first of them, too."""
+        """Masks positions again and records the step. With a grammar, it also masks all later positions."""
         remasked = tuple(positions)
         if self.grammar is not None:
             remasked = tuple(range(min(remasked), self.block.num_leading))
@@ -101,5 +178,6 @@ class Canvas:
 
     def _move(self, after: Block, revealed: tuple[Pick, ...]) -> None:
         before, self.block = self.block, after
-        if forced := forced_picks(before, after, revealed):
-            self.steps.append(Step("forced", forced))
+        positions, chosen = range(before.num_leading, after.num_leading), {pick.position for pick in revealed}
+        if forced := [Pick(i, after.tokens[i], _CERTAIN) for i in positions if i not in chosen]:
+            self.steps.append(Step("forced", tuple(forced)))

@@ -1,29 +1,34 @@
 """Drafts for `speculative`: states that the decoding of a block is likely to pass through, to be verified.
 
 `chain` is the published method: one draft after the other, each from MRP (MRP paper, speculative decoding). `tree`
-chooses the states with the highest estimated likelihood that are worth their cost, one after another, the likeliest
-first. So MRP reads a state before its successors are looked at, and nothing is ever looked at again. A rule of one
-token a step may go on at any position (`draft_search.py`). Any other rule goes on in one way, and the tree is a line.
-Without MRP a tree drafts from the backbone's last prediction only, as FreeDave's self-drafting does.
+chooses the states with the highest estimated likelihood that are worth their cost, the likeliest first. So MRP reads a
+state before its successors are searched, and no state is searched twice. A rule of one token a step may continue at any
+position (`BestFirstSearch`). Any other rule has one continuation, so its tree is a line. Without MRP a tree drafts from
+the backbone's last prediction only, as FreeDave's self-drafting does.
 
-Drafts do not change the output: they are only compared with the backbone's own picks. `engine/drafting/costs.py`
-measures how long a tree takes.
+Drafts do not change the output: they are only compared with the backbone's picks. `engine/drafting/costs.py` measures
+the time of a tree. The search runs for every request in every step, so a `Block` is made only for a chosen state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import NamedTuple
 
 from service.decode.block import MASKED, Block, Pick, new_tuple
 from service.decode.canvas import Canvas, DraftBudget
-from service.decode.draft_search import FRESH, STALE, SURE, BestFirstSearch, Node, most_likely
 from service.decode.policy import Prediction, Query, Refine
 from service.decode.rules import LeftToRight, Rule, TopConfidence
 
-#: Likelihood that several picks at once are the rule's next picks, measured for `threshold` .5 and .9 and
-#: `tokens_per_step` 2.
+#: The weight of a pick as the next one is odds ** sharpness. FRESH: MRP has read this very state. STALE: the prediction
+#: is of an earlier state. Tuned on held-out problems of the demo that no reported number uses.
+FRESH, STALE = 4.0, 2.0
+#: the most picks that are tried after a state
+_WIDTH = 4
+#: Confidences are clipped to these bounds, since a low temperature rounds them to 0 and 1.
+_DOUBTFUL, SURE = 1e-12, 1 - 1e-7
+#: the likelihood that several picks at once are the rule's next picks, measured for `threshold` .5 and .9 and
+#: `tokens_per_step` 2
 _SEVERAL = 0.45
 #: the rule whose picks have odds: one token a step
 _ONE = TopConfidence(1)
@@ -43,19 +48,19 @@ class Draft(NamedTuple):
     gain: float = 0.0
 
 
-#: in the order of their numbers
+#: the drafts by their states, in the order of their numbers
 Drafts = Mapping[Block, Draft]
 Drafting = Generator[Query, tuple[Prediction, ...], Drafts]
 
 
 def chain(canvas: Canvas, prediction: Prediction, steps: int, rule: Rule, *, first: bool) -> Drafting:
-    """A chain of up to `steps` states, each with one more draft than the one before. Ends at a complete state.
+    """A chain of up to `steps` states, each with one more draft than its predecessor. Ends at a complete state.
 
-    `prediction`: the prediction of the state before the canvas's. `first`: the first round of a block, whose first
-    draft is MRP's. Later rounds begin with the picks of `prediction`.
+    `prediction`: the prediction of the state before the canvas's. `first`: whether it is a block's first round, whose
+    first draft is MRP's. Later rounds begin with the picks of `prediction`.
     """
     block, drafts = canvas.block, dict[Block, Draft]()
-    picks = () if first else canvas.choose(rule, prediction.of(block), block)
+    picks = () if first else canvas.choose(rule, prediction.restricted_to(block), block)
     while len(drafts) < steps and not block.complete:
         if not picks:
             (prediction,) = yield Refine(prediction, block)
@@ -74,9 +79,8 @@ def can_pay(rule: Rule, budget: DraftBudget) -> bool:
 def tree(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudget) -> Drafting:
     """The likeliest states after the canvas's that the budget allows and that are worth their cost.
 
-    `prediction`: the prediction of the state before. MRP reads the canvas's state and those that are chosen first. The
-    successors of a state that MRP does not read come from the prediction of the state before. No returned state ends
-    the answer.
+    `prediction`: the prediction of the state before. MRP reads the canvas's state and the first chosen states. The
+    successors of other states come from the prediction of the state before. No returned state ends the answer.
 
     Example: the picks of the block have the weights a 0.6 and b 0.4. The states {a} and {b} have the likelihoods 0.6
     and 0.4. After {a} only b is left, and after {b} only a. So {a, b} is reached in both ways: likelihood 1.
@@ -91,8 +95,8 @@ def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Dr
     block, drafts = canvas.block, dict[Block, Draft]()
     if not can_pay(_ONE, budget) or block.tokens.count(MASKED) < 2:
         return drafts
-    if budget.row > 0.5 and most_likely(prediction.of(block).confidences, STALE) < budget.row:
-        return drafts  # mostly so under full load, so nothing is made before
+    if budget.row > 0.5 and most_likely(prediction.restricted_to(block).confidences, STALE) < budget.row:
+        return drafts  # the usual case under full load, so it comes first
     node, search = Node(block, 1.0, 0, prediction), BestFirstSearch(budget.states)
     if budget.row or not budget.mrp_steps:
         search.rank(node, STALE)
@@ -118,43 +122,146 @@ def _pays(node: Node, canvas: Canvas, row: float) -> bool:
 
 
 def _line(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudget) -> Drafting:
-    """The tree for any other rule: the states through which it goes on by the latest predictions."""
-    line, drafts = _Line(canvas, rule, budget.row), dict[Block, Draft]()
-    block, likelihood = canvas.block, 1.0
-    if not budget.states or line.after(block, likelihood, prediction) is None:
+    """The tree for any other rule: the states through which it continues by the latest predictions.
+
+    A draft gains one step of plain decoding, of about the length of the step that leads to the draft. The line ends if
+    the rule has no picks, if the next state is not worth its cost, or if the answer ends in it.
+    """
+    block, likelihood, drafts = canvas.block, 1.0, dict[Block, Draft]()
+
+    def following() -> tuple[Block, float, tuple[Pick, ...]] | None:
+        """(next state, its likelihood, the picks that lead to it)."""
+        if not (picks := canvas.choose(rule, prediction.restricted_to(block), block)):
+            return None
+        factor = max(0.0, min(picks[0].confidence, SURE)) if rule == _NEXT else _SEVERAL  # never NaN
+        state = canvas.after(block, picks)
+        if likelihood * factor * len(picks) < budget.row or canvas.ends(state):
+            return None
+        return state, likelihood * factor, picks
+
+    if not budget.states or following() is None:
         return drafts
     while len(drafts) < budget.states:
         if len(drafts) < budget.mrp_steps:
             (prediction,) = yield Refine(prediction, block)
-        following = line.after(block, likelihood, prediction)
-        if following is None:
+        if (step := following()) is None:
             break
-        block, likelihood, picks, gain = following
-        drafts[block] = Draft(len(drafts) + 1, picks, gain)
+        block, likelihood, picks = step
+        drafts[block] = Draft(len(drafts) + 1, picks, likelihood * len(picks))
     return drafts
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """The states of a block through which a rule goes. `row`: the cost of a state, in tokens."""
+# --- the search for a rule of one token a step -----------------------------------------------------
 
-    canvas: Canvas
-    rule: Rule
-    row: float
 
-    def after(
-        self, state: Block, likelihood: float, prediction: Prediction
-    ) -> tuple[Block, float, tuple[Pick, ...], float] | None:
-        """(next state, its likelihood, the picks that lead to it, its expected gain). `likelihood`: that of `state`.
+class Node:
+    """A state from which the search continues.
 
-        The expected gain of a draft is one step of plain decoding, of about as many tokens as the step that leads to
-        it. None if the rule does not go on, if the next state is not worth its cost, or if the answer ends in it.
-        """
-        picks = self.canvas.choose(self.rule, prediction.of(state), state)
-        if not picks:
-            return None
-        likelihood *= max(0.0, min(picks[0].confidence, SURE)) if self.rule == _NEXT else _SEVERAL  # never NaN
-        gain, following = likelihood * len(picks), self.canvas.after(state, picks)
-        if gain < self.row or self.canvas.ends(following):
-            return None
-        return following, likelihood, picks, gain
+    `likelihood`: the probability that decoding passes through the state. `prediction`: the prediction of the state or
+    of an earlier one. `last`: the pick that leads to it on its likeliest path. `picks`: the likeliest picks of the
+    prediction, in order.
+    `bits[i]`: the bit of pick i. A state's `number` is the OR of its picks' bits. `weights[i]`: the weight of pick i, 0
+    if the state has it. `unlisted`: the weight of all picks that are too unlikely to be listed.
+    """
+
+    __slots__ = ("bits", "last", "likelihood", "number", "picks", "prediction", "state", "unlisted", "weights")
+
+    def __init__(self, state: Block, likelihood: float, number: int, prediction: Prediction) -> None:
+        self.state, self.likelihood, self.number, self.prediction = state, likelihood, number, prediction
+        self.last: tuple[Pick, ...] = ()
+        self.picks: list[tuple[int, int, float]] = []
+        self.bits: list[int] = []
+        self.weights: list[float] = []
+        self.unlisted = 0.0
+
+    @property
+    def total(self) -> float:
+        """The weight of all remaining picks; 1 where it rounds to 0."""
+        return sum(self.weights) + self.unlisted or 1.0
+
+    def likely(self) -> list[tuple[float, Pick]]:
+        """The likeliest next picks with their probabilities."""
+        total = self.total
+        return [(weight / total, Pick(*pick)) for weight, pick in zip(self.weights[:_WIDTH], self.picks, strict=False)]
+
+
+class BestFirstSearch:
+    """A search over the states of a block, the likeliest first. `states`: the most states that are chosen.
+
+    Its frontier holds the states one pick after a chosen one. The likelihood of a state is the sum over all paths to
+    it. Its next picks are the picks of its likeliest path.
+    """
+
+    def __init__(self, states: int) -> None:
+        self._num_listed = states + _WIDTH
+        self._likelihoods: dict[int, float] = {}
+        self._paths: dict[int, tuple[float, Node, int]] = {}
+        self._bits: dict[int, int] = {}
+
+    def rank(self, node: Node, sharpness: float) -> None:
+        """Ranks the next picks of a node by the confidences of its prediction."""
+        bits, (positions, tokens, confidences, *_) = self._bits, node.prediction.restricted_to(node.state)
+        order = sorted(range(len(positions)), key=confidences.__getitem__, reverse=True)
+        weights = [
+            (sure / (1.0 - sure) if _DOUBTFUL < sure < SURE else _clipped_odds(sure)) ** sharpness
+            for sure in [confidences[index] for index in order]
+        ]
+        end = self._num_listed
+        node.weights, node.unlisted = weights[:end], sum(weights[end:])
+        node.picks = [(positions[index], tokens[index], confidences[index]) for index in order[:end]]
+        node.bits = [bits.setdefault(token << 16 | position, 1 << len(bits)) for position, token, _ in node.picks]
+
+    def expand(self, node: Node) -> None:
+        """Adds the states after a chosen one to the frontier."""
+        likelihoods, paths, before, bits, tried = self._likelihoods, self._paths, node.number, node.bits, 0
+        share = node.likelihood / node.total
+        for index, weight in enumerate(node.weights):
+            if not weight:
+                continue
+            number, likelihood = before | bits[index], share * weight
+            if number in likelihoods:
+                likelihoods[number] += likelihood
+                if likelihood > paths[number][0]:
+                    paths[number] = likelihood, node, index
+            elif number not in paths:  # else it is chosen
+                likelihoods[number], paths[number] = likelihood, (likelihood, node, index)
+            tried += 1
+            if tried == _WIDTH:
+                break
+
+    def choose(self, ends: Callable[[Block], bool]) -> Node | None:
+        """Removes the likeliest state that does not end the answer from the frontier. None if there is none."""
+        likelihoods = self._likelihoods
+        while likelihoods:
+            number = max(likelihoods, key=likelihoods.__getitem__)
+            _, before, index = self._paths[number]
+            node = _after(before, index, likelihoods.pop(number), number)
+            if not ends(node.state):
+                return node
+        return None
+
+
+def _after(before: Node, index: int, likelihood: float, number: int) -> Node:
+    """The state after pick `index` of a node. It inherits the prediction."""
+    position, token, confidence = before.picks[index]
+    last = (new_tuple(Pick, (position, token, confidence, None)),)
+    node = Node(before.state.reveal(last), likelihood, number, before.prediction)
+    node.last, node.picks, node.bits = last, before.picks, before.bits
+    node.weights, node.unlisted = before.weights.copy(), before.unlisted
+    node.weights[index] = 0.0
+    return node
+
+
+def most_likely(confidences: Iterable[float], sharpness: float) -> float:
+    """A bound above the likelihood of each of at least two picks, at least 0.5. The two surest picks decide it."""
+    *_, second, first = sorted(confidences)
+    if not _DOUBTFUL < second <= first < SURE:
+        return 1.0
+    ratio = second * (1.0 - first) / (first * (1.0 - second))
+    return float(1.0 / (1.0 + ratio**sharpness))
+
+
+def _clipped_odds(confidence: float) -> float:
+    """The odds of a confidence that is out of bounds or NaN."""
+    clipped = SURE if confidence >= SURE else _DOUBTFUL
+    return clipped / (1.0 - clipped)

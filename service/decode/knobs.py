@@ -23,15 +23,15 @@ KnobValue = int | float | str
 class Knob:
     """The values of one knob and their meaning.
 
-    `kind`: int, float or str. Range: `least` <= value, `above` < value, value <= `most`. `in_block`: the largest value
-    is the block size. `auto`: whether "auto" is allowed. `choices`: the allowed texts.
+    `kind`: int, float or str. Range: `minimum` <= value, `above` < value, value <= `maximum`. `in_block`: whether the
+    largest value is the block size. `auto`: whether "auto" is allowed. `choices`: the allowed texts.
     """
 
     kind: type[KnobValue]
     help: str
-    least: float | None = None
+    minimum: float | None = None
     above: float | None = None
-    most: float | None = None
+    maximum: float | None = None
     in_block: bool = False
     auto: bool = False
     choices: tuple[str, ...] = ()
@@ -45,9 +45,9 @@ class Knob:
         if self.choices or isinstance(value, str):
             return value in self.choices or (self.auto and value == AUTO)
         return (
-            value >= (-math.inf if self.least is None else self.least)
+            value >= (-math.inf if self.minimum is None else self.minimum)
             and value > (-math.inf if self.above is None else self.above)
-            and value <= (math.inf if self.most is None else self.most)
+            and value <= (math.inf if self.maximum is None else self.maximum)
             and value < math.inf
             and (not self.in_block or value <= block_size)
         )
@@ -56,29 +56,29 @@ class Knob:
         if self.choices:
             return f"allowed are {', '.join(self.choices)}"
         if self.in_block:
-            numbers = f"{self.least:.0f} to {block_size} (the block size)"
+            numbers = f"{self.minimum:.0f} to {block_size} (the block size)"
             return f"allowed are {numbers} and {AUTO!r}" if self.auto else f"allowed are {numbers}"
         if self.above is not None:
-            return f"allowed is {self.above:g} < {name} <= {self.most:g}"
-        return f"allowed is {self.least:g} or more"
+            return f"allowed is {self.above:g} < {name} <= {self.maximum:g}"
+        return f"allowed is {self.minimum:g} or more"
 
 
 @lru_cache
 def knobs_in(mode: type[Any]) -> Mapping[str, Knob]:
-    """The knobs of a mode's class, by name: its fields are `Annotated` with them. A default of None: it is not set."""
+    """The knobs of a mode's class, by name: its fields are `Annotated` with them. Default None: the knob is unset."""
     hints = get_type_hints(mode, include_extras=True)
     return {name: hints[name].__metadata__[0] for name in mode.__struct_fields__}
 
 
-TOKENS_PER_STEP = Knob(int, "tokens revealed per step, at most the block size", least=1, in_block=True)
+TOKENS_PER_STEP = Knob(int, "tokens revealed per step, at most the block size", minimum=1, in_block=True)
 THRESHOLD = Knob(
     float,
     "confidence that a token needs to be revealed; in speculative it sets verify to dynamic",
     above=0,
-    most=1,
+    maximum=1,
 )
 ENTROPY_BOUND = Knob(
     float,
     "bound in nats on the sum of the entropies of tokens revealed together, less the largest; sequential: 0 is off",
-    least=0,
+    minimum=0,
 )

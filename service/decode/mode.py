@@ -15,7 +15,7 @@ from service.decode.rules import LeftToRight, Rule
 class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
     """The base of all modes. `mode`: its name. `served_without_mrp`: whether a checkpoint without MRP can serve it.
 
-    Between processes its class's name in small letters stands for a mode (msgspec's tag).
+    In messages a mode is tagged with its class's name in small letters.
     """
 
     mode: ClassVar[str]
@@ -28,12 +28,12 @@ class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
 
     @property
     def drafts_decide(self) -> bool:
-        """Whether drafts may change the output. It then depends on how they are made, not on the model alone."""
+        """Whether drafts may change the output, which then depends on more than the model."""
         return False
 
     @property
     def rule(self) -> Rule:
-        """The rule that chooses the positions that a forward of the backbone reveals."""
+        """The rule that chooses which positions a forward of the backbone reveals."""
         raise NotImplementedError
 
     def decode(self, canvas: Canvas) -> Decoding:
@@ -60,18 +60,13 @@ class RuleMode(DecodingMode, frozen=True):
 
 
 class ScoreMode(DecodingMode, frozen=True, tag="score"):
-    """The mode of requests that decode nothing: the engine scores the masked positions of their prompts.
-
-    A request cannot name it.
-    """
+    """The mode of requests whose masked positions are scored. Nothing is decoded, and no client can name it."""
 
     mode: ClassVar[str] = "score"
 
     @property
     def rule(self) -> Rule:
-        """Any rule, since nothing is revealed."""
         return LeftToRight()
 
     def decode(self, canvas: Canvas) -> Decoding:
-        """Asks for nothing."""
         yield from ()

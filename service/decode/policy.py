@@ -1,7 +1,7 @@
 """The protocol of policies: a policy is a generator that decodes one block by asking for predictions.
 
 A policy yields `Evaluate` (the backbone reads states of the block) or `Refine` (MRP predicts the backbone's output for
-a newer state). It is sent one `Prediction` per state. It reveals tokens on its canvas and returns when the block is
+a newer state). It receives one `Prediction` per state. It reveals tokens on its canvas and returns when the block is
 complete. At every `Evaluate` the canvas must hold only final tokens, since the engine may stop a policy there.
 Policies use no tensors; tests drive them with a scripted oracle.
 """
@@ -9,11 +9,9 @@ Policies use no tensors; tests drive them with a scripted oracle.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from service.decode.block import MASKED, Block, Pick, PositionLogprobs, new_tuple
-
-_T = TypeVar("_T")
 
 
 class Prediction(NamedTuple):
@@ -21,9 +19,8 @@ class Prediction(NamedTuple):
 
     `positions`: the masked positions, ascending. `tokens`: the chosen tokens. `confidences`: their probabilities.
     `entropies`: the entropies of the full softmax in nats. `logprobs`: the log-probabilities that the request wants.
-    The last two are empty where nothing needs them. Picks are made on demand, since most states of a tree are read for
-    nothing.
-    `rescored`: for each position of `Refine.rescore`, the state's token there and its probability.
+    The last two are empty where nothing needs them. Picks are made on demand: the walk passes few states of a tree.
+    `rescored`: the state's token at each position of `Refine.rescore`, with its probability.
     `handle`: the anchor of a later Refine; opaque to policies.
     """
 
@@ -34,14 +31,6 @@ class Prediction(NamedTuple):
     handle: Any = None
     entropies: Sequence[float] = ()
     logprobs: Sequence[PositionLogprobs | None] = ()
-
-    @classmethod
-    def of_picks(
-        cls, picks: Iterable[Pick], rescored: tuple[Pick, ...] = (), handle: Any = None, entropies: Sequence[float] = ()
-    ) -> Prediction:
-        """A prediction with these picks for the masked positions, ascending, and their entropies."""
-        positions, tokens, confidences, logprobs = tuple(zip(*picks, strict=True)) or ((), (), (), ())
-        return cls(positions, tokens, confidences, rescored, handle, entropies, logprobs)
 
     @property
     def picks(self) -> tuple[Pick, ...]:
@@ -59,7 +48,7 @@ class Prediction(NamedTuple):
     def most_confident(self, count: int = 1) -> tuple[Pick, ...]:
         """The `count` picks of highest confidence; ties go to the lowest position."""
         confidences = self.confidences
-        if count == 1:  # by far the most frequent
+        if count == 1:  # by far the most frequent count
             index = confidences.index(max(confidences))
             logprobs = self.logprobs[index] if self.logprobs else None
             return (new_tuple(Pick, (self.positions[index], self.tokens[index], confidences[index], logprobs)),)
@@ -70,34 +59,30 @@ class Prediction(NamedTuple):
         sure = [index for index, confidence in enumerate(self.confidences) if confidence > threshold]
         return self.picked(sure) if sure else self.most_confident()
 
-    def of(self, block: Block) -> Prediction:
+    def restricted_to(self, block: Block) -> Prediction:
         """The prediction restricted to the masked positions of `block`, a later state of the same block."""
         state, (positions, tokens, confidences, rescored, handle, entropies, logprobs) = block.tokens, self
-        left = [index for index, position in enumerate(positions) if state[position] == MASKED]
-        if len(left) == len(positions):
+        masked = [index for index, position in enumerate(positions) if state[position] == MASKED]
+        if len(masked) == len(positions):
             return self
         return new_tuple(
             Prediction,
             (
-                [positions[index] for index in left],
-                [tokens[index] for index in left],
-                [confidences[index] for index in left],
+                [positions[index] for index in masked],
+                [tokens[index] for index in masked],
+                [confidences[index] for index in masked],
                 rescored,
                 handle,
-                _selected(entropies, left),
-                _selected(logprobs, left),
+                [entropies[index] for index in masked] if entropies else (),
+                [logprobs[index] for index in masked] if logprobs else (),
             ),
         )
-
-
-def _selected(column: Sequence[_T], indices: Iterable[int]) -> Sequence[_T]:
-    return [column[index] for index in indices] if column else ()
 
 
 class Evaluate(NamedTuple):
     """Asks the backbone for one Prediction per state. `states[0]` is the canvas's block.
 
-    `top_logprobs`: the least number of likeliest tokens that each pick must have (`Pick.logprobs`).
+    `top_logprobs`: the least number of top tokens that each pick must have (`Pick.logprobs`).
     `gains`: the expected gain, in tokens, of each state after the first. With gains, the engine may leave out the last
     states and answer with fewer predictions.
     """

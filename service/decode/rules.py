@@ -1,8 +1,7 @@
 """Reveal rules: each chooses the picks of a prediction that are revealed next.
 
 A mode may consist of a rule only (`RuleMode`). `speculative` gives any rule's output in fewer forwards. A rule sees
-one prediction and keeps no state. `in_order` is the same rule from left to right, for answers with a grammar.
-`needs_entropy`: whether the prediction must have entropies.
+one prediction and keeps no state.
 """
 
 from __future__ import annotations
@@ -10,70 +9,75 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import ClassVar
 
 from service.decode.block import Pick
 from service.decode.policy import Prediction
 
 
-@dataclass(frozen=True, slots=True)
-class TopConfidence:
-    """`static`: the `count` picks of highest confidence (`low_confidence_static` of SDAR's generate.py)."""
+class Rule:
+    """The base of all rules."""
 
-    needs_entropy: ClassVar[bool] = False
-    count: int = 1
+    __slots__ = ()
 
     @property
-    def in_order(self) -> LeftToRight:
-        """The `count` leftmost picks."""
-        return LeftToRight(self.count)
-
-    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
-        """The picks to reveal."""
-        return prediction.most_confident(self.count)
-
-
-@dataclass(frozen=True, slots=True)
-class ConfidenceAbove:
-    """`dynamic`: every pick of confidence > `threshold`, at least one (`low_confidence_dynamic` of generate.py)."""
-
-    needs_entropy: ClassVar[bool] = False
-    threshold: float
+    def needs_entropy(self) -> bool:
+        """Whether the prediction must have entropies."""
+        return False
 
     @property
-    def in_order(self) -> LeftToRightAbove:
-        """The leftmost picks above the threshold."""
-        return LeftToRightAbove(self.threshold)
-
-    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
-        """The picks to reveal."""
-        return prediction.above(self.threshold)
-
-
-@dataclass(frozen=True, slots=True)
-class LeftToRightAbove:
-    """`dynamic` with a grammar: the leftmost pick, and those after it up to the first of confidence <= `threshold`."""
-
-    needs_entropy: ClassVar[bool] = False
-    threshold: float
-
-    @property
-    def in_order(self) -> LeftToRightAbove:
-        """The rule itself."""
+    def in_order(self) -> Rule:
+        """The same rule from left to right, for answers with a grammar."""
         return self
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
         """The picks to reveal."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class TopConfidence(Rule):
+    """`static`: the `count` picks of highest confidence (`low_confidence_static` of SDAR's generate.py)."""
+
+    count: int = 1
+
+    @property
+    def in_order(self) -> Rule:
+        return LeftToRight(self.count)
+
+    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
+        return prediction.most_confident(self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfidenceAbove(Rule):
+    """`dynamic`: every pick of confidence > `threshold`, at least one (`low_confidence_dynamic` of generate.py)."""
+
+    threshold: float
+
+    @property
+    def in_order(self) -> Rule:
+        return LeftToRightAbove(self.threshold)
+
+    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
+        return prediction.above(self.threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftToRightAbove(Rule):
+    """`dynamic` with a grammar: the leftmost pick, and later picks up to the first of confidence <= `threshold`."""
+
+    threshold: float
+
+    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
         sure = takewhile(lambda confidence: confidence > self.threshold, prediction.confidences[1:])
         return prediction.picked(range(1 + sum(1 for _ in sure)))
 
 
 @dataclass(frozen=True, slots=True)
-class LeftToRight:
+class LeftToRight(Rule):
     """`sequential`: the `count` leftmost picks (`sequential` of generate.py), and more as long as `bound` allows.
 
-    `bound`: the bound of `entropy_bounded`, in nats, here in the order of the text, which is our own combination. 0:
-    `count` picks.
+    `bound`: the bound of `entropy_bounded`, in nats, in the order of the text, which is our own combination. 0: none.
     """
 
     count: int = 1
@@ -81,57 +85,50 @@ class LeftToRight:
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether there is a bound."""
         return self.bound > 0
 
-    @property
-    def in_order(self) -> LeftToRight:
-        """The rule itself."""
-        return self
-
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
-        """The picks to reveal."""
         indices = range(len(prediction.positions))
         if not self.needs_entropy:
             return prediction.picked(indices[: self.count])
-        return entropy_bounded(prediction, indices, self.bound, least=self.count)
+        return entropy_bounded(prediction, indices, self.bound, min_count=self.count)
 
 
 @dataclass(frozen=True, slots=True)
-class LowestEntropy:
+class LowestEntropy(Rule):
     """`entropy`: the picks of lowest entropy within `bound` (nats). Ties go to the lowest position."""
 
-    needs_entropy: ClassVar[bool] = True
     bound: float
 
     @property
-    def in_order(self) -> LeftToRight:
-        """The leftmost picks within the bound."""
+    def needs_entropy(self) -> bool:
+        return True
+
+    @property
+    def in_order(self) -> Rule:
         return LeftToRight(1, self.bound)
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
-        """The picks to reveal."""
         ordered = sorted(range(len(prediction.positions)), key=prediction.entropies.__getitem__)
         return entropy_bounded(prediction, ordered, self.bound)
 
 
-Rule = TopConfidence | ConfidenceAbove | LeftToRightAbove | LeftToRight | LowestEntropy
-
-
-def entropy_bounded(prediction: Prediction, ordered: Sequence[int], bound: float, least: int = 1) -> tuple[Pick, ...]:
-    """The picks of the longest beginning of `ordered` within the bound (in nats), at least `least` of them.
+def entropy_bounded(
+    prediction: Prediction, ordered: Sequence[int], bound: float, min_count: int = 1
+) -> tuple[Pick, ...]:
+    """The picks of the longest beginning of `ordered` within the bound (in nats), at least `min_count` picks.
 
     `ordered`: indices of masked positions in the prediction. The bound is EB-Sampler's (arXiv 2505.24857, section 4):
-    the sum of the positions' entropies less the largest one bounds the error of drawing the tokens independently.
-    SDAR's generate.py (`entropy_bounded`) bounds the whole sum instead, and cannot run: it takes the entropy of the
+    the sum of the positions' entropies less the largest entropy bounds the error of drawing the tokens independently.
+    SDAR's generate.py (`entropy_bounded`) bounds the whole sum instead, and cannot run: it uses the entropy of the
     chosen tokens' probabilities over the block, and it never makes the index to which it writes.
     """
-    entropies, largest, others = prediction.entropies, 0.0, 0.0
+    entropies, largest, sum_without_largest = prediction.entropies, 0.0, 0.0
     for count, index in enumerate(ordered):
         entropy = entropies[index]
         if entropy > largest:
             entropy, largest = largest, entropy
-        others += entropy
-        if others > bound and count >= least:
+        sum_without_largest += entropy
+        if sum_without_largest > bound and count >= min_count:
             return prediction.picked(ordered[:count])
     return prediction.picked(ordered)

@@ -19,13 +19,12 @@ from service.engine.request import (
 )
 
 if TYPE_CHECKING:
-    from service.engine.deps import EngineDeps
-    from service.engine.engine import Engine
+    from service.engine.engine import Engine, EngineDeps
     from service.engine.thread import AsyncEngine
 else:
 
     def __getattr__(name: str) -> type:
-        modules = {"AsyncEngine": "thread", "Engine": "engine", "EngineDeps": "deps"}
+        modules = {"AsyncEngine": "thread", "Engine": "engine", "EngineDeps": "engine"}
         if name not in modules:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"service.engine.{modules[name]}"), name)

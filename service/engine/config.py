@@ -7,7 +7,7 @@ from typing import Literal
 
 from service import defaults
 
-#: size of a vocabulary from which on drafts are chosen from some of its tokens (dev/lab/performance-log.md)
+#: the least size of a vocabulary whose drafts are chosen from some of its tokens (dev/lab/performance-log.md)
 _LARGE_VOCABULARY = 16384
 
 #: whether one micro-batch computes while the policies of the other one run (`micro_batch.py`)
@@ -18,18 +18,18 @@ Overlapping = Literal["auto", "on", "off"]
 class EngineConfig:
     """Limits of one engine.
 
-    `max_running`: requests decoded together. `max_rows`: rows of one forward (a row is one block).
-    `max_prefill_tokens`: prompt tokens in a step that also decodes; None: by the kind of device.
-    `kv_cache_tokens`: tokens the KV cache holds over all requests. `max_model_len`: prompt and
-    completion of one request, in tokens; None takes the checkpoint's length, or the cache's if less.
+    `max_running`: the most requests decoded together. `max_rows`: the most rows of one forward (a row is one block).
+    `max_prefill_tokens`: the most prompt tokens in a step that also decodes; None: the default of the device's kind.
+    `kv_cache_tokens`: the tokens that the KV cache holds over all requests. `max_model_len`: the most tokens of one
+    request, prompt and completion; None: the checkpoint's length, or the cache's if it is less.
     `priority_aging_s`: seconds of waiting that make up for one priority.
     `prefix_cache`: whether requests share the KV of equal leading blocks.
     `deterministic`: every row is computed with the same tensor shapes in any batch. A request with a seed then gets
     identical results, bit for bit, on any machine of the same kind. Slower.
-    `attention`: the implementation's name (`service/model/attention/registry.py`); `auto`: the fastest available.
+    `attention`: the backend's name (`service/model/attention/registry.py`); `auto`: the fastest available.
     `cuda_graphs`: whether forwards on CUDA are captured once for each size and replayed.
-    `overlap`: whether requests take turns in two halves; `auto`: on CUDA, where it is faster.
-    `draft_candidates`: tokens of each position from which MRP's drafts are chosen, 0: the whole vocabulary. None: by
+    `overlap`: whether requests are divided into two micro-batches; `auto`: if on CUDA and faster.
+    `draft_candidates`: the number of tokens from which a position's draft is chosen, 0: the whole vocabulary. None: by
     the vocabulary's size. The output is the same.
     """
 
@@ -47,7 +47,7 @@ class EngineConfig:
     max_prefill_tokens: int | None = None
 
     def prefill_tokens(self, device: str) -> int:
-        """Prompt tokens in a step that also decodes, on a kind of device ("cpu", "cuda")."""
+        """The most prompt tokens in a step that also decodes, on a kind of device ("cpu", "cuda")."""
         default = defaults.PREFILL_TOKENS_CPU if device == "cpu" else defaults.PREFILL_TOKENS_GPU
         return self.max_prefill_tokens or default
 

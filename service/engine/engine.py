@@ -1,8 +1,8 @@
 """The engine: continuous batching of requests of any modes, one backbone forward a step.
 
 It is synchronous and single-threaded; `thread.py` runs it on a thread of its own. An unexpected error in the
-bookkeeping of one request ends only that request. An error in a forward ends the engine and is raised by `step`. Use as
-a library:
+bookkeeping of one request ends only that request. `step` raises an error in a forward, which ends the engine. Use as a
+library:
 
     engine = Engine(load_checkpoint("service/demo"))
     [completion] = engine.generate([GenerationRequest("1", prompt_token_ids, Speculative(4))])
@@ -11,20 +11,22 @@ a library:
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from service.engine.config import EngineConfig
-from service.engine.deps import EngineDeps
-from service.engine.drafting.costs import measure
+from service.engine.drafting.costs import StepCosts, measure
 from service.engine.drafting.planner import DraftPlanner
-from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward
+from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, ModelForward, ShapePolicy
 from service.engine.forward.partition import fixed_shapes_for
-from service.engine.forward.runner import forward_clock
+from service.engine.forward.runner import CheckpointRunner, ModelRunner, forward_clock
 from service.engine.micro_batch import ForwardExecutor, MicroBatch, TwoBatchOverlap, end_alone
-from service.engine.observer import EngineState, NullObserver, Observer, SafeObserver, StepReport
-from service.engine.prefix_cache import PagePool, PrefixCache
+from service.engine.observer import EngineState, Observer, SafeObserver, StepReport
+from service.engine.prefix_cache import PrefixCache
 from service.engine.request import (
     BlockEvent,
     BlockProgress,
@@ -33,20 +35,63 @@ from service.engine.request import (
     ForwardKind,
     GenerationRequest,
     Stats,
+    validate,
 )
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, Waiting
-from service.engine.validation import validate
 from service.errors import InvalidRequest, SettingsError, WeightsChanged
-from service.model.checkpoint import Checkpoint
+from service.model.checkpoint import Checkpoint, LoadOptions
+from service.model.device import DeviceMemory
 
 _log = logging.getLogger(__name__)
 
 
-class Engine:
-    """Decodes requests with one checkpoint. Not thread-safe. `deps`: see `deps.py`.
+class Ranks(Protocol):
+    """The other processes of a tensor-parallel engine, each with a part of the checkpoint (`service/parallel`)."""
 
-    `progress`: the decoding steps that the last `step` took for requests with `report_steps`.
+    @property
+    def failure(self) -> str | None:
+        """The reason why the ranks can no longer compute. None while they can."""
+
+    def memory(self) -> DeviceMemory:
+        """The memory of the device with the least free memory."""
+
+    def networks(
+        self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig
+    ) -> ModelForward:
+        """The networks over all ranks. `checkpoint`: the part of this process."""
+
+    def fetch(self, name: str, options: LoadOptions) -> Checkpoint:
+        """Loads new weights for all parts beside the served weights. Returns the part of this process."""
+
+    def apply(self, fresh: Checkpoint) -> None:
+        """Replaces the served weights by the loaded ones. No forward may be under way."""
+
+    def close(self) -> None:
+        """Ends the processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDeps:
+    """The dependencies of an engine that a caller may provide, with their defaults.
+
+    A test provides a clock that stands still, fixed costs, or a runner that fails.
+
+    `clock`: monotonic seconds. `costs`: costs of forwards for `mrp_steps: "auto"` and for several tenants; None:
+    measured for the first request that needs them. `runner`: makes the runner, with the arguments of
+    `CheckpointRunner`. `ranks`: None where this process has the whole checkpoint.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    costs: StepCosts | None = None
+    runner: Callable[..., ModelRunner] = CheckpointRunner
+    ranks: Ranks | None = None
+
+
+class Engine:
+    """Decodes requests with one checkpoint. Not thread-safe.
+
+    `progress`: the decoding steps of the last `step`, for requests with `report_steps`.
     `version`: the version of the weights, which `exchange` sets.
     """
 
@@ -65,7 +110,7 @@ class Engine:
         self._deterministic = config.deterministic
         partition = fixed_shapes_for(checkpoint.device.type, size) if config.deterministic else None
         num_pages = config.kv_cache_tokens // size
-        self._pages = PrefixCache(PagePool(num_pages), config.prefix_cache)
+        self._pages = PrefixCache(num_pages, config.prefix_cache)
         candidates = config.candidates(self.model.vocab_size)
         networks = deps.ranks.networks if deps.ranks else LocalModelForward
         execution = ExecutionConfig(config.attention, config.cuda_graphs, networks=networks)
@@ -76,7 +121,7 @@ class Engine:
         self._planner = DraftPlanner((lambda: costs) if costs else measured, config.max_rows)
         prompt_rows = config.prefill_tokens(checkpoint.device.type) // size
         self._scheduler = Scheduler(self._pages, size, config, self._planner, prompt_rows)
-        self._observer: Observer = SafeObserver(observer or NullObserver())
+        self._observer = SafeObserver(observer)
         self._clock = deps.clock
         self.version, self._held = 0, False
         self.progress: list[BlockProgress] = []
@@ -97,13 +142,13 @@ class Engine:
         validate(request, self.model, self.max_model_len, deterministic=self._deterministic)
 
     def submit(self, request: GenerationRequest) -> None:
-        """Queues a request. Raises what `validate` raises."""
+        """Queues a request. Raises the errors of `validate`."""
         self.validate(request)
         self.enqueue(request)
 
     def enqueue(self, request: GenerationRequest) -> None:
         """Queues a request that `validate` has accepted."""
-        self._scheduler.enqueue(Waiting(request, self._clock() - request.delay_s))
+        self._scheduler.enqueue(request, self._clock() - request.delay_s)
 
     def abort(self, request_id: str) -> None:
         """Ends a request and frees its pages at once. Unknown or finished ids are ignored."""
@@ -125,7 +170,7 @@ class Engine:
         """Whether `step` has anything to do."""
         return bool(self._scheduler.running or self._scheduler.waiting)
 
-    # --- other weights ------------------------------------------------------------------------------
+    # --- new weights --------------------------------------------------------------------------------
 
     def hold(self) -> None:
         """Starts no waiting request until `exchange`."""
@@ -138,16 +183,16 @@ class Engine:
             self.abort(request_id)
         return request_ids
 
-    def exchange(self, take: Callable[[], None], version: int) -> None:
-        """Lets `take` change the weights, and drops the KV of the old ones. No request may run.
+    def exchange(self, apply: Callable[[], None], version: int) -> None:
+        """Lets `apply` change the weights, and drops the KV of the old weights. No request may run.
 
-        An error of `take` is the end of the engine: some weights may be new and others old.
+        An error of `apply` is the end of the engine: it may have changed some weights only.
         """
         if self._scheduler.running:
             raise AssertionError("the weights are to be exchanged while requests run")
-        while self._micro_batches:  # of requests that ended meanwhile
+        while self._micro_batches:  # their requests have ended
             self._end_micro_batch(Counter())
-        take()
+        apply()
         self._pages.clear()
         self.version, self._held = version, False
 
@@ -160,24 +205,20 @@ class Engine:
         for running in self._scheduler.admit():
             running.stats.begin(self._clock, self.version)
             try:
-                self._check_version(running.request)
+                if running.request.version not in {None, self.version}:
+                    raise WeightsChanged(
+                        f"weights of version {running.request.version} began this answer, version {self.version} "
+                        "answers now; send the request again",
+                        retry_after=1.0,
+                    )
                 running.start()
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
 
-    def _check_version(self, request: GenerationRequest) -> None:
-        """WeightsChanged for a request whose first tokens other weights have decoded."""
-        if request.version not in {None, self.version}:
-            raise WeightsChanged(
-                f"weights of version {request.version} began this answer, version {self.version} answers now; send the "
-                "request again",
-                retry_after=1.0,
-            )
-
     def step(self) -> list[BlockEvent]:
         """One step of the running requests: a backbone forward over their rows, then MRP forwards as they need them.
 
-        With two micro-batches under way (`micro_batch.py`), the step of the one that is over first.
+        With two micro-batches under way (`micro_batch.py`), the step of the micro-batch that is over first.
         """
         start = self._clock()
         self.progress = []
@@ -188,28 +229,28 @@ class Engine:
         if self._micro_batches:
             ended = self._end_micro_batch(forwards)
             self._scheduler.publish(ended.requests)
-            self._overlap.note(self._clock() - start - self._executor.take_seconds(), len(ended.requests))
+            self._overlap.note(self._clock() - start - self._executor.pop_seconds(), len(ended.requests))
         events += self._collect(list(self._scheduler.running))
-        looked_up, cached = self._scheduler.take_lookups()
-        self._observer.on_step(StepReport(self._clock() - start, rows, forwards, self.state(), looked_up, cached))
+        lookups = self._scheduler.pop_lookups()
+        self._observer.on_step(StepReport(self._clock() - start, rows, forwards, self.state(), *lookups))
         return events
 
     def _begin_micro_batches(self) -> int:
-        """Begins as many micro-batches as there may be. Returns the rows of their first forwards."""
-        running, begun = len(self._scheduler.running), 0
-        count = self._overlap.micro_batches(running)
-        most = -(-running // count)
+        """Begins micro-batches until their number is reached. Returns the number of rows of their first forwards."""
+        num_running, num_rows = len(self._scheduler.running), 0
+        count = self._overlap.micro_batches(num_running)
+        max_requests = -(-num_running // count)
         while len(self._micro_batches) < count:
             busy = {request for micro_batch in self._micro_batches for request in micro_batch.requests}
-            plan = self._scheduler.plan(busy, most)
+            plan = self._scheduler.plan(busy, max_requests)
             if not plan:
                 break
             self._micro_batches.append(MicroBatch(plan, self._executor, self._planner))
-            begun += sum(len(rows) for _, rows in plan)
-        return begun
+            num_rows += sum(len(rows) for _, rows in plan)
+        return num_rows
 
     def _end_micro_batch(self, forwards: Counter[ForwardKind]) -> MicroBatch:
-        """The micro-batches advance by one forward each until one of them is over."""
+        """Advances the micro-batches by one forward each until one of them is over. Returns that one."""
         while (micro_batch := self._micro_batches.popleft()).advance(forwards):
             self._micro_batches.append(micro_batch)
         return micro_batch
@@ -217,8 +258,8 @@ class Engine:
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
         """Decodes requests together and returns their completions in order. Blocks until all are done.
 
-        InvalidRequest if two have one id, or if submitted requests are not done: their events would be lost.
-        OutOfMemory, after all are done, if one of them ended by that.
+        InvalidRequest if two requests have the same id, or if submitted requests are not done: their events would be
+        lost. OutOfMemory, after all are done, if a request ended by that.
         """
         requests = list(requests)
         events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
@@ -232,7 +273,7 @@ class Engine:
             while self.has_work:
                 for event in self.step():
                     events[event.request_id].append(event)
-        except BaseException:  # a refused request, or an interrupt: the others must not stay for the next call
+        except BaseException:  # a refused request, or an interrupt: no request may stay for the next call
             for request in requests:
                 self.abort(request.request_id)
             raise
@@ -241,14 +282,13 @@ class Engine:
     def _expire(self, now: float) -> list[BlockEvent]:
         """Ends requests that are over their time limit, queued or running."""
         events = []
-        for waiting in [w for w in self._scheduler.waiting if _late(w.request, w.submitted, now)]:
+        for waiting in [waiting for waiting in self._scheduler.waiting if _late(waiting, now)]:
             self._scheduler.waiting.remove(waiting)
-            waited = now - waiting.submitted
-            stats = Stats(queue_s=waited, total_s=waited)
-            events.append(BlockEvent(waiting.request.request_id, 0, (), stats, "timeout"))
+            age = now - waiting.submitted
+            events.append(BlockEvent(waiting.request.request_id, 0, (), Stats(queue_s=age, total_s=age), "timeout"))
             self._observer.on_event(waiting.request, events[-1], ())
-        limited = [s for s in self._scheduler.running if s.request.timeout_s is not None]
-        late = [s for s in limited if _late(s.request, s.submitted, now)]
+        limited = [running for running in self._scheduler.running if running.request.timeout_s is not None]
+        late = [running for running in limited if _late(running, now)]
         for running in late:
             running.expire("timeout")
         return events + self._collect(late)
@@ -271,8 +311,8 @@ class Engine:
         return events
 
 
-def _late(request: GenerationRequest, submitted: float, now: float) -> bool:
-    return request.timeout_s is not None and now - submitted >= request.timeout_s
+def _late(entry: Waiting | RunningRequest, now: float) -> bool:
+    return entry.request.timeout_s is not None and now - entry.submitted >= entry.request.timeout_s
 
 
 def _completion(events: list[BlockEvent]) -> Completion:

@@ -1,6 +1,6 @@
 """Tunes Python's lock and garbage collector, so that an event loop responds beside an engine's thread.
 
-The replica calls it once, when its checkpoint is loaded. `benchmarks/host.py` measures what it is worth.
+The replica calls it once, when its checkpoint is loaded. `benchmarks/host.py` measures the gain.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _RARELY = 100
 def tune_interpreter() -> None:
     """Shortens how long other threads wait for Python's lock, in this process, for good.
 
-    A full garbage collection holds the lock. It looks at every object. Libraries and checkpoint have half a
-    million: 70 ms. They stay for good, so collections leave out all present objects. Requests have some ten thousand: 8
-    ms. So full collections are rare.
+    A full garbage collection holds the lock and looks at every object. Libraries and checkpoint have half a million
+    objects: 70 ms. They stay for good, so collections leave out all present objects. Requests have some ten thousand
+    objects: 8 ms. So full collections are rare.
     """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()

@@ -8,27 +8,39 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service import defaults
-from service.engine.forward.forward_limits import GRAPH_ROWS, MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.errors import SettingsError
 from service.model.attention.interface import NUM_SPARE
 from service.model.config import ModelConfig
 from service.model.device import DeviceMemory
 
-#: bytes per sampled logit: fp32 with six more copies (greedy ones are there in the weights' type and in fp32)
+#: Logits that exist at once: 2^28 are 1 GiB in fp32, some 1,700 positions of a vocabulary of 151,936. Sampling with
+#: noise makes six more copies (measured), so that a quarter of them takes 1.6 GiB. The runner obeys both limits.
+MAX_LOGITS, MAX_SAMPLED_LOGITS = 2**28, 2**26
+#: The sizes of CUDA graphs, in rows. Above 64, at most an eighth of the rows is padding.
+GRAPH_ROWS: tuple[int, ...] = (
+    1,
+    2,
+    4,
+    *range(8, 64, 8),
+    *range(64, 128, 16),
+    *range(128, 256, 32),
+    *range(256, 513, 64),
+)
+#: bytes per sampled logit: fp32 with six more copies (a greedy logit exists in the weights' type and in fp32)
 _SAMPLED_BYTES = 28
-#: bytes that the driver keeps for a captured forward beside its tensors; a guess, not measured
+#: bytes of the driver for a captured forward beside its tensors; a guess, not measured
 _GRAPH_BYTES = 2**20
 #: tokens of a forward on a GPU, and the share of the memory that its tensors may take
 _FORWARD_TOKENS, _FORWARD_SHARE = 4096, 0.25
-#: mean tokens of a request for which there is room, if the model allows more
+#: the mean tokens of a request for which the plan has room, if the model allows more
 _TYPICAL = 512
-#: the most bytes of the cache on a CPU: it is allocated at once, and other programs need memory, too
+#: the most bytes of the cache on a CPU: all of it is allocated at the start, and other programs need memory, too
 _CPU_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedSizes:
-    """The requested sizes. None: as much as fits.
+    """The requested sizes. None: the largest size that fits.
 
     `memory_utilization`: the share of a GPU's memory that may be used, weights included; on a CPU the share of the free
     memory. `cuda_graphs`: whether forwards on CUDA are captured, which takes memory.
@@ -43,7 +55,7 @@ class RequestedSizes:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Sizes that fit. `kv_bytes`: the bytes of the KV cache. `forward_bytes`: estimated for tensors and graphs."""
+    """Sizes that fit. `kv_bytes`: the bytes of the KV cache. `forward_bytes`: the estimate for tensors and graphs."""
 
     kv_cache_tokens: int
     max_running: int
@@ -127,17 +139,17 @@ def _inner(model: ModelConfig) -> int:
 
 def _rows(model: ModelConfig, itemsize: int, budget: int, cpu: bool) -> int:
     """The rows that the kind of device can use, halved until a forward leaves most of the memory to the cache."""
-    least = model.block_size + 2
+    fewest = model.block_size + 2
     rows = defaults.MAX_ROWS_CPU if cpu else max(defaults.MAX_ROWS_CPU, _FORWARD_TOKENS // model.block_size)
-    while rows > least and forward_bytes(model, rows, itemsize) > _FORWARD_SHARE * budget:
+    while rows > fewest and forward_bytes(model, rows, itemsize) > _FORWARD_SHARE * budget:
         rows //= 2
-    return max(least, rows)
+    return max(fewest, rows)
 
 
-def _too_little(memory: DeviceMemory, forward: int, least: int) -> str:
+def _too_little(memory: DeviceMemory, forward: int, min_cache: int) -> str:
     free, total = memory.free / 2**20, memory.total / 2**20
     return (
         f"kv_cache_tokens is auto, but of {total:,.0f} MiB on {memory.kind} {free:,.0f} MiB are free: "
         f"beside the weights a forward takes {forward / 2**20:,.0f} MiB and the KV cache at least "
-        f"{least / 2**20:,.1f} MiB. Lower max_rows, raise memory_utilization or take a larger device"
+        f"{min_cache / 2**20:,.1f} MiB. Lower max_rows, raise memory_utilization or take a larger device"
     )

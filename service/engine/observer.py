@@ -10,7 +10,7 @@ from typing import Protocol
 from service.data import Data
 from service.decode.block import Step
 from service.engine.request import BlockEvent, ForwardKind, GenerationRequest
-from service.tracebacks import kind_and_place
+from service.tracebacks import type_and_line
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class EngineState(Data, frozen=True):
 
     @property
     def kv_usage(self) -> float:
-        """Share of the KV pages in use, 0 to 1."""
+        """The share of the KV pages in use, 0 to 1."""
         return self.kv_pages_used / max(1, self.kv_pages_total)
 
 
@@ -34,7 +34,7 @@ class StepReport:
     """One engine step. `forwards`: kind of forward -> number of requests that had a row in it.
 
     `tokens_looked_up`: prompt tokens that the requests admitted in this step looked up in the prefix cache.
-    `tokens_cached`: those of them that were in it.
+    `tokens_cached`: the looked-up tokens that were in the cache.
     """
 
     seconds: float
@@ -52,35 +52,25 @@ class Observer(Protocol):
         """After every engine step."""
 
     def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
-        """After every finished block and every end of a request, aborts included. `steps`: how it was decoded."""
-
-
-class NullObserver:
-    """An observer that does nothing."""
-
-    def on_step(self, report: StepReport) -> None:
-        """Ignored."""
-
-    def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
-        """Ignored."""
+        """After every finished block and every end of a request, aborts included. `steps`: the block's steps."""
 
 
 class SafeObserver:
-    """Passes reports to another observer and logs its errors, since an error of measuring must not end requests."""
+    """Passes reports to an observer, if any. Logs its errors, since an error of measuring must not end requests."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer | None) -> None:
         self._observer = observer
 
     def on_step(self, report: StepReport) -> None:
-        """Passed on."""
         try:
-            self._observer.on_step(report)
+            if self._observer is not None:
+                self._observer.on_step(report)
         except Exception as error:  # noqa: BLE001 - any error of an observer concerns only the measurement
-            _log.error("an observer failed after a step: %s", kind_and_place(error))
+            _log.error("an observer failed after a step: %s", type_and_line(error))
 
     def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
-        """Passed on."""
         try:
-            self._observer.on_event(request, event, steps)
+            if self._observer is not None:
+                self._observer.on_event(request, event, steps)
         except Exception as error:  # noqa: BLE001 - as above
-            _log.error("an observer failed on request %s: %s", request.request_id, kind_and_place(error))
+            _log.error("an observer failed on request %s: %s", request.request_id, type_and_line(error))

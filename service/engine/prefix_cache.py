@@ -18,65 +18,32 @@ from typing import TypeAlias
 
 from service.errors import SettingsError
 
-Tokens = tuple[int, ...]
-_Nodes: TypeAlias = "dict[tuple[str, Tokens], _Node]"
-
-
-class PagePool:
-    """Free and used pages. A page holds one block over all layers, MRP's included.
-
-    The memory itself is `service.model.attention.PagedCache`.
-    """
-
-    def __init__(self, num_pages: int) -> None:
-        if num_pages < 1:
-            raise SettingsError(f"the KV cache has {num_pages} pages, at least 1 is needed", param="kv_cache_tokens")
-        self.capacity = num_pages
-        self._free = list(range(num_pages - 1, -1, -1))
-
-    @property
-    def num_free(self) -> int:
-        """Pages that can be reserved now."""
-        return len(self._free)
-
-    @property
-    def num_used(self) -> int:
-        """Pages reserved now."""
-        return self.capacity - len(self._free)
-
-    def reserve(self, count: int) -> list[int] | None:
-        """Takes `count` pages. None, and no page is taken, if fewer are free."""
-        if count > len(self._free):
-            return None
-        return [self._free.pop() for _ in range(count)]
-
-    def release(self, pages: list[int]) -> None:
-        """Returns pages to the pool and empties the list, so that no page is returned twice."""
-        self._free.extend(reversed(pages))
-        pages.clear()
+#: the tokens of one block
+BlockTokens = tuple[int, ...]
+_Nodes: TypeAlias = "dict[tuple[str, BlockTokens], _Node]"
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The lookup of a request: the whole blocks of its prompt, and the requests with which it may share pages.
+    """The lookup of a request. `blocks`: the whole blocks of its prompt.
 
     `salt`: only requests with the same salt share pages. `mrp`: whether the request needs MRP's part of a page.
     """
 
-    blocks: Sequence[Tokens] = ()
+    blocks: Sequence[BlockTokens] = ()
     salt: str = ""
     mrp: bool = False
 
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A written block, found by `key` among its `siblings`, the blocks after the same prefix.
+    """A written block. `siblings`: the blocks after the same prefix by `key`, itself included.
 
-    `holders`: number of running requests that hold it. `outdated`: its earlier page, without MRP's part.
+    `holders`: the number of running requests that hold it. `outdated`: its earlier page, without MRP's part.
     """
 
     siblings: _Nodes = field(repr=False)
-    key: tuple[str, Tokens]
+    key: tuple[str, BlockTokens]
     page: int
     mrp: bool
     holders: int = 0
@@ -88,7 +55,7 @@ class _Node:
 class Lease:
     """The pages of one running request, in order, for its whole length.
 
-    The first `num_shared` pages belong to the tree and must not be written. The others belong to the request.
+    The first `num_shared` pages belong to the tree and must not be written. All later pages belong to the request.
     """
 
     pages: list[int]
@@ -102,11 +69,18 @@ class Lease:
 
 
 class PrefixCache:
-    """Gives the pages of a pool to requests. `shares`: whether other requests may use written pages, now and later."""
+    """Gives KV pages to requests. `shares`: whether requests may read the pages of other requests.
 
-    def __init__(self, pool: PagePool, shares: bool = True) -> None:
-        self._pool, self.shares = pool, shares
-        self._first: _Nodes = {}
+    `capacity`: the number of all pages. A page holds one block over all layers, MRP's included. Its memory is
+    `service.model.attention.PagedCache`.
+    """
+
+    def __init__(self, num_pages: int, shares: bool = True) -> None:
+        if num_pages < 1:
+            raise SettingsError(f"the KV cache has {num_pages} pages, at least 1 is needed", param="kv_cache_tokens")
+        self.capacity, self.shares = num_pages, shares
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._roots: _Nodes = {}
         # Nodes that no request holds. Requests hold whole paths and release the deepest node first, so children come
         # before their parents here and the first node is always a leaf.
         self._idle: OrderedDict[_Node, None] = OrderedDict()
@@ -114,35 +88,29 @@ class PrefixCache:
     @property
     def num_used(self) -> int:
         """The number of pages that running requests hold."""
-        return self._pool.num_used - len(self._idle)
-
-    @property
-    def capacity(self) -> int:
-        """The number of all pages."""
-        return self._pool.capacity
+        return self.capacity - len(self._free) - len(self._idle)
 
     def reserve(self, count: int, prefix: Prefix) -> Lease | None:
         """A lease of `count` pages. The leading ones are shared if the tree has them. None if too few are free."""
         nodes = list(self._match(prefix))
         missing = count - len(nodes)
         idle = sum(not node.holders for node in nodes)
-        if missing > self._pool.num_free + len(self._idle) - idle:
+        if missing > len(self._free) + len(self._idle) - idle:
             return None
         for node in nodes:
             self._hold(node)
-        while self._pool.num_free < missing:
+        while len(self._free) < missing:
             self._evict()
-        private = self._pool.reserve(missing)
-        return None if private is None else Lease([node.page for node in nodes] + private, prefix, nodes)
+        return Lease([node.page for node in nodes] + [self._free.pop() for _ in range(missing)], prefix, nodes)
 
-    def publish(self, lease: Lease, tokens: Tokens) -> None:
+    def publish(self, lease: Lease, tokens: BlockTokens) -> None:
         """Shares the request's next block, which is written and final (MRP's part included if it is needed).
 
         If the tree already has the block, the request uses the tree's page and its own page becomes free.
         """
         if not self.shares:
             return
-        siblings = lease.nodes[-1].children if lease.nodes else self._first
+        siblings = lease.nodes[-1].children if lease.nodes else self._roots
         page, index, mrp = lease.pages[lease.num_shared], lease.num_shared, lease.prefix.mrp
         key = (lease.prefix.salt, tokens)
         node = siblings.get(key)
@@ -152,28 +120,28 @@ class PrefixCache:
             self._replace(node, page)
         else:
             lease.pages[index] = node.page
-            self._pool.release([page])
+            self._free.append(page)
         self._hold(node)
         lease.nodes.append(node)
 
     def release(self, lease: Lease) -> None:
         """Releases the pages of a request and empties the lease, so that no page is released twice."""
-        self._pool.release(lease.pages[lease.num_shared :])
+        self._free.extend(reversed(lease.pages[lease.num_shared :]))
         for node in reversed(lease.nodes):
             self._let_go(node)
         lease.nodes.clear()
         lease.pages.clear()
 
     def clear(self) -> None:
-        """Drops all written blocks: other weights give other keys and values. No request may hold a page."""
+        """Drops all written blocks: new weights give new keys and values. No request may hold a page."""
         while self._idle:
             self._evict()
-        if self._pool.num_used:
+        if self.num_used:
             raise AssertionError("pages are in use while the cache is emptied")
 
     def _match(self, prefix: Prefix) -> Iterator[_Node]:
-        """The nodes of the leading blocks that the tree has with all parts that are needed."""
-        nodes = self._first
+        """The nodes of the leading blocks, as far as the tree has them with all needed parts."""
+        nodes = self._roots
         for tokens in prefix.blocks:
             node = nodes.get((prefix.salt, tokens))
             if node is None or (prefix.mrp and not node.mrp):
@@ -190,7 +158,7 @@ class PrefixCache:
         if not node.holders:
             self._idle[node] = None
             if node.outdated is not None:
-                self._pool.release([node.outdated])
+                self._free.append(node.outdated)
                 node.outdated = None
 
     def _replace(self, node: _Node, page: int) -> None:
@@ -198,10 +166,10 @@ class PrefixCache:
         if node.holders:
             node.outdated = node.page
         else:
-            self._pool.release([node.page])
+            self._free.append(node.page)
         node.page, node.mrp = page, True
 
     def _evict(self) -> None:
         node, _ = self._idle.popitem(last=False)
         del node.siblings[node.key]
-        self._pool.release([node.page])
+        self._free.append(node.page)

@@ -1,30 +1,35 @@
-"""The input and output of the engine: requests, block events, statistics.
+"""The input and output of the engine: requests and their check, block events, statistics.
 
-These are frozen values, used from the scheduler to the API.
+All values are frozen. Everything from the scheduler to the API uses them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import add
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from service.data import Data, Private
-from service.decode.block import PositionLogprobs, Step
-from service.decode.block_grammar import CompiledGrammar
+from service.decode.block import MASKED, PositionLogprobs, Step
+from service.decode.canvas import CompiledGrammar
+from service.decode.knobs import AUTO
 from service.decode.mode import DecodingMode, ScoreMode
 from service.decode.modes import Mode, Static
-from service.errors import InvalidRequest, MrpServeError
+from service.decode.registry import leaves_drafts_open, served_without_mrp
+from service.errors import InvalidRequest, ModeNotAvailable, MrpServeError, PromptTooLong
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 FinishReason = Literal["stop", "length", "timeout", "abort"]
 ForwardKind = Literal["prefill", "denoise", "verify", "commit", "mrp"]
 
 if TYPE_CHECKING:
+    from service.model.config import ModelConfig
+
     AnyMode = DecodingMode
 else:
-    AnyMode = Mode | ScoreMode  # what messages are decoded to
+    AnyMode = Mode | ScoreMode  # the types to which a message is decoded
 
 MAX_SEED = 2**63 - 1
 
@@ -59,7 +64,7 @@ class SamplingParams(Data, frozen=True):
 class LogprobsRequest(NamedTuple):
     """The log-probabilities wanted of each masked position, at the request's temperature.
 
-    `top_n`: the number of likeliest tokens. `token_ids`: further tokens.
+    `top_n`: the number of top tokens. `token_ids`: further tokens.
     """
 
     top_n: int = 0
@@ -70,14 +75,14 @@ class LogprobsRequest(NamedTuple):
 class GenerationRequest:
     """One prompt to continue. `timeout_s` counts from submission; None: no limit.
 
-    `priority` (0 is served first), `tenant` and `weight` order waiting requests. `waited_s`: its wait before the
-    submission. Only requests with the same `cache_salt` share pages. `num_continued`: the last tokens of the prompt
-    that another engine has decoded for this request. `report_steps`: whether `Engine.progress` tells its steps.
-    `keep_steps`: whether its events have them. `together`: so many events are handed on at once, the last one at once,
-    for callers who wait for the last one anyway. `logprobs`: the log-probabilities that its picks have.
+    `priority` (0 is served first), `tenant` and `weight` order waiting requests. `waited_s`: seconds of waiting before
+    the submission. Only requests with the same `cache_salt` share pages. `num_continued`: the number of tokens at the
+    prompt's end that another engine has decoded for this request. `report_steps`: whether `Engine.progress` has its
+    steps. `keep_steps`: whether its events have its steps. `together`: the number of events that are delivered at once,
+    for callers who wait for the last event anyway. `logprobs`: the log-probabilities that its picks have.
     `grammar`: the grammar of the answer; its end tokens must be stop tokens of the request.
-    `version`: the version of the weights that must decode it, as they decoded the tokens it continues; None: any.
-    `delay_s`: seconds since the submission that its grammar took.
+    `version`: the version of the weights that must decode it, since it decoded the tokens it continues; None: any.
+    `delay_s`: the seconds between submission and enqueueing, in which its grammar was compiled.
     """
 
     request_id: str
@@ -108,10 +113,8 @@ class GenerationRequest:
                 param="priority",
             )
 
-    def logprobs_of(self, top_n: int) -> LogprobsRequest | None:
-        """The log-probabilities wanted of each position, with at least the `top_n` likeliest tokens."""
-        if not top_n:
-            return self.logprobs
+    def logprobs_with(self, top_n: int) -> LogprobsRequest:
+        """The log-probabilities wanted of each position, with at least `top_n` top tokens."""
         logprobs = self.logprobs or LogprobsRequest()
         return logprobs._replace(top_n=max(logprobs.top_n, top_n))
 
@@ -129,22 +132,16 @@ class ForwardCounts(Data, frozen=True):
     mrp: int = 0
 
     def __add__(self, other: ForwardCounts) -> ForwardCounts:
-        return ForwardCounts(
-            self.prefill + other.prefill,
-            self.denoise + other.denoise,
-            self.verify + other.verify,
-            self.commit + other.commit,
-            self.mrp + other.mrp,
-        )
+        return ForwardCounts(*map(add, astuple(self), astuple(other)))
 
 
 class Stats(Data, frozen=True):
     """The statistics of one request so far. Times are in seconds since submission.
 
-    `mrp_steps`: as requested, or as chosen by `auto`; None for modes that have none.
+    `mrp_steps`: the MRP forwards for drafts, requested or chosen by `auto`; None for modes without them.
     `cached_tokens`: tokens of the prompt that were in the prefix cache.
     `forced_tokens`: tokens that the request's grammar forced, for which no forward was needed.
-    `prefill_s`: when the last whole block of the prompt was stored; None if the prompt has none.
+    `prefill_s`: when the last whole block of the prompt was stored; None if the prompt has no whole block.
     """
 
     forwards: ForwardCounts = ForwardCounts()
@@ -173,41 +170,28 @@ class Stats(Data, frozen=True):
 
     def later_by(self, seconds: float) -> Stats:
         """These statistics with times that count from `seconds` before submission."""
-        prefill, first = self.prefill_s, self.first_block_s
-        return replace(
-            self,
-            queue_s=seconds + self.queue_s,
-            prefill_s=None if prefill is None else seconds + prefill,
-            first_block_s=None if first is None else seconds + first,
-            total_s=seconds + self.total_s,
-        )
+        names = ("queue_s", "prefill_s", "first_block_s", "total_s")
+        times = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: seconds + time for name, time in times.items() if time is not None})
 
-    def continued(self, rest: Stats) -> Stats:
-        """These statistics with those of the rest of the answer. Times of both must count from the same moment."""
-        return Stats(
-            forwards=self.forwards + rest.forwards,
-            decoded_tokens=self.decoded_tokens + rest.decoded_tokens,
-            drafts_proposed=self.drafts_proposed + rest.drafts_proposed,
-            drafts_accepted=self.drafts_accepted + rest.drafts_accepted,
-            remasked=self.remasked + rest.remasked,
-            forced_tokens=self.forced_tokens + rest.forced_tokens,
-            mrp_steps=rest.mrp_steps,
-            cached_tokens=self.cached_tokens,
-            queue_s=self.queue_s,
-            prefill_s=self.prefill_s,
-            first_block_s=self.first_block_s,
-            total_s=rest.total_s,
-        )
+    def continued(self, stats: Stats) -> Stats:
+        """The statistics of an answer of two parts. `stats`: the second part's, whose times count from the same moment.
+
+        Counts are added. `mrp_steps` and `total_s` are the second part's, all other values the first part's.
+        """
+        counts = ("forwards", "decoded_tokens", "drafts_proposed", "drafts_accepted", "remasked", "forced_tokens")
+        sums = {name: getattr(self, name) + getattr(stats, name) for name in counts}
+        return replace(self, mrp_steps=stats.mrp_steps, total_s=stats.total_s, **sums)
 
 
 class BlockEvent(Data, frozen=True, tag=1):
     """One finished block, or the end of a request.
 
     `token_ids`: the completion's new tokens, without a stop token. The tokens of all events together are the
-    completion. `index`: 0 for the first generated block. `finish_reason`: set on a request's last event. `steps`: how
-    the block was decoded, if the request keeps them. `constraint_met`: on the last event, whether the answer satisfies
-    the request's grammar; None without a grammar. `position_logprobs`: for a request of `ScoreMode`, the
-    log-probabilities at each masked position (the number of tokens before it). `error`: why the engine ended the
+    completion. `index`: 0 for the first generated block. `finish_reason`: set on a request's last event. `steps`: the
+    block's decoding steps, if the request keeps them. `constraint_met`: whether the answer satisfies the
+    request's grammar; None before the last event and without a grammar. `position_logprobs`: the log-probabilities at
+    each masked position (the number of tokens before it) of a request of `ScoreMode`. `error`: why the engine ended the
     request (the finish reason is then "abort"), else None. `version`: the version of the weights that decoded it.
     """
 
@@ -237,7 +221,7 @@ class BlockProgress(Data, frozen=True, tag=2):
 
 
 class RequestFailed(Data, frozen=True, tag=3):
-    """The engine ended a request, or has not taken it."""
+    """The engine ended a request, or refused it."""
 
     request_id: str
     error: MrpServeError
@@ -260,3 +244,72 @@ class Completion:
     def __repr__(self) -> str:
         speed = f"{self.stats.tokens_per_forward:.2f} tokens a forward"
         return f"Completion({self.request_id!r}, {len(self.token_ids)} tokens, {self.finish_reason!r}, {speed})"
+
+
+# --- the check of a request ------------------------------------------------------------------------
+
+
+def validate(
+    request: GenerationRequest, model: ModelConfig, max_model_len: int, *, deterministic: bool = False
+) -> None:
+    """Checks whether an engine can serve a request. InvalidRequest names the value received and the allowed values.
+
+    `deterministic`: whether the answer may not depend on the load.
+    """
+    if request.params.needs_mrp and model.mrp is None:
+        served = ", ".join(served_without_mrp())
+        raise ModeNotAvailable(
+            f"mode {request.params.mode!r} needs MRP and this checkpoint has none; it serves {served}", param="mode"
+        )
+    request.params.check(model.block_size)
+    if request.params.drafts_decide:
+        _check_drafts(request, deterministic=deterministic)
+    scored = isinstance(request.params, ScoreMode)
+    prompt = request.prompt_token_ids
+    _check_prompt(tuple(token for token in prompt if token != MASKED) if scored else prompt, model, scored=scored)
+    if scored and MASKED not in prompt:
+        raise InvalidRequest("the text has no masked position to be scored", param="prompt")
+    if request.max_new_tokens < 1 and not scored:
+        raise InvalidRequest(
+            f"max_new_tokens is {request.max_new_tokens}, at least 1 is needed", param="max_new_tokens"
+        )
+    total = len(prompt) + request.max_new_tokens
+    if total > max_model_len:
+        raise PromptTooLong(
+            f"{len(prompt)} prompt tokens and max_new_tokens {request.max_new_tokens} are {total} tokens, "
+            f"allowed are {max_model_len}",
+            param="max_new_tokens",
+        )
+
+
+def _check_drafts(request: GenerationRequest, *, deterministic: bool) -> None:
+    """InvalidRequest if the request does not define which drafts are accepted, where drafts decide."""
+    sampling = request.sampling
+    if sampling.temperature and sampling.filtered:
+        raise InvalidRequest(
+            f"top_p is {sampling.top_p} and top_k is {sampling.top_k}, allowed with a margin are top_p 1 and top_k 0, "
+            "or temperature 0: the margin is between the two likeliest tokens, of which the other fields may leave one "
+            "out",
+            param="margin",
+        )
+    if deterministic and leaves_drafts_open(request.params):
+        raise InvalidRequest(
+            f"mrp_steps is {AUTO!r}, allowed with a margin is a number: this server is deterministic, and the load "
+            "would choose the drafts, and they the answer",
+            param="mrp_steps",
+        )
+
+
+def _check_prompt(prompt: tuple[int, ...], model: ModelConfig, *, scored: bool) -> None:
+    if not prompt and not scored:
+        raise InvalidRequest("the prompt is empty, at least one token is needed", param="prompt")
+    bad = next((token for token in prompt if not 0 <= token < model.vocab_size), None)
+    if bad is not None:
+        raise InvalidRequest(
+            f"prompt_token_ids has {bad}, allowed are 0 to {model.vocab_size - 1}", param="prompt_token_ids"
+        )
+    if model.mask_token_id in prompt:
+        raise InvalidRequest(
+            f"prompt_token_ids has the mask token {model.mask_token_id}, which prompts must not contain",
+            param="prompt_token_ids",
+        )

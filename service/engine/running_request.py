@@ -1,4 +1,4 @@
-"""One running request: the rows that it needs next, and the handling of the predictions that it gets.
+"""One running request: the rows that it needs next, and its reaction to their predictions.
 
 A request prefills its prompt's whole blocks, then decodes block after block by its mode's policy. A finished block
 (`unwritten`) is stored by a row in the same forward as the next block's first evaluation. Tensors occur only as opaque
@@ -12,28 +12,15 @@ from itertools import islice
 from typing import Any
 
 from service.decode.block import MASKED, Block, new_tuple
-from service.decode.block_grammar import BlockGrammar, GrammarMatcher
-from service.decode.canvas import Canvas
+from service.decode.canvas import BlockGrammar, Canvas, GrammarMatcher
 from service.decode.policy import Decoding, Evaluate, Prediction, Query, Refine
 from service.decode.registry import only_drafts
 from service.engine.drafting.planner import RequestDrafts
 from service.engine.forward.rows import Row
-from service.engine.prefix_cache import Lease, Tokens
+from service.engine.prefix_cache import BlockTokens, Lease
 from service.engine.request import FinishReason, ForwardKind, GenerationRequest
 from service.engine.request_stats import EventEnd, RequestStats
 from service.errors import MrpServeError
-
-#: the kinds of forward that a request counts
-_PREFILL: tuple[ForwardKind, ...] = ("prefill",)
-_COMMIT: tuple[ForwardKind, ...] = ("commit",)
-_DENOISE: tuple[ForwardKind, ...] = ("denoise",)
-_VERIFY: tuple[ForwardKind, ...] = ("verify",)
-_MRP: tuple[ForwardKind, ...] = ("mrp",)
-
-
-def pages_needed(request: GenerationRequest, block_size: int) -> int:
-    """The most KV pages that a request can use: its prompt and completion in whole blocks."""
-    return -(-(len(request.prompt_token_ids) + request.max_new_tokens) // block_size)
 
 
 class RunningRequest:
@@ -46,18 +33,14 @@ class RunningRequest:
     def __init__(
         self, request: GenerationRequest, block_size: int, lease: Lease, submitted: float, drafts: RequestDrafts
     ) -> None:
-        self.request = request
-        self.lease = lease
-        self.submitted = submitted
-        self._drafts = drafts
+        self.request, self.lease, self.submitted, self._drafts = request, lease, submitted, drafts
         self.stats = RequestStats(request, submitted, lease.num_shared * block_size, drafts.mrp_steps)
-        self.written: deque[Tokens] = deque()
+        self.written: deque[BlockTokens] = deque()
         self.finish_reason: FinishReason | None = None
         self._block_size = block_size
         self._entropy = request.params.rule.needs_entropy
         self._only_drafts = drafts.uses_mrp and only_drafts(request.params)
-        self._num_output = 0
-        self._num_blocks = 0
+        self._num_output = self._num_blocks = 0
         self._unwritten: deque[Row] = deque()
         self._for_mrp: list[Row] = []
         self._matcher: GrammarMatcher | None = None
@@ -65,7 +48,11 @@ class RunningRequest:
         self._canvas: Canvas
         self._decoding: Decoding
         self._query: Query | None = None
-        self._prefill()
+        blocks = lease.prefix.blocks
+        self._prompt_blocks = len(blocks)
+        for index in range(lease.num_shared, len(blocks)):
+            self._store(Block(blocks[index]), index)
+        self._start_block(request.prompt_token_ids[len(blocks) * block_size :])
 
     def start(self) -> None:
         """Opens the request's grammar and gets the first query of the block's policy. Both may raise."""
@@ -78,7 +65,7 @@ class RunningRequest:
             self._canvas.begin()
         self._go_on(next(self._decoding, None))
 
-    # --- the rows it needs -------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     @property
     def num_prompt_rows(self) -> int:
@@ -99,7 +86,7 @@ class RunningRequest:
         """Rows for the next backbone forward: at most `budget`, and at most `prompt_budget` of the prompt.
 
         Blocks to store come first. The evaluation follows if all of it fits. Empty if nothing fits. The caller must
-        call `accept` with as many predictions.
+        call `accept` with a prediction for every row.
         """
         if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
             return list(islice(self._unwritten, min(budget, prompt_budget)))
@@ -112,7 +99,7 @@ class RunningRequest:
         return rows
 
     def expected_gains(self, rows: list[Row]) -> list[float]:
-        """The tokens that the last of these rows are expected to bring. These rows may be left out."""
+        """The expected gains, in tokens, of the drafts, which are the last of these rows and may be left out."""
         query = self._query
         if not isinstance(query, Evaluate) or not query.gains or rows[-1].writes_kv:
             return []
@@ -126,10 +113,10 @@ class RunningRequest:
             return [*self._for_mrp, self._refined(self._query)]
         return list(self._for_mrp)
 
-    # --- the predictions it gets --------------------------------------------------------------------
+    # --- predictions -------------------------------------------------------------------------------
 
     def accept(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
-        """Takes the backbone's predictions of the rows of `next_rows`. Returns the kinds of forward that it counts."""
+        """Accepts the backbone's predictions of the rows of `next_rows`. Returns the counted kinds of forward."""
         stored = min(len(rows), len(self._unwritten))  # they come first
         for row, prediction in zip(rows[:stored], predictions, strict=False) if stored else ():
             self._unwritten.popleft()
@@ -138,32 +125,27 @@ class RunningRequest:
             else:
                 self.written.append(row.state.tokens)
         evaluated = len(rows) - stored
-        kinds = self._stored_kinds(rows[0], evaluated) if stored else ()
+        kinds: tuple[ForwardKind, ...] = ()
+        if stored and rows[0].index < self._prompt_blocks:  # blocks are stored in their order
+            kinds = ("prefill",)
+        elif not evaluated:
+            kinds = ("commit",)
         if evaluated:
-            kinds += _DENOISE if evaluated == 1 else _VERIFY
+            kinds = (*kinds, "denoise" if evaluated == 1 else "verify")
         self.stats.count(kinds)
         if evaluated:
             self._answer(tuple(predictions[stored:]))
         return kinds
 
     def accept_refinement(self, predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
-        """Takes MRP's predictions of the rows of `next_refinement`. Returns the kinds of forward that it counts."""
+        """Accepts MRP's predictions of the rows of `next_refinement`. Returns the counted kinds of forward."""
         if self._for_mrp:
             self.written.extend(row.state.tokens for row in self._for_mrp)
             self._for_mrp.clear()
-        self.stats.count(_MRP)
+        self.stats.count(("mrp",))
         if isinstance(self._query, Refine):
             self._answer((predictions[-1],))
-        return _MRP
-
-    def _stored_kinds(self, first: Row, evaluated: int) -> tuple[ForwardKind, ...]:
-        """The kinds of forward that the stored rows count as.
-
-        `first`: the first stored row. `evaluated`: how many rows of the same forward are evaluated.
-        """
-        if first.index < self._prompt_blocks:  # blocks are stored in their order
-            return _PREFILL
-        return () if evaluated else _COMMIT
+        return ("mrp",)
 
     def expire(self, reason: FinishReason) -> None:
         """Ends the request now, unless it has already ended. Its last event has the tokens that are final."""
@@ -177,22 +159,16 @@ class RunningRequest:
         self._masks.clear()
         self.written.clear()
         self.finish_reason = "abort"
-        self.stats.emit(self._num_blocks, (), end=EventEnd("abort", error=error))
+        self.stats.add_event(self._num_blocks, (), end=EventEnd("abort", error=error))
 
     def release(self) -> None:
-        """Drops its reference cycles after its end: else only a garbage collection would free it."""
+        """Drops its reference cycles after its end. Without this only a garbage collection would free it."""
         del self._canvas, self._decoding
 
     # --- decoding ----------------------------------------------------------------------------------
 
-    def _prefill(self) -> None:
-        blocks, prompt = self.lease.prefix.blocks, self.request.prompt_token_ids
-        self._prompt_blocks = len(blocks)
-        for index in range(self.lease.num_shared, len(blocks)):
-            self._store(Block(blocks[index]), index)
-        self._start_block(prompt[len(blocks) * self._block_size :])
-
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
+        """`head`: the tokens of the prompt at the block's beginning."""
         self._head = self._leading = len(head)  # tokens before `_leading` are final, and the answer does not end there
         self._drafts.pages = self._prompt_blocks + self._num_blocks
         self._canvas = Canvas(
@@ -216,7 +192,7 @@ class RunningRequest:
         self._go_on(query)
 
     def _go_on(self, query: Query | None) -> None:
-        """Goes on to a query of the policy. A complete block has none; then comes the first of the next block."""
+        """Goes on to a query of the policy. None: the block is complete, and the next block's first query follows."""
         while query is None:
             self._end_block(None)
             if self.finish_reason is not None:
@@ -239,15 +215,15 @@ class RunningRequest:
             self._masks = {state: grammar.mask(state) for state in states}
 
     def _note(self, evaluated: int) -> None:
-        """Notes the steps that the last predictions led to. `evaluated`: the number of states that were read."""
+        """Notes the steps that followed the last predictions. `evaluated`: the number of states that were read."""
         first, steps = self._num_noted, self._canvas.steps
         if not evaluated and first == len(steps):
             return
         self._num_noted = len(steps)
-        fresh = steps[first:]
-        self._drafts.note(evaluated, fresh)
-        if self.request.report_steps and fresh:
-            self.stats.proceed(self._num_blocks, first, fresh)
+        new_steps = steps[first:]
+        self._drafts.note(evaluated, new_steps)
+        if self.request.report_steps and new_steps:
+            self.stats.add_progress(self._num_blocks, first, new_steps)
 
     def _new_tokens(self, block: Block) -> tuple[tuple[int, ...], FinishReason | None]:
         """The tokens of a state of the block that belong to the completion, and the finish reason if it ends there."""
@@ -259,7 +235,7 @@ class RunningRequest:
         return leading[:room], "length" if len(leading) >= room else None
 
     def _settled(self, block: Block) -> bool:
-        """Whether the answer ends in this state, which follows the canvas's. Called for every drafted state."""
+        """Whether the answer ends in this state, a later one than the canvas's. Called for every drafted state."""
         tokens, leading = block.tokens, self._leading
         if tokens[leading] == MASKED:
             return False
@@ -281,24 +257,19 @@ class RunningRequest:
         self.stats.decoded_tokens += len(tokens) + (reason == "stop")
         self.finish_reason = reason = reason or expired
         met = None if reason is None or self._matcher is None else self._matcher.complete(tokens)
-        self.stats.emit(self._num_blocks - 1, tokens, self._canvas.steps, EventEnd(reason, met))
-
-    # --- rows --------------------------------------------------------------------------------------
+        self.stats.add_event(self._num_blocks - 1, tokens, self._canvas.steps, EventEnd(reason, met))
 
     def _rows(self, query: Evaluate) -> list[Row]:
         """The rows that read the states of a query."""
         index, pages, masks = self._prompt_blocks + self._num_blocks, self.lease.pages, self._masks
         request = self.request
-        logprobs = request.logprobs_of(query.top_logprobs) if query.top_logprobs else request.logprobs
+        logprobs = request.logprobs_with(query.top_logprobs) if query.top_logprobs else request.logprobs
         sampling, entropy, drafts = request.sampling, self._entropy, self._only_drafts
         return [
-            new_tuple(
-                Row,
-                (
-                    state, index, pages, False, sampling, (), None, entropy, drafts,
-                    masks.get(state) if masks else None, logprobs,
-                ),
-            )
+            new_tuple(Row, (
+                state, index, pages, False, sampling, (), None, entropy, drafts,
+                masks.get(state) if masks else None, logprobs,
+            ))
             for state in query.states
         ]  # fmt: skip
 

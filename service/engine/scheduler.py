@@ -1,37 +1,50 @@
 """The scheduler: admits requests in the order of a fair queue, and assigns the rows of the next forward.
 
 A long prompt is stored in chunks beside decoding requests, so that it does not delay them much.
+
+A forward takes as long as all of its rows together. So a tenant with many rows would slow down a tenant with few rows,
+even if no request waits. Each tenant has a share of the time, its weight among all weights. A forward takes at most as
+long as each tenant's rows alone would, divided by that share. Further rows wait for the next forward. The price:
+forwards are smaller while tenants of unlike size run, and a forward of few rows takes more time for each row.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from service.decode.block import MASKED
 from service.decode.mode import ScoreMode
 from service.engine.config import EngineConfig
 from service.engine.drafting.planner import DraftPlanner
-from service.engine.fair_rows import Load, fair_rows, shares
 from service.engine.forward.rows import Row
-from service.engine.prefix_cache import Prefix, PrefixCache
+from service.engine.prefix_cache import BlockTokens, Prefix, PrefixCache
 from service.engine.request import GenerationRequest
-from service.engine.running_request import RunningRequest, pages_needed
+from service.engine.running_request import RunningRequest
 from service.engine.scoring import ScoringRequest
 from service.fair_queue import FairQueue, Ticket
+
+#: the requests that have rows in a forward, and the rows
+StepRows = list[tuple[RunningRequest, list[Row]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request in the queue, and the time when it came (engine's clock, seconds)."""
+    """A request in the queue. `submitted`: the time of its submission (engine's clock, seconds).
+
+    `blocks`: the whole blocks of its prompt before the first masked position, which other requests may share.
+    """
 
     request: GenerationRequest
     submitted: float
+    blocks: Sequence[BlockTokens]
 
 
 class Scheduler:
-    """The waiting queue and the running sequences of one engine.
+    """The waiting queue and the running requests of one engine.
 
     `prompt_rows`: the most rows of prompts in a step in which other requests decode.
     """
@@ -48,82 +61,85 @@ class Scheduler:
         self._left_out: list[RunningRequest] = []
         self._planner = planner
 
-    def enqueue(self, waiting: Waiting) -> None:
-        """Adds a request to the queue."""
-        request = waiting.request
-        cost = max(1, -(-request.max_new_tokens // self._block_size))
-        arrived = waiting.submitted - request.waited_s
-        self.waiting.push(waiting, Ticket(arrived, request.tenant, request.weight, request.priority, cost))
+    def enqueue(self, request: GenerationRequest, submitted: float) -> None:
+        """Adds a request to the queue. `submitted`: the time of its submission (engine's clock, seconds)."""
+        size, prompt = self._block_size, request.prompt_token_ids
+        if isinstance(request.params, ScoreMode):
+            prompt = prompt[: prompt.index(MASKED)]
+        blocks = [prompt[end - size : end] for end in range(size, len(prompt) + 1, size)]
+        cost, arrived = max(1, -(-request.max_new_tokens // size)), submitted - request.waited_s
+        ticket = Ticket(arrived, request.tenant, request.weight, request.priority, cost)
+        self.waiting.push(Waiting(request, submitted, blocks), ticket)
 
     def admit(self) -> list[RunningRequest]:
-        """Moves requests from the queue to the running set while pages and places are free.
+        """Moves requests from the queue to the running set while pages and slots are free.
 
-        The next request blocks those after it until its pages are free, so that long requests are served, too.
+        The next request blocks all later requests until its pages are free, so that long requests are served, too.
         """
         admitted = []
         while len(self.running) < self._max_running and (first := self.waiting.peek()) is not None:
-            params = first.request.params
+            request, params = first.request, first.request.params
             mrp_steps = self._planner.mrp_steps(params)
-            prefix = _prefix_of(first.request, self._block_size, params.needs_mrp or bool(mrp_steps))
-            lease = self._pages.reserve(pages_needed(first.request, self._block_size), prefix)
+            prefix = Prefix(first.blocks, request.cache_salt, params.needs_mrp or bool(mrp_steps))
+            lease = self._pages.reserve(pages_needed(request, self._block_size), prefix)
             if lease is None:
                 break
             self.waiting.pop()
-            drafts = self._planner.admit(first.request, mrp_steps)
+            drafts = self._planner.admit(request, mrp_steps)
             kind = ScoringRequest if isinstance(params, ScoreMode) else RunningRequest
-            sequence = kind(first.request, self._block_size, lease, first.submitted, drafts)
-            self.running.append(sequence)
-            self._count_lookup(sequence)
-            admitted.append(sequence)
+            running = kind(request, self._block_size, lease, first.submitted, drafts)
+            if self._pages.shares:
+                looked_up, cached = self._lookups
+                self._lookups = looked_up + len(request.prompt_token_ids), cached + running.stats.cached_tokens
+            self.running.append(running)
+            admitted.append(running)
         return admitted
 
-    def take_lookups(self) -> tuple[int, int]:
-        """Prompt tokens looked up in the prefix cache, and found in it, since the last call."""
-        taken, self._lookups = self._lookups, (0, 0)
-        return taken
+    def pop_lookups(self) -> tuple[int, int]:
+        """The prompt tokens looked up in the prefix cache since the last call, and the tokens found there."""
+        lookups, self._lookups = self._lookups, (0, 0)
+        return lookups
 
-    def plan(
-        self, busy: Collection[RunningRequest] = (), most: int | None = None
-    ) -> list[tuple[RunningRequest, list[Row]]]:
-        """The rows of the next forward: those of decoding requests, then chunks of prompts.
+    def plan(self, busy: Collection[RunningRequest] = (), max_requests: int | None = None) -> StepRows:
+        """The rows of the next forward: rows of decoding requests, then chunks of prompts.
 
-        `busy`: sequences whose forward is under way. `most`: the number of sequences in the forward, at most. A request
-        that gets no rows is the first one in the next forward. A tenant gets the rows that its share of the time allows
-        (`fair_rows.py`), at least those of one request.
+        `busy`: requests whose forward is under way. `max_requests`: the most requests in the forward. A request that
+        gets no rows is the first one in the next forward. A tenant gets the rows that its share of the time allows, at
+        least the rows of one request.
         """
-        live = [sequence for sequence in self.running if sequence.finish_reason is None]  # others failed at once
-        prompts = {sequence: count for sequence in live if (count := sequence.num_prompt_rows)}
+        live = [running for running in self.running if running.finish_reason is None]  # some failed when they started
+        prompts = {running: count for running in live if (count := running.num_prompt_rows)}
         prompt_rows = self._prompt_rows if len(prompts) < len(live) else self._max_rows
-        free = [sequence for sequence in live if sequence not in busy] if busy else live
-        ready, rooms = self._in_order(free, prompts), self._rooms(live, prompts, prompt_rows)
-        order = ready if rooms else ready[:most]
+        free = [running for running in live if running not in busy] if busy else live
+        ready, limits = self._in_order(free, prompts), self._tenant_limits(live, prompts, prompt_rows)
+        order = ready if limits else ready[:max_requests]
         chunks = self._chunks(order, prompts, prompt_rows) if prompts else {}
-        served, left_out = self._serve(order, chunks, rooms, most)
+        served, left_out = self._serve(order, chunks, limits, max_requests)
         self._left_out = left_out + ready[len(order) :]
-        if not rooms:
+        if not limits:
             self._planner.begin(len(order))
-            return self._worth(served)
-        self._planner.begin(len(served), Counter(sequence.request.tenant for sequence in live))
-        parts: dict[str, list[tuple[RunningRequest, list[Row]]]] = {tenant: [] for tenant in rooms}
-        for pair in served:
-            parts[pair[0].request.tenant].append(pair)
-        return [pair for part in parts.values() for pair in self._worth(part)]
+            return self._without_poor_drafts(served)
+        self._planner.begin(len(served), Counter(running.request.tenant for running in live))
+        by_tenant: dict[str, StepRows] = {tenant: [] for tenant in limits}
+        for running, rows in served:
+            by_tenant[running.request.tenant].append((running, rows))
+        return [pair for part in by_tenant.values() for pair in self._without_poor_drafts(part)]
 
-    def _rooms(
+    def _tenant_limits(
         self, live: list[RunningRequest], prompts: Mapping[RunningRequest, int], prompt_rows: int
     ) -> dict[str, int]:
-        """The most rows of each tenant in the next forward. Empty: as many as they want."""
-        if len({sequence.request.tenant for sequence in live}) < 2:
+        """The most rows of each tenant in the next forward. Empty: no tenant is limited."""
+        if len({running.request.tenant for running in live}) < 2:
             return {}
-        costs, loads, stored = self._planner.costs(), dict[str, Load](), Counter[str]()
-        for sequence in live:
-            tenant = sequence.request.tenant
-            load = loads.setdefault(tenant, Load(sequence.request.weight))
-            if sequence in prompts:
-                stored[tenant] += prompts[sequence]
+        costs, loads, stored = self._planner.costs(), dict[str, TenantLoad](), Counter[str]()
+        for running in live:
+            tenant = running.request.tenant
+            load = loads.setdefault(tenant, TenantLoad(running.request.weight))
+            if running in prompts:
+                stored[tenant] += prompts[running]
             else:
-                rows = max(1, sequence.num_rows)
-                load.rows, load.reading = load.rows + rows, load.reading + rows * costs.reading(sequence.num_pages)
+                rows = max(1, running.num_rows)
+                load.rows, load.reading = load.rows + rows, load.reading + rows * costs.reading(running.num_pages)
         for tenant, rows in stored.items():
             loads[tenant].rows += min(rows, prompt_rows)
         return fair_rows(loads, costs.backbone.at, self._max_rows)
@@ -132,78 +148,77 @@ class Scheduler:
         self,
         order: list[RunningRequest],
         chunks: Mapping[RunningRequest, int],
-        rooms: Mapping[str, int],
-        most: int | None,
-    ) -> tuple[list[tuple[RunningRequest, list[Row]]], list[RunningRequest]]:
-        """The sequences that get rows, with these rows, and those that get none."""
-        budget, left = self._max_rows, dict(rooms)
-        served, left_out = list[tuple[RunningRequest, list[Row]]](), list[RunningRequest]()
-        for sequence in order:
-            chunk, rows = chunks.get(sequence), list[Row]()
-            tenant, room = sequence.request.tenant, budget
-            if rooms:
-                room = min(budget, left[tenant]) if len(served) != most else 0
+        limits: Mapping[str, int],
+        max_requests: int | None,
+    ) -> tuple[StepRows, list[RunningRequest]]:
+        """The requests that get rows, with these rows, and the requests that get none."""
+        budget, budgets = self._max_rows, dict(limits)
+        served, left_out = StepRows(), list[RunningRequest]()
+        for running in order:
+            chunk, rows = chunks.get(running), list[Row]()
+            tenant, room = running.request.tenant, budget
+            if limits:
+                room = min(budget, budgets[tenant]) if len(served) != max_requests else 0
             if room > 0:
-                rows = sequence.next_rows(room, chunk)
-                if not rows and rooms and left[tenant] == rooms[tenant]:  # each tenant gets on, if only by one request
-                    rows = sequence.next_rows(budget, chunk)
+                rows = running.next_rows(room, chunk)
+                if not rows and limits and budgets[tenant] == limits[tenant]:  # a tenant makes progress in every step
+                    rows = running.next_rows(budget, chunk)
             if rows:
-                served.append((sequence, rows))
+                served.append((running, rows))
                 budget -= len(rows)
-                if rooms:
-                    left[tenant] -= len(rows)
+                if limits:
+                    budgets[tenant] -= len(rows)
             else:
-                left_out.append(sequence)
+                left_out.append(running)
         return served, left_out
 
-    def _worth(self, served: list[tuple[RunningRequest, list[Row]]]) -> list[tuple[RunningRequest, list[Row]]]:
-        """The rows of one tenant, or of all, without those of drafts that the forward's time is not worth."""
-        offers = [sequence.expected_gains(rows) if len(rows) > 1 else () for sequence, rows in served]
+    def _without_poor_drafts(self, served: StepRows) -> StepRows:
+        """The rows of one tenant, or of all tenants, without drafts that are not worth the forward's time."""
+        offers = [running.expected_gains(rows) if len(rows) > 1 else () for running, rows in served]
         if not any(offers):
             return served
         certain = sum([len(rows) - len(gains) for (_, rows), gains in zip(served, offers, strict=True)])
-        kept = self._planner.accepted(certain, offers, served[0][0].request.tenant)
+        counts = self._planner.accepted(certain, offers, served[0][0].request.tenant)
         return [
-            (sequence, rows[: len(rows) - len(gains) + count])
-            for (sequence, rows), gains, count in zip(served, offers, kept, strict=True)
+            (running, rows[: len(rows) - len(gains) + count])
+            for (running, rows), gains, count in zip(served, offers, counts, strict=True)
         ]
 
     def _in_order(self, free: list[RunningRequest], prompts: Collection[RunningRequest]) -> list[RunningRequest]:
-        """Those that were left out of the last forward come first, those that store prompts last."""
+        """The free requests: first those left out of the last forward, last those that store prompts."""
         if not self._left_out and not prompts:
             return free
-        known, left_out = set(free), set(self._left_out)
-        first = [sequence for sequence in self._left_out if sequence in known]
-        others = [sequence for sequence in free if sequence not in left_out]
-        return first + sorted(others, key=prompts.__contains__)
+        present, left_out = set(free), set(self._left_out)
+        first = [running for running in self._left_out if running in present]
+        return first + sorted([running for running in free if running not in left_out], key=prompts.__contains__)
 
     def _chunks(
         self, order: list[RunningRequest], prompts: Mapping[RunningRequest, int], total: int
     ) -> dict[RunningRequest, int]:
-        """The rows of each prompt in this step, of so many in total, which are divided between tenants first."""
+        """The rows of each prompt in this step. `total`: their sum at most, divided between tenants first."""
         tenants = dict[str, dict[RunningRequest, int]]()
-        for sequence in order:
-            if sequence in prompts:
-                tenants.setdefault(sequence.request.tenant, {})[sequence] = prompts[sequence]
-        weights = [next(iter(wanted)).request.weight for wanted in tenants.values()]
-        totals = shares([sum(wanted.values()) for wanted in tenants.values()], total, weights)
+        for running in order:
+            if running in prompts:
+                tenants.setdefault(running.request.tenant, {})[running] = prompts[running]
+        weights = [next(iter(counts)).request.weight for counts in tenants.values()]
+        totals = shares([sum(counts.values()) for counts in tenants.values()], total, weights)
         chunks = dict[RunningRequest, int]()
-        for wanted, rows in zip(tenants.values(), totals, strict=True):
-            chunks.update(zip(wanted, shares(list(wanted.values()), rows), strict=True))
+        for counts, rows in zip(tenants.values(), totals, strict=True):
+            chunks.update(zip(counts, shares(list(counts.values()), rows), strict=True))
         return chunks
 
-    def publish(self, sequences: Iterable[RunningRequest]) -> None:
-        """Shares the pages that the sequences have written since the last call."""
-        for sequence in sequences:
-            while sequence.written:
-                self._pages.publish(sequence.lease, sequence.written.popleft())
+    def publish(self, requests: Iterable[RunningRequest]) -> None:
+        """Shares the pages that the requests have written since the last call."""
+        for running in requests:
+            while running.written:
+                self._pages.publish(running.lease, running.written.popleft())
 
-    def remove(self, sequence: RunningRequest) -> None:
-        """Removes a sequence and frees its pages. What it has written stays shared."""
-        self.running.remove(sequence)
-        self.publish([sequence])
-        self._pages.release(sequence.lease)
-        sequence.release()
+    def remove(self, running: RunningRequest) -> None:
+        """Removes a request and frees its pages. The blocks that it has written stay shared."""
+        self.running.remove(running)
+        self.publish([running])
+        self._pages.release(running.lease)
+        running.release()
 
     def drop_waiting(self, request_id: str) -> Waiting | None:
         """Removes a request from the queue. None if it is not there."""
@@ -213,17 +228,51 @@ class Scheduler:
                 return waiting
         return None
 
-    def _count_lookup(self, sequence: RunningRequest) -> None:
-        if self._pages.shares:
-            asked, found = self._lookups
-            tokens = len(sequence.request.prompt_token_ids)
-            self._lookups = (asked + tokens, found + sequence.stats.cached_tokens)
+
+def pages_needed(request: GenerationRequest, block_size: int) -> int:
+    """The most KV pages that a request can use: its prompt and completion in whole blocks."""
+    return -(-(len(request.prompt_token_ids) + request.max_new_tokens) // block_size)
 
 
-def _prefix_of(request: GenerationRequest, block_size: int, mrp: bool) -> Prefix:
-    """The lookup of a request's prompt in whole blocks, up to the first masked place."""
-    prompt = request.prompt_token_ids
-    if isinstance(request.params, ScoreMode):
-        prompt = prompt[: prompt.index(MASKED)]
-    blocks = [prompt[end - block_size : end] for end in range(block_size, len(prompt) + 1, block_size)]
-    return Prefix(blocks, request.cache_salt, mrp)
+# --- shares of tenants -----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class TenantLoad:
+    """The rows that a tenant's requests could use in the next forward. `reading`: the time to read their pages."""
+
+    weight: float
+    rows: int = 0
+    reading: float = 0.0
+
+
+def fair_rows(loads: Mapping[str, TenantLoad], price: Callable[[int], float], max_rows: int) -> dict[str, int]:
+    """The rows that each tenant may have in a forward of at most `max_rows` rows. Empty: all rows may be in it.
+
+    `price`: a forward's time by its rows, without `reading`, in the same unit; more rows never take less.
+    """
+    rows, weights = [load.rows for load in loads.values()], [load.weight for load in loads.values()]
+    reading = sum(load.reading for load in loads.values()) / sum(rows)
+    longest = sum(weights) * min((price(load.rows) + load.reading) / load.weight for load in loads.values())
+    total = bisect_right(range(1, max_rows + 1), longest, key=lambda count: price(count) + count * reading)
+    if sum(rows) <= total:
+        return {}
+    return {tenant: max(1, share) for tenant, share in zip(loads, shares(rows, total, weights), strict=True)}
+
+
+def shares(requested: Sequence[int], total: int, weights: Sequence[float] = ()) -> list[int]:
+    """Divides a total by weights (none: equally), each share at most as large as requested.
+
+    Each share is at least one. If the total is too small for that, the first shares are one and the others zero.
+    """
+    count = len(requested)
+    if total < count:
+        return [int(index < total) for index in range(count)]
+    result, weights = [0] * count, weights or [1] * count
+    order = sorted(range(count), key=lambda index: requested[index] / weights[index])
+    sums = [*accumulate(weights[index] for index in reversed(order))]
+    for remaining, index in zip(reversed(range(count)), order, strict=True):
+        share = int(total * weights[index] / sums[remaining]) if remaining else total
+        result[index] = min(requested[index], max(1, min(share, total - remaining)))  # one stays for each later share
+        total -= result[index]
+    return result

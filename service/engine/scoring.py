@@ -2,8 +2,8 @@
 
 The blocks before the first masked position are a prompt like any other. From there on to the block of the last masked
 position, every block is a row of its own: its masks are scored, and its KV is written for the blocks after it, to pages
-that nobody shares. All of these rows are in one forward if they fit. A block therefore sees the masks of the blocks
-before it.
+that no other request shares. All of these rows are in one forward if they fit. A block therefore sees the masks of the
+blocks before it.
 """
 
 from __future__ import annotations
@@ -30,18 +30,16 @@ class ScoringRequest(RunningRequest):
 
     @property
     def num_rows(self) -> int:
-        """The number of rows that `next_rows` gives without a budget."""
         return super().num_rows + len(self._blocks)
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
-        """Blocks to store come first, as for any request, then as many blocks with masked positions as fit."""
+        """Blocks to store come first, as for any request, then the blocks with masked positions that fit."""
         rows = super().next_rows(budget, prompt_budget)
         if len(rows) == len(self._unwritten):
             rows += islice(self._blocks, budget - len(rows))
         return rows
 
     def accept(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
-        """Takes the predictions. The request ends with the prediction of the last block."""
         stored = sum(row.index < self._prompt_blocks for row in rows)
         for row in rows[:stored]:
             self._unwritten.popleft()
@@ -58,12 +56,10 @@ class ScoringRequest(RunningRequest):
         return kinds
 
     def expire(self, reason: FinishReason) -> None:
-        """Ends the request now, with the positions that are scored so far."""
         if self.finish_reason is None:
             self._end(reason)
 
     def fail(self, error: MrpServeError) -> None:
-        """Ends the request with an error."""
         self._blocks.clear()
         super().fail(error)
 
@@ -79,7 +75,7 @@ class ScoringRequest(RunningRequest):
         )
 
     def _block(self, tokens: tuple[int, ...], index: int, *, last: bool) -> Row:
-        """A row of a block. Positions behind the prompt are masked, as when an answer is decoded."""
+        """The row of a block. Positions after the prompt are masked, as when an answer is decoded."""
         block = Block(tokens + (MASKED,) * (self._block_size - len(tokens)))
         sampling, logprobs = (None, None) if block.complete else (self.request.sampling, self.request.logprobs)
         return Row(block, index, self.lease.pages, writes_kv=not last, sampling=sampling, logprobs=logprobs)
@@ -93,4 +89,4 @@ class ScoringRequest(RunningRequest):
     def _end(self, reason: FinishReason) -> None:
         self._blocks.clear()
         self.finish_reason = reason
-        self.stats.emit(0, (), end=EventEnd(reason, position_logprobs=tuple(self._scores)))
+        self.stats.add_event(0, (), end=EventEnd(reason, position_logprobs=tuple(self._scores)))

@@ -1,6 +1,6 @@
-"""The items of requests as asyncio streams, wherever the engine runs.
+"""The outputs of requests as asyncio streams, in the process of the engine or in another one.
 
-Items come from any thread. They wake an event loop once for all its requests.
+Any thread may deliver outputs. A delivery wakes an event loop once for all its requests.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from service.errors import MrpServeError
 
 _log = logging.getLogger(__name__)
 
-Item = BlockEvent | BlockProgress | RequestFailed
+EngineOutput = BlockEvent | BlockProgress | RequestFailed
 
 
-def ends(item: Item) -> bool:
-    """Whether an item is the last one of its request."""
-    return not isinstance(item, BlockProgress) and (isinstance(item, RequestFailed) or item.finish_reason is not None)
+def ends(output: EngineOutput) -> bool:
+    """Whether an output is the last one of its request."""
+    return isinstance(output, RequestFailed) or (isinstance(output, BlockEvent) and output.finish_reason is not None)
 
 
 @dataclass(slots=True)
 class _Stream:
-    """The items of one request."""
+    """The outputs of one request."""
 
     loop: asyncio.AbstractEventLoop
-    queue: asyncio.Queue[Item] = field(default_factory=asyncio.Queue)
+    queue: asyncio.Queue[EngineOutput] = field(default_factory=asyncio.Queue)
 
 
 class RequestStreams:
@@ -44,64 +44,64 @@ class RequestStreams:
         return len(self._streams)
 
     async def open(self, request_id: str, submit: Callable[[], None]) -> AsyncGenerator[BlockEvent | BlockProgress]:
-        """Submits a request, and gives its items to the last. Closing the generator aborts the request.
+        """Submits a request, and yields its outputs to the last one. Closing the generator aborts the request.
 
-        `submit` gives it to the engine, and refuses an id that is in use. Raises what `submit` raises, and the error
-        that ended the request.
+        `submit`: passes the request to the engine, and refuses an id that is in use. Raises the errors of `submit`, and
+        the error that ended the request.
         """
         stream = _Stream(asyncio.get_running_loop())
-        with self._changed:  # the engine's thread may have items before the stream is there
+        with self._changed:  # the engine's thread may have outputs before the stream exists
             submit()
             self._streams[request_id] = stream
         finished = False
         try:
             while not finished:
-                item = await stream.queue.get()
-                finished = ends(item)
-                if isinstance(item, RequestFailed):
-                    raise item.error
-                yield item
+                output = await stream.queue.get()
+                finished = ends(output)
+                if isinstance(output, RequestFailed):
+                    raise output.error
+                yield output
         finally:
             if not finished and self._drop(request_id):
                 self._abort(request_id)
 
-    def deliver(self, items: Iterable[Item]) -> None:
-        """Passes items to their streams, with one wake-up for each event loop. Any thread may call it."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Item]]] = {}
-        for stream, item in self._followed(items):
-            by_loop.setdefault(stream.loop, []).append((stream, item))
+    def deliver(self, outputs: Iterable[EngineOutput]) -> None:
+        """Passes outputs to their streams, with one wake-up for each event loop. Any thread may call it."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, EngineOutput]]] = {}
+        for stream, output in self._with_streams(outputs):
+            by_loop.setdefault(stream.loop, []).append((stream, output))
         for loop, pairs in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_put, pairs)
+                loop.call_soon_threadsafe(_enqueue, pairs)
             except RuntimeError:  # the loop is closed, so no client is left
                 _log.debug("an event loop closed before its events came")
 
-    def deliver_here(self, items: Iterable[Item]) -> None:
-        """Passes items to their streams. All streams are read on the event loop that calls it."""
-        _put(self._followed(items))
+    def deliver_on_loop(self, outputs: Iterable[EngineOutput]) -> None:
+        """Passes outputs to their streams. All streams are read on the event loop that calls it."""
+        _enqueue(self._with_streams(outputs))
 
     def fail(self, error: Callable[[], MrpServeError]) -> None:
-        """Ends all streams, each with an error of its own: raising an error extends its traceback."""
+        """Ends all streams, each with another error object: raising an error extends its traceback."""
         with self._changed:
             failed = list(self._streams)
         self.deliver(RequestFailed(request_id, error()) for request_id in failed)
 
-    def _followed(self, items: Iterable[Item]) -> list[tuple[_Stream, Item]]:
-        """The items that somebody waits for. Streams whose last item is among them are forgotten."""
-        followed = []
+    def _with_streams(self, outputs: Iterable[EngineOutput]) -> list[tuple[_Stream, EngineOutput]]:
+        """The outputs that have a stream, with their streams. Drops a stream with its last output."""
+        pairs = []
         with self._changed:
-            for item in items:
-                take = self._streams.pop if ends(item) else self._streams.get
-                if (stream := take(item.request_id, None)) is not None:
-                    followed.append((stream, item))
-        return followed
+            for output in outputs:
+                find = self._streams.pop if ends(output) else self._streams.get
+                if (stream := find(output.request_id, None)) is not None:
+                    pairs.append((stream, output))
+        return pairs
 
     def _drop(self, request_id: str) -> bool:
-        """Whether the stream was there. An item that ends it may be on its way to the event loop."""
+        """Drops a stream. False if it is dropped already: its last output is then on its way to the event loop."""
         with self._changed:
             return self._streams.pop(request_id, None) is not None
 
 
-def _put(pairs: list[tuple[_Stream, Item]]) -> None:
-    for stream, item in pairs:
-        stream.queue.put_nowait(item)
+def _enqueue(pairs: list[tuple[_Stream, EngineOutput]]) -> None:
+    for stream, output in pairs:
+        stream.queue.put_nowait(output)

@@ -1,7 +1,7 @@
-"""The model card that one ingress knows, also while the service is scaled to zero.
+"""The model card that one ingress knows. A task asks the replicas for it every second, so no request waits for that.
 
-While no replica runs on purpose, the last card stays valid with 0 places. Requests are then checked as usual and
-wait. As long as a request waits, the ingress asks for replicas every second, so a new replica gets work at once.
+While no replica runs on purpose (scaled to zero), the last card stays valid with 0 slots. Requests are then checked as
+usual and wait. New replicas and slots get work at the next look.
 """
 
 from __future__ import annotations
@@ -9,25 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from contextvars import Context
+from copy import copy
 from dataclasses import replace
 
 from service.admission.controller import AdmissionController
-from service.errors import NotReady, ScaledToZero
-from service.gateway.backend import Backend
+from service.errors import MrpServeError, NotReady, ScaledToZero
+from service.gateway.backend import Backend, serving
+from service.gateway.metrics import Throttled
 from service.tracebacks import without_message
-from service.wire import ModelCard
+from service.wire import ModelCard, Status
 
 _log = logging.getLogger(__name__)
 
-#: seconds between two queries to the replicas while a request waits
+#: seconds between two looks at the replicas
 LOOK_S = 1.0
 
 
 class Availability:
-    """Reads the card from a backend and passes it to the admission controller.
+    """Keeps the card, and passes every new card to the admission controller and to `on_card`.
 
-    `timeout_s`: the longest wait for the first card of a service that is scaled to zero. `heard` gets every card, too.
+    `timeout_s`: the longest wait for the first card of a service that is scaled to zero.
     """
 
     def __init__(
@@ -35,15 +37,17 @@ class Availability:
         backend: Backend,
         admission: AdmissionController,
         timeout_s: float,
-        heard: Callable[[ModelCard], None] = lambda _: None,
+        on_card: Callable[[ModelCard], None] = lambda _: None,
     ) -> None:
-        self._backend = backend
-        self._admission = admission
+        self._backend, self._admission = backend, admission
         self._timeout_s = timeout_s
-        self._heard = heard
-        self._last: ModelCard | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._on_card = on_card
+        self._card: ModelCard | None = None
+        self._error: MrpServeError | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._waiting = 0
+        #: as `look`, at most ten times a second
+        self.statuses = Throttled(self.look)
 
     @property
     def somebody_waits(self) -> bool:
@@ -51,56 +55,75 @@ class Availability:
         return self._waiting > 0
 
     async def card(self) -> ModelCard:
-        """The card of the service. NotReady while no replica can generate, except when scaled to zero."""
+        """The card of the service. NotReady while no replica can generate, except when scaled to zero.
+
+        Waits only before the first card.
+        """
+        if self._card is None:
+            await self._first()
+        self._keep_looking()
+        if self._error is not None:
+            raise copy(self._error)  # requests that raise the same object would extend one traceback
+        if self._card is None:
+            raise AssertionError("a look at the replicas gave neither a card nor an error")
+        return self._card
+
+    async def look(self) -> list[Status]:
+        """Asks the replicas for their cards now. NotReady if none can generate, ScaledToZero if there is none.
+
+        Updates of the weights call this, too, and GET /health by `statuses`.
+        """
         try:
-            return await self._look()
+            statuses = await self._backend.statuses()
+            card = serving(statuses)
         except ScaledToZero:
-            return await self._first()
+            if self._card is not None:
+                self._learn(replace(self._card, slots=0))
+            raise
+        except MrpServeError as error:
+            self._error = error
+            raise
+        self._learn(card)
+        return statuses
 
-    def learn(self, card: ModelCard) -> None:
-        """Stores `card` as the current one. GET /health calls this, too."""
-        self._last = card
+    def _learn(self, card: ModelCard) -> None:
+        self._card, self._error = card, None
         self._admission.serves(card)
-        self._heard(card)
+        self._on_card(card)
 
-    def watch(self) -> None:
-        """Starts asking for new places, until no request waits for one."""
-        if self._watch is None or self._watch.done():
-            self._watch = asyncio.create_task(self._keep_looking())
-
-    async def _first(self) -> ModelCard:
-        """The first card of a service at zero replicas. The waiting request makes the service start one."""
+    async def _first(self) -> None:
+        """Waits for the first card. A request that waits makes a service at zero replicas start one."""
         self._waiting += 1
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 # The loop checks `expired` itself: Python 3.11's `wait_for` may drop the cancellation.
                 while not limit.expired():
+                    try:
+                        await self.statuses()
+                        return
+                    except ScaledToZero:
+                        if self._card is not None:
+                            return
                     await asyncio.sleep(LOOK_S)
-                    with suppress(ScaledToZero):
-                        return await self._look()
             raise TimeoutError
         except TimeoutError:
             raise NotReady(f"no replica started within {self._timeout_s:g} s", retry_after=LOOK_S) from None
         finally:
             self._waiting -= 1
 
-    async def _keep_looking(self) -> None:
-        while self._admission.somebody_waits:
+    def _keep_looking(self) -> None:
+        if self._looking is None or self._looking.done():
+            # A context of its own: the context of the first request would keep that request.
+            self._looking = asyncio.get_running_loop().create_task(self._look_for_ever(), context=Context())
+
+    async def _look_for_ever(self) -> None:
+        while True:
             await asyncio.sleep(LOOK_S)
             try:
-                await self._look()
+                await self.look()
+            except ScaledToZero:
+                pass
             except NotReady as error:
                 self._admission.reject_all(error)
-            except Exception as error:  # noqa: BLE001 - keep serving waiting requests while Serve's controller is away
+            except Exception as error:  # noqa: BLE001 - the last card is good while Serve's controller is away
                 _log.warning("the replicas could not be asked", extra={"exception": without_message(error)})
-
-    async def _look(self) -> ModelCard:
-        """The current card. Raises ScaledToZero if no replica runs and no card was ever known."""
-        try:
-            card = await self._backend.card()
-        except ScaledToZero:
-            if self._last is None:
-                raise
-            card = replace(self._last, slots=0)
-        self.learn(card)
-        return card

@@ -8,15 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from service.errors import NotReady
-from service.wire import Exchanged, Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights
+from service.errors import MrpServeError, NotReady
+from service.wire import Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
 
 
 class Backend(Protocol):
     """The replicas that generate. Every method may raise an MrpServeError."""
-
-    async def card(self) -> ModelCard:
-        """The card of the service. NotReady, with the reason, if no replica can generate; ScaledToZero at zero."""
 
     async def count(self, request: ReplicaRequest) -> int | Failure:
         """The number of tokens of a request's prompt."""
@@ -24,24 +21,27 @@ class Backend(Protocol):
     def stream(self, request: ReplicaRequest) -> Items:
         """The answer block by block. Closing the stream aborts the request."""
 
-    async def statuses(self) -> list[Status]:
-        """One status for every replica that responds. NotReady, with the reason, if none does."""
+    def note_error(self, error: MrpServeError) -> None:
+        """Hears of an error that ended an attempt at an answer."""
 
-    async def check_weights(self, weights: Weights) -> list[Exchanged]:
+    async def statuses(self) -> list[Status]:
+        """One status for every replica that responds. NotReady with the reason if none does, ScaledToZero at zero."""
+
+    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         """Whether every replica that responds could take these weights. Nothing is changed."""
 
-    async def exchange(self, weights: Weights) -> list[Exchanged]:
+    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         """Makes every replica that responds take these weights, unless it has them or newer ones."""
 
     async def announce(self, weights: Weights) -> None:
         """Tells all ingresses that older weights may no longer answer."""
 
-    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
-        """The metrics of all ingresses and of all replicas. `own`: the metrics of this ingress."""
+    async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+        """The metrics of all ingresses and of all replicas. `ingress`: the metrics of this ingress."""
 
 
 def serving(statuses: list[Status]) -> ModelCard:
-    """The card of the service: that of the first healthy replica with the newest weights, with the places of all such.
+    """The card of the service: the card of the first healthy replica with the newest weights, with the slots of all.
 
     NotReady, with the failure of every replica, if none is healthy.
     """
@@ -51,9 +51,8 @@ def serving(statuses: list[Status]) -> ModelCard:
         raise NotReady(f"no replica can generate: {reasons}", retry_after=5.0)
     newest: dict[str, Weights] = {}
     for card in healthy:
-        known = newest.setdefault(card.weights.base, card.weights)
-        if known.behind(card.weights):
-            newest[known.base] = card.weights
+        if newest.setdefault(card.weights.base, card.weights).older_than(card.weights):
+            newest[card.weights.base] = card.weights
     current = [card for card in healthy if card.weights == newest[card.weights.base]]
     slots = sum(card.slots for card in current)
-    return replace(current[0], slots=slots, behind=len(healthy) - len(current))
+    return replace(current[0], slots=slots, num_outdated=len(healthy) - len(current))

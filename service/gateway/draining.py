@@ -1,4 +1,4 @@
-"""Draining of one ingress: it refuses new requests and finishes those in progress, or ends them by `cut`.
+"""Draining of one ingress: it refuses new requests and finishes the requests in progress, or aborts them.
 
 GET /health reports the draining, so a load balancer sends new requests elsewhere while running ones go on.
 `cli/draining.py` stops the service and calls every ingress by its handle.
@@ -13,7 +13,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import NotReady
-from service.gateway.http.errors import Count, problem
+from service.gateway.http.errors import CountError, problem
 
 _RETRY_S = 5.0
 
@@ -22,36 +22,36 @@ class Draining:
     """The number of requests in progress at one ingress, and whether the ingress still takes new ones."""
 
     def __init__(self) -> None:
-        self.in_hand = 0
-        self._begun = self._cut = False
-        self._blocks: set[_UntilCut] = set()
+        self.in_flight = 0
+        self._draining = self._aborted = False
+        self._blocks: set[_Abortable] = set()
 
     def begin(self) -> int:
         """Refuses new requests from now on. Returns the number of requests in progress."""
-        self._begun = True
-        return self.in_hand
+        self._draining = True
+        return self.in_flight
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Ends the requests in progress with NotReady."""
-        if not self._cut:
-            self._begun = self._cut = True
+        if not self._aborted:
+            self._draining = self._aborted = True
             for block in self._blocks:
                 block.end()
 
     def check(self) -> None:
         """Raises NotReady while draining."""
-        if self._begun:
+        if self._draining:
             raise NotReady("draining: this server is about to stop and takes no new requests", retry_after=_RETRY_S)
 
-    def until_cut(self) -> AbstractContextManager[None]:
-        """Runs the block. Ends it with NotReady when `cut` is called, or has been."""
-        if self._cut:
-            raise _cut()
-        return _UntilCut(self._blocks)
+    def abortable(self) -> AbstractContextManager[None]:
+        """Runs the block. Ends it with NotReady when `abort` is called, or has been."""
+        if self._aborted:
+            raise _abort_error()
+        return _Abortable(self._blocks)
 
 
-class _UntilCut(AbstractContextManager[None]):
-    """Ends its block as `asyncio.timeout` does, by a cancellation of the task that is none outside of the block.
+class _Abortable(AbstractContextManager[None]):
+    """Ends its block as `asyncio.timeout` does, by a cancellation of the task that stays within the block.
 
     Every block of every stream enters one. `asyncio.timeout` makes four coroutines each time.
     """
@@ -59,7 +59,7 @@ class _UntilCut(AbstractContextManager[None]):
     __slots__ = ("_blocks", "_cancelling", "_ended", "_task")
     _task: asyncio.Task[Any]
 
-    def __init__(self, blocks: set[_UntilCut]) -> None:
+    def __init__(self, blocks: set[_Abortable]) -> None:
         self._blocks, self._ended = blocks, False
 
     def __enter__(self) -> None:
@@ -78,23 +78,22 @@ class _UntilCut(AbstractContextManager[None]):
         if not self._ended or self._task.uncancel() > self._cancelling:
             return
         if kind is not None and issubclass(kind, asyncio.CancelledError):
-            raise _cut() from None
+            raise _abort_error() from None
 
 
-def _cut() -> NotReady:
+def _abort_error() -> NotReady:
     return NotReady("cut: this server stopped before the answer was complete", retry_after=_RETRY_S)
 
 
 class DrainGate:
     """Counts POST requests from their first byte to the last byte of the answer. Refuses them while draining."""
 
-    def __init__(self, app: ASGIApp, draining: Draining, count: Count) -> None:
+    def __init__(self, app: ASGIApp, draining: Draining, count: CountError) -> None:
         self._app = app
         self._draining = draining
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection."""
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         try:
@@ -102,8 +101,8 @@ class DrainGate:
         except NotReady as error:
             self._count(error)
             return await problem(error, scope["request_id"])(scope, receive, send)
-        self._draining.in_hand += 1
+        self._draining.in_flight += 1
         try:
             return await self._app(scope, receive, send)
         finally:
-            self._draining.in_hand -= 1
+            self._draining.in_flight -= 1

@@ -4,14 +4,14 @@ A continued request consists of the prompt and the tokens already sent, with the
 the same tokens. An invalid request, or one that met a bug, is not tried again. A request whose engine failed is
 tried once more. If the second engine fails too, the request is suspected and no third replica gets it.
 
-Weights that were exchanged meanwhile begin the answer again, unless the client has a part of it.
+An answer begins again after a weight update, unless the client has a part of it. The pipeline makes the attempts.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -26,8 +26,7 @@ from service.errors import (
     WeightsBehind,
     WeightsChanged,
 )
-from service.gateway.backend import Backend
-from service.wire import Answer, Answering, Chunk, Ending, Failure, Progress, ReplicaRequest, Resume, Weights
+from service.wire import Chunk, ReplicaRequest, Resume, Weights
 
 #: the pause before the second attempt; it doubles for every further attempt, up to the longest
 _PAUSE_S = 0.05
@@ -42,134 +41,69 @@ _ELSEWHERE = (ReplicaStopping, WeightsBehind)
 REASONS = tuple(error.code for error in (*_LOSSES, *_ELSEWHERE, WeightsChanged, QueueFull))
 
 
-class Failover:
-    """Sends a request to a backend until it is answered. `count` gets every error that leads to another attempt.
+@dataclass(frozen=True, slots=True)
+class FailoverPolicy:
+    """The attempts that a request may have. `count` gets every error that leads to another attempt.
 
-    `newest`: the oldest weights that may answer; None: any.
+    `newest_weights`: the oldest weights that may answer; None: any.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        max_failovers: int,
-        count: Callable[[MrpServeError], None],
-        newest: Callable[[], Weights | None] = lambda: None,
-    ) -> None:
-        self._newest = newest
-        self._backend = backend
-        self._max_failovers = max_failovers
-        self._count = count
-
-    async def complete(self, request: ReplicaRequest) -> Answer:
-        """The whole answer. After a loss it goes on after the last chunk that came. Needs `request.together` > 1."""
-        attempts = _Attempts(request, self._max_failovers, self._count, self._newest)
-        async with aclosing(self._stream(attempts)) as items:
-            async for item in items:
-                if isinstance(item, Ending):
-                    return Answer.of(attempts.sent, item)
-        raise AssertionError("an answer ended without an ending")
-
-    async def tokens(self, request: ReplicaRequest) -> int:
-        """The number of tokens of a request's prompt."""
-        attempts = _Attempts(request, self._max_failovers, self._count, self._newest)
-        while True:
-            try:
-                tokens = await self._backend.count(attempts.request)
-                if isinstance(tokens, Failure):
-                    raise tokens.error
-                return tokens
-            except MrpServeError as error:
-                await attempts.another(error)
-
-    def stream(self, request: ReplicaRequest) -> Answering:
-        """The answer block by block, every block once. Closing the stream ends the current attempt.
-
-        After a loss, the steps of an unfinished block come again.
-        """
-        return self._stream(_Attempts(request, self._max_failovers, self._count, self._newest))
-
-    async def _stream(self, attempts: _Attempts) -> Answering:
-        while True:
-            try:
-                async with aclosing(self._backend.stream(attempts.request)) as items:
-                    async for item in items:
-                        if isinstance(item, Failure):
-                            raise item.error
-                        attempts.took(item)
-                        yield item
-                        if isinstance(item, Chunk) and item.ending is not None:
-                            yield item.ending
-                if not attempts.complete:
-                    raise AssertionError("a stream ended without an ending")
-                return
-            except MrpServeError as error:
-                if attempts.complete:
-                    return
-                await attempts.another(error)
+    max_failovers: int
+    count: Callable[[MrpServeError], None] = lambda _: None
+    newest_weights: Callable[[], Weights | None] = lambda: None
 
 
-class _Attempts:
-    """The attempts at one request: the request of the next attempt, and whether there may be one.
+class Attempts:
+    """The attempts at one request. `request`: the request of the present attempt.
 
-    `sent`: the chunks that came.
+    `chunks`: the chunks that came; no other replica needs to send them.
     """
 
-    def __init__(
-        self,
-        request: ReplicaRequest,
-        max_failovers: int,
-        count: Callable[[MrpServeError], None],
-        newest: Callable[[], Weights | None],
-    ) -> None:
-        weights = newest()
-        self.request, self.complete = request if weights is None else replace(request, weights=weights), False
-        self._newest = newest
-        self._first = request
-        self._max_failovers = max_failovers
-        self._count = count
-        self.sent: list[Chunk] = []
-        self._made = self._lost = self._failed_engines = 0
+    def __init__(self, request: ReplicaRequest, policy: FailoverPolicy, chunks: list[Chunk]) -> None:
+        weights = policy.newest_weights()
+        self.request = request if weights == request.weights else replace(request, weights=weights)
+        self.chunks = chunks
+        self._original, self._policy = request, policy
+        self._further = self._losses = self._failed_engines = 0
 
-    def took(self, item: Progress | Chunk | Ending) -> None:
-        """Notes an item that came. No other replica needs to send it."""
-        self.complete = isinstance(item, Ending) or (isinstance(item, Chunk) and item.ending is not None)
-        if isinstance(item, Chunk):
-            self.sent.append(item)
-
-    async def another(self, error: MrpServeError) -> None:
+    async def next(self, error: MrpServeError) -> None:
         """Returns when the next attempt is due. Raises `error` if there may be no further attempt."""
-        self._lost += isinstance(error, _LOSSES)
+        self._losses += isinstance(error, _LOSSES)
         self._failed_engines += isinstance(error, EngineFailed)
         if self._failed_engines > 1:
             raise Quarantined(
                 "the engines of two replicas stopped while they decoded this request, so it is not tried again"
             ) from error
-        pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0**self._made)
-        if not self._elsewhere(error) or self._first.arrived.waited_s() + pause >= self._first.timeout_s:
+        pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0**self._further)
+        if not self._may_follow(error) or self._original.arrived.waited_s() + pause >= self._original.timeout_s:
             raise error
-        self._made += 1
-        self._count(error)
+        self._further += 1
+        self._policy.count(error)
         if isinstance(error, WeightsChanged):
-            self.sent.clear()
-        # Every attempt has its own request id: the chosen replica may still be aborting the last attempt.
-        name = f"{self._first.request_id}.{self._made}"
-        resume, weights = self._resume(), self._newest()
-        self.request = replace(self._first, request_id=name, resume=resume, attempt=self._made, weights=weights)
+            self.chunks.clear()
+        self.request = replace(
+            self._original,
+            # Every attempt has its own request id: the chosen replica may still be aborting the last attempt.
+            request_id=f"{self._original.request_id}.{self._further}",
+            resume=self._resume(),
+            attempt=self._further,
+            weights=self._policy.newest_weights(),
+        )
         await asyncio.sleep(pause)
 
     def _resume(self) -> Resume:
-        if not self.sent:
+        if not self.chunks:
             return Resume()
-        tokens = tuple(token for chunk in self.sent for token in chunk.token_ids)
-        last = self.sent[-1]
+        tokens = tuple(token for chunk in self.chunks for token in chunk.token_ids)
+        last = self.chunks[-1]
         return Resume(tokens, last.index + 1, last.stats, last.version)
 
-    def _elsewhere(self, error: MrpServeError) -> bool:
+    def _may_follow(self, error: MrpServeError) -> bool:
         """Whether to try another replica. QueueFull is tried again only after a first attempt was accepted."""
         if isinstance(error, _LOSSES):
-            return self._lost <= self._max_failovers
-        if isinstance(error, WeightsChanged) and self.sent and self._first.together == 1:
-            return False  # the client has them
-        return self._max_failovers > 0 and (
-            isinstance(error, (*_ELSEWHERE, WeightsChanged)) or (isinstance(error, QueueFull) and self._made > 0)
+            return self._losses <= self._policy.max_failovers
+        if isinstance(error, WeightsChanged) and self.chunks and self._original.together == 1:
+            return False  # the client has the chunks
+        return self._policy.max_failovers > 0 and (
+            isinstance(error, (*_ELSEWHERE, WeightsChanged)) or (isinstance(error, QueueFull) and self._further > 0)
         )

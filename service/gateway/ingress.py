@@ -15,38 +15,32 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
-from service.admission.controller import Admission, AdmissionController, IncomingRequest
-from service.admission.demand import FEWEST
+from service.admission.charge import TokenCharge
+from service.admission.controller import AdmissionController, IncomingRequest
 from service.admission.keys import KeyRing
+from service.admission.throughput import FEWEST
 from service.errors import MrpServeError, ScaledToZero, Unauthorized
-from service.gateway.admin import admin_router
-from service.gateway.anthropic.errors import AnthropicErrorAnswer
 from service.gateway.anthropic.routes import anthropic_router
 from service.gateway.availability import Availability
-from service.gateway.backend import Backend, serving
+from service.gateway.backend import Backend
 from service.gateway.draining import DrainGate, Draining
-from service.gateway.errors import error_writer
-from service.gateway.exchange import WeightsExchange
-from service.gateway.exposition import CONTENT_TYPE, expose
-from service.gateway.failover import REASONS, Failover
-from service.gateway.http.driver import JsonAnswer
+from service.gateway.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, error_response
+from service.gateway.failover import REASONS, FailoverPolicy
+from service.gateway.http.driver import JsonAnswer, Upstream, locked
 from service.gateway.http.errors import install_error_handlers
 from service.gateway.http.generate import generate_router
-from service.gateway.http.middleware import BodyLimit, OriginGate, RequestId, given_key
+from service.gateway.http.middleware import BodyLimit, OriginGate, RequestId, sent_key
 from service.gateway.http.models import Models, models_json
 from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors
+from service.gateway.http.parse import RequestContext
 from service.gateway.http.protocol import Health, Live
-from service.gateway.http.routes import locked
-from service.gateway.openai.errors import OpenAiErrorAnswer
-from service.gateway.openai.responses.routes import responses_router
+from service.gateway.metrics import CONTENT_TYPE, Throttled, expose
 from service.gateway.openai.routes import openai_router
 from service.gateway.pipeline import RequestPipeline
 from service.gateway.playground.routes import playground_routes
-from service.gateway.request_log import RequestLog, current_record
+from service.gateway.request_log import RequestLog, current_origin, current_record, telemetry
 from service.gateway.score.routes import score_router
-from service.gateway.spans import telemetry
-from service.gateway.throttled import Throttled
-from service.gateway.upstream import Upstream
+from service.gateway.weights import WeightsExchange, admin_router
 from service.quality.load_bands import LoadHysteresis
 from service.quality.schema import Plan
 from service.routing.affinity import ROUTING_REASONS
@@ -82,17 +76,15 @@ class Ingress:
             self._registry.add("request_failovers_total", 0, reason=reason)
         for reason in ROUTING_REASONS:
             self._registry.add("request_routed_total", 0, by=reason)
-        self._weights = weights = WeightsExchange(backend, settings.model)
-        replicas = Failover(backend, settings.max_failovers, self._count_failover, lambda: weights.newest)
         self._keys = keys = KeyRing.load(settings)
         self._admission = AdmissionController(settings, tenants=len(keys))
-        self._availability = Availability(backend, self._admission, settings.request_timeout_s, weights.saw)
+        self._availability = Availability(backend, self._admission, settings.request_timeout_s, self._see_card)
+        self._weights = WeightsExchange(backend, settings.model, self._availability.look)
         self._load = LoadHysteresis()
         self.draining = Draining()
-        self._answers = RequestPipeline(
-            replicas, self._admission, self._availability, self.draining, settings.model_name
-        )
-        self._statuses, self._page = Throttled(backend.statuses), Throttled(self._exposed)
+        failover = FailoverPolicy(settings.max_failovers, self._count_failover, lambda: self._weights.newest)
+        self._answers = RequestPipeline(backend, self._admission, self.draining, failover, settings.model_name)
+        self._page = Throttled(self._exposed)
 
     def app(self, *, answers_request_id: bool, host: str | None = None) -> ASGIApp:
         """The application. `answers_request_id`: whether it sends X-Request-Id. Under Serve, the proxies send it.
@@ -100,7 +92,7 @@ class Ingress:
         `host`: the address on which the ingress listens itself. None behind Serve's proxies.
         """
         app = documented(telemetry(self._tracing), OpenAiErrorAnswer, AnthropicErrorAnswer)
-        install_error_handlers(app, self._count_rejected, error_writer)
+        install_error_handlers(app, self._count_rejected, error_response)
         self._add_routes(app)
         limited = BodyLimit(app, self._settings.max_body_bytes)
         gate = DrainGate(limited, self.draining, self._count_rejected)
@@ -122,9 +114,9 @@ class Ingress:
         self._registry.set("queue_blocks_per_second", self._admission.blocks_per_second)
         return Snapshot(self._name, self._answers.in_flight, self._registry.families(self._name))
 
-    def learn_weights(self, weights: Weights) -> None:
+    def require_weights(self, weights: Weights) -> None:
         """From now on older weights may not answer."""
-        self._weights.learn(weights)
+        self._weights.add(weights)
 
     def _add_routes(self, app: FastAPI) -> None:
         upstream = self._upstream()
@@ -134,24 +126,23 @@ class Ingress:
         models.get("/v1/models", summary="Model and limits", responses=listed)(self._models)
         app.include_router(models)
         app.include_router(openai_router(upstream), tags=[OPENAI])
-        app.include_router(responses_router(upstream), tags=[OPENAI])
         app.include_router(score_router(upstream), tags=[DECODING])
         app.include_router(anthropic_router(upstream), tags=[ANTHROPIC])
         app.include_router(self._operation())
         if self._settings.admin_keys:
-            app.include_router(admin_router(self._weights, KeyRing.of_admins(self._settings)))
+            app.include_router(admin_router(self._weights, KeyRing.load_admins(self._settings)))
         app.router.routes.extend(playground_routes())
 
     def _upstream(self) -> Upstream:
         return Upstream(
             authorize=self._authorize,
             card=self._card,
+            context=self._context,
             admit=self._admit,
             complete=self._answers.complete,
             stream=self._answers.stream,
-            tokens=self._answers.tokens,
+            count_tokens=self._answers.count_tokens,
             count=self._count_rejected,
-            timeout_limit_s=self._settings.request_timeout_s,
         )
 
     def _operation(self) -> APIRouter:
@@ -176,8 +167,7 @@ class Ingress:
     async def _health(self) -> Response:
         self.draining.check()
         try:
-            statuses = await self._statuses()
-            self._availability.learn(serving(statuses))
+            statuses = await self._availability.statuses()
         except ScaledToZero:  # healthy: load balancers must still send requests here, only a request starts a replica
             statuses = []
         return JsonAnswer({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})
@@ -194,12 +184,12 @@ class Ingress:
     def _authorize(self, request: Request) -> Iterator[None]:
         """Stores the request's API key in its state. Unauthorized if the key is missing or not configured.
 
-        RateLimited before the body is read, if the key may send none. What is refused before admission counts, too.
+        RateLimited before the body is read, if the key may send none. Requests refused before admission count, too.
         """
-        given = given_key(request.headers)
-        key = self._keys.find(given)
+        sent = sent_key(request.headers)
+        key = self._keys.find(sent)
         if key is None:
-            raise Unauthorized(f"the API key is {'wrong' if given else 'missing'}; send `Authorization: Bearer <key>`")
+            raise Unauthorized(f"the API key is {'wrong' if sent else 'missing'}; send `Authorization: Bearer <key>`")
         request.state.api_key, request.state.admitted = key, False
         if request.method == "POST":
             self._admission.check_requests(key)
@@ -210,11 +200,11 @@ class Ingress:
                 self._admission.refused(key)
             raise
 
-    async def _admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> Admission:
+    async def _admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge:
         """Admits the request, or raises the error of the admission controller."""
         client = request.client.host if request.client else ""
         incoming = IncomingRequest(request.state.api_key, client, request.url.path, await request.body())
-        admission = self._admission.admit(incoming, requests)
+        charge = self._admission.admit(incoming, requests)
         request.state.admitted = True
         for replica_request in requests:
             if replica_request.quality:
@@ -223,11 +213,20 @@ class Ingress:
                     quality=replica_request.quality,
                     plan=Plan.from_mode(replica_request.params).name,
                 )
-        return admission
+        return charge
+
+    async def _context(self, request: Request) -> RequestContext:
+        key, card = request.state.api_key, await self._card()
+        salted = str if self._settings.share_prefixes_between_keys else key.salted
+        limit_s = self._settings.request_timeout_s
+        return RequestContext(card, limit_s, key.name, key.weight, salted, current_origin(), self._weights.newest)
+
+    def _see_card(self, card: ModelCard) -> None:
+        self._weights.see(card)
 
     async def _card(self) -> ModelCard:
-        """The card of the service. Its presets are those of a request that comes now."""
-        with self.draining.until_cut():
+        """The card of the service, with the presets for a request that comes now."""
+        with self.draining.abortable():
             card = await self._availability.card()
         return replace(card, quality=card.quality.at(self._load.follow(self._admission.load)))
 

@@ -1,88 +1,116 @@
-"""The way of a request from the routes to the replicas: admission, draining, the log, the charge to the API key."""
+"""The way of a request from the routes to the replicas: admission, draining, the log, failover, the key's charge."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 
-from msgspec.structs import replace
-
-from service.admission.charge import AnswerUsage, TokenCharge
+from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController
-from service.gateway.availability import Availability
+from service.errors import MrpServeError
+from service.gateway.backend import Backend
 from service.gateway.draining import Draining
-from service.gateway.failover import Failover
-from service.gateway.request_log import note_ending, with_origin
+from service.gateway.failover import Attempts, FailoverPolicy
+from service.gateway.request_log import note_ending, note_request
 from service.gateway.slow_readers import SlowReaders
-from service.wire import Answer, Answering, Ending, ReplicaRequest
-
-#: blocks of a whole answer that come in one chunk
-_TOGETHER = 16
+from service.wire import Answer, Answering, Chunk, Ending, Failure, Items, Progress, ReplicaRequest
 
 
 class RequestPipeline:
-    """Answers requests that are admitted. While one waits for its slot, `availability` looks for new slots.
+    """Answers requests that are admitted. `model`: the model's name in traces.
 
-    `model`: its name in traces. `in_flight`: the number of answers in progress, including those that wait for a slot.
+    `in_flight`: the number of answers in progress, including those that wait for a slot.
     """
 
     def __init__(
         self,
-        replicas: Failover,
+        backend: Backend,
         admission: AdmissionController,
-        availability: Availability,
         draining: Draining,
+        failover: FailoverPolicy,
         model: str = "",
     ) -> None:
-        self._replicas = replicas
-        self._admission = admission
-        self._availability = availability
-        self._draining = draining
+        self._backend, self._admission, self._draining = backend, admission, draining
+        self._failover = failover
         self._model = model
         self._readers = SlowReaders()
         self.in_flight = 0
 
     async def complete(self, request: ReplicaRequest, charge: TokenCharge) -> Answer:
-        """The whole answer: a stream of long chunks, gathered."""
-        with self._counted(charge), self._draining.until_cut():
-            async with self._slot(request, charge) as usage:
-                request = with_origin(replace(request, together=_TOGETHER), self._model)
-                answer = await self._replicas.complete(request)
-                note_ending(answer.ending, self._model)
-                usage.take(answer)
-                return answer
-
-    async def tokens(self, request: ReplicaRequest, charge: TokenCharge) -> int:
-        """The number of tokens of a request's prompt."""
-        with self._counted(charge), self._draining.until_cut():
-            async with self._slot(request, charge) as usage:
-                tokens = await self._replicas.tokens(request)
-                usage.count(tokens)
-                return tokens
+        """The whole answer of a request with `together` > 1. After a loss it goes on after the last chunk that came."""
+        chunks: list[Chunk] = []
+        [ending] = [item async for item in self._items(request, charge, chunks) if isinstance(item, Ending)]
+        return Answer.from_chunks(chunks, ending)
 
     def stream(self, request: ReplicaRequest, charge: TokenCharge) -> Answering:
-        """The answer block by block. The slot is free when the replica's answer ends, or the stream is closed."""
-        return self._readers.relay(request, self._blocks(request, charge))
+        """The answer block by block, every block once, then its ending.
 
-    async def _blocks(self, request: ReplicaRequest, charge: TokenCharge) -> Answering:
-        with self._counted(charge):
-            async with AsyncExitStack() as held:
-                with self._draining.until_cut():
-                    usage = await held.enter_async_context(self._slot(request, charge))
-                request = with_origin(request, self._model)
-                items = await held.enter_async_context(aclosing(self._replicas.stream(request)))
+        The slot is free when the replica's answer ends, or the stream is closed. After a loss, the steps of an
+        unfinished block come again.
+        """
+        return self._readers.relay(request, self._items(request, charge, []))
+
+    async def count_tokens(self, request: ReplicaRequest, charge: TokenCharge) -> int:
+        """The number of tokens of a request's prompt."""
+        with self._counted(charge), self._draining.abortable():
+            async with self._admission.slot(request, charge) as usage:
+                attempts = Attempts(request, self._failover, [])
                 while True:
-                    with self._draining.until_cut():
-                        item = await anext(items, None)
-                    if item is None:
-                        return
-                    if isinstance(item, Ending):
-                        note_ending(item, self._model)
-                    usage.take(item)
-                    yield item
+                    try:
+                        tokens = await self._backend.count(attempts.request)
+                        if isinstance(tokens, Failure):
+                            raise tokens.error
+                        usage.count(tokens)
+                        return tokens
+                    except MrpServeError as error:
+                        await attempts.next(error)
 
-    def _slot(self, request: ReplicaRequest, charge: TokenCharge) -> AbstractAsyncContextManager[AnswerUsage]:
-        return self._admission.slot(request, charge, self._availability.watch)
+    async def _items(self, request: ReplicaRequest, charge: TokenCharge, chunks: list[Chunk]) -> Answering:
+        """The items of an answer. `chunks` gets its chunks; it is emptied if the answer begins again."""
+        with self._counted(charge):
+            async with AsyncExitStack() as stack:
+                with self._draining.abortable():
+                    usage = await stack.enter_async_context(self._admission.slot(request, charge))
+                attempts, ending = Attempts(request, self._failover, chunks), None
+                note_request(attempts.request, self._model)
+                items = self._backend.stream(attempts.request)
+                stack.push_async_callback(lambda: items.aclose())  # noqa: PLW0108 - the items of the last attempt
+                while True:
+                    try:
+                        item = await self._next(items)
+                    except MrpServeError as error:
+                        self._backend.note_error(error)
+                        await items.aclose()
+                        if ending is not None:
+                            return
+                        with self._draining.abortable():
+                            await attempts.next(error)
+                        items = self._backend.stream(attempts.request)
+                        continue
+                    if item is None:
+                        if ending is None:
+                            raise AssertionError("a stream ended without an ending")
+                        return
+                    if isinstance(item, Chunk):
+                        chunks.append(item)
+                        ending = item.ending
+                    elif isinstance(item, Ending):
+                        ending = item
+                    if item is not ending:
+                        usage.add(item)
+                        yield item
+                    if ending is not None:
+                        note_ending(ending, self._model)
+                        usage.add(ending)
+                        yield ending
+
+    async def _next(self, items: Items) -> Progress | Chunk | Ending | None:
+        """The next item, None after the last. Raises the error of an attempt that failed."""
+        with self._draining.abortable():
+            item = await anext(items, None)
+        if isinstance(item, Failure):
+            raise item.error
+        return item
 
     @contextmanager
     def _counted(self, charge: TokenCharge) -> Iterator[None]:

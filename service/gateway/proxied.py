@@ -37,7 +37,6 @@ class LostIngress:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         response = _Response(send)
@@ -46,7 +45,7 @@ class LostIngress:
             return None
         error = IngressLost("the ingress was lost before the answer was complete", retry_after=_RETRY_S)
         request_id, write = Headers(scope=scope).get(REQUEST_ID, ""), error_writer(scope["path"])
-        if not response.begun:
+        if not response.started:
             return await problem(error, request_id, {REQUEST_ID: request_id}, write)(scope, receive, send)
         if response.is_stream:
             last = frame("error", write(error, request_id))
@@ -55,16 +54,16 @@ class LostIngress:
 
 
 class _Response:
-    """A response on its way: how far it is."""
+    """A response on its way, and its state."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.begun = self.ended = self.is_stream = False
+        self.started = self.ended = self.is_stream = False
 
     async def send(self, message: Message) -> None:
         """Passes a message on."""
         if message["type"] == "http.response.start":
-            self.begun = True
+            self.started = True
             self.is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith(MEDIA_TYPE)
         elif message["type"] == "http.response.body":
             self.ended = not message.get("more_body", False)

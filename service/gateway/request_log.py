@@ -1,4 +1,4 @@
-"""One log line for every finished request: what was asked, how the request ended and how long it took.
+"""One log line for every finished request: its fields, its end and its times. The span of a request has the same.
 
 `RequestLog` wraps the application and writes the line. The pipeline notes each request to a replica and its ending.
 Both run on the same task and share a context variable. No line holds a prompt, an answer or a key.
@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec.structs import replace
+from fastapi.telemetry import TelemetryConfig
+from msgspec.structs import asdict
+from opentelemetry import trace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.gateway.http.builder import milliseconds
 from service.gateway.http.errors import LOGGED
-from service.gateway.spans import describe_answer, describe_request
-from service.telemetry.tracing import current_trace, traced
+from service.gateway.http.generate import milliseconds
+from service.telemetry.tracing import Tracing, current_trace, traced
 from service.tracebacks import without_message
 from service.wire import Ending, Origin, ReplicaRequest
 
@@ -30,7 +31,7 @@ _log = logging.getLogger("service.requests")
 class Record:
     """The data of one request, collected while it is answered."""
 
-    origin: Origin
+    request_id: str
     requests: list[ReplicaRequest] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
     error: str | None = None
@@ -52,10 +53,9 @@ class RequestLog:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        record, started = Record(Origin(scope["request_id"])), time.monotonic()
+        record, started = Record(scope["request_id"]), time.monotonic()
         token = _current.set(record)
 
         def send_and_note(message: Message) -> Awaitable[None]:
@@ -70,24 +70,26 @@ class RequestLog:
                 raise
             # The error is not raised again: the HTTP server would log its message, which may quote the request.
             if LOGGED not in scope:
-                about = {"request_id": record.origin.request_id, "exception": without_message(error)}
+                about = {"request_id": record.request_id, "exception": without_message(error)}
                 _log.warning("error after the answer began", extra=about)
         finally:
             _current.reset(token)
             _write(record, scope, time.monotonic() - started)
 
 
-def with_origin(request: ReplicaRequest, model: str) -> ReplicaRequest:
-    """The request with the origin of the current record, which notes it. `model`: its name in traces."""
+def current_origin() -> Origin:
+    """The origin of requests to replicas that this task makes now."""
     record = _current.get()
-    if record is None:
-        return request
-    trace = current_trace()
-    request = replace(request, origin=replace(record.origin, trace=trace) if trace else record.origin)
-    record.requests.append(request)
-    if traced():
-        describe_request(request, model)
-    return request
+    return Origin() if record is None else Origin(record.request_id, current_trace())
+
+
+def note_request(request: ReplicaRequest, model: str) -> None:
+    """Notes a request that gets a replica in the current record. `model`: the model's name in traces."""
+    record = _current.get()
+    if record is not None:
+        record.requests.append(request)
+        if traced():
+            _describe_request(request, model)
 
 
 def note_ending(ending: Ending, model: str) -> None:
@@ -96,7 +98,7 @@ def note_ending(ending: Ending, model: str) -> None:
     if record is not None:
         record.endings.append(ending)
         if traced():
-            describe_answer(_answers(record), model)
+            _describe_answer(_answers(record), model)
 
 
 # --- the line --------------------------------------------------------------------------------------
@@ -108,7 +110,7 @@ def _write(record: Record, scope: Scope, seconds: float) -> None:
         return
     route = scope.get("route")
     fields = {
-        "request_id": record.origin.request_id,
+        "request_id": record.request_id,
         "method": scope["method"],
         "route": getattr(route, "path", None),
         "status": record.status,
@@ -123,15 +125,15 @@ def _answers(record: Record) -> dict[str, Any]:
     """The fields of all answers together: sums of the counts, the earliest first time and the latest last time."""
     if not record.requests:
         return {}
-    first, endings = record.requests[0], record.endings
+    request, endings = record.requests[0], record.endings
     reasons = sorted({ending.finish_reason for ending in endings})
     if len(endings) < len(record.requests) and record.error is None:
         reasons.append("abort")
     fields = {
-        "id": first.request_id,
-        "tenant": first.tenant or None,  # the name of the key, never the key
-        "quality": first.quality or None,
-        "mode": first.params.mode,
+        "id": request.request_id,
+        "tenant": request.tenant or None,  # the name of the key, never the key
+        "quality": request.quality or None,
+        "mode": request.params.mode,
         "answers": len(record.requests) if len(record.requests) > 1 else None,
         "finish_reason": ",".join(reasons) or None,
     }
@@ -150,3 +152,43 @@ def _counts(endings: list[Ending]) -> dict[str, Any]:
         "first_block_ms": min(firsts, default=None),
         "total_ms": milliseconds(max(stats.total_s for stats in all_stats)),
     }
+
+
+# --- the spans -------------------------------------------------------------------------------------
+
+
+def telemetry(tracing: Tracing | None) -> TelemetryConfig:
+    """FastAPI's telemetry: one span per request if tracing is on; no metrics, and no logs (they quote requests)."""
+    off: TelemetryConfig = {"metrics": False, "logs": False, "operation_spans": False, "auto_configure": False}
+    return {**off, "tracing": tracing is not None, "tracer_provider": tracing.provider if tracing else None}
+
+
+def _describe_request(request: ReplicaRequest, model: str) -> None:
+    """Adds the request to the current span, in OpenTelemetry's names for generative AI."""
+    attributes = {
+        "gen_ai.operation.name": "chat" if request.messages is not None else "text_completion",
+        "gen_ai.provider.name": "mrp-serve",
+        "gen_ai.request.model": model,
+        "gen_ai.request.max_tokens": request.max_new_tokens,
+        "gen_ai.request.temperature": request.sampling.temperature,
+        "gen_ai.request.top_p": request.sampling.top_p,
+        "gen_ai.request.seed": request.sampling.seed,
+        "mrp.request_id": request.origin.request_id,
+    }
+    knobs = {f"mrp.{name}": value for name, value in asdict(request.params).items()}
+    trace.get_current_span().set_attributes(attributes | knobs)
+
+
+def _describe_answer(answer: Mapping[str, Any], model: str) -> None:
+    """Adds the answer to the current span. `answer` has the fields of the request log's line."""
+    attributes = {
+        "gen_ai.response.id": answer["id"],
+        "gen_ai.response.model": model,
+        "gen_ai.response.finish_reasons": answer["finish_reason"].split(","),
+        "gen_ai.usage.input_tokens": answer["prompt_tokens"],
+        "gen_ai.usage.output_tokens": answer["completion_tokens"],
+        "mrp.tenant": answer["tenant"],
+    }
+    names = ("mode", "tokens_per_forward", "queue_ms", "first_block_ms", "total_ms")
+    attributes |= {f"mrp.{name}": answer[name] for name in names}
+    trace.get_current_span().set_attributes({name: value for name, value in attributes.items() if value is not None})

@@ -1,8 +1,8 @@
 """Streams whose clients read more slowly than the engine decodes. Every stream goes through a `Relay`.
 
-Who sends a stream takes its items straight from the replica. While that one waits for its client, a task takes them
-instead, at the replica's pace. So the place at the replica is free when the replica's answer ends, whoever reads.
-What waits for clients is encoded as for a link, so that its size is known and bounded.
+The sender of a stream takes its items straight from the replica. While the sender waits for its client, a task takes
+them at the replica's pace. So the slot is free when the replica's answer ends, however slowly the client reads. Waiting
+items are encoded as for a link, so that their size is known and bounded.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from service.wire import Answering, Chunk, Ending, Progress, ReplicaRequest
 LOOK_S = 0.5
 #: bytes of items that wait for all clients of an ingress together
 MOST_BYTES = 64 * 1024 * 1024
-#: seconds after a request's time limit in which its client may read what was decoded
+#: seconds after a request's time limit in which its client may read the rest
 GRACE_S = 60.0
 
-Item = Progress | Chunk | Ending
-_CODEC = MessagePack(Item)
+AnswerItem = Progress | Chunk | Ending
+_CODEC = MessagePack(AnswerItem)
 
 
 class SlowReaders:
-    """The streams of one ingress. `waiting_bytes`: what waits for their clients."""
+    """The streams of one ingress. `waiting_bytes`: the size of all items that wait for their clients."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.waiting_bytes, self._most = 0, most_bytes
@@ -41,17 +41,17 @@ class SlowReaders:
         return Relay(self, request, items)
 
     def watch(self, relay: Relay) -> None:
-        """Somebody reads a stream."""
+        """Adds a stream that is read."""
         self._relays.add(relay)
         if self._timer is None:
             self._look_later()
 
     def forget(self, relay: Relay) -> None:
-        """A stream is closed."""
+        """Removes a stream that is closed."""
         self._relays.discard(relay)
 
-    def wait(self, size: int) -> None:
-        """So many bytes more wait. Above the limit, the tenant with the most loses its longest backlog."""
+    def add_waiting(self, size: int) -> None:
+        """Adds to the waiting bytes. Above the limit, the tenant with the most loses its longest backlog."""
         self.waiting_bytes += size
         while self.waiting_bytes > self._most:
             tenants = Counter[str]()
@@ -68,11 +68,11 @@ class SlowReaders:
             self._look_later()
 
     def _look_later(self) -> None:
-        # A context of its own: that of the first stream would keep its request.
+        # A context of its own: the context of the first stream would keep its request.
         self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look, context=Context())
 
 
-class Relay(AsyncGenerator[Item, None]):
+class Relay(AsyncGenerator[AnswerItem, None]):
     """The items of one answer. `tenant`: the tenant of its request. `size`: bytes that wait for its client.
 
     The stream of an answer that began must be closed, unless it was read to its end.
@@ -82,16 +82,16 @@ class Relay(AsyncGenerator[Item, None]):
         self._readers, self._request, self._items = readers, request, items
         self.tenant, self.size = request.tenant, 0
         self._context = copy_context()
-        self._begun = self._reading = False
-        self._taking: asyncio.Task[None] | None = None
+        self._watched = self._reading = False
+        self._relaying: asyncio.Task[None] | None = None
         self._backlog: deque[bytes] = deque()
         self._changed = asyncio.Event()
         self._error: Exception | None = None
 
-    async def asend(self, value: None) -> Item:  # noqa: ARG002 - the signature is Python's
-        """The next item. Raises what ended the answer, or SlowReader."""
-        if not self._begun:
-            self._begun = True
+    async def asend(self, value: None) -> AnswerItem:  # noqa: ARG002 - the signature is Python's
+        """The next item. Raises the error that ended the answer, or SlowReader."""
+        if not self._watched:
+            self._watched = True
             self._readers.watch(self)
         try:
             item = await self._next()
@@ -103,14 +103,14 @@ class Relay(AsyncGenerator[Item, None]):
             raise StopAsyncIteration
         return item
 
-    async def athrow(self, kind: Any, value: Any = None, traceback: Any = None) -> Item:  # noqa: ARG002
+    async def athrow(self, kind: Any, value: Any = None, traceback: Any = None) -> AnswerItem:  # noqa: ARG002
         """Ends the answer with an error."""
         await self.aclose()
         raise kind
 
-    async def _next(self) -> Item | None:
+    async def _next(self) -> AnswerItem | None:
         """The next item; None after the last."""
-        if self._taking is None:
+        if self._relaying is None:
             self._reading = True
             try:
                 return await anext(self._items, None)
@@ -119,7 +119,7 @@ class Relay(AsyncGenerator[Item, None]):
         while not self._backlog:
             if self._error is not None:
                 raise self._error
-            if self._taking.done():
+            if self._relaying.done():
                 return None
             self._changed.clear()
             await self._changed.wait()
@@ -128,18 +128,18 @@ class Relay(AsyncGenerator[Item, None]):
             raise self._lost(f"was not read {GRACE_S:g} s after its timeout_s")
         item = self._backlog.popleft()
         self._resize(-len(item))
-        [taken] = _CODEC.decode(_CODEC.content([item]))
-        return cast(Item, taken)
+        [decoded] = _CODEC.decode(_CODEC.content([item]))
+        return cast(AnswerItem, decoded)
 
     def look(self) -> None:
         """Begins to take the items of a stream that waits for its client."""
-        if self._taking is None and not self._reading:
-            self._taking = asyncio.get_running_loop().create_task(self._take(), context=self._context)
+        if self._relaying is None and not self._reading:
+            self._relaying = asyncio.get_running_loop().create_task(self._relay(), context=self._context)
 
     def drop(self) -> None:
-        """Gives up the backlog, and the answer if it is still decoded."""
-        if self._taking is not None:
-            self._taking.cancel()
+        """Gives up the backlog, and the answer if it is still being decoded."""
+        if self._relaying is not None:
+            self._relaying.cancel()
         self._error = self._lost("was read too slowly, and too much waited for clients")
         self._backlog.clear()
         self._resize(-self.size)
@@ -150,12 +150,12 @@ class Relay(AsyncGenerator[Item, None]):
         self._backlog.clear()
         self._resize(-self.size)
         self._readers.forget(self)
-        if self._taking is not None:
-            self._taking.cancel()
-            await asyncio.gather(self._taking, return_exceptions=True)
+        if self._relaying is not None:
+            self._relaying.cancel()
+            await asyncio.gather(self._relaying, return_exceptions=True)
         await self._items.aclose()
 
-    async def _take(self) -> None:
+    async def _relay(self) -> None:
         try:
             async for item in self._items:
                 if self._error is not None:  # dropped
@@ -164,7 +164,7 @@ class Relay(AsyncGenerator[Item, None]):
                 self._backlog.append(data)
                 self._resize(len(data))
                 self._changed.set()
-        except Exception as error:  # noqa: BLE001 - who reads gets it after the items before it
+        except Exception as error:  # noqa: BLE001 - the reader gets it after the items before it
             self._error = error
         finally:
             await self._items.aclose()
@@ -172,7 +172,7 @@ class Relay(AsyncGenerator[Item, None]):
 
     def _resize(self, size: int) -> None:
         self.size += size
-        self._readers.wait(size)
+        self._readers.add_waiting(size)
 
     def _lost(self, why: str) -> SlowReader:
         return SlowReader(f"the stream {why}")

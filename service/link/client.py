@@ -11,31 +11,43 @@ from itertools import count
 from typing import Any
 
 from service.errors import ReplicaLost
-from service.frames import LONGEST, Frames, Malformed, Unsendable
-from service.link.messages import AT_INGRESS, Call, Cancel, DrainNotice, End, Item, Method, Refused
-from service.link.proof import NONCE, PROOF, is_proof, make_nonce, make_proof
-from service.silence import HUNG_S, LOOK_S, Silence
+from service.ipc import HUNG_S, LONGEST, LOOK_S, Frames, Malformed, Silence, Unsendable
+from service.link.protocol import (
+    AT_INGRESS,
+    NONCE,
+    PROOF,
+    CallEnd,
+    CallRefused,
+    CancelCall,
+    DrainNotice,
+    Method,
+    ReplicaCall,
+    ReplicaItem,
+    is_proof,
+    make_nonce,
+    make_proof,
+)
 from service.wire import Address, ReplicaRequest
 
 #: seconds after which a client may try again
 _RETRY_S = 1.0
-#: the most values of a client's JSON within each other, far from what ends a decoder
+#: the deepest nesting of a client's JSON, far below the limit of decoders
 _DEPTH = 100
 
 
 class ReplicaDraining(Exception):
-    """The replica drains and has not begun this call. Another replica may take it."""
+    """The replica drains and has not begun this call. Another replica may answer it."""
 
 
 class Impostor(Exception):
-    """Whoever listens where a replica should does not know its secret."""
+    """Another program listens at a replica's address: it does not know the replica's secret."""
 
 
 class Link(Frames):
     """A connection to a replica. `open` makes it.
 
-    `on_close` is called once, when the replica takes no further calls (`usable`). It may still finish those that it
-    has, until the connection is `lost`. `on_load` gets the number of requests that it has from other ingresses.
+    `on_close` is called once, when the replica takes no further calls (`usable`). It may still finish the running
+    calls, until the connection is `lost`. `on_load` gets the number of the replica's requests of other ingresses.
     """
 
     def __init__(self, secret: str, on_close: Callable[[], None], on_load: Callable[[int], None]) -> None:
@@ -59,7 +71,7 @@ class Link(Frames):
         on_load: Callable[[int], None],
         tls: ssl.SSLContext | None = None,
     ) -> Link:
-        """Connects, encrypted if there is `tls`. OSError if no replica answers there; Impostor if it is another's."""
+        """Connects, encrypted if there is `tls`. OSError if no program answers; Impostor if it is not the replica."""
         loop = asyncio.get_running_loop()
         make = partial(cls, address.secret, on_close, on_load)
         _, link = await loop.create_connection(make, address.host, address.port, ssl=tls)
@@ -67,7 +79,7 @@ class Link(Frames):
         return link
 
     async def prove(self) -> None:
-        """Exchanges proofs with the replica. Raises what `open` raises."""
+        """Exchanges proofs with the replica. Raises the errors of `open`."""
         self.write(self._nonce)
         try:
             await self._proven
@@ -79,40 +91,37 @@ class Link(Frames):
     def call(self, method: Method, request: ReplicaRequest, on_end: Callable[[], None]) -> PendingCall:
         """Begins a call. `PendingCall.end` must follow, which calls `on_end`. Unsendable if it has no encoding."""
         if _is_deep([request.messages, request.tools]):
-            raise Unsendable(f"a request has more than {_DEPTH} values within each other")
+            raise Unsendable(f"a request has JSON deeper than {_DEPTH} levels")
         call = PendingCall(self, next(self._numbers), on_end)
-        self.send(Call(call.number, method, request))
+        self.send(ReplicaCall(call.number, method, request))
         self._calls[call.number] = call
         return call
 
     def forget(self, number: int) -> None:
-        """Cancels a call at the replica, unless the call is over."""
         if self._calls.pop(number, None) is not None:
-            self.send(Cancel(number))
+            self.send(CancelCall(number))
 
     def received(self, content: bytes) -> None:
-        """Checks the replica's proof, then gives items to their calls."""
         if not self._trusted:
             self._check(content)
             return
-        self._silence.heard()
+        self._silence.end()
         for message in self.codec.decode(content):
             match message:
-                case Item(number, item, others):
-                    self._on_load(others)
+                case ReplicaItem(number, item, other_requests):
+                    self._on_load(other_requests)
                     if call := self._calls.get(number):
-                        call.put(item)
-                case End(number):
+                        call.push(item)
+                case CallEnd(number):
                     if call := self._calls.pop(number, None):
-                        call.put(None)
-                case Refused(number):
+                        call.push(None)
+                case CallRefused(number):
                     if call := self._calls.pop(number, None):
-                        call.put(ReplicaDraining())
+                        call.push(ReplicaDraining())
                 case DrainNotice():
                     self._close()
 
     def refuse(self, why: str) -> None:
-        """Ends the connection at once."""
         if self._trusted:
             super().refuse(why)
             return
@@ -121,7 +130,6 @@ class Link(Frames):
         self.cut()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Ends all calls with ReplicaLost."""
         if not self._proven.done():
             self._proven.set_exception(error or ConnectionError("it ended before it was proven"))
         self.lost = True
@@ -130,10 +138,10 @@ class Link(Frames):
         self._close()
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            call.put(ReplicaLost("the replica was lost before the answer was complete", retry_after=_RETRY_S))
+            call.push(ReplicaLost("the replica was lost before the answer was complete", retry_after=_RETRY_S))
 
     async def _watch(self) -> None:
-        """Gives up a replica that hangs: its calls go on elsewhere."""
+        """Ends the connection to a replica that hangs: its calls go on elsewhere."""
         while self._silence.look() <= HUNG_S:
             await asyncio.sleep(LOOK_S)
         self.cut()
@@ -174,14 +182,14 @@ class PendingCall:
             raise item
         return item
 
-    def put(self, item: object) -> None:
-        """Stores an item, or the error that ends the call, and wakes who waits."""
+    def push(self, item: object) -> None:
+        """Stores an item, or the error that ends the call, and wakes the task that waits for it."""
         self._items.append(item)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def end(self) -> None:
-        """Needs no further items. Called once."""
+        """Ends the call, at the replica, too. Called once."""
         self._link.forget(self.number)
         self._on_end()
 

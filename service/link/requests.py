@@ -1,4 +1,4 @@
-"""Requests of one ingress to the replicas, over one link to each. There is no other way."""
+"""Requests of one ingress to the replicas, over one link to each."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, cast
 
 from service.errors import InvalidRequest
-from service.frames import Unsendable
+from service.ipc import Unsendable
 from service.link.client import Impostor, Link, PendingCall, ReplicaDraining
-from service.link.messages import Method
+from service.link.protocol import Method
 from service.routing.router import Router
 from service.wire import Address, Failure, Items, ReplicaRequest, Status, patience_s, too_late
 
@@ -69,7 +69,7 @@ class ReplicaLinks:
             call.end()
 
     async def _begin(self, method: Method, request: ReplicaRequest) -> tuple[PendingCall, Any]:
-        """The call and its first item. DeadlineExceeded if none comes in time, InvalidRequest without an encoding."""
+        """The call and its first item. DeadlineExceeded without one in time, InvalidRequest without an encoding."""
         try:
             async with asyncio.timeout(patience_s(request)):
                 while True:
@@ -97,7 +97,7 @@ class ReplicaLinks:
         return name
 
     def _call(self, name: str, method: Method, request: ReplicaRequest) -> PendingCall:
-        on_end = partial(self._router.ended, name)
+        on_end = partial(self._router.inflight.end, name)
         try:
             return self._links[name].call(method, request, on_end)
         except Unsendable as error:
@@ -112,8 +112,8 @@ class ReplicaLinks:
     async def update(self, statuses: Sequence[Status]) -> list[Status]:
         """Opens a link to every replica that can generate. Returns the statuses as this ingress sees them.
 
-        `statuses`: answers of just now; an older address may be another program's. A replica that drains is left out.
-        A replica without a link has a failure.
+        `statuses`: fresh answers; an older address may be another program's. A replica that drains is left out. A
+        replica without a link has a failure.
         """
         async with self._updating:
             healthy = {status.replica: status.address for status in statuses if status.failure is None}
@@ -122,7 +122,7 @@ class ReplicaLinks:
             await asyncio.gather(*(self._open(name, healthy[name]) for name in healthy.keys() - self._links.keys()))
             seen = [self._seen(status) for status in statuses if not self._drains(status.replica)]
             linked = [status.replica for status in seen if status.failure is None]
-            self._router.set_replicas(linked)
+            self._router.inflight.set_replicas(linked)
             self._on_change(len(linked))
             self._updated.set()
             self._updated = asyncio.Event()
@@ -140,14 +140,15 @@ class ReplicaLinks:
     async def _open(self, name: str, address: Address | None) -> None:
         if address is None or address in self._impostors or self._clock() < self._not_before.get(name, 0.0):
             return
-        where = f"{address.host} port {address.port}"
+        endpoint = f"{address.host} port {address.port}"
         try:
             async with asyncio.timeout(_OPEN_S):
-                on_load = partial(self._router.others, name)
-                self._links[name] = await Link.open(address, partial(self._router.remove, name), on_load, self._tls)
+                inflight = self._router.inflight
+                on_close, on_load = partial(inflight.remove, name), partial(inflight.set_others, name)
+                self._links[name] = await Link.open(address, on_close, on_load, self._tls)
         except Impostor as error:
             self._impostors.add(address)
-            _log.error("%s is not %s: %s. Nothing was sent there; it is not used again", where, name, error)
+            _log.error("%s is not %s: %s. Nothing was sent there; it is not used again", endpoint, name, error)
         except (OSError, TimeoutError) as error:
-            _log.warning("no link to %s at %s (%r): it gets no requests", name, where, error)
+            _log.warning("no link to %s at %s (%r): it gets no requests", name, endpoint, error)
             self._not_before[name] = self._clock() + _AGAIN_S

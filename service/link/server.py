@@ -1,6 +1,6 @@
 """The replica's end of links: it answers the calls of all ingresses that prove that they know its secret.
 
-Anybody who can reach the port may connect. So what is not proven is short, soon ended and limited in number.
+Any program that can reach the port may connect. So connections without a proof are short and limited in number.
 """
 
 from __future__ import annotations
@@ -14,26 +14,35 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
 
-from service.errors import MrpServeError
-from service.frames import LONGEST, Frames, Malformed
-from service.link.messages import AT_REPLICA, Alive, Call, DrainNotice, End, Item, Refused
-from service.link.proof import NONCE, is_proof, make_nonce, make_proof
-from service.silence import BEAT_S
-from service.telemetry.faults import unexpected_error
+from service.ipc import BEAT_S, LONGEST, Frames, Malformed
+from service.link.protocol import (
+    AT_REPLICA,
+    NONCE,
+    CallEnd,
+    CallRefused,
+    DrainNotice,
+    ReplicaAlive,
+    ReplicaCall,
+    ReplicaItem,
+    is_proof,
+    make_nonce,
+    make_proof,
+)
+from service.tracebacks import unexpected_error
 from service.wire import Address, Failure, Items, ReplicaRequest
 
 _log = logging.getLogger(__name__)
 
 #: bytes of a secret
 _SECRET = 32
-#: seconds in which a connection must prove itself, and the most that have not
+#: seconds in which a connection must prove itself, and the most connections that have not
 _PROVEN_S, _UNPROVEN = 5.0, 64
 #: seconds between two lines of the log about connections that were not proven
 _NOTED_S = 60.0
 
 
 class RequestHandler(Protocol):
-    """What answers the calls."""
+    """Answers the calls."""
 
     async def count(self, request: ReplicaRequest) -> int | Failure:
         """The number of tokens of a request's prompt."""
@@ -43,7 +52,7 @@ class RequestHandler(Protocol):
 
 
 class LinkServer:
-    """Listens on a free port. `start` makes it. `address`: where, and its secret. `draining`: no more calls."""
+    """Listens on a free port. `start` makes it. `address`: its address and secret. `draining`: no more calls."""
 
     address: Address
     _listening: asyncio.Server
@@ -73,11 +82,10 @@ class LinkServer:
 
     @property
     def calls(self) -> int:
-        """The number of calls in progress."""
         return sum(len(connection.calls) for connection in self._connections)
 
     async def close(self, patience_s: float = 0.0) -> None:
-        """Tells all ingresses, and waits at most `patience_s` until every call has ended. Then it ends the others."""
+        """Notifies all ingresses, and waits at most `patience_s` until every call has ended. Then ends the rest."""
         self.draining = True
         self._listening.close()
         for connection in list(self._unproven):
@@ -94,7 +102,7 @@ class LinkServer:
             connection.end()
 
     def connected(self, connection: _Connection) -> None:
-        """Somebody has connected. Where too many have, the oldest makes room: an ingress proves itself at once."""
+        """Adds a connection without a proof. The oldest makes room for it: an ingress proves itself at once."""
         if len(self._unproven) >= _UNPROVEN:
             oldest = next(iter(self._unproven))
             del self._unproven[oldest]
@@ -102,7 +110,6 @@ class LinkServer:
         self._unproven[connection] = None
 
     def joined(self, connection: _Connection) -> None:
-        """It is an ingress."""
         del self._unproven[connection]
         self._connections.add(connection)
 
@@ -114,27 +121,24 @@ class LinkServer:
             self._noted, self._refused = time.monotonic(), 0
 
     def left(self, connection: _Connection) -> None:
-        """A connection has ended."""
         self._unproven.pop(connection, None)
         self._connections.discard(connection)
         self.changed()
 
     def changed(self) -> None:
-        """A call has begun or ended."""
         (self._idle.clear if self.calls else self._idle.set)()
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
             for connection in self._connections:
-                connection.send(Alive())
+                connection.send(ReplicaAlive())
 
-    async def answer(self, connection: _Connection, call: Call) -> None:
-        """Does the work of one call."""
+    async def answer(self, connection: _Connection, call: ReplicaCall) -> None:
         number, request = call.number, call.request
 
         def send(item: Any) -> None:
-            connection.send(Item(number, item, self.calls - len(connection.calls)))
+            connection.send(ReplicaItem(number, item, self.calls - len(connection.calls)))
 
         try:
             if call.method == "stream":
@@ -143,11 +147,9 @@ class LinkServer:
                         send(item)
             else:
                 send(await self._replica.count(request))
-        except MrpServeError as error:
-            send(Failure(error))
         except Exception as error:  # noqa: BLE001 - a bug: the log gets its place, the client the request's id
             send(Failure(unexpected_error(error, request.origin.request_id)))
-        connection.send(End(number))
+        connection.send(CallEnd(number))
 
 
 class _Connection(Frames):
@@ -156,50 +158,47 @@ class _Connection(Frames):
     def __init__(self, server: LinkServer) -> None:
         super().__init__(AT_REPLICA, longest=NONCE)
         self._server = server
-        self._wanted: bytes | None = None  # the ingress's proof
-        self._deadline: asyncio.TimerHandle | None = None  # until it is proven
+        self._expected: bytes | None = None  # the ingress's proof
+        self._deadline: asyncio.TimerHandle | None = None  # None once it is proven
         self.calls: dict[int, asyncio.Task[None]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Gives the connection a little time to prove itself."""
         super().connection_made(transport)
         self._server.connected(self)
-        why = f"no proof came within {_PROVEN_S:g} s"
-        self._deadline = asyncio.get_running_loop().call_later(_PROVEN_S, self.refuse, why)
+        reason = f"no proof came within {_PROVEN_S:g} s"
+        self._deadline = asyncio.get_running_loop().call_later(_PROVEN_S, self.refuse, reason)
 
     def received(self, content: bytes) -> None:
-        """Answers the nonce, checks the proof, then begins or cancels calls."""
         if self._deadline is not None:
             self._prove(content)
             return
         for message in self.codec.decode(content):
-            if isinstance(message, Call):
+            if isinstance(message, ReplicaCall):
                 self._begin(message)
             elif task := self.calls.get(message.number):
                 task.cancel()
 
     def _prove(self, content: bytes) -> None:
         secret = self._server.address.secret
-        if self._wanted is None:
+        if self._expected is None:
             if len(content) != NONCE:
                 raise Malformed("it does not begin as a link does")
             nonce = make_nonce()
-            self._wanted = make_proof(secret, "ingress", content, nonce)
+            self._expected = make_proof(secret, "ingress", content, nonce)
             self.write(nonce + make_proof(secret, "replica", content, nonce))
-        elif not is_proof(content, self._wanted):
+        elif not is_proof(content, self._expected):
             raise Malformed("it does not know the secret")
         else:
             self._server.joined(self)
             self.longest = LONGEST
-            self._proven()
+            self._cancel_deadline()
 
-    def _proven(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
     def refuse(self, why: str) -> None:
-        """Ends the connection at once."""
         if self._deadline is None:
             super().refuse(why)
             return
@@ -207,20 +206,18 @@ class _Connection(Frames):
         self.cut()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
-        """Cancels all calls of the ingress."""
-        self._proven()
+        self._cancel_deadline()
         for task in self.calls.values():
             task.cancel()
         self._server.left(self)
 
     def end(self) -> None:
-        """Closes the connection after what was sent."""
         self._flush()
         self._transport.close()
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: ReplicaCall) -> None:
         if self._server.draining:
-            self.send(Refused(call.number))
+            self.send(CallRefused(call.number))
             return
         task = asyncio.get_running_loop().create_task(self._server.answer(self, call))
         self.calls[call.number] = task

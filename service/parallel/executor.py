@@ -1,11 +1,11 @@
-"""The processes that hold one model together, as rank 0 sees them: started, commanded, watched, ended.
+"""The ranks that hold one model together: rank 0 starts, commands, watches and ends the workers.
 
     with TensorParallelExecutor(2, "cpu") as executor:
         checkpoint = executor.load("service/demo", LoadOptions())
         engine = Engine(checkpoint, deps=EngineDeps(ranks=executor))
 
-A worker that ends is the end of the executor: the next forward raises, and so does one that is under way. Every worker
-ends with rank 0, however that ends, because their sockets close.
+If a worker ends, the executor ends: the running forward and the next one raise. Every worker ends with rank 0, because
+its socket closes.
 """
 
 from __future__ import annotations
@@ -28,46 +28,34 @@ from service.engine.forward.model_forward import ExecutionConfig, LocalModelForw
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import anchors_of
 from service.errors import EngineFailed, MrpServeError, ReplicaLost, SettingsError
-from service.frames import Channel
+from service.ipc import Channel, start_child
 from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve
 from service.model.config import Shard
 from service.model.device import DeviceMemory, memory_of
 from service.model.weight_update import apply_update, load_update
-from service.parallel.child import start_child
-from service.parallel.messages import (
-    AT_DRIVER,
-    ApplyWeights,
-    Command,
-    Failed,
-    Forward,
-    Join,
-    LoadCheckpoint,
-    LoadWeights,
-    OpenNetworks,
-    Ready,
-)
+from service.parallel import messages
 from service.parallel.process_group import ProcessGroup
-from service.tracebacks import kind_and_place
+from service.tracebacks import type_and_line
 
-#: seconds for a process to start, which imports torch; and for one to end when its socket is closed
+#: seconds for a process to start, which imports torch, and to end when its socket is closed
 _START_S, _END_S = 120.0, 5.0
-#: seconds in which a rank that made an operation fail says why, or is seen to have ended
+#: seconds in which a rank that made an operation fail reports its error, or is seen to have ended
 _LAST_WORDS_S = 1.0
 
 
 class WorkerHandle:
-    """A worker's process. `failure`: why it can no longer compute; None while it can. `lost` is set then."""
+    """A worker's process. `failure`: why it can no longer compute; None while it can. `lost` is set with it."""
 
     failure: MrpServeError | None = None
 
     def __init__(self, rank: int, folder: Path, lost: threading.Event) -> None:
         self.rank, self._lost = rank, lost
         self._process, end = start_child("service.parallel.worker", str(folder))
-        self._channel = Channel(end, AT_DRIVER)
-        self._answers: queue.SimpleQueue[Ready | MrpServeError] = queue.SimpleQueue()
+        self._channel = Channel(end, messages.AT_DRIVER, f"rank {rank}")
+        self._answers: queue.SimpleQueue[messages.WorkerReady | MrpServeError] = queue.SimpleQueue()
         threading.Thread(target=self._read, name=f"rank {rank}", daemon=True).start()
 
-    def send(self, command: Command) -> None:
+    def send(self, command: messages.Command) -> None:
         """Sends a message. Raises `failure` if there is one."""
         try:
             self._channel.send(command)
@@ -76,7 +64,7 @@ class WorkerHandle:
         if self.failure is not None:
             raise self.failure
 
-    def answer(self, timeout_s: float | None = None) -> Ready:
+    def answer(self, timeout_s: float | None = None) -> messages.WorkerReady:
         """Waits for the answer to a message. Raises the error of the rank."""
         try:
             answer = self._answers.get(timeout=timeout_s)
@@ -87,11 +75,10 @@ class WorkerHandle:
         return answer
 
     def dismiss(self) -> None:
-        """Makes the process end."""
+        """Closes the process's socket, which ends it."""
         self._channel.close()
 
     def wait(self) -> None:
-        """Waits for its end."""
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -100,12 +87,11 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
         return self._process.pid
 
     def _read(self) -> None:
         try:
-            while not isinstance(message := self._channel.receive(), Failed):
+            while not isinstance(message := self._channel.receive(), messages.WorkerFailed):
                 self._answers.put(message)
             failure: MrpServeError = message.error
         except EOFError:
@@ -118,9 +104,8 @@ class WorkerHandle:
 class TensorParallelExecutor:
     """`size` ranks on a kind of device ("cpu", "cuda"), this process the first.
 
-    `timeout_s`: after which a collective operation counts as lost. `deterministic`: sums are made in the order
-    of the ranks, whatever their shape. Raises SettingsError if there are fewer devices; ReplicaLost if a rank does not
-    start.
+    `timeout_s`: the seconds after which a collective operation counts as lost. `deterministic`: sums are made in the
+    order of the ranks. Raises SettingsError if there are fewer devices; ReplicaLost if a rank does not start.
     """
 
     def __init__(
@@ -128,7 +113,7 @@ class TensorParallelExecutor:
     ) -> None:
         _check(size, device)
         self.size, self._kind = size, device
-        if device == "cuda":  # all ranks are here, so what NCCL listens on need not be seen from outside
+        if device == "cuda":  # all ranks are on this machine, so NCCL needs no address that others can reach
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         self._checkpoint: Checkpoint | None = None
         self._error: MrpServeError | None = None
@@ -139,7 +124,7 @@ class TensorParallelExecutor:
         try:
             self._answers(_START_S)
             store, threads = str(folder / "store"), torch.get_num_threads()
-            join = Join(0, size, self._device(0), store, timeout_s, deterministic, threads)
+            join = messages.Join(0, size, self._device(0), store, timeout_s, deterministic, threads)
             for worker in self._workers:
                 worker.send(structs.replace(join, rank=worker.rank, device=self._device(worker.rank)))
             self._group = ProcessGroup(join)
@@ -156,7 +141,7 @@ class TensorParallelExecutor:
 
     @property
     def failure(self) -> str | None:
-        """Why the ranks can no longer compute. None while it can."""
+        """Why the ranks can no longer compute. None while they can."""
         failures = [self._error, *(worker.failure for worker in self._workers)]
         return next((failure.message for failure in failures if failure is not None), None)
 
@@ -166,14 +151,14 @@ class TensorParallelExecutor:
         return [worker.pid for worker in self._workers]
 
     def load(self, name: str | Path, options: LoadOptions) -> Checkpoint:
-        """This rank's part of a checkpoint; each other rank loads its own at the same time.
+        """This rank's part of a checkpoint. Every other rank loads its part at the same time.
 
-        Raises what `load_checkpoint` raises; SettingsError if the checkpoint cannot be divided so.
+        Raises the errors of `load_checkpoint`; SettingsError if the checkpoint cannot be divided by `size`.
         """
         path = resolve(name)
         for worker in self._workers:
             part = replace(options, device=self._device(worker.rank), shard=Shard(worker.rank, self.size))
-            worker.send(LoadCheckpoint(str(path), part))
+            worker.send(messages.LoadCheckpoint(str(path), part))
         checkpoint = load_checkpoint(path, replace(options, device=self._device(0), shard=Shard(0, self.size)))
         checkpoint.make_tensor_parallel(self._group.all_reduce)
         answers = self._answers(None)
@@ -182,13 +167,13 @@ class TensorParallelExecutor:
         return checkpoint
 
     def fetch(self, name: str | Path, options: LoadOptions) -> Checkpoint:
-        """This rank's part of other weights of the same shape, in the host's memory; each other rank reads its own.
+        """This rank's part of new weights, in the host's memory. Every other rank loads its part at the same time.
 
-        Forwards go on meanwhile. CheckpointError as in `model.weight_update`; all ranks keep what they serve then.
+        Forwards go on meanwhile. CheckpointError as in `model.weight_update`; all ranks then keep the served weights.
         """
         path, served = resolve(name), self._loaded()
         for worker in self._workers:
-            worker.send(LoadWeights(str(path), replace(options, shard=Shard(worker.rank, self.size))))
+            worker.send(messages.LoadShard(str(path), replace(options, shard=Shard(worker.rank, self.size))))
         try:
             fresh = load_update(path, served.config, replace(options, shard=Shard(0, self.size)))
         finally:
@@ -198,16 +183,16 @@ class TensorParallelExecutor:
             raise problem
         return fresh
 
-    def take(self, fresh: Checkpoint) -> None:
-        """Puts the fetched weights in the place of the served ones, on all ranks. No forward may be under way."""
+    def apply(self, fresh: Checkpoint) -> None:
+        """Replaces the served weights by the fetched ones, on all ranks. No forward may be under way."""
         served = self._loaded()
         for worker in self._workers:
-            worker.send(ApplyWeights())
+            worker.send(messages.ApplyShard())
         apply_update(served, fresh)
         self._answers(None)
 
     def memory(self) -> DeviceMemory:
-        """What the rank with the least has for its cache and its forwards; on a CPU, a rank's share."""
+        """The memory of the rank with the least, for its cache and its forwards; on a CPU, a rank's share."""
         driver = memory_of(torch.device(self._device(0)))
         if driver.kind == "cpu":
             return replace(driver, free=driver.free // self.size, total=driver.total // self.size)
@@ -216,28 +201,28 @@ class TensorParallelExecutor:
     def networks(
         self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig
     ) -> DriverNetworks:
-        """The networks over all parts of the checkpoint that was loaded last. They take the place of earlier ones.
+        """The networks over all parts of the checkpoint that was loaded last. They replace earlier ones.
 
         Forwards are not captured as CUDA graphs.
         """
         if checkpoint is not self._checkpoint:
             raise AssertionError("the checkpoint is not the one that the ranks have loaded")
         for worker in self._workers:
-            worker.send(OpenNetworks(num_pages, shapes, execution.attention))
+            worker.send(messages.OpenNetworks(num_pages, shapes, execution.attention))
         local = LocalModelForward(checkpoint, num_pages, shapes, replace(execution, cuda_graphs=False))
         self._answers(None)
         return DriverNetworks(self, local)
 
     def forward(self, local: LocalModelForward, which: Network, group: RowGroup) -> OrderedHidden:
-        """A forward on all ranks, of which `local` computes this one's part.
+        """A forward on all ranks. `local` computes the part of this one.
 
         Raises ReplicaLost if a rank is lost, EngineFailed if its part failed. No forward can follow then: the ranks may
-        be at different places.
+        have got to different layers.
         """
         if self._error is not None:
             raise self._error
         try:
-            message = Forward.of(which, group)
+            message = messages.ForwardCommand.from_group(which, group)
             for worker in self._workers:
                 worker.send(message)
             if (anchors := anchors_of(group.members)) is not None:
@@ -263,20 +248,20 @@ class TensorParallelExecutor:
             raise AssertionError("no checkpoint is loaded")
         return self._checkpoint
 
-    def _answers(self, timeout_s: float | None) -> list[Ready]:
+    def _answers(self, timeout_s: float | None) -> list[messages.WorkerReady]:
         return [worker.answer(timeout_s) for worker in self._workers]
 
     def _device(self, rank: int) -> str:
         return f"cuda:{rank}" if self._kind == "cuda" else self._kind
 
     def _why(self, error: BaseException) -> MrpServeError:
-        """Why a forward failed: a rank's own error, this one's included, else that a rank is lost."""
+        """The error of a failed forward: a rank's own error, this one's included, else that a rank is lost."""
         if isinstance(error, ReplicaLost | EngineFailed):
             self._lost.wait(_LAST_WORDS_S)
             failures = [failure for worker in self._workers if (failure := worker.failure) is not None]
             causes = (failure for failure in failures if not isinstance(failure, ReplicaLost))
             return next(causes, next(iter(failures), error))
-        return EngineFailed(f"a forward on rank 0 of {self.size} failed: {kind_and_place(error)}")
+        return EngineFailed(f"a forward on rank 0 of {self.size} failed: {type_and_line(error)}")
 
 
 class DriverNetworks:
@@ -287,11 +272,9 @@ class DriverNetworks:
 
     @property
     def num_pages(self) -> int:
-        """Pages of its cache."""
         return self._local.num_pages
 
     def forward(self, which: Network, group: RowGroup) -> OrderedHidden:
-        """See `ModelForward.forward`."""
         return self._executor.forward(self._local, which, group)
 
 

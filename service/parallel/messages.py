@@ -19,10 +19,10 @@ from service.model.device import DeviceMemory
 
 
 class Join(Data, frozen=True, tag=1):
-    """Rank `rank` of `size`: its device, and where the ranks find each other.
+    """The first message to rank `rank` of `size`: its device, and the store by which the ranks find each other.
 
-    `store`: a file in a folder of its own. `timeout_s`: limit of one collective operation. `ordered`: sums are made in
-    the order of the ranks. `threads`: torch's, on the CPU.
+    `store`: a file in a folder of its own. `timeout_s`: the limit of one collective operation. `ordered`: sums are made
+    in the order of the ranks. `threads`: the number of torch's threads on the CPU.
     """
 
     rank: int
@@ -35,25 +35,25 @@ class Join(Data, frozen=True, tag=1):
 
 
 class LoadCheckpoint(Data, frozen=True, tag=2):
-    """Loads a part of the checkpoint in a folder. Replaces the one before."""
+    """Loads a part of the checkpoint in a folder. Replaces an earlier checkpoint."""
 
     path: str
     options: LoadOptions
 
 
-class LoadWeights(Data, frozen=True, tag=3):
-    """Reads a part of other weights of the same shape beside the served ones, while forwards go on."""
+class LoadShard(Data, frozen=True, tag=3):
+    """Loads a part of new weights beside the served ones, while forwards go on."""
 
     path: str
     options: LoadOptions
 
 
-class ApplyWeights(Data, frozen=True, tag=4):
-    """The loaded weights take the place of the served ones."""
+class ApplyShard(Data, frozen=True, tag=4):
+    """Replaces the served weights by the loaded ones."""
 
 
 class OpenNetworks(Data, frozen=True, tag=5):
-    """Networks with a cache of their own, of the loaded checkpoint. Replaces the ones before."""
+    """Opens networks of the loaded checkpoint, with a cache of their own. Replaces earlier networks."""
 
     num_pages: int
     shapes: ShapePolicy
@@ -61,7 +61,7 @@ class OpenNetworks(Data, frozen=True, tag=5):
 
 
 class SentRow(NamedTuple):
-    """A row without the fields that only readings need. `block_index`: its `Row.index`. `table`: its table's index."""
+    """A row without the fields that only predictions need. `block_index`: its `Row.index`. `table`: a table's index."""
 
     tokens: tuple[int, ...]
     block_index: int
@@ -69,7 +69,7 @@ class SentRow(NamedTuple):
     table: int
 
 
-class Forward(Data, frozen=True, tag=6):
+class ForwardCommand(Data, frozen=True, tag=6):
     """A group of rows for one of the networks. `tables`: the pages that the rows of each sequence read or write.
 
     Anchors of MRP's rows follow as a tensor.
@@ -81,19 +81,19 @@ class Forward(Data, frozen=True, tag=6):
     width: int | None
 
     @classmethod
-    def of(cls, which: Network, group: RowGroup) -> Forward:
+    def from_group(cls, which: Network, group: RowGroup) -> ForwardCommand:
         """The message for a group."""
-        numbers: dict[int, int] = {}
+        indices: dict[int, int] = {}
         tables: list[list[int]] = []
         rows = []
         for row in group.members:
-            number = numbers.setdefault(id(row.pages), len(tables))
-            if number == len(tables):
+            table = indices.setdefault(id(row.pages), len(tables))
+            if table == len(tables):
                 tables.append([])
             needed = row.index + row.writes_kv
-            if needed > len(tables[number]):
-                tables[number] = list(row.pages[:needed])
-            rows.append(SentRow(row.state.tokens, row.index, row.writes_kv, number))
+            if needed > len(tables[table]):
+                tables[table] = list(row.pages[:needed])
+            rows.append(SentRow(row.state.tokens, row.index, row.writes_kv, table))
         return cls(which, rows, tables, group.width)
 
     @property
@@ -105,8 +105,8 @@ class Forward(Data, frozen=True, tag=6):
         return RowGroup(rows, range(len(rows)), self.width)
 
 
-class Ready(Data, frozen=True, tag=1):
-    """The last message is handled. `memory`: the device's, if a checkpoint was loaded.
+class WorkerReady(Data, frozen=True, tag=1):
+    """The last message is handled. `memory`: the memory of the device, if a checkpoint was loaded.
 
     `problem`: why weights could not be loaded; the rank goes on with the served ones.
     """
@@ -115,14 +115,14 @@ class Ready(Data, frozen=True, tag=1):
     problem: MrpServeError | None = None
 
 
-class Failed(Data, frozen=True, tag=2):
+class WorkerFailed(Data, frozen=True, tag=2):
     """The last message could not be handled, and this rank ends."""
 
     error: MrpServeError
 
 
 #: messages to a worker
-Command = Join | LoadCheckpoint | LoadWeights | ApplyWeights | OpenNetworks | Forward
+Command = Join | LoadCheckpoint | LoadShard | ApplyShard | OpenNetworks | ForwardCommand
 
 
 def _dtype(name: Any) -> torch.dtype:
@@ -135,4 +135,4 @@ _DTYPE = Extension(torch.dtype, lambda dtype: str(dtype).removeprefix("torch."),
 
 #: the codecs of the two ends, by the messages that come there
 AT_WORKER = MessagePack(Command, _DTYPE)
-AT_DRIVER = MessagePack(Ready | Failed, _DTYPE)
+AT_DRIVER = MessagePack(WorkerReady | WorkerFailed, _DTYPE)

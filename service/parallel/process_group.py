@@ -1,4 +1,4 @@
-"""Collective operations of the ranks while they compute: sums, and tensors of rank 0. By torch.distributed.
+"""Collective operations of the ranks while they compute: all-reduce and broadcast, by torch.distributed.
 
 A group has no part in torch's process-wide state, so a process may have several.
 """
@@ -21,10 +21,12 @@ _LOOPBACK = "127.0.0.1"
 
 
 class ProcessGroup:
-    """This rank's side. An operation raises ReplicaLost if a rank is lost, or silent for the timeout."""
+    """This rank's side, which waits for the other ranks first.
+
+    An operation raises ReplicaLost if a rank is lost, or silent for the timeout.
+    """
 
     def __init__(self, join: Join) -> None:
-        """Waits for the other ranks."""
         store = dist.FileStore(join.store, join.size)  # type: ignore[attr-defined]  # it is there
         store.set_timeout(timedelta(seconds=join.timeout_s))
         with _losses():
@@ -32,9 +34,7 @@ class ProcessGroup:
         # The order of a sum of two does not matter.
         self._in_order = join.ordered and join.size > 2
         self._size = join.size
-        self.all_reduce(
-            torch.zeros(1, device=join.device)
-        )  # NCCL takes its memory now, before anybody asks what is free
+        self.all_reduce(torch.zeros(1, device=join.device))  # NCCL allocates its memory now, before it is planned
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """The sum of the ranks' parts, the same bits on each rank."""
@@ -59,7 +59,7 @@ class ProcessGroup:
 
 @contextmanager
 def _losses() -> Iterator[None]:
-    """Turns the error of an operation in which another rank takes no part."""
+    """Raises ReplicaLost for the error of an operation that another rank takes no part in."""
     try:
         yield
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """A worker, any rank but 0: `python -m service.parallel.worker DESCRIPTOR FOLDER`, started by `executor.py`.
 
-It handles rank 0's messages in their order. It ends when its socket closes: at once, since a sum in which rank 0 takes
-no part would never end.
+It handles rank 0's messages in their order. It ends at once when its socket closes, since a sum without rank 0 would
+never end.
 """
 
 from __future__ import annotations
@@ -23,33 +23,19 @@ import torch
 from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward
 from service.engine.forward.rows import Anchor, ForwardOutput
 from service.errors import EngineFailed, MrpServeError
-from service.frames import Channel
+from service.ipc import Channel
 from service.model import Checkpoint, load_checkpoint
 from service.model.device import memory_of
 from service.model.weight_update import apply_update, load_update
-from service.parallel.messages import (
-    AT_WORKER,
-    ApplyWeights,
-    Command,
-    Failed,
-    Forward,
-    Join,
-    LoadCheckpoint,
-    LoadWeights,
-    OpenNetworks,
-    Ready,
-)
+from service.parallel import messages
 from service.parallel.process_group import ProcessGroup
-from service.tracebacks import kind_and_place
+from service.tracebacks import type_and_line
 
 
 class Worker:
-    """One rank's state: its group, its part of a checkpoint, its networks.
+    """One rank's state: its group, its part of a checkpoint, its networks. `send`: sends the answer to `LoadShard`."""
 
-    `send`: sends an answer that comes later than others.
-    """
-
-    def __init__(self, join: Join, send: Callable[[Ready], None]) -> None:
+    def __init__(self, join: messages.Join, send: Callable[[messages.WorkerReady], None]) -> None:
         self._send = send
         torch.set_num_threads(join.threads)
         self._device = torch.device(join.device)
@@ -60,35 +46,35 @@ class Worker:
         self._fresh: Checkpoint | None = None
         self._networks: LocalModelForward | None = None
 
-    def handle(self, command: Command) -> Ready | None:
+    def handle(self, command: messages.Command) -> messages.WorkerReady | None:
         """Handles a message. Returns its answer, if there is one."""
         match command:
-            case Forward():
+            case messages.ForwardCommand():
                 self._forward(command)
                 return None
-            case LoadWeights():
-                threading.Thread(target=self._load_weights, args=(command,), daemon=True).start()
+            case messages.LoadShard():
+                threading.Thread(target=self._load_shard, args=(command,), daemon=True).start()
                 return None
-            case LoadCheckpoint(path, options):
+            case messages.LoadCheckpoint(path, options):
                 self._networks = self._checkpoint = None
                 self._checkpoint = load_checkpoint(path, options)
                 self._checkpoint.make_tensor_parallel(self._group.all_reduce)
-                return Ready(memory_of(self._device))
-            case ApplyWeights():
-                self._apply_weights()
-            case OpenNetworks():
+                return messages.WorkerReady(memory_of(self._device))
+            case messages.ApplyShard():
+                self._apply_shard()
+            case messages.OpenNetworks():
                 self._open(command)
-        return Ready()
+        return messages.WorkerReady()
 
-    def _open(self, command: OpenNetworks) -> None:
+    def _open(self, command: messages.OpenNetworks) -> None:
         if self._checkpoint is None:
             raise AssertionError("networks are to be opened before a checkpoint is loaded")
         self._networks = None  # its cache makes room for the next one
         execution = ExecutionConfig(command.attention, cuda_graphs=False)
         self._networks = LocalModelForward(self._checkpoint, command.num_pages, command.shapes, execution)
 
-    def _load_weights(self, command: LoadWeights) -> None:
-        """On a thread of its own, beside forwards."""
+    def _load_shard(self, command: messages.LoadShard) -> None:
+        """Runs on a thread of its own, beside forwards."""
         self._fresh, problem = None, None
         try:
             if self._checkpoint is None:
@@ -96,19 +82,19 @@ class Worker:
             self._fresh = load_update(command.path, self._checkpoint.config, command.options)
         except MrpServeError as error:
             problem = error
-        except Exception as error:  # noqa: BLE001 - rank 0 says what it was
-            problem = EngineFailed(f"weights could not be read: {kind_and_place(error)}")
+        except Exception as error:  # noqa: BLE001 - rank 0 raises it
+            problem = EngineFailed(f"weights could not be read: {type_and_line(error)}")
         with suppress(EOFError):  # then this process ends
-            self._send(Ready(problem=problem))
+            self._send(messages.WorkerReady(problem=problem))
 
-    def _apply_weights(self) -> None:
+    def _apply_shard(self) -> None:
         if self._checkpoint is None or self._fresh is None:
             raise AssertionError("weights are to be applied before they are loaded")
         apply_update(self._checkpoint, self._fresh)
         self._fresh = None
 
     @torch.inference_mode()
-    def _forward(self, command: Forward) -> None:
+    def _forward(self, command: messages.ForwardCommand) -> None:
         if self._networks is None or self._checkpoint is None:
             raise AssertionError("a forward is to be made before networks are open")
         group = command.group
@@ -118,7 +104,7 @@ class Worker:
             anchors = torch.empty(shape, device=self._device, dtype=self._checkpoint.dtype)
             self._group.broadcast(anchors)
             states = ForwardOutput(anchors)
-            rows = [row._replace(anchor=Anchor(states, number)) for number, row in enumerate(group.members)]
+            rows = [row._replace(anchor=Anchor(states, index)) for index, row in enumerate(group.members)]
             group = type(group)(rows, group.indices, group.width)
         self._networks.forward(command.which, group)
 
@@ -126,36 +112,36 @@ class Worker:
 class _Process:
     """This process: it handles messages until there is an error, which it reports, or until its channel closes.
 
-    `folder`: of the ranks' store, which rank 0 cannot remove if it is killed.
+    `folder`: the folder of the ranks' store, which rank 0 cannot remove if it is killed.
     """
 
     def __init__(self, channel: Channel, folder: Path) -> None:
         self._channel, self._folder = channel, folder
-        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[messages.Command] = queue.SimpleQueue()
 
     def run(self) -> NoReturn:
         threading.Thread(target=self._read, daemon=True).start()
         rank = "a rank"
         try:
-            self._channel.send(Ready())
+            self._channel.send(messages.WorkerReady())
             join = self._inbox.get()
-            if not isinstance(join, Join):
+            if not isinstance(join, messages.Join):
                 raise AssertionError("the first message is not the one to join")
             rank = f"rank {join.rank}"
             worker = Worker(join, self._channel.send)
-            self._channel.send(Ready())
+            self._channel.send(messages.WorkerReady())
             while True:
                 answer = worker.handle(self._inbox.get())
                 if answer is not None:
                     self._channel.send(answer)
         except EOFError:
             self._end(0)
-        except BaseException as error:  # noqa: BLE001 - rank 0 says what it was
+        except BaseException as error:  # noqa: BLE001 - rank 0 raises it
             failure = (
-                error if isinstance(error, MrpServeError) else EngineFailed(f"{rank} failed: {kind_and_place(error)}")
+                error if isinstance(error, MrpServeError) else EngineFailed(f"{rank} failed: {type_and_line(error)}")
             )
             with suppress(EOFError):
-                self._channel.send(Failed(failure))
+                self._channel.send(messages.WorkerFailed(failure))
             self._end(1)
 
     def _read(self) -> None:
@@ -174,4 +160,5 @@ class _Process:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal, or `timeout`, sends it to all; rank 0 decides
-    _Process(Channel(socket.socket(fileno=int(sys.argv[1])), AT_WORKER), Path(sys.argv[2])).run()
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])), messages.AT_WORKER, "rank 0")
+    _Process(channel, Path(sys.argv[2])).run()

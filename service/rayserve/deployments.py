@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +27,7 @@ from service.rayserve.private_ray import keep_serve_on_loopback
 from service.rayserve.scaling import WANTED
 from service.routing.affinity import RoutingReason
 from service.settings import Settings
-from service.wire import Exchanged, Snapshot, Status, Weights
+from service.wire import Snapshot, Status, Weights, WeightUpdateResult
 
 if TYPE_CHECKING:
     from service.gateway.http.listener import Listener
@@ -39,7 +40,7 @@ _log = logging.getLogger("ray.serve")
 #: seconds between two checks for a stopped engine, and the time its requests have to get their error
 _WATCH_S = 0.1
 _LAST_WORDS_S = 0.3
-#: seconds after which an ingress does what a request need not wait for
+#: seconds after which an ingress does work that no request needs to wait for
 _LATER_S = 0.005
 
 
@@ -56,14 +57,14 @@ class GeneratorDeployment:
             _leave_torch_out()
         from service.engine.gil_and_gc import tune_interpreter
         from service.link.server import LinkServer
-        from service.rayserve.tls import server_tls
-        from service.replica.starting import start_replica
+        from service.rayserve.tls import link_tls
+        from service.replica.remote import start_replica
         from service.telemetry.logs import install_logs
 
         install_logs(settings)
         self._generator = await start_replica(_replica_name(), settings, self.deps)
         tune_interpreter()
-        self._links = await LinkServer.start(self._generator, address, server_tls())
+        self._links = await LinkServer.start(self._generator, address, link_tls(ssl.PROTOCOL_TLS_SERVER))
         self._patience_s = settings.request_timeout_s
         self._watch = asyncio.create_task(_exit_when_failed(self._generator))
 
@@ -72,16 +73,13 @@ class GeneratorDeployment:
         return replace(self._generator.status(), address=self._links.address)
 
     async def snapshot(self) -> Snapshot:
-        """The current metrics of the replica."""
         return self._generator.snapshot()
 
-    async def check_weights(self, weights: Weights) -> Exchanged:
-        """Whether the replica could take these weights."""
+    async def check_weights(self, weights: Weights) -> WeightUpdateResult:
         return await self._generator.check_weights(weights)
 
-    async def exchange(self, weights: Weights) -> Exchanged:
-        """Takes these weights, unless the replica has them or newer ones."""
-        return await self._generator.exchange(weights)
+    async def update_weights(self, weights: Weights) -> WeightUpdateResult:
+        return await self._generator.update_weights(weights)
 
     async def check_health(self) -> None:
         """Serve calls this. It replaces a replica that raises here because its engine has stopped."""
@@ -148,13 +146,11 @@ class IngressDeployment:
         return ServeDisconnectAdapter(self._ingress.app(answers_request_id=False))
 
     async def snapshot(self) -> Snapshot:
-        """The current metrics of the ingress."""
         return self._ingress.snapshot()
 
-    async def learn_weights(self, weights: Weights) -> None:
+    async def require_weights(self, weights: Weights) -> None:
         """From now on older weights may not answer."""
-        self._backend.forget_card()
-        self._ingress.learn_weights(weights)
+        self._ingress.require_weights(weights)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve calls this and passes the result to `scaling.policy`."""
@@ -170,8 +166,7 @@ class IngressDeployment:
         return self._ingress.draining.begin()
 
     async def cut(self) -> None:
-        """Ends the requests in progress with an error."""
-        self._ingress.draining.cut()
+        self._ingress.draining.abort()
 
     async def stop_listening(self) -> None:
         """Refuses new connections, so that none is broken off when the process is killed."""
@@ -186,7 +181,7 @@ class IngressDeployment:
 def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) -> ReplicaLinks:
     """An ingress's links, which count in `registry`."""
     from service.link.requests import ReplicaLinks
-    from service.rayserve.tls import client_tls
+    from service.rayserve.tls import link_tls
     from service.routing.router import Router, slack
 
     def on_route(reason: RoutingReason) -> None:
@@ -194,7 +189,7 @@ def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) 
 
     later = partial(asyncio.get_running_loop().call_later, _LATER_S)
     router = Router(slack(settings.slots), settings.prefix_cache, on_route, later=later)
-    return ReplicaLinks(router, partial(registry.set, "replicas_linked"), on_wait, client_tls())
+    return ReplicaLinks(router, partial(registry.set, "replicas_linked"), on_wait, link_tls(ssl.PROTOCOL_TLS_CLIENT))
 
 
 async def _exit_when_failed(generator: Replica) -> None:
@@ -216,7 +211,7 @@ def _leave_torch_out() -> None:
 
     transformers would import it beside the tokenizer, which takes two seconds and 190 MB.
     """
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # how the import system marks what is absent
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # the import system's mark of an absent module
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from contextlib import aclosing
 from typing import Any, TypeVar
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from service.errors import EngineFailed, ExchangeFailed, NotReady, ScaledToZero
-from service.gateway.backend import serving
+from service.errors import EngineFailed, MrpServeError, NotReady, ScaledToZero, WeightUpdateFailed
 from service.link.requests import ReplicaLinks
 from service.rayserve.serve_state import is_scaled_to_zero, why_none
 from service.tracebacks import without_message
-from service.wire import Exchanged, Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights
+from service.wire import Snapshot, Status, Weights, WeightUpdateResult
 
 _log = logging.getLogger(__name__)
 
-#: seconds: limit of a control call to the replicas; age up to which its answer is fresh; age up to which it is used.
+#: seconds: limit of a control call to the replicas; the pause between two calls while a request waits for a link.
 #: While a replica hangs, a call takes its whole limit, and a link to it two seconds. No request waits for that.
 _CONTROL_S = 3.0
-_FRESH_S = 1.0
-_BELIEVED_S = 7.0
+_LOOK_S = 1.0
 #: seconds that reading weights, or waiting for requests to finish, may take
-_EXCHANGE_S = 3600.0
+_UPDATE_S = 3600.0
 #: seconds after which a client may try again
 _RETRY_S = 1.0
 
@@ -49,63 +45,20 @@ class RayBackend:
         scales_to_zero: bool = False,
     ) -> None:
         self._links = links
+        self.count, self.stream = links.count, links.stream
         self._replicas, self._ingresses = replicas, ingresses
         self._scales_to_zero = scales_to_zero
-        self._card: ModelCard | None = None
-        self._card_since = 0.0
-        self._renewing: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._statuses: list[Status] = []
         self._snapshots: list[Snapshot] = []
         self._last_words = ""
-        self._asking = asyncio.Lock()
 
-    # --- requests ----------------------------------------------------------------------------------
-
-    async def count(self, request: ReplicaRequest) -> int | Failure:
-        """The number of tokens of a request's prompt."""
-        return await self._links.count(request)
-
-    async def stream(self, request: ReplicaRequest) -> Items:
-        """The answer block by block. Closing the stream aborts the request."""
-        async with aclosing(self._links.stream(request)) as items:
-            async for item in items:
-                yield self._with_last_words(item)
+    def note_error(self, error: MrpServeError) -> None:
+        """Keeps the error of a stopped engine for later questions, when the replica's process is gone."""
+        if isinstance(error, EngineFailed):
+            self._last_words = f"; before, {error.message}"
 
     # --- the replicas ------------------------------------------------------------------------------
-
-    async def card(self) -> ModelCard:
-        """The card of the service, queried at most once a second.
-
-        A request uses the last card while a new one is queried, since many replicas take a while to answer.
-        """
-        if self._card is None or self._card_is_older_than(_BELIEVED_S):
-            async with self._asking:
-                if self._card is None or self._card_is_older_than(_FRESH_S):
-                    await self._ask_for_card()
-        elif self._card_is_older_than(_FRESH_S) and self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew())
-        if self._card is None:
-            raise AssertionError("the query for a card returned none and raised nothing")
-        return self._card
-
-    def _card_is_older_than(self, seconds: float) -> bool:
-        return time.monotonic() >= self._card_since + seconds
-
-    async def _ask_for_card(self) -> None:
-        self._card = None
-        self._card = serving(await self.statuses())
-        self._card_since = time.monotonic()
-
-    async def _renew(self) -> None:
-        """Queries the card in the background. After an error the next request queries it and gets the error."""
-        try:
-            card = serving(await self.statuses())
-            self._card, self._card_since = card, time.monotonic()
-        except Exception:  # noqa: BLE001
-            self._card = None
-        finally:
-            self._renewing = None
 
     async def statuses(self) -> list[Status]:
         """One status for every replica that answers.
@@ -122,7 +75,7 @@ class RayBackend:
             _log.warning("a replica does not answer within %s s", _CONTROL_S)
         if self._statuses:
             return self._statuses
-        self._card, handle = None, self._replicas
+        handle = self._replicas
         if self._scales_to_zero and await asyncio.to_thread(is_scaled_to_zero, handle.app_name, handle.deployment_name):
             raise ScaledToZero("no replica runs without requests; the next request starts one", retry_after=_RETRY_S)
         why = await asyncio.to_thread(why_none, handle.app_name, handle.deployment_name)
@@ -141,48 +94,35 @@ class RayBackend:
                 pass
             except Exception as error:  # noqa: BLE001 - requests wait on while Serve's controller is away
                 _log.warning("the replicas could not be asked", extra={"exception": without_message(error)})
-            await asyncio.sleep(_FRESH_S)
+            await asyncio.sleep(_LOOK_S)
 
-    async def check_weights(self, weights: Weights) -> list[Exchanged]:
+    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         """Whether every replica that answers could take these weights."""
         return await self._of_weights("check_weights", weights)
 
-    async def exchange(self, weights: Weights) -> list[Exchanged]:
+    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         """Makes every replica that answers take these weights. A replica that is lost meanwhile is left out."""
-        try:
-            return await self._of_weights("exchange", weights)
-        finally:
-            self.forget_card()
+        return await self._of_weights("update_weights", weights)
 
     async def announce(self, weights: Weights) -> None:
         """Tells all ingresses that older weights may no longer answer. One that hangs learns it from the replicas."""
         try:
-            await _of_all(self._ingresses, "learn_weights", type(None), weights)
+            await _of_all(self._ingresses, "require_weights", type(None), weights)
         except TimeoutError:
             _log.warning("an ingress does not answer within %s s", _CONTROL_S)
 
-    def forget_card(self) -> None:
-        """Makes the next request query the card."""
-        self._card = None
-
-    async def _of_weights(self, method: str, weights: Weights) -> list[Exchanged]:
+    async def _of_weights(self, method: str, weights: Weights) -> list[WeightUpdateResult]:
         try:
-            return await _of_all(self._replicas, method, Exchanged, weights, timeout_s=_EXCHANGE_S)
+            return await _of_all(self._replicas, method, WeightUpdateResult, weights, timeout_s=_UPDATE_S)
         except TimeoutError:
-            raise ExchangeFailed(f"a replica has not answered within {_EXCHANGE_S:g} s") from None
+            raise WeightUpdateFailed(f"a replica has not answered within {_UPDATE_S:g} s") from None
 
-    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+    async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """The metrics of all processes that answer. While a replica hangs, the last metrics of all replicas."""
         calls = (_of_all(handle, "snapshot", Snapshot) for handle in (self._ingresses, self._replicas))
         ingresses, replicas = await asyncio.gather(*calls, return_exceptions=True)
         self._snapshots = _or_before(replicas, self._snapshots)
-        return _or_before(ingresses, []) or [own], self._snapshots
-
-    def _with_last_words(self, item: _T) -> _T:
-        """Keeps the error of a stopped engine for later questions, when the replica's process is gone."""
-        if isinstance(item, Failure) and isinstance(item.error, EngineFailed):
-            self._last_words = f"; before, {item.error.message}"
-        return item
+        return _or_before(ingresses, []) or [ingress], self._snapshots
 
 
 async def _of_all(

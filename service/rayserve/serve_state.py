@@ -18,8 +18,7 @@ _SLOW = re.compile(r"have taken more than \d+s to initialize")
 
 def why_none(app_name: str, deployment_name: str) -> str:
     """Why no replica can generate: the number of replicas by state, and the failure of the last one."""
-    deployment = serve.status().applications[app_name].deployments[deployment_name]
-    return describe(deployment)
+    return describe(serve.status().applications[app_name].deployments[deployment_name])
 
 
 def is_scaled_to_zero(app_name: str, deployment_name: str) -> bool:
@@ -42,9 +41,9 @@ def describe(deployment: Any) -> str:
 def counted(deployment: Any) -> str:
     """The number of running replicas, and the states of the others. Stopping replicas do not count in the total."""
     states = {str(getattr(state, "value", state)).lower(): count for state, count in deployment.replica_states.items()}
-    others = ", ".join(f"{count} {state}" for state, count in states.items() if count and state != "running")
+    rest = ", ".join(f"{count} {state}" for state, count in states.items() if count and state != "running")
     wanted = sum(count for state, count in states.items() if state != "stopping")
-    return f"{states.get('running', 0)} of {wanted} replicas run{f' ({others})' if others else ''}"
+    return f"{states.get('running', 0)} of {wanted} replicas run{f' ({rest})' if rest else ''}"
 
 
 def last_line(message: str) -> str:
@@ -71,7 +70,7 @@ def _raised(message: str) -> list[str]:
     Empty if Ray lost the process: the last line of the whole message then says how.
     """
     frames = list(_FRAME.finditer(message))
-    behind = message[frames[-1].end() :].splitlines()[1:] if frames else []
+    tail = message[frames[-1].end() :].splitlines()[1:] if frames else []
     # The exception follows the last frame's source, which is indented. Torch's exceptions end with lines of advice.
-    lines = [_QUALIFIED.sub("", line.strip()) for line in behind if line[:1].strip()]
+    lines = [_QUALIFIED.sub("", line.strip()) for line in tail if line[:1].strip()]
     return [] if lines and lines[0].startswith(_LOST) else lines

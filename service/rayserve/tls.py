@@ -1,7 +1,7 @@
 """TLS of the links, by the certificates that Ray itself uses: `RAY_USE_TLS` and the three `RAY_TLS_…` variables.
 
 Both ends show a certificate, and check that the cluster's authority has signed the other's. Names in certificates are
-not checked: a replica proves by its secret who it is (`link/proof.py`).
+not checked: a replica proves by its secret who it is (`link/protocol.py`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,11 @@ from service.errors import SettingsError
 _CERTIFICATE, _KEY, _AUTHORITY = "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"
 
 
-def server_tls() -> ssl.SSLContext | None:
-    """TLS of a replica's end of the links. None where Ray does not encrypt. SettingsError for unusable files."""
-    return _context(ssl.PROTOCOL_TLS_SERVER)
+def link_tls(protocol: ssl._SSLMethod) -> ssl.SSLContext | None:
+    """TLS of one end of the links. None where Ray does not encrypt. SettingsError for unusable files.
 
-
-def client_tls() -> ssl.SSLContext | None:
-    """TLS of an ingress's end of the links. None where Ray does not encrypt. SettingsError for unusable files."""
-    return _context(ssl.PROTOCOL_TLS_CLIENT)
-
-
-def _context(protocol: ssl._SSLMethod) -> ssl.SSLContext | None:
+    `protocol`: ssl.PROTOCOL_TLS_SERVER of a replica, ssl.PROTOCOL_TLS_CLIENT of an ingress.
+    """
     if os.environ.get("RAY_USE_TLS", "0").lower() not in {"1", "true"}:
         return None
     if missing := [name for name in (_CERTIFICATE, _KEY, _AUTHORITY) if not os.environ.get(name)]:

@@ -22,8 +22,7 @@ class AnswerBlocks:
     """The answer to one `request`. `waited_s`: seconds from its arrival at the ingress to the engine.
 
     `pieces`: names the tokens, None if the request does not need names. `text_of`: the text of a token id.
-    `stats`: the statistics so far, over all replicas. `ending`: set by the last event. `events`: those taken, for a
-    trace; None without one.
+    `stats`: the statistics so far, over all replicas. `ending`: set by the last event.
     """
 
     request: ReplicaRequest
@@ -35,7 +34,6 @@ class AnswerBlocks:
     block_size: int
     stats: Stats = field(init=False)
     ending: Ending | None = field(init=False, default=None)
-    events: list[BlockEvent] | None = field(init=False, default=None)
     _num_tokens: int = field(init=False)
     _held: list[Chunk] = field(init=False, default_factory=list)
 
@@ -47,10 +45,8 @@ class AnswerBlocks:
         self.stats = resume.stats
         self._num_tokens = len(resume.token_ids)
 
-    def take(self, event: BlockEvent) -> Chunk | None:
+    def push(self, event: BlockEvent) -> Chunk | None:
         """The chunk of the last `together` events, None if more are to come. Not to be called after the ending."""
-        if self.events is not None:
-            self.events.append(event)
         if (chunk := self._chunk(event)) is not None:
             self._held.append(chunk)
         if not self._held or (len(self._held) < self.request.together and self.ending is None):
@@ -86,9 +82,9 @@ class AnswerBlocks:
         if not (piece or token_ids or trace):
             return None
         count = self.request.top_logprobs
-        named = () if self.pieces is None else self.pieces.push(token_ids, _likeliest(event.steps, count))
+        pieces = () if self.pieces is None else self.pieces.push(token_ids, _likeliest(event.steps, count))
         return Chunk(
-            event.index, piece, token_ids, self.stats, trace, self.ending, named, self.prompt_tokens, event.version
+            event.index, piece, token_ids, self.stats, trace, self.ending, pieces, self.prompt_tokens, event.version
         )
 
     def progress(self, event: BlockProgress) -> Progress:
@@ -112,10 +108,10 @@ class AnswerBlocks:
 
 
 def _likeliest(steps: Sequence[Step], count: int) -> list[IdLogprobs]:
-    """For each position that a block's steps filled, in order: the likeliest tokens of the reading that filled it.
+    """For each position that a block's steps filled, in order: the likeliest tokens of the prediction that filled it.
 
-    `count`: of so many tokens; a mode may have asked for more. A position that was revoked and not filled again lies
-    behind the answer's end.
+    `count`: the number of tokens; a mode may have asked for more. A position that was masked again and not filled
+    since lies after the answer's end.
     """
     filled: dict[int, IdLogprobs] = {}
     for step in steps:

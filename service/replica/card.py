@@ -1,18 +1,29 @@
-"""Makes the `ModelCard` of a loaded checkpoint: what it can serve."""
+"""Makes the `ModelCard` of a loaded checkpoint, with the examples of its README.md.
+
+The playground offers the examples: `widget` in the front matter, as on the Hugging Face Hub. A README.md without them,
+or one that cannot be read, has none: it must not stop a replica.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.decode.modes import MODES
 from service.decode.registry import default_knobs, default_mode
 from service.errors import SettingsError
 from service.quality.presets import presets_of
-from service.replica.engines import EngineInfo
-from service.replica.examples import examples_of
+from service.replica.messages import EngineInfo
 from service.settings import Settings, slots_of
 from service.text import TextCodec
-from service.wire import ModelCard, Weights
+from service.wire import Example, ModelCard, Weights
+
+_MOST_EXAMPLES, _TITLE_LETTERS = 12, 60
 
 
 def make_card(settings: Settings, info: EngineInfo, codec: TextCodec) -> ModelCard:
@@ -37,7 +48,7 @@ def make_card(settings: Settings, info: EngineInfo, codec: TextCodec) -> ModelCa
         defaults={name: default_knobs(name, steps) for name in modes},
         chat=codec.chat_problem is None,
         quality=presets_of(info.path, config, settings.quality_file, info.activation_parts),
-        examples=examples_of(info.path),
+        examples=read_examples(info.path),
         slots=slots_of(info.max_running),
         replica_slots=slots_of(info.max_running),
         tool_format=codec.tool_format.name if codec.tool_format else None,
@@ -45,3 +56,55 @@ def make_card(settings: Settings, info: EngineInfo, codec: TextCodec) -> ModelCa
         thinking=codec.thinking,
         weights=Weights(0, settings.model, settings.model),
     )
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    role: str
+    content: str
+
+
+class _Widget(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    example_title: str | None = None
+    text: str | None = Field(None, min_length=1, max_length=4096)
+    messages: list[_Message] | None = Field(None, min_length=1, max_length=16)
+
+
+def read_examples(folder: Path) -> tuple[Example, ...]:
+    """The examples of the checkpoint in `folder`, at most twelve."""
+    try:
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        widgets = _front_matter(card).get("widget")
+    except (OSError, ValueError, yaml.YAMLError):
+        return ()
+    return tuple(_examples(widgets if isinstance(widgets, list) else []))[:_MOST_EXAMPLES]
+
+
+def _front_matter(card: str) -> dict[str, Any]:
+    """The YAML between the first two lines of `---`."""
+    _, begin, rest = card.partition("---\n")
+    if not begin or not card.startswith("---"):
+        return {}
+    content = yaml.safe_load(rest.partition("\n---")[0])
+    return content if isinstance(content, dict) else {}
+
+
+def _examples(widgets: list[Any]) -> Iterator[Example]:
+    for entry in widgets:
+        try:
+            widget = _Widget.model_validate(entry)
+        except ValidationError:  # one of another task, such as a picture to classify
+            continue
+        if widget.messages is not None:
+            messages = tuple(message.model_dump() for message in widget.messages)
+            yield Example(_title(widget, messages[-1]["content"]), messages=messages)
+        elif widget.text is not None:
+            yield Example(_title(widget, widget.text), text=widget.text)
+
+
+def _title(widget: _Widget, prompt: str) -> str:
+    title = widget.example_title or " ".join(prompt.split())
+    return title if len(title) <= _TITLE_LETTERS else f"{title[: _TITLE_LETTERS - 1]}…"

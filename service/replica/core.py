@@ -18,7 +18,7 @@ from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.device import DeviceMemory, memory_of, pick_device, pick_dtype
 from service.model.weight_update import apply_update, check_update, load_update
 from service.parallel import TensorParallelExecutor
-from service.replica.engines import EngineInfo
+from service.replica.messages import EngineInfo
 from service.settings import Settings, slots_of
 from service.text import TextCodec
 
@@ -26,7 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """A checkpoint and its engine. `deps`: the engine's; their ranks end with it. `codec`: loads the tokenizer."""
+    """A checkpoint and its engine. `deps`: the engine's dependencies, whose ranks end with it.
+
+    `codec`: loads the tokenizer.
+    """
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class EngineCore:
         # The ingress limits the waiting requests. The engine has room for all that the ingress admits.
         self.room = settings.max_waiting + max(settings.slots, slots_of(engine.max_running))
         load = codec or partial(TextCodec.load, checkpoint.path)
-        self.compiler = GrammarCompiler(lambda: TokenVocabulary.of(load(), checkpoint.config))
+        self.compiler = GrammarCompiler(lambda: TokenVocabulary.for_checkpoint(load(), checkpoint.config))
         self._checkpoint = checkpoint
         self._options = LoadOptions(
             checkpoint.dtype,
@@ -64,26 +67,26 @@ class EngineCore:
 
     @property
     def failure(self) -> str | None:
-        """Why its ranks can no longer compute. None while they can."""
+        """Why the ranks can no longer compute. None while they can."""
         return self.ranks.failure if self.ranks else None
 
     async def compiled(self, request: GenerationRequest, constraint: Constraint) -> GenerationRequest:
-        """The request with the grammar of its answer. Raises what `GrammarCompiler.compile` raises."""
+        """The request with the grammar of its answer. Raises the errors of `GrammarCompiler.compile`."""
         began = time.monotonic()
         grammar = await self.compiler.compile(constraint, Owner(request.tenant, request.cache_salt))
         return replace(request, grammar=grammar, delay_s=time.monotonic() - began)
 
-    def check(self, model: str) -> None:
-        """Whether other weights could be loaded. Raises what `model.weight_update.check_update` raises. Blocks."""
+    def check_weights(self, model: str) -> None:
+        """Whether other weights could be loaded. Raises the errors of `model.weight_update.check_update`. Blocks."""
         check_update(model, self.info.config, self._options)
 
-    def fetch(self, model: str) -> tuple[Callable[[], None], Path]:
-        """Reads other weights. Returns what puts them in the place of the served ones, and their folder. Blocks."""
+    def load_weights(self, model: str) -> tuple[Callable[[], None], Path]:
+        """Loads new weights. Returns the function that applies them, and their folder. Blocks."""
         if self.ranks is None:
             fresh = load_update(model, self.info.config, self._options)
             return partial(apply_update, self._checkpoint, fresh), fresh.path
         fresh = self.ranks.fetch(model, self._options)
-        return partial(self.ranks.take, fresh), fresh.path
+        return partial(self.ranks.apply, fresh), fresh.path
 
     def close(self) -> None:
         """Ends its ranks and the threads that compile grammars."""
@@ -97,7 +100,7 @@ def load_core(
 ) -> EngineCore:
     """Loads the checkpoint, on several devices if the settings say so, and prepares its engine.
 
-    Blocks until the weights are read and the costs of forwards are measured. Raises what loading raises.
+    Blocks until the weights are read and the costs of forwards are measured. Raises the errors of loading.
     """
     device = pick_device(settings.device)
     options = LoadOptions(
@@ -128,7 +131,7 @@ def _prepared(core: EngineCore) -> EngineCore:
 
 
 def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) -> EngineConfig:
-    """The engine's limits: what the settings leave open is what fits beside the weights."""
+    """The engine's limits: the settings, or where they are open the largest that fit beside the weights."""
     sizes = RequestedSizes(
         kv_cache_tokens=_number(settings.kv_cache_tokens),
         max_running=_number(settings.max_running),

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from service.constraints import Constraint
 from service.data import Data
 from service.engine import EngineState, GenerationRequest
-from service.engine.streams import Item
+from service.engine.streams import EngineOutput
 from service.errors import MrpServeError
 from service.messagepack import MessagePack
-from service.replica.engines import EngineInfo
-from service.telemetry.sums import Added
+from service.model import ModelConfig
+from service.telemetry.metrics import SumsData
 
 # --- to the engine's process -----------------------------------------------------------------------
 
 
 class Start(Data, frozen=True, tag=1):
-    """The first message: what to load. `settings`: as `Settings.to_json` writes them."""
+    """The first message: load the checkpoint of these settings, which `Settings.to_json` wrote."""
 
     settings: str
 
@@ -30,35 +32,35 @@ class Submit(Data, frozen=True, tag=2):
 
 
 class Abort(Data, frozen=True, tag=3):
-    """A request is no longer wanted."""
+    """Aborts a request."""
 
     request_id: str
 
 
 class CheckWeights(Data, frozen=True, tag=1):
-    """Could the engine take these weights?"""
+    """Checks whether the engine could serve these weights."""
 
     model: str
 
 
 class LoadWeights(Data, frozen=True, tag=2):
-    """Reads other weights beside the served ones."""
+    """Loads new weights beside the served ones."""
 
     model: str
 
 
 class ApplyWeights(Data, frozen=True, tag=3):
-    """The loaded weights take the place of the served ones. `cut`: running requests end; else they finish first."""
+    """Replaces the served weights by the loaded ones. `abort`: running requests end; else they finish first."""
 
     version: int
-    cut: bool
+    abort: bool
 
 
 Procedure = CheckWeights | LoadWeights | ApplyWeights
 
 
-class Call(Data, frozen=True, tag=4):
-    """A procedure. Its `Reply` has the same number."""
+class EngineCall(Data, frozen=True, tag=4):
+    """The call of a procedure. Its `EngineReply` has the same number."""
 
     number: int
     procedure: Procedure
@@ -67,13 +69,32 @@ class Call(Data, frozen=True, tag=4):
 # --- from the engine's process ---------------------------------------------------------------------
 
 
-class Ready(Data, frozen=True, tag=1):
+class EngineInfo(Data, frozen=True):
+    """The served model and its limits. `folder`: the checkpoint's folder. `max_model_len`: tokens of prompt and answer.
+
+    `activation_parts`: as in `Checkpoint`. `deterministic`: whether answers may not depend on the load.
+    """
+
+    folder: str
+    config: ModelConfig
+    activation_parts: int
+    max_model_len: int
+    max_running: int
+    deterministic: bool
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint's folder."""
+        return Path(self.folder)
+
+
+class EngineReady(Data, frozen=True, tag=1):
     """The engine is loaded and takes requests."""
 
     info: EngineInfo
 
 
-class StartFailed(Data, frozen=True, tag=2):
+class EngineStartFailed(Data, frozen=True, tag=2):
     """The engine could not be loaded, and its process ends."""
 
     error: MrpServeError
@@ -83,14 +104,14 @@ class StepOutputs(Data, frozen=True, tag=3):
     """The items of requests since the last message, and the engine's state.
 
     `finished`: requests that the engine no longer has, aborted ones included. `failure`: why the engine has stopped,
-    None if it has not. `counted`: encoded metrics (`encode_counts`), empty if they come with a later message.
+    None if it has not. `sums`: encoded metrics (`encode_sums`), empty if they come with a later message.
     """
 
-    items: list[Item]
+    items: list[EngineOutput]
     finished: list[str]
     state: EngineState
     failure: str | None = None
-    counted: bytes = b""
+    sums: bytes = b""
 
 
 class Compiled(Data, frozen=True, tag=4):
@@ -99,12 +120,12 @@ class Compiled(Data, frozen=True, tag=4):
     request_id: str
 
 
-class Alive(Data, frozen=True, tag=5):
+class EngineAlive(Data, frozen=True, tag=5):
     """The process runs. Sent when there is nothing else to send."""
 
 
-class Reply(Data, frozen=True, tag=6):
-    """The result of a `Call`. `path`: the folder of loaded weights."""
+class EngineReply(Data, frozen=True, tag=6):
+    """The result of an `EngineCall`. `path`: the folder of loaded weights."""
 
     number: int
     error: MrpServeError | None = None
@@ -112,9 +133,9 @@ class Reply(Data, frozen=True, tag=6):
 
 
 #: the codecs of the two ends, by the messages that come there
-AT_ENGINE = MessagePack(Start | Submit | Abort | Call)
-AT_REPLICA = MessagePack(Ready | StartFailed | StepOutputs | Compiled | Alive | Reply)
+AT_ENGINE = MessagePack(Start | Submit | Abort | EngineCall)
+AT_REPLICA = MessagePack(EngineReady | EngineStartFailed | StepOutputs | Compiled | EngineAlive | EngineReply)
 
-#: Counts are decoded later than the items beside them, since answers go first.
-encode_counts = msgspec.msgpack.Encoder().encode
-decode_counts = msgspec.msgpack.Decoder(Added).decode
+#: Sums are decoded later than the items beside them, since answers go first.
+encode_sums = msgspec.msgpack.Encoder().encode
+decode_sums = msgspec.msgpack.Decoder(SumsData).decode

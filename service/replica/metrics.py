@@ -11,23 +11,21 @@ from collections.abc import Sequence
 from service.decode.block import Step
 from service.engine.observer import EngineState, StepReport
 from service.engine.request import BlockEvent, FinishReason, GenerationRequest, Stats
-from service.telemetry.metrics import Registry
-from service.telemetry.sums import Added, Sink
-from service.wire import Family
+from service.telemetry.metrics import Registry, Sums
+from service.wire import Family, Weights
 
-#: ended requests that wait to be counted
-_KEPT = 256
+#: the most ended requests that wait to be counted
+_UNCOUNTED = 256
 
 
 class EngineMetrics:
     """Implements the engine's `Observer`: counts into `sink`."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Registry | Sums) -> None:
         self._sink = sink
         self._last_block: dict[str, float] = {}
 
     def on_step(self, report: StepReport) -> None:
-        """Counts one engine step: its time, its rows, the forwards of its requests."""
         self._sink.observe("engine_step_seconds", report.seconds)
         if report.rows:
             self._sink.observe("rows_per_forward", report.rows)
@@ -38,7 +36,6 @@ class EngineMetrics:
             self._sink.add("prefix_cache_hits_total", report.tokens_cached)
 
     def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
-        """Counts one block of a request: its tokens, its steps, its latency."""
         mode = request.params.mode
         previous = self._last_block.pop(request.request_id, None)
         if event.finish_reason is None:
@@ -82,21 +79,14 @@ class ReplicaMetrics(EngineMetrics):
 
     def __init__(self) -> None:
         self._registry = Registry("replica")
+        self.add_sums = self._registry.add_sums
         self._ended: list[tuple[str, FinishReason, Stats]] = []
         super().__init__(self._registry)
 
-    def put(self, added: Added) -> None:
-        """Adds what the process of the engine has counted."""
-        self._registry.put(added)
-
-    def serves(self, version: int) -> None:
-        """Notes the version of the weights that answer."""
-        self._registry.set("weights_version", version)
-
     def finished(self, mode: str, reason: FinishReason, stats: Stats) -> None:
-        """Notes the end of a request. It is counted when somebody looks, since its answer need not wait for it."""
+        """Notes the end of a request. It is counted when metrics are read, since its answer need not wait for it."""
         self._ended.append((mode, reason, stats))
-        if len(self._ended) >= _KEPT:
+        if len(self._ended) >= _UNCOUNTED:
             self._count_ended()
 
     def _count_ended(self) -> None:
@@ -117,9 +107,10 @@ class ReplicaMetrics(EngineMetrics):
         if stats.decoded_tokens:
             self._registry.observe("tokens_per_forward", stats.tokens_per_forward, mode=mode)
 
-    def families(self, state: EngineState, replica: str) -> tuple[Family, ...]:
-        """The current metrics of the replica named `replica`. The gauges are read from the engine's state."""
+    def families(self, state: EngineState, weights: Weights, replica: str) -> tuple[Family, ...]:
+        """The current metrics of the replica named `replica`, whose engine is in this state."""
         self._count_ended()
+        self._registry.set("weights_version", weights.version)
         self._registry.set("num_requests_running", state.num_running)
         self._registry.set("num_requests_waiting", state.num_waiting)
         self._registry.set("kv_cache_usage_perc", state.kv_usage)

@@ -25,41 +25,21 @@ from service.decode.block import Step
 from service.engine import BlockEvent, EngineDeps, GenerationRequest, StepReport
 from service.engine.gil_and_gc import tune_interpreter
 from service.engine.request import RequestFailed
-from service.engine.streams import Item
+from service.engine.streams import EngineOutput
 from service.engine.thread import EngineThread
 from service.errors import EngineFailed, MrpServeError
-from service.frames import Channel, Frames
+from service.ipc import BEAT_S, Channel, Frames
 from service.model.device import set_threads
+from service.replica import messages
 from service.replica.core import EngineCore, load_core
-from service.replica.messages import (
-    AT_ENGINE,
-    AT_REPLICA,
-    Abort,
-    Alive,
-    ApplyWeights,
-    Call,
-    CheckWeights,
-    Compiled,
-    LoadWeights,
-    Procedure,
-    Ready,
-    Reply,
-    Start,
-    StartFailed,
-    StepOutputs,
-    Submit,
-    encode_counts,
-)
 from service.replica.metrics import EngineMetrics
 from service.settings import Settings
-from service.silence import BEAT_S
-from service.telemetry.faults import unexpected_error
 from service.telemetry.logs import install_logs
-from service.telemetry.sums import Sums
-from service.tracebacks import kind_and_place
+from service.telemetry.metrics import Sums
+from service.tracebacks import type_and_line, unexpected_error
 
-#: seconds after which counts are sent while no request ends
-_COUNTED_S = 0.1
+#: seconds after which metrics are sent while no request ends
+_SUMS_S = 0.1
 #: seconds between two looks at the ranks
 _WATCH_S = 0.1
 
@@ -69,7 +49,7 @@ class _Steps:
 
     thread: EngineThread
 
-    def __init__(self, send: Callable[[StepOutputs], None]) -> None:
+    def __init__(self, send: Callable[[messages.StepOutputs], None]) -> None:
         self._send = send
         self._sums = Sums()
         self._metrics = EngineMetrics(self._sums)
@@ -77,37 +57,35 @@ class _Steps:
         self._due = inf
 
     def on_step(self, report: StepReport) -> None:
-        """Counted."""
         self._metrics.on_step(report)
         if self._due == inf:
-            self._due = time.monotonic() + _COUNTED_S
+            self._due = time.monotonic() + _SUMS_S
 
     def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
-        """Counted."""
         self._metrics.on_event(request, event, steps)
         if event.finish_reason is not None:
             self._finished.append(request.request_id)
 
-    def deliver(self, items: list[Item]) -> None:
-        """Sends the items. Counts come with the end of a request, so metrics know every answer that a client has."""
+    def deliver(self, items: list[EngineOutput]) -> None:
+        """Sends the items. Metrics come with the end of a request, so they count every answer that a client has."""
         failure = self.thread.failure
         due = bool(self._finished) or time.monotonic() > self._due
         if not (items or due or failure):
             return
         finished, self._finished = self._finished, []
-        counted = b""
+        sums = b""
         if due:
-            counted, self._due = encode_counts(self._sums.take()), inf
-        self._send(StepOutputs(items, finished, self.thread.state(), failure, counted))
+            sums, self._due = messages.encode_sums(self._sums.drain()), inf
+        self._send(messages.StepOutputs(items, finished, self.thread.state(), failure, sums))
 
 
 class EngineProcess(Frames):
-    """Handles the messages that come. `end`: the process's socket. `deps`: the engine's."""
+    """Handles the replica's messages. `end`: the process's socket. `deps`: the engine's dependencies."""
 
     def __init__(self, end: socket.socket, deps: EngineDeps | None) -> None:
-        super().__init__(AT_ENGINE)
+        super().__init__(messages.AT_ENGINE)
         self._deps = deps
-        self._channel = Channel(end, AT_REPLICA)
+        self._channel = Channel(end, messages.AT_REPLICA)
         self._steps = _Steps(self._send)
         self._core: EngineCore
         self._apply: Callable[[], None] | None = None
@@ -118,20 +96,20 @@ class EngineProcess(Frames):
         """Handles the messages in their order. Those that take time are handled beside others."""
         for message in self.codec.decode(content):
             match message:
-                case Submit(request, None):
+                case messages.Submit(request, None):
                     self._submit(request)
-                case Submit(request, Constraint() as constraint):
+                case messages.Submit(request, Constraint() as constraint):
                     self._compiling[request.request_id] = request
                     self._begin(self._compile(request, constraint))
-                case Abort(request_id):
+                case messages.Abort(request_id):
                     self._abort(request_id)
-                case Call():
+                case messages.EngineCall():
                     self._begin(self._reply(message))
-                case Start(settings):
+                case messages.Start(settings):
                     self._begin(self._start(settings))
 
     def connection_lost(self, error: Exception | None) -> NoReturn:  # noqa: ARG002 - the signature is asyncio's
-        """The replica has closed its engine, or is gone. A step may be under way that nobody needs."""
+        """The replica has closed its engine, or is gone. A step may be under way, whose results are not needed."""
         os._exit(0)
 
     def _send(self, message: object) -> None:
@@ -141,8 +119,8 @@ class EngineProcess(Frames):
         except EOFError:
             os._exit(0)
 
-    def _begin(self, request: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(request)
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -152,29 +130,32 @@ class EngineProcess(Frames):
             install_logs(settings)
             set_threads(settings.torch_threads, settings.tensor_parallel_size)
             self._core = await asyncio.to_thread(load_core, settings, self._steps, self._deps)
-        except Exception as error:  # noqa: BLE001 - the replica says what it was
-            self._send(StartFailed(error if isinstance(error, MrpServeError) else EngineFailed(kind_and_place(error))))
+        except MrpServeError as error:
+            self._send(messages.EngineStartFailed(error))
+            return
+        except Exception as error:  # noqa: BLE001 - the replica raises it
+            self._send(messages.EngineStartFailed(EngineFailed(type_and_line(error))))
             return
         tune_interpreter()
         # The replica knows steps that take too long by their silence.
         self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room, inf)
         self._steps.thread.start()
-        self._send(Ready(self._core.info))
+        self._send(messages.EngineReady(self._core.info))
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
         if self._core.ranks:
             await self._watch()
 
     def _beat(self) -> None:
-        """Says that this process runs, on a thread that a long step, or a long compilation, does not hold up."""
+        """Runs on a thread that a long step, or a long compilation, does not hold up."""
         while True:
             time.sleep(BEAT_S)
-            self._send(Alive())
+            self._send(messages.EngineAlive())
 
     async def _watch(self) -> None:
-        """Reports that a rank is lost, which no step would notice while there is none."""
+        """Reports that a rank is lost. Without a request, no step would notice it."""
         while (failure := self._core.failure) is None:
             await asyncio.sleep(_WATCH_S)
-        self._send(StepOutputs([], [], self._steps.thread.state(), failure))
+        self._send(messages.StepOutputs([], [], self._steps.thread.state(), failure))
 
     # --- requests ----------------------------------------------------------------------------------
 
@@ -185,7 +166,7 @@ class EngineProcess(Frames):
             self._end(request.request_id, error)
 
     async def _compile(self, request: GenerationRequest, constraint: Constraint) -> None:
-        """Submits a request once it has its grammar. An aborted one has its grammar compiled and kept all the same."""
+        """Submits a request once it has its grammar. The grammar of an aborted request is compiled all the same."""
         error: MrpServeError | None = None
         compiled = request
         try:
@@ -200,22 +181,22 @@ class EngineProcess(Frames):
         if error is not None:
             self._end(request.request_id, error)
         else:
-            self._send(Compiled(request.request_id))
+            self._send(messages.Compiled(request.request_id))
             self._submit(compiled)
 
     def _abort(self, request_id: str) -> None:
         if self._compiling.pop(request_id, None) is not None:
-            self._send(StepOutputs([], [request_id], self._steps.thread.state()))
+            self._send(messages.StepOutputs([], [request_id], self._steps.thread.state()))
         else:
             self._steps.thread.abort(request_id)
 
     def _end(self, request_id: str, error: MrpServeError) -> None:
-        """Ends a request that the engine has not taken."""
-        self._send(StepOutputs([RequestFailed(request_id, error)], [request_id], self._steps.thread.state()))
+        """Ends a request that did not reach the engine."""
+        self._send(messages.StepOutputs([RequestFailed(request_id, error)], [request_id], self._steps.thread.state()))
 
     # --- weights -----------------------------------------------------------------------------------
 
-    async def _reply(self, call: Call) -> None:
+    async def _reply(self, call: messages.EngineCall) -> None:
         error: MrpServeError | None = None
         path = ""
         try:
@@ -224,20 +205,20 @@ class EngineProcess(Frames):
             error = problem
         except Exception as problem:  # noqa: BLE001 - the log gets its place, the replica no message
             error = unexpected_error(problem, "")
-        self._send(Reply(call.number, error, path))
+        self._send(messages.EngineReply(call.number, error, path))
 
-    async def _run(self, procedure: Procedure) -> str:
+    async def _run(self, procedure: messages.Procedure) -> str:
         match procedure:
-            case CheckWeights(model):
-                await asyncio.to_thread(self._core.check, model)
-            case LoadWeights(model):
-                self._apply, path = await asyncio.to_thread(self._core.fetch, model)
+            case messages.CheckWeights(model):
+                await asyncio.to_thread(self._core.check_weights, model)
+            case messages.LoadWeights(model):
+                self._apply, path = await asyncio.to_thread(self._core.load_weights, model)
                 return str(path)
-            case ApplyWeights(version, cut):
+            case messages.ApplyWeights(version, abort):
                 apply, self._apply = self._apply, None
                 if apply is None:
                     raise AssertionError("weights are to be applied before they are loaded")
-                await self._steps.thread.exchange(apply, version, cut=cut)
+                await self._steps.thread.exchange(apply, version, cut=abort)
         return ""
 
 

@@ -1,4 +1,4 @@
-"""The engine of a replica in a process of its own (`process.py`), on the same machine.
+"""The engine of a replica in a process of its own (`process.py`), on the same machine, and the start of a replica.
 
 Python runs one thread of a process at a time. So an engine on a thread of the replica waits for every block that the
 replica makes text of and sends, and the event loop waits for the engine's Python.
@@ -15,39 +15,25 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from copy import copy
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from service.constraints import Constraint
 from service.engine.observer import EngineState
-from service.engine.request import BlockEvent, BlockProgress, GenerationRequest, RequestFailed
+from service.engine.request import BlockEvent, BlockProgress, GenerationRequest, RequestFailed, validate
 from service.engine.streams import RequestStreams
-from service.engine.validation import validate
 from service.errors import InvalidRequest, MrpServeError, ReplicaLost, ReplicaStopping
-from service.frames import Frames
-from service.parallel.child import start_child
-from service.replica.engines import EngineInfo
-from service.replica.messages import (
-    AT_REPLICA,
-    Abort,
-    ApplyWeights,
-    Call,
-    CheckWeights,
-    Compiled,
-    LoadWeights,
-    Procedure,
-    Ready,
-    Reply,
-    Start,
-    StartFailed,
-    StepOutputs,
-    Submit,
-    decode_counts,
-)
+from service.ipc import HUNG_S, LOOK_S, Frames, Silence, start_child
+from service.replica import messages
+from service.replica.metrics import ReplicaMetrics
 from service.settings import Settings
-from service.silence import HUNG_S, LOOK_S, Silence
-from service.telemetry.sums import Added
-from service.tracebacks import kind_and_place
+from service.telemetry.metrics import SumsData
+from service.telemetry.tracing import start_tracing
+from service.tracebacks import type_and_line
+
+if TYPE_CHECKING:
+    from service.replica.replica import Replica
 
 _log = logging.getLogger(__name__)
 
@@ -56,73 +42,64 @@ _END_S = 1.0
 
 
 class EngineProcessClient(Frames):
-    """Implements `EngineClient`. `start` makes it. All is called on one event loop. `process`: the engine's.
+    """A running engine. `start` makes it. All is called on one event loop. `process`: the engine's process.
 
-    `count`: gets the metrics of the engine's process, a little later, since answers go first.
+    `add_sums`: gets the metrics of the engine's process, a little later, since answers go first. `failure`: why the
+    engine stopped, or that its process is gone; None while it can decode.
     """
 
-    info: EngineInfo
+    info: messages.EngineInfo
 
     def __init__(
         self,
         process: subprocess.Popen[bytes],
-        count: Callable[[Added], None],
+        add_sums: Callable[[SumsData], None],
         stall_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(AT_REPLICA)
-        self._process, self._count = process, count
+        super().__init__(messages.AT_REPLICA)
+        self._process, self._add_sums = process, add_sums
         self._stall_timeout_s, self._clock = stall_timeout_s, clock
         self._streams = RequestStreams(self._abort)
-        self._requests: set[str] = set()  # those that the engine has
-        self._compiling: set[str] = set()  # those that wait for a grammar
+        self._requests: set[str] = set()  # requests that the engine has
+        self._compiling: set[str] = set()  # requests that wait for a grammar
         self._state = EngineState(0, 0, 0, 0)
-        self._counted: list[bytes] = []
+        self._sums: list[bytes] = []
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[str]] = {}
-        self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
-        self._heard, self._applying, self._closed = clock(), False, False
+        self._ready: asyncio.Future[messages.EngineInfo] = asyncio.get_running_loop().create_future()
+        self._last_step, self._applying, self._closed = clock(), False, False
         self._silence = Silence(clock)
-        self._failure: str | None = None
+        self.failure: str | None = None
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, settings: Settings, count: Callable[[Added], None], deps: str = "") -> Self:
-        """Starts the process and waits until it has loaded its engine. Raises what loading raises.
+    async def start(cls, settings: Settings, add_sums: Callable[[SumsData], None], deps: str = "") -> Self:
+        """Starts the process and waits until it has loaded its engine. Raises the errors of loading.
 
-        EngineFailed for an error that nobody foresaw; ReplicaLost if the process ends. `deps`: `module:name` of the
+        EngineFailed for an unexpected error; ReplicaLost if the process ends. `deps`: `module:name` of the
         engine's `EngineDeps`, if not the default ones.
         """
         process, end = start_child("service.replica.process", *filter(None, [deps]))
-        engine = cls(process, count, settings.stall_timeout_s)
+        engine = cls(process, add_sums, settings.stall_timeout_s)
         await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=end)
         try:
-            engine.send(Start(settings.to_json()))
-            await engine.loaded()
+            engine.send(messages.Start(settings.to_json()))
+            engine.info = await engine._ready
+            engine._silence = Silence(engine._clock)
+            engine._watching = asyncio.create_task(engine._watch())
         except BaseException:
             engine.close()
             raise
         return engine
 
-    async def loaded(self) -> None:
-        """Waits until the engine takes requests. Called once."""
-        self.info = await self._ready
-        self._silence = Silence(self._clock)
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
-
     @property
     def pid(self) -> int:
-        """The engine's process."""
         return self._process.pid
 
-    @property
-    def failure(self) -> str | None:
-        """Why the engine stopped, or that its process is gone. None while it can decode."""
-        return self._failure
-
     def state(self) -> EngineState:
-        """The state after the last reported step, which is then counted, too."""
-        self._open_counts()
+        """The numbers of requests and pages after the last reported step, whose metrics are then added, too."""
+        self._decode_sums()
         return self._state
 
     # --- requests ----------------------------------------------------------------------------------
@@ -130,28 +107,36 @@ class EngineProcessClient(Frames):
     def generate(
         self, request: GenerationRequest, constraint: Constraint | None = None
     ) -> AsyncGenerator[BlockEvent | BlockProgress]:
-        """See `EngineClient.generate`. A request that the engine can never serve does not reach its process."""
+        """The request's block events, and its steps if it asks for them. The last item has a finish reason.
+
+        `constraint`: the constraint of the answer; the request waits in the engine's process for its grammar. Closing
+        the generator aborts the request. Raises the errors of `validate`, `GrammarCompiler.compile` and
+        `EngineThread.submit`; ReplicaStopping if the engine stops; EngineFailed; OutOfMemory if the device has no
+        memory for this request.
+        """
         info = self.info
         validate(request, info.config, info.max_model_len, deterministic=info.deterministic)
         return self._streams.open(request.request_id, partial(self._submit, request, constraint))
 
     def _submit(self, request: GenerationRequest, constraint: Constraint | None) -> None:
-        if self._failure is not None:
-            raise ReplicaStopping(f"the engine stopped: {self._failure}", retry_after=1.0)
-        if self._closed:
-            raise ReplicaStopping("the server is shutting down", retry_after=1.0)
+        self._check_running()
         if request.request_id in self._requests or request.request_id in self._compiling:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
-        self.send(Submit(request, constraint))
+        self.send(messages.Submit(request, constraint))
         if constraint is not None:
             self._compiling.add(request.request_id)
         else:
-            self._have(request.request_id)
+            self._add(request.request_id)
 
-    def _have(self, request_id: str) -> None:
+    def _check_running(self) -> None:
+        if self.failure is not None or self._closed:
+            reason = "the server is shutting down" if self.failure is None else f"the engine stopped: {self.failure}"
+            raise ReplicaStopping(reason, retry_after=1.0)
+
+    def _add(self, request_id: str) -> None:
         """The engine has a request, so a step is due."""
         if not self._requests:
-            self._heard = self._clock()
+            self._last_step = self._clock()
         self._requests.add(request_id)
 
     def _forget(self, request_id: str) -> None:
@@ -160,107 +145,104 @@ class EngineProcessClient(Frames):
 
     def _abort(self, request_id: str) -> None:
         if request_id in self._requests or request_id in self._compiling:
-            self.send(Abort(request_id))
+            self.send(messages.Abort(request_id))
 
     # --- weights -----------------------------------------------------------------------------------
 
-    async def check(self, model: str) -> None:
-        """See `EngineClient.check`."""
-        await self._call(CheckWeights(model))
+    async def check_weights(self, model: str) -> None:
+        """Checks whether the engine could serve other weights. Raises `check_update`'s errors."""
+        await self._call(messages.CheckWeights(model))
 
-    async def fetch(self, model: str) -> Path:
-        """See `EngineClient.fetch`."""
-        return Path(await self._call(LoadWeights(model)))
+    async def load_weights(self, model: str) -> Path:
+        """Loads new weights beside the served ones. Returns their folder. Raises the errors of `check_weights`."""
+        return Path(await self._call(messages.LoadWeights(model)))
 
-    async def take(self, version: int, *, cut: bool) -> None:
-        """See `EngineClient.take`."""
+    async def apply_weights(self, version: int, *, abort: bool) -> None:
+        """Replaces the served weights by the loaded ones. `abort`: running requests end; else they finish first."""
         self._applying = True
         try:
-            await self._call(ApplyWeights(version, cut))
+            await self._call(messages.ApplyWeights(version, abort))
         finally:
-            self._heard, self._applying = self._clock(), False
+            self._last_step, self._applying = self._clock(), False
 
-    async def _call(self, procedure: Procedure) -> str:
-        if self._failure is not None or self._closed:
-            raise ReplicaStopping(f"the engine stopped: {self._failure or 'the server is shutting down'}")
+    async def _call(self, procedure: messages.Procedure) -> str:
+        self._check_running()
         number = next(self._numbers)
         reply: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._calls[number] = reply
-        self.send(Call(number, procedure))
+        self.send(messages.EngineCall(number, procedure))
         try:
             return await reply
         finally:
             self._calls.pop(number, None)
 
-    # --- what comes --------------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------------
 
     def received(self, content: bytes) -> None:
-        """Handles the messages of the engine's process."""
-        self._silence.heard()
+        self._silence.end()
         for message in self.codec.decode(content):
             match message:
-                case StepOutputs():
-                    self._heard = self._clock()
+                case messages.StepOutputs():
+                    self._last_step = self._clock()
                     self._deliver(message)
-                case Compiled(request_id):
+                case messages.Compiled(request_id):
                     if request_id in self._compiling:
                         self._compiling.discard(request_id)
-                        self._have(request_id)
-                case Reply():
-                    self._heard = self._clock()
+                        self._add(request_id)
+                case messages.EngineReply():
+                    self._last_step = self._clock()
                     self._settle(message)
-                case Ready(info) if not self._ready.done():
+                case messages.EngineReady(info) if not self._ready.done():
                     self._ready.set_result(info)
-                case StartFailed(error) if not self._ready.done():
+                case messages.EngineStartFailed(error) if not self._ready.done():
                     self._ready.set_exception(error)
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
-        """All that waits fails."""
         if self._closed:
             return
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
         self._lose(f"the engine's process has ended (status {self._process.poll()})")
 
-    def _deliver(self, outputs: StepOutputs) -> None:
+    def _deliver(self, outputs: messages.StepOutputs) -> None:
         self._state = outputs.state
         for request_id in outputs.finished:
             self._forget(request_id)
         for item in outputs.items:
             if isinstance(item, RequestFailed):
                 self._forget(item.request_id)
-        self._streams.deliver_here(outputs.items)
+        self._streams.deliver_on_loop(outputs.items)
         if outputs.failure is not None:
-            self._failure = outputs.failure
-        if outputs.counted:
-            self._counted.append(outputs.counted)
+            self.failure = outputs.failure
+        if outputs.sums:
+            self._sums.append(outputs.sums)
 
-    def _open_counts(self) -> None:
-        counted, self._counted = self._counted, []
-        for added in counted:
+    def _decode_sums(self) -> None:
+        encoded, self._sums = self._sums, []
+        for sums in encoded:
             try:
-                self._count(decode_counts(added))
+                self._add_sums(messages.decode_sums(sums))
             except Exception as error:  # noqa: BLE001 - any error of counting concerns only the measurement
-                _log.error("counts are lost: %s", kind_and_place(error))
+                _log.error("counts are lost: %s", type_and_line(error))
 
-    def _settle(self, reply: Reply) -> None:
-        waiting = self._calls.get(reply.number)
-        if waiting is None or waiting.done():
+    def _settle(self, reply: messages.EngineReply) -> None:
+        pending = self._calls.get(reply.number)
+        if pending is None or pending.done():
             return
         if reply.error is None:
-            waiting.set_result(reply.path)
+            pending.set_result(reply.path)
         else:
-            waiting.set_exception(reply.error)
+            pending.set_exception(reply.error)
 
     # --- the end -----------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Opens the counts, and ends a process that stands still, or whose step takes too long."""
-        while self._failure is None:
+        """Adds the metrics, and ends a process that stands still, or whose step takes too long."""
+        while self.failure is None:
             await asyncio.sleep(LOOK_S)
-            self._open_counts()
-            if (why := self._stands_still()) is not None:
-                self._lose(why)
+            self._decode_sums()
+            if (reason := self._stands_still()) is not None:
+                self._lose(reason)
                 self._process.kill()
 
     def _stands_still(self) -> str | None:
@@ -269,25 +251,25 @@ class EngineProcessClient(Frames):
         silent, allowed = self._silence.look(), max(HUNG_S, self._stall_timeout_s) if held_up else HUNG_S
         if silent > allowed:
             return f"the engine's process has been silent for {silent:.0f} s, allowed are {allowed:g}"
-        seconds = self._clock() - self._heard
+        seconds = self._clock() - self._last_step
         if self._requests and not self._applying and seconds > self._stall_timeout_s:
             return f"the engine's step has taken {seconds:.0f} s, allowed are {self._stall_timeout_s:g}"
         return None
 
-    def _lose(self, why: str) -> None:
-        """Nothing more comes of the process."""
-        self._failure = self._failure or why
-        self._end(ReplicaLost(why))
+    def _lose(self, reason: str) -> None:
+        """The process is lost."""
+        self.failure = self.failure or reason
+        self._end(ReplicaLost(reason))
 
     def _end(self, error: MrpServeError) -> None:
-        """Ends all that waits, each with an error of its own."""
+        """Ends all pending requests and calls, each with an error of its own."""
         self._requests.clear()
         self._compiling.clear()
         self._streams.fail(lambda: copy(error))
-        waiting: list[asyncio.Future[Any]] = [self._ready, *self._calls.values()]
-        for answer in waiting:
-            if not answer.done():
-                answer.set_exception(copy(error))
+        pending: list[asyncio.Future[Any]] = [self._ready, *self._calls.values()]
+        for reply in pending:
+            if not reply.done():
+                reply.set_exception(copy(error))
 
     def close(self) -> None:
         """Ends the process. Requests in progress end with ReplicaStopping."""
@@ -300,3 +282,22 @@ class EngineProcessClient(Frames):
         self._process.kill()
         self._process.wait()
         self._end(ReplicaStopping("the server is shutting down", retry_after=1.0))
+
+
+async def start_replica(replica: str, settings: Settings, deps: str = "") -> Replica:
+    """Loads the engine. `replica`: its name in metrics. `deps`: as in `EngineProcessClient.start`.
+
+    Raises the errors of loading. The tokenizer's libraries take a second to import. The engine's process loads the
+    checkpoint meanwhile.
+    """
+    metrics = ReplicaMetrics()
+    starting = asyncio.create_task(EngineProcessClient.start(settings, metrics.add_sums, deps))
+    await asyncio.to_thread(import_module, "service.replica.replica")
+    engine = await starting
+    try:
+        from service.replica.replica import Replica
+
+        return Replica(replica, engine, metrics, settings, start_tracing(settings))
+    except BaseException:
+        engine.close()
+        raise

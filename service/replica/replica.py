@@ -22,49 +22,46 @@ from service.engine.request import LogprobsRequest, Stats
 from service.errors import MrpServeError
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
-from service.replica.engines import EngineClient
 from service.replica.metrics import ReplicaMetrics
-from service.replica.reads import Reader
+from service.replica.remote import EngineProcessClient
+from service.replica.scoring import PositionScorer
 from service.replica.spans import Timeline, trace_request
 from service.replica.weight_update import WeightUpdater
 from service.settings import Settings
-from service.telemetry.faults import unexpected_error
 from service.telemetry.tracing import Tracing
 from service.text import TextCodec
+from service.tracebacks import unexpected_error
 from service.wire import (
     Chunk,
     Ending,
-    Exchanged,
     Failure,
     Items,
     Progress,
     ReplicaRequest,
+    Scoring,
     Snapshot,
     Status,
     Weights,
+    WeightUpdateResult,
     too_late,
 )
 
 _log = logging.getLogger(__name__)
 
-#: a prompt of at least so many characters is encoded on another thread
-_LONG = 4096
-#: a prompt of at least so many characters takes memory that the allocator keeps: 1 MB of text some 300 MB
-_HUGE = 128 * 1024
+#: the characters from which on a prompt is encoded on another thread, and from which on it takes memory that the
+#: allocator keeps: 1 MB of text some 300 MB
+_LONG, _HUGE = 4096, 128 * 1024
 
 _T = TypeVar("_T")
 
 
 class Replica:
-    """Answers requests with one running engine, which ends with it. `replica`: its name in metrics.
-
-    `metrics`: observe the engine.
-    """
+    """Answers requests with one running engine, which ends with it. `replica`: its name in metrics."""
 
     def __init__(
         self,
         replica: str,
-        engine: EngineClient,
+        engine: EngineProcessClient,
         metrics: ReplicaMetrics,
         settings: Settings,
         tracing: Tracing | None = None,
@@ -75,7 +72,7 @@ class Replica:
         if self._codec.chat_warning:
             _log.warning("%s", self._codec.chat_warning)
         self._eos = frozenset(info.config.eos_token_ids)
-        self._reader = Reader(self._codec, info.config.mask_token_id, info.config.vocab_size)
+        self._scorer = PositionScorer(self._codec, info.config.mask_token_id, info.config.vocab_size)
         self._weights = WeightUpdater(replica, make_card(settings, info, self._codec), engine, settings)
         self._encoder = ThreadPoolExecutor(1, "encode")
         self._in_flight = 0
@@ -90,14 +87,20 @@ class Replica:
         self._in_flight += 1
         try:
             if request.scoring is not None:
-                yield await self._score(request)
+                yield await self._score(request, request.scoring)
                 return
             answer, events = await self._begin(request)
+            timeline = Timeline(answer.waited_s, answer.prompt_tokens)
             item: Progress | Chunk | None = None
-            with self._followed(request, answer):
+            with self._tracked(request, timeline, lambda: answer.stats):
                 async with aclosing(events):
                     async for event in events:
-                        item = answer.progress(event) if isinstance(event, BlockProgress) else answer.take(event)
+                        if isinstance(event, BlockProgress):
+                            item = answer.progress(event)
+                        else:
+                            item = answer.push(event)
+                            if self._tracing:
+                                timeline.events.append(event)
                         if answer.ending is not None:
                             break
                         if item is not None:
@@ -122,49 +125,39 @@ class Replica:
         pieces = self._codec.token_texts() if replica_request.return_pieces else None
         text, size = self._codec.stream(replica_request.stop), self._engine.info.config.block_size
         answer = AnswerBlocks(replica_request, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
-        if self._tracing:
-            answer.events = []
         return answer, self._engine.generate(request, replica_request.constraint)
 
     @contextmanager
-    def _followed(self, request: ReplicaRequest, answer: AnswerBlocks) -> Iterator[None]:
-        """Counts an answer that its client leaves, and traces every answer."""
+    def _tracked(self, request: ReplicaRequest, timeline: Timeline, stats: Callable[[], Stats]) -> Iterator[None]:
+        """Counts a request that its client aborts, and traces every request."""
         try:
             yield
         except (asyncio.CancelledError, GeneratorExit):
-            self._metrics.finished(request.params.mode, "abort", answer.stats)
+            self._metrics.finished(request.params.mode, "abort", stats())
             raise
         finally:
             if self._tracing:
-                timeline = Timeline(answer.waited_s, answer.prompt_tokens, answer.events or [])
                 trace_request(self._tracing, self._replica, request, timeline)
 
-    async def _score(self, replica_request: ReplicaRequest) -> Ending:
-        """The places of a request with `scoring`: one request to the engine that has one event."""
+    async def _score(self, replica_request: ReplicaRequest, scoring: Scoring) -> Ending:
+        """Scores the positions of a prompt: one request to the engine that has one event."""
         self._weights.admit(replica_request)
-        length = sum(len(message["content"]) for message in replica_request.messages or ()) + len(
-            replica_request.text or ""
-        )
-        prompt = await self._aside(length, lambda: self._reader.prompt(replica_request))
-        asked, waited_s = self._reader.asked(replica_request), replica_request.arrived.waited_s()
-        request = replace(self._request(replica_request, prompt, waited_s), max_new_tokens=0, logprobs=asked)
-        stats, events = Stats(), list[BlockEvent]()
-        try:
+        length = sum(len(message["content"]) for message in replica_request.messages or ())
+        length += len(replica_request.text or "")
+        prompt = await self._run(length, lambda: self._scorer.prompt(replica_request, scoring))
+        logprobs, waited_s = self._scorer.logprobs_request(scoring), replica_request.arrived.waited_s()
+        request = replace(self._request(replica_request, prompt, waited_s), max_new_tokens=0, logprobs=logprobs)
+        timeline = Timeline(waited_s, len(prompt))
+        with self._tracked(replica_request, timeline, Stats):
             async with aclosing(self._engine.generate(request)) as items:
-                events = [event async for event in items if isinstance(event, BlockEvent)]
-        except asyncio.CancelledError:
-            self._metrics.finished(replica_request.params.mode, "abort", stats)
-            raise
-        finally:
-            if self._tracing:
-                trace_request(self._tracing, self._replica, replica_request, Timeline(waited_s, len(prompt), events))
-        event = events[-1]
+                timeline.events.extend([event async for event in items if isinstance(event, BlockEvent)])
+        event = timeline.events[-1]
         if event.finish_reason != "stop":
             raise too_late(replica_request)
         stats = event.stats.later_by(waited_s)
         self._metrics.finished(replica_request.params.mode, "stop", stats)
         prompt_tokens = sum(token != MASKED for token in prompt)
-        return Ending("stop", prompt_tokens, 0, stats, position_scores=self._reader.named(asked, event))
+        return Ending("stop", prompt_tokens, 0, stats, position_scores=self._scorer.position_scores(logprobs, event))
 
     def _counted(self, request: ReplicaRequest, answer: AnswerBlocks) -> Ending:
         """Counts a finished answer. Called before the last item is sent: a client that leaves then has all of it."""
@@ -176,12 +169,12 @@ class Replica:
         self._metrics.finished(request.params.mode, ending.finish_reason, ending.stats)
         return ending
 
-    async def _aside(self, length: int, request: Callable[[], _T]) -> _T:
+    async def _run(self, length: int, request: Callable[[], _T]) -> _T:
         """Runs short work on this thread, and long work on another one, which bounds its memory."""
         if length < _LONG:
             return request()
-        aside = request if length < _HUGE else partial(_then_give_memory_back, request)
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, aside)
+        work = request if length < _HUGE else partial(_then_trim_memory, request)
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
 
     async def _encode(self, request: ReplicaRequest) -> tuple[int, ...]:
         if request.token_ids is not None:
@@ -189,9 +182,9 @@ class Replica:
         if request.messages is not None:
             messages, tools, think = request.messages, request.tools, request.think
             length = sum(len(str(part)) for part in (*messages, *tools))
-            return await self._aside(length, lambda: tuple(self._codec.encode_chat(messages, tools, think=think)))
+            return await self._run(length, lambda: tuple(self._codec.encode_chat(messages, tools, think=think)))
         text = request.text or ""
-        return await self._aside(len(text), lambda: tuple(self._codec.encode(text)))
+        return await self._run(len(text), lambda: tuple(self._codec.encode(text)))
 
     def _request(self, request: ReplicaRequest, prompt: tuple[int, ...], waited_s: float) -> GenerationRequest:
         sent = request.resume.token_ids
@@ -219,14 +212,13 @@ class Replica:
         )
 
     def _room(self, request: ReplicaRequest, prompt: tuple[int, ...]) -> int:
-        """The tokens that may still be decoded. `prompt`: without those that other replicas have decoded."""
-        most = request.max_new_tokens
+        """The tokens that may still be decoded. `prompt`: the prompt without the tokens of other replicas."""
+        limit = request.max_new_tokens
         if request.shorten:
-            most = max(1, min(most, self._engine.info.max_model_len - len(prompt)))
-        return most - len(request.resume.token_ids)
+            limit = max(1, min(limit, self._engine.info.max_model_len - len(prompt)))
+        return limit - len(request.resume.token_ids)
 
     async def count(self, request: ReplicaRequest) -> int | Failure:
-        """The number of tokens of a request's prompt."""
         try:
             return len(await self._encode(request))
         except MrpServeError as error:
@@ -236,12 +228,12 @@ class Replica:
 
     # --- the replica -------------------------------------------------------------------------------
 
-    async def check_weights(self, weights: Weights) -> Exchanged:
-        """Whether the replica could take these weights. Nothing is changed."""
+    async def check_weights(self, weights: Weights) -> WeightUpdateResult:
+        """Whether the replica could serve these weights. Nothing is changed."""
         return await self._weights.check(weights)
 
-    async def exchange(self, weights: Weights) -> Exchanged:
-        """Takes these weights, unless it has them or newer ones."""
+    async def update_weights(self, weights: Weights) -> WeightUpdateResult:
+        """Serves these weights from now on, unless it serves them or newer ones."""
         return await self._weights.update(weights)
 
     def status(self) -> Status:
@@ -249,9 +241,7 @@ class Replica:
         return Status(self._replica, self._engine.failure, self._weights.card)
 
     def snapshot(self) -> Snapshot:
-        """The current metrics."""
-        self._metrics.serves(self._weights.card.weights.version)
-        families = self._metrics.families(self._engine.state(), self._replica)
+        families = self._metrics.families(self._engine.state(), self._weights.card.weights, self._replica)
         return Snapshot(self._replica, self._in_flight, families)
 
     def close(self) -> None:
@@ -262,7 +252,7 @@ class Replica:
             self._tracing.close()
 
 
-def _then_give_memory_back(request: Callable[[], _T]) -> _T:
+def _then_trim_memory(request: Callable[[], _T]) -> _T:
     """Does the work and returns freed memory to the system, which glibc does not do by itself."""
     try:
         return request()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry import trace
@@ -22,7 +22,7 @@ class Timeline:
 
     waited_s: float
     prompt_tokens: int
-    events: Sequence[BlockEvent]
+    events: list[BlockEvent] = field(default_factory=list)
 
 
 def trace_request(tracing: Tracing, replica: str, request: ReplicaRequest, timeline: Timeline) -> None:
@@ -33,8 +33,8 @@ def trace_request(tracing: Tracing, replica: str, request: ReplicaRequest, timel
     last = events[-1].stats if events else Stats()
     context = context_of(dict(request.origin.trace))
     common = {"mrp.replica": replica, "mrp.mode": request.params.mode, "mrp.request_id": request.origin.request_id}
-    whole = tracing.tracer.start_span("generate", context, attributes=common, start_time=_ns(arrived))
-    inside = trace.set_span_in_context(whole)
+    request_span = tracing.tracer.start_span("generate", context, attributes=common, start_time=_ns(arrived))
+    inside = trace.set_span_in_context(request_span)
 
     def span(name: str, begin: float, end: float, attributes: Mapping[str, Any]) -> None:
         made = tracing.tracer.start_span(name, inside, attributes=attributes, start_time=_ns(begin))
@@ -52,11 +52,11 @@ def trace_request(tracing: Tracing, replica: str, request: ReplicaRequest, timel
             begin = start + last.prefill_s
         span("block", begin, end, _block(event, before))
         begin, before = end, event.stats
-    whole.end(_ns(start + last.total_s if events else ended))
+    request_span.end(_ns(start + last.total_s if events else ended))
 
 
 def _block(event: BlockEvent, before: Stats) -> dict[str, Any]:
-    """The attributes of one block: what it added to the request's statistics."""
+    """The attributes of one block: the growth of the request's statistics."""
     now, then = event.stats.forwards, before.forwards
     attributes: dict[str, Any] = {
         "mrp.block.index": event.index,

@@ -1,6 +1,6 @@
-"""Weight updates of a replica: new weights are checked, read beside the served ones, applied when no request runs.
+"""Weight updates of a replica: new weights are checked, loaded beside the served ones, applied when no request runs.
 
-Tokenizer, chat template and limits stay those of the checkpoint that the replica started with.
+The replica keeps the tokenizer, chat template and limits of the checkpoint that it started with.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from typing import Any
 
 from service.errors import CheckpointError, MrpServeError, SettingsError, WeightsBehind, WeightsRefused
 from service.quality.presets import presets_of
-from service.replica.engines import EngineClient
+from service.replica.remote import EngineProcessClient
 from service.settings import Settings
-from service.telemetry.faults import unexpected_error
-from service.wire import Exchanged, ModelCard, ReplicaRequest, Weights
+from service.tracebacks import unexpected_error
+from service.wire import ModelCard, ReplicaRequest, Weights, WeightUpdateResult
 
 
 class WeightUpdater:
-    """Updates the weights of one replica. `card`: the replica's, with the weights that answer.
+    """Updates the weights of one replica. `card`: the card of the replica, with the weights that it serves.
 
-    The settings say whether requests that run at an update are ended; else they finish first.
+    The setting `weights_update` says whether an update ends the running requests; else they finish first.
     """
 
-    def __init__(self, replica: str, card: ModelCard, engine: EngineClient, settings: Settings) -> None:
+    def __init__(self, replica: str, card: ModelCard, engine: EngineProcessClient, settings: Settings) -> None:
         self.card = card
         self._replica, self._engine = replica, engine
-        self._cut, self._quality_file = settings.weights_update == "abort", settings.quality_file
+        self._abort, self._quality_file = settings.weights_update == "abort", settings.quality_file
         self._updating = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Exchanged]] = set()
+        self._tasks: set[asyncio.Task[WeightUpdateResult]] = set()
 
     def admit(self, request: ReplicaRequest) -> None:
-        """WeightsBehind if the weights are older than those that may answer."""
+        """WeightsBehind if the served weights are older than the request allows."""
         served, oldest = self.card.weights, request.weights
-        if oldest is not None and served.behind(oldest):
+        if oldest is not None and served.older_than(oldest):
             raise WeightsBehind(
                 f"this replica has weights of version {served.version}, allowed are {oldest.version} and later",
                 retry_after=1.0,
             )
 
-    async def check(self, weights: Weights) -> Exchanged:
-        """Whether the replica could take the weights. Reads configs and headers only."""
-        return await self._result(self._engine.check(weights.model))
+    async def check(self, weights: Weights) -> WeightUpdateResult:
+        """Whether the replica could serve the weights. Reads configs and headers only."""
+        return await self._result(self._engine.check_weights(weights.model))
 
-    async def update(self, weights: Weights) -> Exchanged:
-        """Takes weights, unless newer ones answer. An update goes on if the caller leaves."""
+    async def update(self, weights: Weights) -> WeightUpdateResult:
+        """Serves the weights from now on, unless it serves newer ones. An update goes on if the caller leaves."""
         task = asyncio.create_task(self._result(self._update(weights)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -54,23 +54,23 @@ class WeightUpdater:
 
     async def _update(self, weights: Weights) -> None:
         async with self._updating:
-            if self.card.weights.behind(weights):
-                path = await self._engine.fetch(weights.model)
+            if self.card.weights.older_than(weights):
+                path = await self._engine.load_weights(weights.model)
                 info = self._engine.info
                 presets = presets_of(path, info.config, self._quality_file, info.activation_parts)
-                await self._engine.take(weights.version, cut=self._cut)
+                await self._engine.apply_weights(weights.version, abort=self._abort)
                 self.card = replace(self.card, weights=weights, quality=presets)
 
-    async def _result(self, request: Coroutine[Any, Any, None]) -> Exchanged:
+    async def _result(self, work: Coroutine[Any, Any, None]) -> WeightUpdateResult:
         """The result of a check or an update, and its duration."""
         error: MrpServeError | None = None
         began = time.monotonic()
         try:
-            await request
+            await work
         except (CheckpointError, SettingsError) as problem:
             error = WeightsRefused(f"{problem.message}; the old weights stay", param="model")
         except MrpServeError as problem:
             error = problem
         except Exception as problem:  # noqa: BLE001 - Serve would log the whole traceback
             error = unexpected_error(problem, "")
-        return Exchanged(self._replica, self.card.weights, time.monotonic() - began, error)
+        return WeightUpdateResult(self._replica, self.card.weights, time.monotonic() - began, error)

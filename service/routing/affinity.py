@@ -9,20 +9,20 @@ The replica that takes them then has the prefix, too, so popular prefixes spread
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, get_args
 
 from service.routing.keys import PrefixKeys
-from service.routing.table import PrefixTable
 
 #: a replica with more than this many times the mean load gets no request for its cached prefix
 BOUND = 1.25
 #: a cached prefix counts only if it is at least this share of the prompt
 LEAST_SHARE = 0.25
-#: prefixes that an ingress remembers, about 200 bytes each
-TABLE_KEYS = 65_536
+#: the most prefixes that an ingress remembers, about 200 bytes each, and the most replicas of one
+TABLE_KEYS, MAX_HOLDERS = 65_536, 16
 
 _64_BITS = 2**64 - 1
 
@@ -40,8 +40,51 @@ class RoutingDecision:
     reason: RoutingReason
 
 
+class PrefixTable:
+    """Key -> the replicas that have served the prefix, the most recent one last. Drops the least recently used keys.
+
+    The table estimates the contents of the replicas' prefix caches. A replica may have evicted a prefix since.
+    `size`: the most keys.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._holders: OrderedDict[int, tuple[str, ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def longest(self, keys: PrefixKeys, least: float, alive: Container[str]) -> tuple[str, ...]:
+        """The holders of the longest known prefix that covers at least the share `least` of the prompt."""
+        for key, share in zip(reversed(keys.keys), reversed(keys.shares), strict=True):
+            if share < least:
+                break
+            if holders := self.holders(key, alive):
+                return holders
+        return ()
+
+    def holders(self, key: int, alive: Container[str]) -> tuple[str, ...]:
+        """The replicas of a key that are in `alive`, the most recent one last."""
+        return tuple(name for name in self._holders.get(key, ()) if name in alive)
+
+    def record(self, keys: PrefixKeys, replica: str) -> None:
+        """Records that `replica` serves a prompt. The longest prefixes are the first to be dropped again."""
+        for key in reversed(keys.keys):
+            self._add(key, replica)
+        if keys.session is not None:
+            self._add(keys.session, replica)
+        while len(self._holders) > self._size:
+            self._holders.popitem(last=False)
+
+    def _add(self, key: int, replica: str) -> None:
+        holders = self._holders.get(key, ())
+        if not holders or holders[-1] != replica:
+            self._holders[key] = (*(name for name in holders if name != replica), replica)[-MAX_HOLDERS:]
+        self._holders.move_to_end(key)
+
+
 class Affinity:
-    """The rules, with the prefix table of one ingress.
+    """The rules of routing, and the prefix table of one ingress.
 
     `slack`: requests above the mean that a replica may always have.
     """
@@ -62,12 +105,12 @@ class Affinity:
         for names in (latest, holders):
             if free := [name for name in names if loads[name] + 1 <= bound]:
                 return RoutingDecision(self._least_loaded(free, loads, keys.home), "prefix")
-        others = [name for name, load in loads.items() if load + 1 <= bound]
-        return RoutingDecision(self._by_load(None, others or list(loads), loads), "overloaded")
+        free = [name for name, load in loads.items() if load + 1 <= bound]
+        return RoutingDecision(self._by_load(None, free or list(loads), loads), "overloaded")
 
-    def learn(self, keys: PrefixKeys, replica: str) -> None:
-        """Notes that `replica` has taken a prompt with these keys."""
-        self._table.learn(keys, replica)
+    def record(self, keys: PrefixKeys, replica: str) -> None:
+        """Records that `replica` serves a prompt with these keys."""
+        self._table.record(keys, replica)
 
     def bound(self, loads: Mapping[str, float]) -> float:
         """The most requests of a replica, the new one included, with which its cached prefix counts."""

@@ -1,7 +1,7 @@
 """The prefixes of a prompt as numbers (keys), which are the same in every process.
 
-A key stands for the prompt up to a boundary. Boundaries are placed at the ends of chat messages and at growing
-distances, a few dozen per prompt whatever its length. Two different prefixes may have the same key. Such a collision
+A key stands for the prompt up to a boundary. Boundaries are at the ends of chat messages and at growing distances,
+a few dozen per prompt of any length. Two different prefixes may have the same key. Such a collision
 costs a prefill; the answer stays the same.
 """
 
@@ -21,7 +21,7 @@ _CHARACTERS = 64
 _TOKENS = 16
 #: number of boundaries between a length and twice that length
 _PER_DOUBLING = 4
-#: the ends of so many last messages are boundaries
+#: the number of last messages whose ends are boundaries
 _MESSAGES = 8
 #: the boundary, in multiples of the first, whose key gives an unknown prompt its home
 _HOME = 4
@@ -53,19 +53,19 @@ def prefix_keys(request: ReplicaRequest) -> PrefixKeys:
         text = request.text or ""
         ends = [*boundaries(len(text), _CHARACTERS), len(text)]
         return _keys(ends, _of_text(text, ends, _digest("text", request.cache_salt)), session, _CHARACTERS * _HOME)
-    text, more, asked = _chat(request.messages, request.tools)
-    ends = sorted({*boundaries(len(text), _CHARACTERS), *more})
-    return _keys(ends, _of_text(text, ends, _digest("chat", request.cache_salt)), session, asked)
+    text, message_ends, home = _chat(request.messages, request.tools)
+    ends = sorted({*boundaries(len(text), _CHARACTERS), *message_ends})
+    return _keys(ends, _of_text(text, ends, _digest("chat", request.cache_salt)), session, home)
 
 
 def _chat(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[int], int]:
     """A chat as one text, the ends of its last messages, and the end of the user's first message (the home)."""
-    shown = "".join(f"{tool}\x1f" for tool in tools)
+    prefix = "".join(f"{tool}\x1f" for tool in tools)
     texts = [f"{message['role']}\x1e{message['content']}{message.get('tool_calls', '')}\x1f" for message in messages]
-    texts[0] = shown + texts[0]
+    texts[0] = prefix + texts[0]
     ends = list(accumulate(map(len, texts)))
-    asked = next((end for end, message in zip(ends, messages, strict=True) if message["role"] == "user"), ends[0])
-    return "".join(texts), [*ends[-_MESSAGES:], asked], asked
+    home = next((end for end, message in zip(ends, messages, strict=True) if message["role"] == "user"), ends[0])
+    return "".join(texts), [*ends[-_MESSAGES:], home], home
 
 
 def _keys(ends: Sequence[int], keys: Sequence[int], session: int | None, home: int) -> PrefixKeys:

@@ -4,15 +4,70 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from service.routing.affinity import Affinity, RoutingReason
 from service.routing.keys import PrefixKeys, prefix_keys
-from service.routing.loads import InflightCounts
 from service.wire import ReplicaRequest
 
 #: share of its slots by which a replica's load may exceed the mean because of its cached prefixes
 _SLACK = 1 / 16
+#: seconds for which a replica's report is used
+_REPORT_S = 5.0
+
+
+@dataclass(slots=True)
+class _ReplicaLoad:
+    """The requests of this ingress at a replica, and the requests of other ingresses, known until `expiry`."""
+
+    own_requests: int = 0
+    other_requests: int = 0
+    expiry: float = 0.0
+
+
+class InflightCounts:
+    """The number of requests at every replica, as one ingress knows it.
+
+    The ingress counts its own requests exactly, from the choice of the replica on. A replica reports the requests of
+    other ingresses with every item of an answer. Such a report expires after a few seconds: a replica that seems busy
+    gets no requests and so would never report again.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._replicas: dict[str, _ReplicaLoad] = {}
+
+    def now(self) -> dict[str, int]:
+        """Replica -> number of requests."""
+        now = self._clock()
+        return {
+            name: replica.own_requests + (replica.other_requests if now < replica.expiry else 0)
+            for name, replica in self._replicas.items()
+        }
+
+    def set_replicas(self, names: Iterable[str]) -> None:
+        """Sets the names of the replicas. Known replicas keep their counts."""
+        self._replicas = {name: self._replicas.get(name) or _ReplicaLoad() for name in names}
+
+    def remove(self, name: str) -> None:
+        self._replicas.pop(name, None)
+
+    def add(self, name: str) -> None:
+        """Counts a request that a replica was chosen for."""
+        if replica := self._replicas.get(name):
+            replica.own_requests += 1
+
+    def end(self, name: str) -> None:
+        """Counts the end of a request."""
+        if replica := self._replicas.get(name):
+            replica.own_requests = max(0, replica.own_requests - 1)
+
+    def set_others(self, name: str, requests: int) -> None:
+        """Stores the number of requests that a replica has from other ingresses."""
+        if replica := self._replicas.get(name):
+            replica.other_requests = requests
+            replica.expiry = self._clock() + _REPORT_S
 
 
 def slack(slots: int) -> int:
@@ -21,7 +76,9 @@ def slack(slots: int) -> int:
 
 
 class Router:
-    """The replicas by name. `slack`: requests above the mean that a replica may always have.
+    """The choice of replicas. `inflight`: the replicas by name, and their requests.
+
+    `slack`: requests above the mean that a replica may always have.
 
     `by_prefix`: whether a replica that has a prompt's prefix is preferred. `on_route` then gets every reason.
     `later`: calls a function when no request waits for it.
@@ -35,44 +92,28 @@ class Router:
         clock: Callable[[], float] = time.monotonic,
         later: Callable[[Callable[[], object]], object] = lambda do: do(),
     ) -> None:
-        self._affinity, self._inflight = Affinity(slack), InflightCounts(clock)
+        self._affinity, self.inflight = Affinity(slack), InflightCounts(clock)
         self._by_prefix, self._on_route, self._later = by_prefix, on_route, later
 
-    def set_replicas(self, names: Iterable[str]) -> None:
-        """Sets the replicas to choose from. Known ones keep their counts."""
-        self._inflight.set_replicas(names)
-
-    def remove(self, name: str) -> None:
-        """Removes a replica."""
-        self._inflight.remove(name)
-
     def choose(self, request: ReplicaRequest) -> str | None:
-        """The replica for a request, whose request counts from now on. None if there is no replica.
+        """The replica for a request, which counts from now on. None if there is no replica.
 
         A further attempt goes by load: the replica that lost the last attempt may look idle and hold the prefix.
         """
-        if not (loads := self._inflight.now()):
+        if not (loads := self.inflight.now()):
             return None
         if len(loads) == 1:
             [name] = loads
             self._later(partial(self._by_rules, request, loads))  # the prefixes count once there are two replicas
         else:
             name = self._by_rules(request, loads)
-        self._inflight.add(name)
+        self.inflight.add(name)
         return name
 
     def _by_rules(self, request: ReplicaRequest, loads: Mapping[str, float]) -> str:
         keys = prefix_keys(request) if self._by_prefix and not request.attempt else PrefixKeys()
         decision = self._affinity.choose(keys, loads)
-        self._affinity.learn(keys, decision.replica)
+        self._affinity.record(keys, decision.replica)
         if self._by_prefix and not request.attempt:
             self._on_route(decision.reason)
         return decision.replica
-
-    def ended(self, name: str) -> None:
-        """Counts the end of a request."""
-        self._inflight.end(name)
-
-    def others(self, name: str, requests: int) -> None:
-        """Stores the number of requests that a replica has from other ingresses."""
-        self._inflight.set_others(name, requests)

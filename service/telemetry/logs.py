@@ -8,7 +8,10 @@ logged without their message, which may quote the request.
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import threading
+import time
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,14 @@ from structlog.typing import EventDict, Processor
 
 from service.errors import SettingsError
 from service.settings import Settings
-from service.telemetry.pipe_handler import PipeHandler
 
 _ROOT = "service"
 
 _LEVELS = logging.getLevelNamesMapping()
+
+_CLOSED = -1
+#: seconds between two attempts to write to a full pipe while nothing else is logged
+_AGAIN_S = 0.2
 
 
 def install_logs(settings: Settings) -> None:
@@ -78,7 +84,82 @@ def _without_private(_: Any, __: str, event: EventDict) -> EventDict:
 #: private fields of structlog, which structlog removes later
 _STRUCTLOGS = frozenset({"_record", "_from_structlog"})
 
-_JSON: tuple[Processor, ...] = (
-    structlog.processors.EventRenamer("message"),
-    structlog.processors.JSONRenderer(),
-)
+_JSON: tuple[Processor, ...] = (structlog.processors.EventRenamer("message"), structlog.processors.JSONRenderer())
+
+
+class PipeHandler(logging.Handler):
+    """Appends lines to the named pipe at `path`, and never waits for its reader. OSError if it cannot be opened.
+
+    The pipe fills up if its reader stops, as `mrp-serve serve` does while its terminal is paused. Lines are then
+    dropped. Once the pipe has room again, a line says how many were dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        # Opened for reading, too: opening then needs no reader, and a lost reader does not end this process.
+        self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self._rest = b""  # the rest of a line of which the pipe has taken a part
+        self._dropped = 0
+        self._watched = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes the line, or counts it as dropped."""
+        try:
+            if not self._wrote(self._line(record)):
+                self._dropped += 1
+            if (self._dropped or self._rest) and not self._watched:
+                self._watched = True
+                threading.Thread(target=self._watch, name="log-pipe-watch", daemon=True).start()
+        except Exception:  # noqa: BLE001 - the handlers of `logging` do the same
+            self.handleError(record)
+
+    def close(self) -> None:
+        """Writes how many lines were dropped, if the pipe has room, and closes the pipe."""
+        self.acquire()
+        try:
+            if self._pipe != _CLOSED:
+                self._wrote(b"")
+                os.close(self._pipe)
+                self._pipe = _CLOSED
+            super().close()
+        finally:
+            self.release()
+
+    def _watch(self) -> None:
+        """Writes the rest as soon as the pipe has room."""
+        while self._watched:
+            time.sleep(_AGAIN_S)
+            self.acquire()
+            try:
+                self._watched = self._pipe != _CLOSED and not self._wrote(b"")
+            finally:
+                self.release()
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        return f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+
+    def _dropped_line(self) -> bytes:
+        """A line with the number of dropped lines. Empty if none was dropped."""
+        if not self._dropped:
+            return b""
+        level = {"levelno": logging.WARNING, "levelname": "WARNING"}
+        fields = {"name": __name__, "msg": "log lines were dropped because they were not read in time", **level}
+        return self._line(logging.makeLogRecord({**fields, "dropped": self._dropped}))
+
+    def _wrote(self, line: bytes) -> bool:
+        """Writes the rest of earlier lines, then the line. False if the pipe took nothing of the line."""
+        self._rest = self._rest[self._write_some(self._rest) :]
+        content = self._dropped_line() + line
+        if self._rest or not content:
+            return not self._rest
+        written = self._write_some(content)
+        if written:
+            self._rest, self._dropped = content[written:], 0
+        return written > 0
+
+    def _write_some(self, content: bytes) -> int:
+        """The number of bytes that the pipe took. It takes a short line as a whole or not at all."""
+        try:
+            return os.write(self._pipe, content)
+        except BlockingIOError:
+            return 0

@@ -1,12 +1,12 @@
-"""The table of all metrics, and the registry of one process.
+"""The table of all metrics, the registry of one process, and `Sums` for a process without a registry.
 
 Tests compare the documentation and the dashboards with `METRICS`. `replica/metrics.py` fills a replica's registry, the
-ingress fills its own. `gateway/exposition.py` joins the snapshots of all processes to one page.
+ingress fills its own. `gateway/metrics.py` joins the snapshots of all processes to one page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import Metric as Exposed
 from prometheus_client.registry import Collector
 
-from service.telemetry.sums import Added
 from service.wire import Family
 
 PREFIX = "mrp_"
@@ -72,12 +71,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("queue_blocks_left", "gauge", "Blocks left to decode for all requests, estimated", where="ingress"),
     Metric("queue_blocks_per_second", "gauge", "Blocks a second while all slots are taken", where="ingress"),
-    Metric(
-        "replicas_wanted",
-        "gauge",
-        "Replicas needed for the current requests; sum over ingresses",
-        where="ingress",
-    ),
+    Metric("replicas_wanted", "gauge", "Replicas needed for the current requests; sum over ingresses", where="ingress"),
     Metric("replicas_least", "gauge", "Setting num_replicas", where="ingress"),
     Metric("replicas_most", "gauge", "Setting max_replicas, or num_replicas if it is not set", where="ingress"),
     Metric("prompt_tokens_total", "counter", "Prompt tokens, cached ones included"),
@@ -100,23 +94,39 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("time_to_first_block_seconds", "histogram", "Arrival to first block", ("mode",), _SECONDS),
     Metric("inter_block_latency_seconds", "histogram", "One block to the next", ("mode",), _SECONDS),
+    Metric("e2e_request_latency_seconds", "histogram", "Arrival to end, without aborts", ("mode",), _SECONDS),
     Metric(
-        "e2e_request_latency_seconds",
-        "histogram",
-        "Arrival to end, without aborts",
-        ("mode",),
-        _SECONDS,
-    ),
-    Metric(
-        "request_queue_time_seconds",
-        "histogram",
-        "Arrival to admission by an engine, without aborts",
-        (),
-        _SECONDS,
+        "request_queue_time_seconds", "histogram", "Arrival to admission by an engine, without aborts", (), _SECONDS
     ),
     Metric("engine_step_seconds", "histogram", "One step of the engine", (), _STEP_SECONDS),
     Metric("rows_per_forward", "histogram", "Rows (blocks) in a backbone forward", (), _ROWS),
 )
+
+
+#: a metric's name in the table, and its labels
+MetricKey = tuple[str, tuple[tuple[str, str], ...]]
+#: amounts of counters, and values of histograms
+SumsData = tuple[Mapping[MetricKey, float], Mapping[MetricKey, Sequence[float]]]
+
+
+class Sums:
+    """Counts and values as plain data, for a process without a registry. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._amounts: dict[MetricKey, float] = {}
+        self._values: dict[MetricKey, list[float]] = {}
+
+    def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
+        key = name, tuple(labels.items())
+        self._amounts[key] = self._amounts.get(key, 0.0) + amount
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        self._values.setdefault((name, tuple(labels.items())), []).append(value)
+
+    def drain(self) -> SumsData:
+        drained = self._amounts, self._values
+        self._amounts, self._values = {}, {}
+        return drained
 
 
 class Registry:
@@ -142,26 +152,23 @@ class Registry:
             self._histograms[metric.name] = histogram
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        """Adds to a counter."""
         counter = self._counters[name]
         (counter.labels(**labels) if labels else counter).inc(amount)
 
     def set(self, name: str, value: float) -> None:
-        """Sets a gauge."""
         self._gauges[name].set(value)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """Adds a value to a histogram."""
         histogram = self._histograms[name]
         (histogram.labels(**labels) if labels else histogram).observe(value)
 
-    def put(self, added: Added) -> None:
-        """Adds what another process has counted."""
-        amounts, values = added
+    def add_sums(self, sums: SumsData) -> None:
+        """Adds the sums of another process."""
+        amounts, observations = sums
         for (name, labels), amount in amounts.items():
             self.add(name, amount, **dict(labels))
-        for (name, labels), several in values.items():
-            for value in several:
+        for (name, labels), values in observations.items():
+            for value in values:
                 self.observe(name, value, **dict(labels))
 
     def families(self, replica: str) -> tuple[Family, ...]:
@@ -169,7 +176,7 @@ class Registry:
         return tuple(_family(metric, replica) for metric in self._registry.collect())
 
 
-class _One(Collector):
+class _Single(Collector):
     """A collector of one metric."""
 
     def __init__(self, metric: Exposed) -> None:
@@ -181,9 +188,9 @@ class _One(Collector):
 
 def _family(metric: Exposed, replica: str) -> Family:
     """The metric as text, without the creation times of its samples."""
-    named = Exposed(metric.name, metric.documentation, metric.type)
+    labelled = Exposed(metric.name, metric.documentation, metric.type)
     for sample in metric.samples:
         if not sample.name.endswith("_created"):
-            named.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
-    written, kind, *samples = generate_latest(_One(named)).decode().splitlines(keepends=True)
-    return Family(metric.name, written + kind, "".join(samples))
+            labelled.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
+    help_line, type_line, *samples = generate_latest(_Single(labelled)).decode().splitlines(keepends=True)
+    return Family(metric.name, help_line + type_line, "".join(samples))

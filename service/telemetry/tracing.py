@@ -1,8 +1,8 @@
 """OpenTelemetry in one process, if the setting `otlp_endpoint` names a collector.
 
-The ingress adds attributes to a request's span (`gateway/spans.py`). `ReplicaRequest.origin` takes the span's context to
-the replica. The replica makes the spans of the queue, the prefill and every block (`replica/spans.py`). No span holds
-a prompt or an answer. The SDK reads its own environment variables (`OTEL_…`) and sends the spans on its own thread.
+The ingress adds attributes to a request's span (`gateway/request_log.py`). The span's context travels to the replica in
+`ReplicaRequest.origin`. The replica makes the spans of the queue, the prefill and every block (`replica/spans.py`). No
+span holds a prompt or an answer. The SDK reads its own environment variables (`OTEL_…`) and has a thread of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ class Tracing:
         self.tracer = self.provider.get_tracer("mrp-serve")
 
     def close(self) -> None:
-        """Sends the remaining spans and stops."""
         self.provider.shutdown()
 
 

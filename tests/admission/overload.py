@@ -9,14 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from service.admission.controller import Admission, AdmissionController, IncomingRequest
+from msgspec import structs
+
+from service.admission.charge import TokenCharge
+from service.admission.controller import AdmissionController, IncomingRequest
 from service.admission.keys import ApiKey
-from service.arrival import Arrival
+from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.errors import QueueFull
 from service.settings import Settings
-from service.wire import Answer, Chunk, Ending, ModelCard, ReplicaRequest
+from service.wire import Chunk, Ending, ModelCard, ReplicaRequest
 from tests.admission.virtual import now
 from tests.gateway.doubles import CARD, STATS
 
@@ -95,37 +98,42 @@ class Service:
 
     async def request(self, key: ApiKey = ANYBODY, obeys: bool = True, tries: int = 50) -> Client:
         """One client's way."""
-        asked = self.lengths.blocks(self.random)
-        decoded = max(1, round(asked * self.lengths.part(self.random)))
-        client = Client(now(), asked, decoded)
+        blocks = self.lengths.blocks(self.random)
+        decoded = max(1, round(blocks * self.lengths.part(self.random)))
+        client = Client(now(), blocks, decoded)
         self.log.clients.append(client)
         number = len(self.log.clients)
         while client.attempts < tries:
             client.attempts += 1
             door = self.spread.choice(self.doors)
-            if admitted := self.let_in(door, number, client, key):
-                await self.serve(door, admitted, client)
+            asked = request(number, client.asked, tenant=key.name, weight=key.weight)
+            if charge := self.let_in(door, asked, client, key):
+                await self.serve(door, asked, charge, client)
                 return client
             if not obeys:
                 return client
             await asyncio.sleep(self.log.retry_after[-1] + self.random.uniform(0.01, 0.2))
         return client
 
-    def let_in(self, door: AdmissionController, number: int, client: Client, key: ApiKey) -> Admission | None:
+    def let_in(
+        self, door: AdmissionController, asked: ReplicaRequest, client: Client, key: ApiKey
+    ) -> TokenCharge | None:
         door.serves(self.card)
         self.log.retries += client.attempts > 1
         try:
-            visit = IncomingRequest(key, "10.0.0.1", "/generate", str(number).encode())
-            admitted = door.admit(visit, [request(number, client.asked)])
+            visit = IncomingRequest(key, "10.0.0.1", "/generate", asked.request_id.encode())
+            charge = door.admit(visit, [asked])
         except QueueFull as refusal:
             self.log.retry_after.append(max(1, math.ceil(refusal.retry_after or 0)))
             return None
         self.log.retries_let_in += client.attempts > 1
-        return admitted
+        return charge
 
-    async def serve(self, door: AdmissionController, admitted: Admission, client: Client) -> None:
+    async def serve(
+        self, door: AdmissionController, asked: ReplicaRequest, charge: TokenCharge, client: Client
+    ) -> None:
         let_in, streams = now(), self.random.random() < self.lengths.streams
-        async with door.slot(admitted.requests[0], admitted.charge) as usage:
+        async with door.slot(structs.replace(asked, together=1 if streams else 16), charge) as usage:
             began = now()
             client.waited_s = began - let_in
             if not streams:  # nobody sees its blocks before the last
@@ -135,9 +143,8 @@ class Service:
                 for block in range(client.decoded):
                     await asyncio.sleep(1 / self.pace)
                     self.log.decoded.append((now(), 1))
-                    usage.take(Chunk(block, "", (1,) * BLOCK, STATS))
-            ending = Ending("stop", 1, client.decoded * BLOCK, STATS)
-            usage.take(ending if streams else Answer("", (), ending))
+                    usage.add(Chunk(block, "", (1,) * BLOCK, STATS))
+            usage.add(Ending("stop", 1, client.decoded * BLOCK, STATS))
         client.ended = now()
 
     async def poisson(self, rate: float, seconds: float, **how: Any) -> list[asyncio.Task[Client]]:

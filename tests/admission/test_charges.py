@@ -6,21 +6,22 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from service.admission.charge import TokenCharge
-from service.admission.controller import Admission, AdmissionController, IncomingRequest
+from service.admission.controller import AdmissionController, IncomingRequest
 from service.admission.keys import ApiKey
-from service.errors import DeadlineExceeded, NotReady, OutOfMemory, RateLimited, ReplicaLost
+from service.errors import DeadlineExceeded, MrpServeError, NotReady, OutOfMemory, RateLimited, ReplicaLost
 from service.gateway.draining import Draining
+from service.gateway.failover import FailoverPolicy
 from service.gateway.pipeline import RequestPipeline
 from service.settings import Settings
-from service.wire import Answer, Answering, Chunk, Ending, ReplicaRequest
+from service.wire import Answering, Chunk, Ending, ReplicaRequest
 from tests.admission.overload import BLOCK, request
 from tests.admission.virtual import run
 from tests.gateway.doubles import CARD, STATS
@@ -35,12 +36,6 @@ class Replicas:
 
     fails_at: dict[str, int] = field(default_factory=dict)
 
-    async def complete(self, request: ReplicaRequest) -> Answer:
-        async with aclosing(self.stream(request)) as items:
-            *_, ending = [item async for item in items]
-        assert isinstance(ending, Ending)
-        return Answer("", (), ending)
-
     async def stream(self, request: ReplicaRequest) -> Answering:
         for block in range(request.max_new_tokens // BLOCK):
             await asyncio.sleep(1)
@@ -48,6 +43,9 @@ class Replicas:
                 raise ERRORS[block % len(ERRORS)]
             yield Chunk(block, "", (1,) * BLOCK, STATS)
         yield Ending("length", PROMPT, request.max_new_tokens, STATS)
+
+    def note_error(self, error: MrpServeError) -> None:
+        pass
 
 
 @dataclass
@@ -74,16 +72,15 @@ class Shop:
         self.key = ApiKey("a", b"a", tokens_per_minute=tokens_per_minute)
         self.door = AdmissionController(Settings(max_queue_s=1e6, max_waiting=10**6), asyncio.get_running_loop().time)
         self.door.serves(replace(CARD, slots=slots, max_model_len=10**9))
-        self.replicas, cards = Replicas(), SimpleNamespace(watch=lambda: None)
-        self.draining = Draining()
-        self.answers = RequestPipeline(self.replicas, self.door, cards, self.draining)  # type: ignore[arg-type]
-        self.count, self.paid, take = 0, 0.0, self.door._limits.take_tokens
+        self.replicas, self.draining = Replicas(), Draining()
+        self.answers = RequestPipeline(self.replicas, self.door, self.draining, FailoverPolicy(0))  # type: ignore[arg-type]
+        self.count, self.paid, take = 0, 0.0, self.door._limits.consume_tokens
 
         def took(tenant: str, tokens: float) -> None:
             self.paid += tokens
             take(tenant, tokens)
 
-        self.door._limits.take_tokens = took  # type: ignore[method-assign]
+        self.door._limits.consume_tokens = took  # type: ignore[method-assign]
 
     def charge(self) -> TokenCharge:
         """Of a request that nobody pays."""
@@ -94,21 +91,21 @@ class Shop:
         self.count += 1
         if fails_at is not None:
             self.replicas.fails_at[str(self.count)] = fails_at
-        asked = request(self.count, client.asked // BLOCK, timeout_s)
-        admitted = self.door.admit(IncomingRequest(self.key, "", "", b""), [asked])
+        asked = request(self.count, client.asked // BLOCK, timeout_s, tenant=self.key.name)
+        charge = self.door.admit(IncomingRequest(self.key, "", "", b""), [asked])
         with suppress(asyncio.CancelledError):
             try:
-                await (self._stream if stream else self._complete)(admitted, client)
+                await (self._stream if stream else self._complete)(asked, charge, client)
                 client.ended = True
             except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
                 client.error = error
         return client
 
-    async def _complete(self, admitted: Admission, client: Client) -> None:
-        await self.answers.complete(admitted.requests[0], admitted.charge)
+    async def _complete(self, request: ReplicaRequest, charge: TokenCharge, client: Client) -> None:
+        await self.answers.complete(structs.replace(request, together=16), charge)
 
-    async def _stream(self, admitted: Admission, client: Client) -> None:
-        async with aclosing(self.answers.stream(admitted.requests[0], admitted.charge)) as items:
+    async def _stream(self, request: ReplicaRequest, charge: TokenCharge, client: Client) -> None:
+        async with aclosing(self.answers.stream(request, charge)) as items:
             async for item in items:
                 client.got += len(item.token_ids) if isinstance(item, Chunk) else 0
 

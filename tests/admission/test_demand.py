@@ -11,9 +11,9 @@ from msgspec import structs
 
 from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController, IncomingRequest
-from service.admission.demand import FEWEST, Load, ReplicaDemand
 from service.admission.keys import ApiKey
-from service.arrival import Arrival
+from service.admission.throughput import FEWEST, IngressLoad, ReplicaDemand
+from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.errors import PromptTooLong
@@ -23,8 +23,8 @@ from tests.clock import Clock
 from tests.gateway.doubles import CARD
 
 
-def load(in_flight: int = 0, placed: int = 0, waiting: float = 0.0, rate: float | None = 2.0) -> Load:
-    return Load(in_flight, placed, waiting, rate)
+def load(in_flight: int = 0, placed: int = 0, waiting: float = 0.0, rate: float | None = 2.0) -> IngressLoad:
+    return IngressLoad(in_flight, placed, waiting, rate)
 
 
 @pytest.fixture
@@ -88,9 +88,8 @@ class TestRefused:
     """What a replica could never decode is no demand."""
 
     async def answer(self, door: AdmissionController, asked: ReplicaRequest, error: Exception | None = None) -> None:
-        [mine] = door.admit(IncomingRequest(ApiKey("a"), "", "", b""), [asked]).requests
-        charge = TokenCharge(lambda _: None)
-        async with door.slot(mine, charge):
+        door.admit(IncomingRequest(ApiKey("a"), "", "", b""), [asked])
+        async with door.slot(asked, TokenCharge(lambda _: None)):
             if error is not None:
                 raise error
 
@@ -104,22 +103,15 @@ class TestRefused:
         assert refusal.value.param == "max_new_tokens"
         assert door.replicas_wanted == 0
 
-    def test_what_may_be_shortened_counts_as_much_as_fits(self, clock: Clock) -> None:
-        door = AdmissionController(Settings(), clock)
-        door.serves(CARD)
-        giant = structs.replace(request(clock), max_new_tokens=2**31 - 1, shorten=True)
-        [replica_request] = door.admit(IncomingRequest(ApiKey("a"), "", "", b""), [giant]).requests
-        assert replica_request.max_new_tokens == CARD.max_model_len
-
     def test_at_the_replica(self, clock: Clock) -> None:
         """Only it knows how long the prompt is."""
         door = AdmissionController(Settings(), clock)
         door.serves(replace(CARD, slots=1, replica_slots=1))
         asyncio.run(self.answer(door, request(clock)))
-        before = door._demand._remembered()
+        before = door._demand._decayed()
         with pytest.raises(PromptTooLong):
             asyncio.run(self.answer(door, request(clock), PromptTooLong("too long")))
-        assert before == pytest.approx(door._demand._remembered()) == 16
+        assert before == pytest.approx(door._demand._decayed()) == 16
 
 
 def request(clock: Clock) -> ReplicaRequest:

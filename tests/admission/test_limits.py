@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.admission.controller import AdmissionController
-from service.admission.keys import ApiKey
-from service.admission.limits import Bucket, RateLimits
+from service.admission.keys import ApiKey, Bucket, RateLimits
 from service.errors import RateLimited
 from service.settings import Settings
 
@@ -32,26 +31,26 @@ class TestBucket:
         bucket = Bucket(60, clock)
         clock.now += 1000
         assert bucket.left == 60
-        bucket.take(60)
+        bucket.consume(60)
         assert bucket.wait_s(1) == 1
         clock.now += 1
         assert bucket.wait_s(1) == 0
 
     def test_what_is_given_back_does_not_overflow(self, clock: Clock) -> None:
         bucket = Bucket(60, clock)
-        bucket.take(10)
-        bucket.take(-50)
+        bucket.consume(10)
+        bucket.consume(-50)
         assert bucket.left == 60
 
     def test_may_be_overdrawn(self, clock: Clock) -> None:
         bucket = Bucket(60, clock)
-        bucket.take(90)
+        bucket.consume(90)
         assert bucket.wait_s(1) == 31
 
     def test_more_than_fits_needs_a_full_one(self, clock: Clock) -> None:
         bucket = Bucket(60, clock)
         assert bucket.wait_s(1000) == 0
-        bucket.take(1)
+        bucket.consume(1)
         assert bucket.wait_s(1000) == 1
 
     @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 200)), max_size=40), st.integers(1, 100))
@@ -64,7 +63,7 @@ class TestBucket:
             clock.now += gap
             wanted = min(amount, per_minute)
             if not bucket.wait_s(wanted):
-                bucket.take(wanted)
+                bucket.consume(wanted)
                 taken += wanted
         assert taken <= per_minute * (1 + (clock.now - began) / 60) + 1e-6
 
@@ -101,10 +100,10 @@ class TestLimits:
     def test_tokens_are_corrected(self, clock: Clock) -> None:
         limits, key = RateLimits(clock), ApiKey("a", b"a", tokens_per_minute=100)
         limits.check(key, 80)
-        limits.take_tokens("a", 80)
+        limits.consume_tokens("a", 80)
         with pytest.raises(RateLimited, match="100 tokens a minute"):
             limits.check(key, 80)
-        limits.take_tokens("a", 30 - 80)
+        limits.consume_tokens("a", 30 - 80)
         limits.check(key, 70)
         with pytest.raises(RateLimited):
             limits.check(key, 71)
@@ -122,7 +121,7 @@ class TestLimits:
         for _ in range(1000):
             limits.check(ApiKey(""), 1e9)
             limits.count_request(ApiKey(""))
-            limits.take_tokens("", 1e9)
+            limits.consume_tokens("", 1e9)
 
     def test_a_refused_body_counts_as_a_request(self, clock: Clock) -> None:
         admission, key = AdmissionController(Settings(), clock), ApiKey("a", b"a", requests_per_minute=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.admission.reservations import GRACE_S, Reservations
+from service.admission.queue_policy import GRACE_S, Reservations
 
 
 class TestTimes:

@@ -25,7 +25,7 @@ from tests.gateway import chatting
 
 FORMAT = TOOL_FORMATS["qwen3"]
 LEAD = Lead("<think>", "</think>", "\n\n")
-BEGUN = replace(LEAD, begun=True)
+BEGUN = replace(LEAD, in_prompt=True)
 ADD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 CALL = FORMAT.written(("add", '{"a": 12}'))
 BOTH = FORMAT.written(("add", '{"a": 12}'), ("none", "{}"))
@@ -135,7 +135,7 @@ def test_schemas_hold_and_answers_are_read_back(marked: bool, rounds: int) -> No
             required=required, parallel=parallel, lead=lead,
         )  # fmt: skip
         grammar = compile_grammar(constraint, vocabulary(marked))
-        reading = AnswerFormat("qwen3", "no" if lead is None else "begun" if lead.begun else "may")
+        reading = AnswerFormat("qwen3", "no" if lead is None else "begun" if lead.in_prompt else "may")
         for _ in range(2):
             ids = walk(grammar, eos, rng, liked, 250)
             text = text_of(words, ids, eos)

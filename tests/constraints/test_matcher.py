@@ -9,10 +9,9 @@ from itertools import count
 import numpy as np
 import pytest
 
-from service.constraints.budget import PER_TOKEN, RESERVE, GrammarBudget, TenantReserve
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import GuidanceMatcher
+from service.constraints.matcher import PER_TOKEN, RESERVE, GrammarBudget, GuidanceMatcher, TenantReserve
 from service.errors import ConstraintFailed
 from tests.constraints.checkpoints import DEMO, NAMES, compiled, text_of, tokenizer, vocabulary
 from tests.constraints.schemas import random_schema

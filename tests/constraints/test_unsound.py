@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from service.constraints.checks import unsound_part
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.unsound import unsound_part
 from service.errors import InvalidRequest
 from tests.constraints.checkpoints import DEMO, tokenizer, vocabulary
 

@@ -19,9 +19,9 @@ from collections import Counter
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from service.constraints.checks import MAX_PRODUCT
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.intersections import MAX_PRODUCT
 from service.errors import ConstraintFailed, InvalidRequest
 from tests.constraints.checkpoints import DEMO, tokenizer, vocabulary
 

@@ -11,6 +11,7 @@ from service.decode.block import MASKED, Block, Pick, PositionLogprobs
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.mode import DecodingMode
 from service.decode.policy import Evaluate, Prediction, Query, Refine
+from tests.predictions import prediction_of
 
 #: token, confidence[, entropy[, second token, its probability]]
 Said = tuple[int, float] | tuple[int, float, float] | tuple[int, float, float, int, float]
@@ -93,7 +94,7 @@ def _prediction(
     )
     rescored = tuple(Pick(position, state.tokens[position], said[position][1]) for position in rescore)
     entropies = [said[position][2] for position in state.masked] if params.rule.needs_entropy else ()
-    return Prediction.of_picks(picks, rescored, object(), entropies)
+    return prediction_of(picks, rescored, object(), entropies)
 
 
 def _logprobs(said: Said, top_logprobs: int) -> PositionLogprobs | None:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import Canvas, DraftBudget
-from service.decode.draft_search import FRESH, STALE, BestFirstSearch, Node, most_likely
-from service.decode.drafts import Drafts, can_pay, tree
+from service.decode.drafts import FRESH, STALE, BestFirstSearch, Drafts, Node, can_pay, most_likely, tree
 from service.decode.policy import Prediction, Refine
 from service.decode.rules import ConfidenceAbove, TopConfidence
 from tests.decode.oracle import Says, masked_block
 from tests.decode.plain_tree import plain_tree
+from tests.predictions import prediction_of
 
 
 def oracle(seed: int, tokens: int) -> Says:
@@ -30,7 +30,7 @@ def oracle(seed: int, tokens: int) -> Says:
 
 def prediction(says: Says, state: Block) -> Prediction:
     said = says(state)
-    return Prediction.of_picks(tuple(Pick(place, *said[place][:2]) for place in state.masked), handle=state)
+    return prediction_of(tuple(Pick(place, *said[place][:2]) for place in state.masked), handle=state)
 
 
 def grown(canvas: Canvas, before: Prediction, mrp: Says, budget: DraftBudget) -> tuple[Drafts, list[Refine]]:
@@ -85,7 +85,7 @@ CONFIDENCES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-30, 0.5, 1 - 1
 @given(st.lists(CONFIDENCES, min_size=2, max_size=12), st.sampled_from([FRESH, STALE]))
 def test_no_pick_is_likelier_than_the_bound_by_the_two_surest(said: list[float], sharpness: float) -> None:
     picks = [Pick(place, 1, sure) for place, sure in enumerate(said)]
-    node = Node(masked_block(len(said)), 1.0, 0, Prediction.of_picks(picks))
+    node = Node(masked_block(len(said)), 1.0, 0, prediction_of(picks))
     BestFirstSearch(len(said)).rank(node, sharpness)
     bound = most_likely(said, sharpness)
     assert all(likelihood <= bound + 1e-12 for likelihood, _ in node.likely())

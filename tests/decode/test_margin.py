@@ -10,18 +10,17 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
 from service.decode.block import MASKED, Block, Pick, PositionLogprobs
-from service.decode.block_grammar import BlockGrammar
-from service.decode.canvas import Canvas, DraftBudget
+from service.decode.canvas import BlockGrammar, Canvas, DraftBudget
 from service.decode.drafts import Draft
-from service.decode.margin import MarginAcceptance
 from service.decode.mode import RuleMode
 from service.decode.modes import Dynamic, Entropy, Sequential, Speculative, Static
-from service.decode.policy import Prediction
+from service.decode.modes.speculative import MarginAcceptance
 from service.decode.registry import leaves_drafts_open, only_drafts
 from service.decode.rules import LeftToRight, TopConfidence
 from service.errors import InvalidRequest
 from tests.decode.oracle import fixed, masked_block, mostly, random_oracle, run
 from tests.decode.test_properties import SEEDS, blocks, picks
+from tests.predictions import prediction_of
 
 M = MASKED
 ONE = LeftToRight(1)
@@ -42,7 +41,7 @@ def near(prediction: list[Pick], drafted: tuple[Pick, ...], margin: float, rule:
     """What is picked at a masked block, beside one drafted step."""
     block = masked_block(len(prediction))
     choose = MarginAcceptance(Canvas(block), rule, {block.reveal(drafted): Draft(1, drafted)}, margin)  # type: ignore[arg-type]
-    return choose(Prediction.of_picks(tuple(prediction)), block)
+    return choose(prediction_of(tuple(prediction)), block)
 
 
 class TestSecondToken:
@@ -120,12 +119,12 @@ class TestPlaces:
 
     def test_what_is_revealed_already_is_not_a_step(self) -> None:
         block, drafted = Block((10, M)), (Pick(0, 10, 0.9), Pick(1, 12, 0.9))
-        prediction = Prediction.of_picks((said(11, 0.5, 12, 0.49, 1),))
+        prediction = prediction_of((said(11, 0.5, 12, 0.49, 1),))
         choose = MarginAcceptance(Canvas(block), ONE, {block.reveal(drafted): Draft(1, drafted)}, 0.5)
         assert choose(prediction, block)[0].token == 11
 
     def test_the_rules_own_step_comes_first_and_then_the_likeliest_draft(self) -> None:
-        block, prediction = masked_block(2), Prediction.of_picks((said(7, 0.5, 8, 0.45, 0), said(7, 0.5, 8, 0.45, 1)))
+        block, prediction = masked_block(2), prediction_of((said(7, 0.5, 8, 0.45, 0), said(7, 0.5, 8, 0.45, 1)))
         second, other = (Pick(0, 8, 0.9),), (Pick(1, 7, 0.9),)
         for drafts, place in (
             ((second, other), (0, 8)),
@@ -158,7 +157,7 @@ class Even:
 
 def test_a_near_draft_that_the_grammar_refuses_is_not_accepted() -> None:
     block = masked_block(2)
-    prediction = Prediction.of_picks((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
+    prediction = prediction_of((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
     for drafted, tokens in (((6, 8), (6, 8)), ((6, 9), (4,)), ((6,), (6,)), ((4, 9), (4,))):
         step = tuple(Pick(place, token, 0.9) for place, token in enumerate(drafted))
         canvas = Canvas(block, grammar=BlockGrammar(Even(), 0))
@@ -168,7 +167,7 @@ def test_a_near_draft_that_the_grammar_refuses_is_not_accepted() -> None:
 
 def test_with_a_grammar_a_step_begins_at_the_leftmost_position() -> None:
     block, step = masked_block(2), (Pick(1, 8, 0.9),)
-    prediction = Prediction.of_picks((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
+    prediction = prediction_of((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
     choose = MarginAcceptance(
         Canvas(block, grammar=BlockGrammar(Even(), 0)), ONE, {block.reveal(step): Draft(1, step)}, 0.5
     )

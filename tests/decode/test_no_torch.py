@@ -10,15 +10,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import sys
+from tests.predictions import prediction_of
 from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import Canvas
-from service.decode.policy import Prediction
 from service.decode.modes import MODES
 canvas = Canvas(Block((MASKED,)))
 policy = MODES["static"]().decode(canvas)
 next(policy)
 try:
-    policy.send((Prediction.of_picks((Pick(0, 5, 1.0),)),))
+    policy.send((prediction_of((Pick(0, 5, 1.0),)),))
 except StopIteration:
     print(canvas.block.tokens, sorted({"torch", "numpy", "ray", "fastapi"} & set(sys.modules)))
 """

@@ -7,15 +7,15 @@ import pytest
 from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.decode.policy import Prediction
 from tests.decode.oracle import fixed, masked_block, random_oracle, run
+from tests.predictions import prediction_of
 
 M = MASKED
 FOUR = {0: (10, 0.5), 1: (11, 0.9), 2: (12, 0.7), 3: (13, 0.6)}
 
 
 def test_most_confident_takes_the_lowest_position_of_a_tie() -> None:
-    prediction = Prediction.of_picks((Pick(0, 1, 0.4), Pick(2, 1, 0.8), Pick(3, 1, 0.8), Pick(5, 1, 0.8)))
+    prediction = prediction_of((Pick(0, 1, 0.4), Pick(2, 1, 0.8), Pick(3, 1, 0.8), Pick(5, 1, 0.8)))
     assert [pick.position for pick in prediction.most_confident()] == [2]
     assert [pick.position for pick in prediction.most_confident(2)] == [2, 3]
     assert [pick.position for pick in prediction.most_confident(4)] == [2, 3, 5, 0]
@@ -171,7 +171,7 @@ class TestTree:
         policy = Speculative("auto").decode(canvas)
         next(policy)
         said = {0: (10, 0.9), 1: (11, 0.8), 2: (12, 0.7), 3: (13, 0.6)}
-        query = policy.send((Prediction.of_picks(tuple(Pick(p, *said[p]) for p in range(4))),))
+        query = policy.send((prediction_of(tuple(Pick(p, *said[p]) for p in range(4))),))
         assert len(query.states) > 1
         assert not any(canvas.ends(state) for state in query.states)
 

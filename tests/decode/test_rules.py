@@ -9,6 +9,7 @@ from service.decode.modes import Entropy, Sequential, Speculative
 from service.decode.policy import Prediction
 from service.decode.rules import LeftToRight, LowestEntropy
 from tests.decode.oracle import fixed, masked_block, run
+from tests.predictions import prediction_of
 
 #: position -> (token, confidence, entropy); the surest by confidence is not the one of lowest entropy
 SAID = {0: (10, 0.5, 0.7), 1: (11, 0.9, 0.2), 2: (12, 0.95, 0.3), 3: (13, 0.6, 0.1)}
@@ -16,7 +17,7 @@ SAID = {0: (10, 0.5, 0.7), 1: (11, 0.9, 0.2), 2: (12, 0.95, 0.3), 3: (13, 0.6, 0
 
 def prediction(entropies: dict[int, float]) -> Prediction:
     picks = tuple(Pick(position, position, 0.5) for position in sorted(entropies))
-    return Prediction.of_picks(picks, entropies=[entropies[position] for position in sorted(entropies)])
+    return prediction_of(picks, entropies=[entropies[position] for position in sorted(entropies)])
 
 
 def positions(picks: tuple[Pick, ...]) -> list[int]:
@@ -52,7 +53,7 @@ class TestLeftmost:
     @pytest.mark.parametrize(("count", "wanted"), [(1, [2]), (2, [2, 3]), (3, [2, 3, 7]), (9, [2, 3, 7])])
     def test_a_number_of_positions_from_the_left(self, count: int, wanted: list[int]) -> None:
         picks = tuple(Pick(position, 0, confidence) for position, confidence in ((2, 0.1), (3, 0.9), (7, 0.8)))
-        assert positions(LeftToRight(count)(Prediction.of_picks(picks))) == wanted
+        assert positions(LeftToRight(count)(prediction_of(picks))) == wanted
 
     @pytest.mark.parametrize(
         ("count", "bound", "wanted"),

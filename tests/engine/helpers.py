@@ -197,11 +197,11 @@ def random_requests(
 
 def audit(pages: PrefixCache, leases: Sequence[Lease]) -> None:
     """Every page is free, a live request's own, or a node's; every node has the holders it counts."""
-    nodes, pool = list(nodes_of(pages)), pages._pool
+    nodes = list(nodes_of(pages))
     own = [page for lease in leases for page in lease.pages[lease.num_shared :]]
     outdated = [node.outdated for node in nodes if node.outdated is not None]
-    everywhere = [*pool._free, *own, *(node.page for node in nodes), *outdated]
-    assert len(everywhere) == len(set(everywhere)) == pool.capacity
+    everywhere = [*pages._free, *own, *(node.page for node in nodes), *outdated]
+    assert len(everywhere) == len(set(everywhere)) == pages.capacity
     for node in nodes:
         readers = [lease for lease in leases if node in lease.nodes]
         assert node.holders == len(readers)
@@ -212,12 +212,12 @@ def audit(pages: PrefixCache, leases: Sequence[Lease]) -> None:
     order = list(pages._idle)
     for place, node in enumerate(order):
         assert not any(child in order[place:] for child in node.children.values())
-    assert pages.num_used == pool.capacity - len(pool._free) - len(order)
+    assert pages.num_used == pages.capacity - len(pages._free) - len(order)
 
 
 def nodes_of(pages: PrefixCache) -> Iterator[Any]:
     """All nodes of the tree, its root left out."""
-    found = list(pages._first.values())
+    found = list(pages._roots.values())
     while found:
         node = found.pop()
         found += node.children.values()

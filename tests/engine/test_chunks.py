@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from service.decode.modes import Speculative, Static
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, GenerationRequest
-from service.engine.fair_rows import shares
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
+from service.engine.scheduler import shares
 from service.model import Checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, checked, random_requests, request, some_auto, verified
 from tests.engine.test_exactness import SHAPES

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest
-from service.engine.deps import EngineDeps
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.planner import DraftPlanner
-from service.engine.fair_rows import Load, fair_rows
-from service.engine.prefix_cache import PagePool, PrefixCache
-from service.engine.scheduler import Scheduler, Waiting
+from service.engine.engine import EngineDeps
+from service.engine.prefix_cache import PrefixCache
+from service.engine.scheduler import Scheduler, TenantLoad, fair_rows
 from service.model import Checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, random_requests, request
 from tests.tiny import tiny_checkpoint
@@ -25,41 +24,41 @@ from tests.tiny import tiny_checkpoint
 PRICE = {rows: 3 + rows / 2 for rows in range(513)}
 
 
-def rooms(loads: dict[str, Load], most: int = 256) -> dict[str, int]:
+def rooms(loads: dict[str, TenantLoad], most: int = 256) -> dict[str, int]:
     return fair_rows(loads, PRICE.__getitem__, most)
 
 
 class TestFairRows:
     def test_a_forward_is_at_most_as_long_as_the_shares_of_the_lightest_tenant_allow(self) -> None:
-        assert rooms({"heavy": Load(1, 56), "light": Load(1, 1)}) == {"heavy": 7, "light": 1}
+        assert rooms({"heavy": TenantLoad(1, 56), "light": TenantLoad(1, 1)}) == {"heavy": 7, "light": 1}
         assert PRICE[7 + 1] == 2 * PRICE[1]
 
     def test_a_third_tenant_makes_room_for_its_share(self) -> None:
-        shared = rooms({"heavy": Load(1, 56), "light": Load(1, 1), "other": Load(1, 2)})
+        shared = rooms({"heavy": TenantLoad(1, 56), "light": TenantLoad(1, 1), "other": TenantLoad(1, 2)})
         assert shared == {"heavy": 12, "light": 1, "other": 2}
         assert PRICE[15] == 3 * PRICE[1]
 
     def test_weights(self) -> None:
-        assert rooms({"heavy": Load(1, 56), "light": Load(4, 1)}) == {"heavy": 1, "light": 1}
-        assert rooms({"heavy": Load(4, 56), "light": Load(1, 1)}) == {"heavy": 28, "light": 1}
+        assert rooms({"heavy": TenantLoad(1, 56), "light": TenantLoad(4, 1)}) == {"heavy": 1, "light": 1}
+        assert rooms({"heavy": TenantLoad(4, 56), "light": TenantLoad(1, 1)}) == {"heavy": 28, "light": 1}
 
     def test_pages_count(self) -> None:
-        assert rooms({"heavy": Load(1, 56, reading=28), "light": Load(1, 1)}) == {"heavy": 3, "light": 1}
+        assert rooms({"heavy": TenantLoad(1, 56, reading=28), "light": TenantLoad(1, 1)}) == {"heavy": 3, "light": 1}
 
     def test_equal_tenants_lose_no_row(self) -> None:
-        assert rooms({"a": Load(1, 28, 5.0), "b": Load(1, 28, 5.0)}) == {}
+        assert rooms({"a": TenantLoad(1, 28, 5.0), "b": TenantLoad(1, 28, 5.0)}) == {}
 
     def test_where_rows_cost_nothing_all_have_room(self) -> None:
-        assert fair_rows({"heavy": Load(1, 200), "light": Load(1, 1)}, lambda _: 10.0, 256) == {}
+        assert fair_rows({"heavy": TenantLoad(1, 200), "light": TenantLoad(1, 1)}, lambda _: 10.0, 256) == {}
 
     def test_the_rows_of_a_forward_are_shared_where_more_are_wanted(self) -> None:
-        assert rooms({"heavy": Load(1, 400), "other": Load(1, 300)}) == {"heavy": 128, "other": 128}
+        assert rooms({"heavy": TenantLoad(1, 400), "other": TenantLoad(1, 300)}) == {"heavy": 128, "other": 128}
 
     @given(st.lists(st.tuples(st.floats(0.1, 10), st.integers(1, 60)), min_size=2, max_size=8))
     def test_every_tenant_gets_on_and_no_time_is_longer_than_the_shares_allow(
         self, tenants: list[tuple[float, int]]
     ) -> None:
-        loads = {str(number): Load(weight, rows) for number, (weight, rows) in enumerate(tenants)}
+        loads = {str(number): TenantLoad(weight, rows) for number, (weight, rows) in enumerate(tenants)}
         shared = rooms(loads) or {tenant: load.rows for tenant, load in loads.items()}
         assert all(1 <= shared[tenant] <= load.rows for tenant, load in loads.items())
         weights = sum(load.weight for load in loads.values())
@@ -70,18 +69,18 @@ class TestFairRows:
 def scheduler(costs: StepCosts, *tenants: tuple[str, int], prompt: int = 1) -> Scheduler:
     """Running requests: so many of each tenant."""
     planner = DraftPlanner(lambda: costs, 256)
-    target = Scheduler(PrefixCache(PagePool(4000)), 4, EngineConfig(), planner, prompt_rows=16)
+    target = Scheduler(PrefixCache(4000), 4, EngineConfig(), planner, prompt_rows=16)
     for tenant, count in tenants:
         for number in range(count):
             one = replace(request(f"{tenant}{number}", [1] * prompt, Static()), tenant=tenant, cache_salt=tenant)
-            target.enqueue(Waiting(one, 0.0))
-    for sequence in target.admit():
-        sequence.start()
+            target.enqueue(one, 0.0)
+    for running_request in target.admit():
+        running_request.start()
     return target
 
 
 def served(target: Scheduler) -> list[str]:
-    return sorted(sequence.request.request_id for sequence, _ in target.plan())
+    return sorted(running_request.request.request_id for running_request, _ in target.plan())
 
 
 class TestScheduler:
@@ -109,13 +108,13 @@ class TestScheduler:
 
     def test_prompts_are_limited_and_shared_too(self) -> None:
         target = scheduler(FAIR, ("heavy", 20), ("light", 1), prompt=41)
-        rows = {sequence.request.request_id: len(rows) for sequence, rows in target.plan()}
+        rows = {running_request.request.request_id: len(rows) for running_request, rows in target.plan()}
         assert rows.pop("light0") >= 10
         assert sum(rows.values()) <= 12
 
     def test_no_more_sequences_than_are_allowed(self) -> None:
         target = scheduler(FAIR, ("heavy", 20), ("light", 1))
-        assert len(target.plan(most=1)) == 1
+        assert len(target.plan(max_requests=1)) == 1
 
 
 @pytest.mark.parametrize("costs", [FAIR, DEAR])

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.prefix_cache import Lease, PagePool, Prefix, PrefixCache
+from service.engine.prefix_cache import Lease, Prefix, PrefixCache
+from service.errors import SettingsError
 from tests.engine.helpers import audit
 
 A, B, C, D = (1, 2), (3, 4), (5, 6), (7, 8)
 
 
 def cache(pages: int = 10, *, shares: bool = True) -> PrefixCache:
-    return PrefixCache(PagePool(pages), shares)
+    return PrefixCache(pages, shares)
 
 
 def lease(target: PrefixCache, *blocks: tuple[int, ...], more: int = 0, salt: str = "", mrp: bool = False) -> Lease:
@@ -232,3 +234,18 @@ def test_a_cache_that_is_emptied_has_all_pages_and_knows_nothing() -> None:
     audit(target, [])
     assert shared(target, A) == []
     assert len(lease(target, A, B, C, D, more=2).pages) == 6
+
+
+def test_every_page_can_be_reserved_once() -> None:
+    target = cache(6)
+    lease = target.reserve(6, Prefix())
+    assert lease is not None
+    assert (sorted(lease.pages), target.num_used) == ([0, 1, 2, 3, 4, 5], 6)
+    assert target.reserve(1, Prefix()) is None
+    assert target.reserve(0, Prefix()) is not None
+
+
+@pytest.mark.parametrize("num_pages", [-1, 0])
+def test_a_cache_without_a_page_is_refused(num_pages: int) -> None:
+    with pytest.raises(SettingsError, match=rf"the KV cache has {num_pages} pages, at least 1 is needed"):
+        PrefixCache(num_pages)

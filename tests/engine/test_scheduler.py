@@ -10,9 +10,9 @@ import pytest
 from service.decode.modes import Speculative, Static
 from service.engine import Engine, EngineConfig
 from service.engine.drafting.planner import DraftPlanner
-from service.engine.prefix_cache import PagePool, PrefixCache
-from service.engine.running_request import RunningRequest, pages_needed
-from service.engine.scheduler import Scheduler, Waiting
+from service.engine.prefix_cache import PrefixCache
+from service.engine.running_request import RunningRequest
+from service.engine.scheduler import Scheduler, pages_needed
 from service.errors import SettingsError
 from service.model import Checkpoint
 from tests.engine.helpers import FREE, Recorder, random_requests, request
@@ -26,28 +26,28 @@ def checkpoint() -> Checkpoint:
 
 def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8, prompt_rows: int = 2) -> Scheduler:
     config = EngineConfig(max_running=max_running, max_rows=max_rows)
-    return Scheduler(PrefixCache(PagePool(pages)), 4, config, DraftPlanner(lambda: FREE, max_rows), prompt_rows)
+    return Scheduler(PrefixCache(pages), 4, config, DraftPlanner(lambda: FREE, max_rows), prompt_rows)
 
 
 def queue(target: Scheduler, *requests) -> None:
     for one in requests:
-        target.enqueue(Waiting(one, 0.0))
+        target.enqueue(one, 0.0)
 
 
 def admit(target: Scheduler) -> list[RunningRequest]:
     """Admits as the engine does."""
     admitted = target.admit()
-    for sequence in admitted:
-        sequence.start()
+    for running_request in admitted:
+        running_request.start()
     return admitted
 
 
 def served(target: Scheduler) -> list[str]:
-    return [sequence.request.request_id for sequence, _ in target.plan()]
+    return [running_request.request.request_id for running_request, _ in target.plan()]
 
 
 def running(target: Scheduler) -> list[str]:
-    return [sequence.request.request_id for sequence in target.running]
+    return [running_request.request.request_id for running_request in target.running]
 
 
 class TestAdmission:
@@ -57,11 +57,27 @@ class TestAdmission:
     def test_pages_for_the_whole_request(self, prompt: int, tokens: int, pages: int) -> None:
         assert pages_needed(request("x", [1] * prompt, tokens=tokens), 4) == pages
 
+    def test_a_waiting_prompt_is_cut_into_blocks_once(self) -> None:
+        cuts = list[slice]()
+
+        class Prompt(tuple[int, ...]):
+            def __getitem__(self, index):
+                cuts.append(index)
+                return super().__getitem__(index)
+
+        target = scheduler(pages=4)
+        waiting = replace(request("waiting", [1] * 9, tokens=7), prompt_token_ids=Prompt([1] * 9))
+        queue(target, request("first", [1] * 4, tokens=4), waiting)
+        assert len(cuts) == 2
+        for _ in range(3):
+            admit(target)
+        assert (running(target), len(target.waiting), len(cuts)) == (["first"], 1, 2)
+
     def test_all_pages_are_reserved_at_admission(self) -> None:
         target = scheduler(pages=10)
         queue(target, request("a", [1] * 9, tokens=7))
-        (sequence,) = admit(target)
-        assert len(sequence.lease.pages) == 4
+        (running_request,) = admit(target)
+        assert len(running_request.lease.pages) == 4
 
     def test_in_order_of_arrival_even_if_a_later_one_would_fit(self) -> None:
         target = scheduler(pages=5)
@@ -85,9 +101,9 @@ class TestAdmission:
         )
         order = []
         while target.waiting:
-            (sequence,) = admit(target)
-            order.append(sequence.request.request_id)
-            target.remove(sequence)
+            (running_request,) = admit(target)
+            order.append(running_request.request.request_id)
+            target.remove(running_request)
         assert order == ["flood-1", "old", "flood-2", "urgent", "late"]
 
     def test_places_are_limited(self) -> None:
@@ -127,13 +143,13 @@ class TestRows:
     def test_stored_blocks_go_first_and_an_evaluation_is_never_split(self) -> None:
         target = scheduler(max_rows=8)
         queue(target, request("a", [1] * 8, Static()))
-        (sequence,) = admit(target)
-        assert [row.writes_kv for row in sequence.next_rows(8)] == [True, True, False]
-        assert [row.writes_kv for row in sequence.next_rows(2)] == [True, True]
-        assert [row.writes_kv for row in sequence.next_rows(1)] == [True]
-        assert sequence.next_rows(0) == []
-        assert [row.writes_kv for row in sequence.next_rows(8, 1)] == [True]
-        assert [row.writes_kv for row in sequence.next_rows(8, 2)] == [True, True, False]
+        (running_request,) = admit(target)
+        assert [row.writes_kv for row in running_request.next_rows(8)] == [True, True, False]
+        assert [row.writes_kv for row in running_request.next_rows(2)] == [True, True]
+        assert [row.writes_kv for row in running_request.next_rows(1)] == [True]
+        assert running_request.next_rows(0) == []
+        assert [row.writes_kv for row in running_request.next_rows(8, 1)] == [True]
+        assert [row.writes_kv for row in running_request.next_rows(8, 2)] == [True, True, False]
 
     @pytest.mark.parametrize("max_rows", [6, 7, 11])
     def test_a_tiny_budget_gives_the_same_tokens_and_starves_nobody(

@@ -63,7 +63,7 @@ def check(model: Checkpoint, request: GenerationRequest, events: list[BlockEvent
     assert [place for place, _ in event.position_logprobs] == list(expected)
     for place, known in event.position_logprobs:
         scores = expected[place].clone()
-        assert known.named == pytest.approx(scores[list(LABELS)].tolist(), abs=1e-4)
+        assert known.by_id == pytest.approx(scores[list(LABELS)].tolist(), abs=1e-4)
         scores[model.config.mask_token_id] = -torch.inf
         best = scores.topk(20)
         assert [score for _, score in known.top] == pytest.approx(best.values.tolist(), abs=1e-4)

@@ -49,7 +49,7 @@ def ask(engine: Engine, prompt: tuple[int, ...], params: DecodingMode | None = N
 
 
 def leases(engine: Engine) -> list:
-    return [sequence.lease for sequence in engine._scheduler.running]
+    return [running_request.lease for running_request in engine._scheduler.running]
 
 
 class TestWhatIsShared:

@@ -95,8 +95,8 @@ async def test_items_that_come_together_are_the_same_and_wake_the_loop_less_ofte
     checkpoint: Checkpoint, start: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wakes: list[int] = []
-    put = streams_module._put
-    monkeypatch.setattr(streams_module, "_put", lambda pairs: (wakes.append(len(pairs)), put(pairs)))
+    put = streams_module._enqueue
+    monkeypatch.setattr(streams_module, "_enqueue", lambda pairs: (wakes.append(len(pairs)), put(pairs)))
     asked, (worker, _) = request("a", PROMPT, tokens=5 * checkpoint.config.block_size), start()
     apart = [event async for event in worker.generate(asked)]
     once, wakes[:] = len(wakes), []

@@ -7,16 +7,35 @@ import json
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import ASGIApp
 
+from service.admission.charge import TokenCharge
+from service.admission.controller import AdmissionController
 from service.engine.request import ForwardCounts, Stats
-from service.errors import ReplicaLost
+from service.errors import MrpServeError, ReplicaLost
+from service.gateway.backend import Backend
+from service.gateway.draining import Draining
+from service.gateway.failover import FailoverPolicy
+from service.gateway.pipeline import RequestPipeline
 from service.quality.presets import Presets
 from service.quality.schema import Band
 from service.replica.replica import Replica
-from service.wire import Chunk, Ending, Exchanged, Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights
+from service.settings import Settings
+from service.wire import (
+    Chunk,
+    Ending,
+    Failure,
+    Items,
+    ModelCard,
+    ReplicaRequest,
+    Snapshot,
+    Status,
+    Weights,
+    WeightUpdateResult,
+)
 from tests.gateway.generate.helpers import GENERATE
 from tests.gateway.local import LocalBackend
 
@@ -121,11 +140,6 @@ class Scripted:
         self.live, self.waiting_for = 0, 1
         self.all_hang = asyncio.Event()
 
-    async def card(self) -> ModelCard:
-        if self.down is not None:
-            raise self.down
-        return self.served
-
     async def stream(self, request: ReplicaRequest) -> AsyncGenerator[Chunk | Ending | Failure]:
         self.requests.append(request)
         self.live += 1
@@ -141,19 +155,37 @@ class Scripted:
         finally:
             self.live -= 1
 
+    def note_error(self, error: MrpServeError) -> None:
+        pass
+
     async def statuses(self) -> list[Status]:
         if self.down is not None:
             raise self.down
         return [Status("r0", None, self.served)]
 
-    async def check_weights(self, weights: Weights) -> list[Exchanged]:
-        return [Exchanged("r0", weights)]
+    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
+        return [WeightUpdateResult("r0", weights)]
 
-    async def exchange(self, weights: Weights) -> list[Exchanged]:
-        return [Exchanged("r0", weights)]
+    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
+        return [WeightUpdateResult("r0", weights)]
 
     async def announce(self, weights: Weights) -> None:
         pass
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         return [own], []
+
+
+# --- pipelines without HTTP ------------------------------------------------------------------------
+
+
+def pipeline(backend: Backend, policy: FailoverPolicy | None = None) -> RequestPipeline:
+    """A pipeline over a backend that admits everything. `policy`: default: three failovers."""
+    admission = AdmissionController(Settings())
+    admission.serves(replace(CARD, max_model_len=10**6))
+    return RequestPipeline(backend, admission, Draining(), policy or FailoverPolicy(3))
+
+
+def free() -> TokenCharge:
+    """The charge of a request that nobody pays."""
+    return TokenCharge(lambda _: None)

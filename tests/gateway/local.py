@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from service.gateway.backend import serving
+from service.errors import MrpServeError
 from service.replica.replica import Replica
-from service.wire import Exchanged, Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights
+from service.wire import Failure, Items, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
 
 
 class LocalBackend:
@@ -12,10 +12,6 @@ class LocalBackend:
 
     def __init__(self, generator: Replica) -> None:
         self._generator = generator
-
-    async def card(self) -> ModelCard:
-        """What the generator serves."""
-        return serving(await self.statuses())
 
     async def count(self, request: ReplicaRequest) -> int | Failure:
         """The tokens of the request's prompt."""
@@ -25,17 +21,20 @@ class LocalBackend:
         """The generator's blocks."""
         return self._generator.stream(request)
 
+    def note_error(self, error: MrpServeError) -> None:
+        """Nobody asks for it later."""
+
     async def statuses(self) -> list[Status]:
         """The generator's."""
         return [self._generator.status()]
 
-    async def check_weights(self, weights: Weights) -> list[Exchanged]:
+    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         """The generator's answer."""
         return [await self._generator.check_weights(weights)]
 
-    async def exchange(self, weights: Weights) -> list[Exchanged]:
+    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         """The generator's answer."""
-        return [await self._generator.exchange(weights)]
+        return [await self._generator.update_weights(weights)]
 
     async def announce(self, weights: Weights) -> None:
         """There is one ingress."""

@@ -15,7 +15,7 @@ from service.errors import EngineFailed, NotReady, ScaledToZero
 from service.gateway import availability as cards
 from service.gateway.ingress import Ingress
 from service.settings import Settings
-from service.wire import Ending, ModelCard, Status
+from service.wire import Ending, Status
 from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.generate.helpers import GENERATE, ask, body, problem
 from tests.gateway.helpers import client, eventually
@@ -28,15 +28,16 @@ class Coming(Scripted):
 
     def __init__(self, says: int | Exception) -> None:
         super().__init__(Ending("length", 1, 4, STATS))
-        self.says = says
-
-    async def card(self) -> ModelCard:
-        if isinstance(self.says, Exception):
-            raise self.says
-        return replace(CARD, slots=self.says)
+        self.says, self.looks = says, 0
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def statuses(self) -> list[Status]:
-        return [Status("r0", None, await self.card())]
+        self.looks += 1
+        await self.answers.wait()
+        if isinstance(self.says, Exception):
+            raise self.says
+        return [Status("r0", None, replace(CARD, slots=self.says))]
 
 
 class Hall:
@@ -58,6 +59,7 @@ class Hall:
         """After an answer, so that the card is known."""
         await ask(self.http, body(max_new_tokens=4))
         self.backend.says = ASLEEP
+        await eventually(lambda: self.ingress._admission._slots._total == 0)
 
 
 @pytest.fixture(autouse=True)
@@ -97,10 +99,23 @@ async def test_who_waits_is_not_forgotten_over_a_controller_that_is_away(full: H
     assert (await task).status_code == 200
 
 
-async def test_nobody_is_asked_when_nobody_waits(asleep: Hall) -> None:
-    asleep.backend.says = 1
-    await ask(asleep.http, body(max_new_tokens=4))
-    assert asleep.ingress._availability._watch is None
+async def test_requests_do_not_wait_for_replicas_that_hang() -> None:
+    """The last card holds until they answer. Then the new one does."""
+    hall = Hall(1)
+    async with hall.http:
+        await ask(hall.http, body(max_new_tokens=4))
+        hall.backend.answers.clear()
+        looks = hall.backend.looks
+        await eventually(lambda: hall.backend.looks > looks)
+        async with asyncio.timeout(5):
+            await ask(hall.http, body(max_new_tokens=4))
+        hall.backend.says = NotReady("gone", retry_after=1.0)
+        hall.backend.answers.set()
+        await eventually(lambda: hall.ingress._availability._error is not None)
+        assert problem(await hall.asking(), 503)["message"] == "gone"
+        hall.backend.says = 1
+        await eventually(lambda: hall.ingress._availability._error is None)
+        await ask(hall.http, body(max_new_tokens=4))
 
 
 class TestScaledToZero:
@@ -173,13 +188,13 @@ class TestNeverAwake:
         """Drops the timeout, as `asyncio.wait_for` of Python 3.11 does if it comes together with an answer."""
         hall, first = Hall(ASLEEP, request_timeout_s=0.05), iter([10])
 
-        async def look() -> ModelCard:
+        async def look() -> list[Status]:
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(next(first, 0))
             raise ASLEEP
 
         async with hall.http:
-            hall.backend.card = look  # type: ignore[method-assign]
+            hall.ingress._availability.statuses = look  # type: ignore[assignment]
             monkeypatch.setattr(cards, "LOOK_S", 0.01)
             task = asyncio.ensure_future(hall.ingress._availability._first())
             with pytest.raises(NotReady, match="no replica started within"):

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from service import arrival
-from service.arrival import Arrival
+from service import data
+from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import (
@@ -28,8 +28,9 @@ from service.errors import (
     WeightsChanged,
 )
 from service.gateway import failover
-from service.gateway.failover import Failover
+from service.gateway.failover import FailoverPolicy
 from service.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Resume, Weights
+from tests.gateway.doubles import free, pipeline
 
 FIRST, SECOND = (Chunk(n, "ab"[n], (10 + n, 20 + n), Stats(decoded_tokens=2 * n + 2)) for n in range(2))
 ENDING = Ending("length", 5, 6, Stats(decoded_tokens=6))
@@ -51,6 +52,7 @@ class Attempts:
     def __init__(self, *scripts: list[Item]) -> None:
         self.scripts = list(scripts)
         self.requests: list[ReplicaRequest] = []
+        self.errors: list[MrpServeError] = []
         self.open = 0
 
     async def stream(self, request: ReplicaRequest) -> Items:
@@ -67,6 +69,9 @@ class Attempts:
         finally:
             self.open -= 1
 
+    def note_error(self, error: MrpServeError) -> None:
+        self.errors.append(error)
+
 
 class Asked:
     """A failover over scripted attempts, and its counts."""
@@ -74,10 +79,11 @@ class Asked:
     def __init__(self, attempts: Attempts, max_failovers: int = 3) -> None:
         self.counted: list[str] = []
         self.attempts = attempts
-        self.failover = Failover(attempts, max_failovers, lambda error: self.counted.append(error.code))  # type: ignore[arg-type]
+        policy = FailoverPolicy(max_failovers, lambda error: self.counted.append(error.code))
+        self.answers = pipeline(attempts, policy)  # type: ignore[arg-type]
 
     async def items(self, timeout_s: float = 60.0) -> list[Chunk | Ending]:
-        async with aclosing(self.failover.stream(request(timeout_s))) as items:
+        async with aclosing(self.answers.stream(request(timeout_s), free())) as items:
             return [item async for item in items]
 
 
@@ -131,6 +137,13 @@ async def test_what_several_replicas_sent_adds_up() -> None:
     assert [sent.resume.num_blocks for sent in asked.attempts.requests] == [0, 1, 2, 2]
     assert asked.attempts.requests[-1].resume == Resume((10, 20, 11, 21), 2, SECOND.stats)
     assert asked.counted == ["replica_lost"] * 3
+
+
+async def test_the_backend_hears_of_every_error_of_an_attempt() -> None:
+    broken = EngineFailed("broken")
+    asked = Asked(Attempts([FIRST, LOST], [Failure(broken)], [SECOND, LAST]))
+    assert await asked.items() == WHOLE
+    assert asked.attempts.errors == [LOST, broken]
 
 
 async def test_before_the_first_block_it_is_the_same_request_again() -> None:
@@ -207,7 +220,7 @@ async def test_the_deadline_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(failover, "_PAUSE_S", 0.02)
     monkeypatch.setattr(failover.asyncio, "sleep", sleep)
-    monkeypatch.setattr(arrival, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(data, "time", SimpleNamespace(monotonic=lambda: now))
     asked = Asked(Attempts(*[[Failure(ReplicaStopping("stops"))]] * 99))
     with pytest.raises(ReplicaStopping):
         await asked.items(0.1)
@@ -238,7 +251,7 @@ async def test_every_attempt_has_an_id_of_its_own(error: Failure | Exception) ->
 
 async def test_a_whole_answer_goes_on_after_the_last_chunk() -> None:
     asked = Asked(Attempts([FIRST, LOST], [SECOND, Failure(LOST)], [LAST]))
-    answer = await asked.failover.complete(replace(request(), together=16))
+    answer = await asked.answers.complete(replace(request(), together=16), free())
     assert (answer.text, answer.token_ids, answer.ending) == ("abc", (10, 20, 11, 21, 12, 22), ENDING)
     assert [sent.resume.num_blocks for sent in asked.attempts.requests] == [0, 1, 2]
 
@@ -247,7 +260,7 @@ async def test_a_whole_answer_goes_on_after_the_last_chunk() -> None:
 @pytest.mark.parametrize("leave", ["close", "cancel"])
 async def test_who_leaves_ends_the_attempt_at_hand(scripts: tuple[list[Item], ...], leave: str) -> None:
     asked = Asked(Attempts(*scripts))
-    items = asked.failover.stream(request())
+    items = asked.answers.stream(request(), free())
     taken = [await anext(items) for _ in range(len(scripts))]
     assert taken == [FIRST, SECOND][: len(scripts)]
     assert asked.attempts.open == 1
@@ -262,7 +275,7 @@ async def test_who_leaves_in_a_pause_is_not_asked_for_again(monkeypatch: pytest.
     monkeypatch.setattr(failover, "_PAUSE_S", 10.0)
     monkeypatch.setattr(failover, "_LONGEST_PAUSE_S", 10.0)
     asked = Asked(Attempts([FIRST, LOST]))
-    items: AsyncGenerator[Chunk | Ending] = asked.failover.stream(request())
+    items: AsyncGenerator[Chunk | Ending] = asked.answers.stream(request(), free())
     await anext(items)
     await _cancelled(lambda: anext(items))
     await items.aclose()
@@ -299,7 +312,7 @@ class TestWeights:
 
     async def test_a_whole_answer_begins_again_since_its_client_has_none_of_it(self) -> None:
         asked = Asked(Attempts([FIRST, Failure(WeightsChanged("other weights"))], [FIRST, SECOND, LAST]))
-        answer = await asked.failover.complete(replace(request(), together=16))
+        answer = await asked.answers.complete(replace(request(), together=16), free())
         assert answer.token_ids == (10, 20, 11, 21, 12, 22)
         assert asked.attempts.requests[1].resume == Resume()
 
@@ -313,8 +326,8 @@ class TestWeights:
         known = [Weights(3, "a", "m"), Weights(4, "b", "m")]
         attempts = Attempts([replace(FIRST, version=3), LOST], [LAST])
         newest = iter(known)
-        failover = Failover(attempts, 3, lambda error: None, lambda: next(newest))  # type: ignore[arg-type]
-        async with aclosing(failover.stream(request())) as items:
+        policy = FailoverPolicy(3, newest_weights=lambda: next(newest))
+        async with aclosing(pipeline(attempts, policy).stream(request(), free())) as items:  # type: ignore[arg-type]
             assert len([item async for item in items]) == 3
         assert [sent.weights for sent in attempts.requests] == known
         assert [sent.resume.version for sent in attempts.requests] == [0, 3]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from starlette.types import Send
 
-from service import arrival
+from service import data
 from service.errors import NotReady, ReplicaLost, SlowReader
 from service.gateway.http import guarded
 from service.gateway.http.guarded import LEAST_BYTES, LIMIT_S, WriteLimit
@@ -28,7 +28,7 @@ BLOCKS = 8
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival, "time", SimpleNamespace(monotonic=now))
+    monkeypatch.setattr(data, "time", SimpleNamespace(monotonic=now))
 
 
 def stream(shop: Shop, timeout_s: float = 1e6, fails_at: int | None = None, tenant: str = "") -> Answering:
@@ -71,7 +71,7 @@ def test_who_reads_takes_the_items_itself() -> None:
         async with aclosing(stream(shop)) as items:
             async for _ in items:
                 [relay] = shop.answers._readers._relays
-                assert relay._taking is None
+                assert relay._relaying is None
 
     in_shop(script)
 
@@ -121,7 +121,7 @@ def test_a_cut_reaches_who_does_not_read() -> None:
         items = stream(shop)
         await anext(items)
         await asyncio.sleep(2)
-        shop.draining.cut()
+        shop.draining.abort()
         with pytest.raises(NotReady, match="cut"):
             [item async for item in items]
 

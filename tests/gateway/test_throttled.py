@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from service.gateway.throttled import Throttled
+from service.gateway.metrics import Throttled
 from tests.clock import Clock
 
 

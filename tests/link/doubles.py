@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from service.arrival import Arrival
+from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import EngineFailed

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from service import frames, wire
-from service.arrival import Arrival
+from service import ipc, wire
+from service.data import Arrival
 from service.engine.request import Stats
 from service.errors import DeadlineExceeded, EngineFailed, InvalidRequest, MrpServeError, ReplicaLost
 from service.link import client as link_client
@@ -235,11 +235,11 @@ async def test_a_replica_tells_of_other_ingresses(service: Service) -> None:
     busy = [asyncio.create_task(first.complete(replica_request("wait"))) for _ in range(5)]
     await eventually(lambda: service.replicas["a"].begun == 5)
     assert await second.complete(replica_request()) == answer("a")
-    assert second._router._inflight.now() == {"a": 5}
+    assert second._router.inflight.now() == {"a": 5}
     for call in busy:
         call.cancel()
     await asyncio.gather(*busy, return_exceptions=True)
-    await eventually(lambda: first._router._inflight.now() == {"a": 0})
+    await eventually(lambda: first._router.inflight.now() == {"a": 0})
 
 
 async def test_two_questions_at_once_open_one_link(service: Service) -> None:
@@ -257,7 +257,7 @@ async def test_what_has_no_encoding_is_refused(service: Service) -> None:
         with pytest.raises(InvalidRequest, match="an integer beyond 64 bits"):
             await ingress.complete(structs.replace(replica_request(), tools=(schema,)))
     assert await ingress.complete(replica_request()) == answer("a")
-    assert ingress._router._inflight.now() == {"a": 0}
+    assert ingress._router.inflight.now() == {"a": 0}
 
 
 async def test_what_a_replica_cannot_send_fails_that_request_alone(service: Service) -> None:
@@ -273,9 +273,7 @@ async def test_messages_of_one_turn_travel_together_unless_they_are_long(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []
-    monkeypatch.setattr(
-        frames, "framed", lambda content, framed=frames.framed: sent.append(len(content)) or framed(content)
-    )
+    monkeypatch.setattr(ipc, "framed", lambda content, framed=ipc.framed: sent.append(len(content)) or framed(content))
     ingress = await service.ingress()
     long = [structs.replace(replica_request(), text="x" * 400_000, token_ids=None) for _ in range(4)]
     sent.clear()

@@ -14,11 +14,10 @@ import pytest
 from msgspec import structs
 
 from service.errors import ReplicaLost
-from service.frames import LONGEST, framed
+from service.ipc import LONGEST, framed
 from service.link import requests as linked
 from service.link import server as served
-from service.link.messages import AT_INGRESS, Call, Cancel, End
-from service.link.proof import NONCE, make_nonce, make_proof
+from service.link.protocol import AT_INGRESS, NONCE, CallEnd, CancelCall, ReplicaCall, make_nonce, make_proof
 from service.wire import Address, Status
 from tests.gateway.helpers import eventually
 from tests.link.doubles import CARD, Service, answer, replica_request
@@ -161,7 +160,7 @@ async def impostor_that_knows(secret: str, sends: bytes) -> AsyncIterator[Status
     "sends",
     [
         framed(b"\xc1"),
-        framed(AT_INGRESS.content([AT_INGRESS.encode(Cancel(0))])),  # not for a replica to send
+        framed(AT_INGRESS.content([AT_INGRESS.encode(CancelCall(0))])),  # not for a replica to send
         struct.pack("!I", LONGEST + 1),
     ],
     ids=["garbage", "unknown", "long"],
@@ -208,7 +207,7 @@ async def ended(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-CALL = framed(AT_INGRESS.content([AT_INGRESS.encode(Call(0, "stream", replica_request()))]))
+CALL = framed(AT_INGRESS.content([AT_INGRESS.encode(ReplicaCall(0, "stream", replica_request()))]))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +274,7 @@ async def test_a_malformed_message_of_an_ingress_ends_its_link_alone(
     other = asyncio.create_task(ingress.complete(replica_request("wait")))
     async with connected(service) as (reader, writer):
         await proven(service, reader, writer)
-        writer.write(framed(AT_INGRESS.content([AT_INGRESS.encode(End(0))])))  # not for an ingress to send
+        writer.write(framed(AT_INGRESS.content([AT_INGRESS.encode(CallEnd(0))])))  # not for an ingress to send
         assert await ended(reader)
     assert caplog.text.count("a connection with ") == 1
     service.replicas["a"].may_go_on.set()
@@ -309,8 +308,8 @@ async def test_frames_arrive_whole_in_any_pieces(service: Service) -> None:
     async with connected(service) as (reader, writer):
         await proven(service, reader, writer)
         calls = [
-            Call(7, "stream", structs.replace(replica_request(), together=16)),
-            Call(8, "count", replica_request()),
+            ReplicaCall(7, "stream", structs.replace(replica_request(), together=16)),
+            ReplicaCall(8, "count", replica_request()),
         ]
         for byte in framed(AT_INGRESS.content([AT_INGRESS.encode(call) for call in calls])):
             writer.write(bytes([byte]))
@@ -318,4 +317,9 @@ async def test_frames_arrive_whole_in_any_pieces(service: Service) -> None:
         found = []
         while len(found) < 4:
             found += AT_INGRESS.decode(await frame(reader))
-    assert {(type(item).__name__, item.number) for item in found} == {("Item", 7), ("End", 7), ("Item", 8), ("End", 8)}
+    assert {(type(item).__name__, item.number) for item in found} == {
+        ("ReplicaItem", 7),
+        ("CallEnd", 7),
+        ("ReplicaItem", 8),
+        ("CallEnd", 8),
+    }

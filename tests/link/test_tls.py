@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from service.errors import ReplicaLost, SettingsError
-from service.frames import framed
-from service.link.proof import make_nonce
-from service.rayserve.tls import client_tls, server_tls
+from service.ipc import framed
+from service.link.protocol import make_nonce
+from service.rayserve.tls import link_tls
 from service.wire import Chunk
 from tests.gateway.helpers import eventually
 from tests.link.certificates import Authority
@@ -24,7 +24,7 @@ def contexts(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) -> t
     """TLS of a replica and of an ingress on a node with these variables."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    server, client = server_tls(), client_tls()
+    server, client = link_tls(ssl.PROTOCOL_TLS_SERVER), link_tls(ssl.PROTOCOL_TLS_CLIENT)
     assert server is not None
     assert client is not None
     return server, client
@@ -106,14 +106,14 @@ async def test_who_shows_no_certificate_begins_nothing(encrypted: Service) -> No
 def test_links_are_plain_where_ray_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("", "0", "false"):
         monkeypatch.setenv("RAY_USE_TLS", value)
-        assert server_tls() is client_tls() is None
+        assert link_tls(ssl.PROTOCOL_TLS_SERVER) is link_tls(ssl.PROTOCOL_TLS_CLIENT) is None
 
 
 def test_what_is_missing_or_wrong_is_named(node: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     contexts(monkeypatch, node)
     monkeypatch.setenv("RAY_TLS_CA_CERT", "/nowhere.crt")
     with pytest.raises(SettingsError, match=r"RAY_TLS_CA_CERT is '/nowhere.crt': .*No such file"):
-        server_tls()
+        link_tls(ssl.PROTOCOL_TLS_SERVER)
     monkeypatch.delenv("RAY_TLS_CA_CERT")
     with pytest.raises(SettingsError, match="RAY_USE_TLS is set, which needs RAY_TLS_CA_CERT"):
-        client_tls()
+        link_tls(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,8 +1,9 @@
-"""The outcomes that chaos scripts record, with a service of known behaviour."""
+"""The outcomes that chaos scripts record, with a service of known behaviour, and the crowd before attacks."""
 
 import httpx
 import pytest
 
+from loadtest.chaos import attacks
 from loadtest.generator.protocol import BROKEN_OFF
 from loadtest.harness import ask
 from tests.loadtest.fake import Fake, serve
@@ -33,3 +34,13 @@ async def test_a_stream_that_breaks():
     outcome = await asked(Fake(breaks=True))
     assert not outcome.ok
     assert outcome.error == BROKEN_OFF or outcome.status == 0
+
+
+async def test_an_honest_crowd_reads_its_streams_before_the_first_attack(monkeypatch):
+    monkeypatch.setattr(attacks, "_CROWD", 4)
+    fake = Fake()
+    with serve(fake) as url:
+        await attacks.warm_up(url)
+    assert [body["stream"] for _, body in fake.asked] == [True] * 4
+    with serve(Fake(status=429)) as url, pytest.raises(RuntimeError, match="4 of 4 streams were not answered"):
+        await attacks.warm_up(url)

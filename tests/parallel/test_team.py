@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,8 +21,11 @@ from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.errors import CheckpointError, EngineFailed, ReplicaLost, SettingsError
+from service.ipc import Channel, framed
+from service.messagepack import MessagePack
 from service.model import LoadOptions
-from service.parallel import TensorParallelExecutor
+from service.parallel import TensorParallelExecutor, executor
+from service.parallel.messages import AT_DRIVER, AT_WORKER
 from tests.engine.helpers import FAIR
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 
@@ -82,6 +88,40 @@ def test_a_rank_that_fails_says_why_and_the_team_ends() -> None:
         with pytest.raises(EngineFailed):
             engine.step()
         assert "IndexError" in str(team.failure)
+
+
+@pytest.mark.parametrize("codec", [AT_WORKER, AT_DRIVER], ids=["to rank 0", "to a worker"])
+def test_a_malformed_message_ends_the_connection_and_says_so(
+    codec: MessagePack, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender, receiver = socket.socketpair()
+    with sender:
+        sender.sendall(framed(b"nonsense"))
+        with pytest.raises(EOFError):
+            Channel(receiver, codec, "rank 7").receive()
+        assert not sender.recv(1)
+    assert "the connection to rank 7 ends: 8 bytes are no message" in caplog.text
+
+
+def test_a_rank_that_gets_a_malformed_message_ends() -> None:
+    with TensorParallelExecutor(2, "cpu") as team:
+        team._workers[0]._channel._end.sendall(framed(b"nonsense"))
+        eventually(lambda: team.failure is not None)
+        assert team.failure == "the process of rank 1 has ended"
+        eventually(lambda: not alive(team.pids[0]))
+
+
+def test_a_rank_that_sends_a_malformed_message_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, receiver = socket.socketpair()
+    process = SimpleNamespace(pid=0)
+    monkeypatch.setattr(executor, "start_child", lambda *arguments: (process, receiver))
+    with sender:
+        lost = threading.Event()
+        worker = executor.WorkerHandle(3, Path(), lost)
+        sender.sendall(framed(b"nonsense"))
+        with pytest.raises(ReplicaLost, match="the process of rank 3 has ended"):
+            worker.answer(10)
+        assert lost.wait(10)
 
 
 def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def hidden_of(networks: Any, group: RowGroup) -> torch.Tensor:
 @pytest.mark.parametrize("name", NAMES)
 def test_hidden_states_differ_by_rounding_alone(pair: TensorParallelExecutor, name: str) -> None:
     whole, part = load_checkpoint(GOLDEN / name), pair.load(GOLDEN / name, LoadOptions())
-    made = (whole, 8, ShapePolicy(1, same=False), ExecutionConfig())
+    made = (whole, 8, ShapePolicy(1, fixed_shapes=False), ExecutionConfig())
     alone, together = LocalModelForward(*made), pair.networks(part, *made[1:])
     size, pages = whole.config.block_size, [2, 0, 5]
     tokens = torch.randint(0, 500, (3, size), generator=torch.Generator().manual_seed(3)).tolist()
@@ -141,6 +141,6 @@ def test_all_ranks_take_other_weights(pair: TensorParallelExecutor, tmp_path: Pa
     for entry, done in zip(expected(name), engine.generate(asked), strict=True):
         assert_golden(entry, done)
     fresh = pair.fetch(other, LoadOptions())
-    engine.exchange(lambda: pair.take(fresh), 1)
+    engine.exchange(lambda: pair.apply(fresh), 1)
     wanted = Engine(load_checkpoint(other), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FAIR))
     assert [one.token_ids for one in engine.generate(asked)] == [one.token_ids for one in wanted.generate(asked)]

@@ -11,7 +11,7 @@ from pydantic_core import to_json
 
 from service.demo import CHECKPOINT
 from service.gateway.http.models import Model, model_json
-from service.replica.examples import examples_of
+from service.replica.card import read_examples
 from service.wire import Example
 from tests.gateway.doubles import CARD
 from tests.gateway.helpers import assert_shape
@@ -19,11 +19,11 @@ from tests.gateway.helpers import assert_shape
 
 def card(folder: Path, front: str) -> tuple[Example, ...]:
     (folder / "README.md").write_text(f"---\n{front}\n---\n\n# A model\n", "utf-8")
-    return examples_of(folder)
+    return read_examples(folder)
 
 
 def test_the_demo_has_chats_and_a_text() -> None:
-    examples = examples_of(CHECKPOINT)
+    examples = read_examples(CHECKPOINT)
     assert examples[0].messages == ({"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."},)
     assert any(example.text for example in examples)
 
@@ -54,11 +54,11 @@ def test_what_is_no_prompt_is_left_out(tmp_path: Path, front: str) -> None:
 
 
 def test_cards_that_cannot_be_read(tmp_path: Path) -> None:
-    assert examples_of(tmp_path) == ()
+    assert read_examples(tmp_path) == ()
     (tmp_path / "README.md").write_text("# No front matter\n---\nwidget:\n- text: a\n---\n", "utf-8")
-    assert examples_of(tmp_path) == ()
+    assert read_examples(tmp_path) == ()
     (tmp_path / "README.md").write_bytes(b"---\nwidget:\n- text: \xff\n---\n")
-    assert examples_of(tmp_path) == ()
+    assert read_examples(tmp_path) == ()
 
 
 def test_titles_are_short_and_examples_few(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
@@ -507,16 +508,10 @@ def hostile_items() -> list[Any]:
     return [*items, Ending("length", 3, 4 * len(HOSTILE), STATS)]
 
 
-class HostileCard(Scripted):
-    async def card(self) -> Any:
-        from dataclasses import replace
-
-        examples = tuple(Example(text[:60], text=text) for text in HOSTILE)
-        return replace(CARD, name="<script>window.hit = 1</script>", examples=examples)
-
-
 def test_hostile_output_does_no_harm(visit: Visiting, serve: Serve) -> None:
-    one = visit(serve(HostileCard(*hostile_items())), viewport={"width": 800, "height": 800})
+    examples = tuple(Example(text[:60], text=text) for text in HOSTILE)
+    card = replace(CARD, name="<script>window.hit = 1</script>", examples=examples)
+    one = visit(serve(Scripted(*hostile_items(), serves=card)), viewport={"width": 800, "height": 800})
     one.ask("anything")
     one.run()
     whole = "".join(text * 4 for text in HOSTILE)

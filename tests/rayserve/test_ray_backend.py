@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,19 +11,19 @@ from unittest.mock import AsyncMock
 import pytest
 from ray.exceptions import ActorDiedError
 
-from service.arrival import Arrival
+from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import (
     EngineFailed,
-    ExchangeFailed,
     NotReady,
     ScaledToZero,
+    WeightUpdateFailed,
 )
+from service.gateway.backend import serving
 from service.rayserve import ray_backend, serve_state
 from service.rayserve.ray_backend import RayBackend
-from service.wire import Answer, Chunk, Ending, Exchanged, Failure, ReplicaRequest, Snapshot, Status, Weights
-from tests.clock import Clock
+from service.wire import Answer, Chunk, Ending, Failure, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
 from tests.gateway import doubles
 from tests.gateway.helpers import eventually
 
@@ -88,7 +87,7 @@ async def test_answers_and_blocks_come_through() -> None:
 
 async def test_the_links_get_the_statuses_of_the_replicas_that_answer() -> None:
     statuses, links = [Status("r0", None, CARD)], Links()
-    await backend(Handle(lambda method: [*statuses, ActorDiedError()]), links=links).card()
+    await backend(Handle(lambda method: [*statuses, ActorDiedError()]), links=links).statuses()
     assert links.updates == [statuses]
 
 
@@ -97,11 +96,11 @@ async def test_a_service_whose_only_replica_drains_has_none(monkeypatch: pytest.
     links.update = AsyncMock(return_value=[])  # type: ignore[method-assign]
     monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
     with pytest.raises(NotReady, match="gone"):
-        await backend(Handle(lambda method: [Status("r0", None, CARD)]), links=links).card()
+        await backend(Handle(lambda method: [Status("r0", None, CARD)]), links=links).statuses()
 
 
 async def test_while_a_request_waits_for_a_link_the_replicas_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_backend, "_FRESH_S", 0.0)
+    monkeypatch.setattr(ray_backend, "_LOOK_S", 0.0)
     monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
     said: list[list[Any]] = [[], [], [Status("r0", None, CARD)]]
     handle, links = Handle(lambda method: said.pop(0)), Links()
@@ -113,36 +112,12 @@ async def test_while_a_request_waits_for_a_link_the_replicas_are_asked_for(monke
     assert (handle.calls, len(links.updates)) == (3, 1)
 
 
-async def test_the_card_is_asked_for_once_a_second() -> None:
-    handle = Handle(lambda method: [Status("r0", None, CARD)])
-    asked = backend(handle)
-    assert [await asked.card() for _ in range(3)] == [CARD] * 3
-    assert handle.calls == 1
-
-
-async def test_requests_do_not_wait_while_the_card_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_backend, "_FRESH_S", 0.0)
-    monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
-    one, other = (Status(name, None, CARD) for name in ("r0", "r1"))
-    said = [[one], [one, other], [], []]
-    handle = Handle(lambda method: said.pop(0))
-    asked = backend(handle)
-    assert (await asked.card()).slots == 1
-    assert [(await asked.card()).slots for _ in range(5)] == [1] * 5
-    await eventually(lambda: asked._renewing is None)
-    assert handle.calls == 2
-    assert (await asked.card()).slots == 2
-    await eventually(lambda: asked._renewing is None)
-    with pytest.raises(NotReady, match="gone"):
-        await asked.card()
-
-
 async def test_replicas_that_failed_or_do_not_answer_are_told_apart() -> None:
     mixed = Handle(lambda method: [ActorDiedError(), Status("r1", "broken", CARD), Status("r2", None, CARD)])
     assert [status.replica for status in await backend(mixed).statuses()] == ["r1", "r2"]
-    assert await backend(mixed).card() == CARD
+    assert serving(await backend(mixed).statuses()) == CARD
     with pytest.raises(NotReady, match="r1: broken"):
-        await backend(Handle(lambda method: [Status("r1", "broken", CARD)])).card()
+        serving(await backend(Handle(lambda method: [Status("r1", "broken", CARD)])).statuses())
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), ActorDiedError()])
@@ -154,7 +129,7 @@ async def test_without_a_replica_it_says_what_serve_says(error: Exception, monke
     status = SimpleNamespace(applications={"mrp": SimpleNamespace(deployments={"Generator": deployment})})
     monkeypatch.setattr(serve_state.serve, "status", lambda: status)
     with pytest.raises(NotReady, match=r"2 starting\): no GPU is free") as caught:
-        await backend(Handle(none)).card()
+        await backend(Handle(none)).statuses()
     assert caught.value.retry_after
 
 
@@ -178,25 +153,12 @@ async def test_sleep_is_told_from_failure(
     monkeypatch.setattr(serve_state.serve, "status", lambda: overview)
     for scales_to_zero in (True, False):
         with pytest.raises(NotReady) as caught:
-            await backend(Handle(), scales_to_zero=scales_to_zero).card()
+            await backend(Handle(), scales_to_zero=scales_to_zero).statuses()
         assert isinstance(caught.value, ScaledToZero) is (asleep and scales_to_zero)
-
-
-async def test_a_lost_replica_is_noticed_before_the_next_request_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_backend, "_FRESH_S", 0.0)
-    monkeypatch.setattr(ray_backend, "_BELIEVED_S", 0.0)
-    answers = [[Status("r0", None, CARD)], []]
-    asked = backend(Handle(lambda method: answers.pop(0)))
-    monkeypatch.setattr(ray_backend, "why_none", lambda app, deployment: "gone")
-    assert await asked.card() == CARD
-    with pytest.raises(NotReady, match="gone"):
-        await asked.card()
 
 
 async def test_what_replicas_said_last_holds_while_one_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve gives the answers of all replicas or none."""
-    monkeypatch.setattr(ray_backend, "_FRESH_S", 0.0)
-    monkeypatch.setattr(ray_backend, "_BELIEVED_S", 0.0)
     monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
     said: list[list[Any] | Exception] = [[Status("r0", None, CARD)], TimeoutError(), TimeoutError(), []]
 
@@ -208,25 +170,10 @@ async def test_what_replicas_said_last_holds_while_one_hangs(monkeypatch: pytest
 
     links = Links()
     asked = backend(Handle(control), links=links)
-    assert [await asked.card() for _ in range(3)] == [CARD] * 3
+    assert [await asked.statuses() for _ in range(3)] == [[Status("r0", None, CARD)]] * 3
     assert len(links.updates) == 1  # an address of the last statuses may be another program's by now
     with pytest.raises(NotReady, match="gone"):
-        await asked.card()
-
-
-async def test_requests_do_not_wait_for_a_replica_that_hangs(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_backend, "time", SimpleNamespace(monotonic=clock))
-    handle = Handle(lambda method: [Status("r0", None, CARD)])
-    asked = backend(handle)
-    assert await asked.card() == CARD
-    hangs = asyncio.Event()
-    monkeypatch.setattr(
-        asked._replicas, "broadcast", lambda method: SimpleNamespace(results_async=lambda **_: hangs.wait())
-    )
-    for seconds in (1.0, 3.0, 1.0):  # the answer is old, the call takes all its time, then a link is tried
-        clock.now += seconds
-        async with asyncio.timeout(5):
-            assert await asked.card() == CARD
+        await asked.statuses()
 
 
 async def test_it_says_what_the_last_replica_ended_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +182,7 @@ async def test_it_says_what_the_last_replica_ended_of(monkeypatch: pytest.Monkey
     asked = backend(Handle(lambda method: answers.pop(0)), links=Links(failed))
     monkeypatch.setattr(ray_backend, "why_none", lambda app, deployment: "none")
     assert await anext(asked.stream(request())) == failed
+    asked.note_error(failed.error)
     with pytest.raises(NotReady, match="none; before, the engine stopped: ValueError: bad"):
         await asked.statuses()
     assert await asked.statuses()
@@ -270,19 +218,15 @@ NEW = Weights(2, "step-7", "m")
 
 
 async def test_all_replicas_are_given_weights_and_lost_ones_are_left_out() -> None:
-    """The card is asked for again then."""
-    taken = Exchanged("r1", NEW, 0.5)
+    taken = WeightUpdateResult("r1", NEW, 0.5)
     said: dict[str, list[Any]] = {
-        "status": [Status("r1", None, CARD)],
         "check_weights": [taken],
-        "exchange": [ActorDiedError(), taken],
+        "update_weights": [ActorDiedError(), taken],
     }
     handle = Handle(lambda method: said[method])
     asked = backend(handle)
-    await asked.card()
-    assert await asked.check_weights(NEW) == await asked.exchange(NEW) == [taken]
-    await asked.card()
-    assert handle.told == [("status",), ("check_weights", NEW), ("exchange", NEW), ("status",)]
+    assert await asked.check_weights(NEW) == await asked.update_weights(NEW) == [taken]
+    assert handle.told == [("check_weights", NEW), ("update_weights", NEW)]
 
 
 async def test_all_ingresses_are_told_and_one_that_hangs_is_not_waited_for() -> None:
@@ -291,16 +235,16 @@ async def test_all_ingresses_are_told_and_one_that_hangs_is_not_waited_for() -> 
 
     ingress = Handle(lambda method: [None, None])
     await backend(Handle(), ingresses=ingress).announce(NEW)
-    assert ingress.told == [("learn_weights", NEW)]
+    assert ingress.told == [("require_weights", NEW)]
     await backend(Handle(), ingresses=Handle(hang)).announce(NEW)
-    with pytest.raises(ExchangeFailed, match="has not answered within 3600 s"):
-        await backend(Handle(hang)).exchange(NEW)
+    with pytest.raises(WeightUpdateFailed, match="has not answered within 3600 s"):
+        await backend(Handle(hang)).update_weights(NEW)
 
 
-async def test_the_card_is_that_of_replicas_with_the_newest_weights() -> None:
+def test_the_card_is_that_of_replicas_with_the_newest_weights() -> None:
     """Those of another deployment, which an update brings, count for themselves."""
     cards = [
         replace(CARD, weights=Weights(*one)) for one in ((1, "a", "m"), (2, "b", "m"), (2, "b", "m"), (0, "n", "n"))
     ]
-    card = await backend(Handle(lambda method: [Status("r", None, one) for one in cards])).card()
-    assert (card.weights, card.slots, card.behind) == (Weights(2, "b", "m"), 3, 1)
+    card = serving([Status("r", None, one) for one in cards])
+    assert (card.weights, card.slots, card.num_outdated) == (Weights(2, "b", "m"), 3, 1)

@@ -25,16 +25,16 @@ from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.engine.request import LogprobsRequest, RequestFailed
 from service.errors import CheckpointError, EngineFailed, InvalidRequest
-from service.frames import Malformed
+from service.ipc import Malformed
 from service.messagepack import MessagePack
 from service.model import LoadOptions, load_checkpoint
 from service.model.config import Shard
 from service.model.device import DeviceMemory
 from service.parallel import messages as ranks
 from service.replica import messages
-from service.replica.engines import EngineInfo
+from service.replica.messages import EngineInfo
 from service.settings import Settings
-from service.telemetry.sums import Sums
+from service.telemetry.metrics import Sums
 from tests.engine.helpers import ALL_MODES
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 
@@ -75,18 +75,18 @@ def test_a_request_comes_back_equal(params: Any) -> None:
 def test_every_message_of_the_engines_process_comes_back_equal(name: str) -> None:
     info = EngineInfo("folder", load_checkpoint(GOLDEN / name).config, 1, 128, 4, deterministic=False)
     sent = [
-        messages.Ready(info),
+        messages.EngineReady(info),
         messages.StepOutputs([EVENT, FOUND, BlockProgress("a", 3, 4, STEPS, 0.5)], ["b"], STATE, "why", b"x"),
         messages.Compiled("a"),
-        messages.Alive(),
-        messages.Reply(3, path="folder"),
+        messages.EngineAlive(),
+        messages.EngineReply(3, path="folder"),
     ]
     assert [again(messages.AT_REPLICA, message) for message in sent] == sent
 
 
 def test_every_message_to_the_engines_process_comes_back_equal() -> None:
-    procedures = [messages.CheckWeights("m"), messages.LoadWeights("m"), messages.ApplyWeights(3, cut=True)]
-    sent = [messages.Start("{}"), messages.Abort("a"), *(messages.Call(1, procedure) for procedure in procedures)]
+    procedures = [messages.CheckWeights("m"), messages.LoadWeights("m"), messages.ApplyWeights(3, abort=True)]
+    sent = [messages.Start("{}"), messages.Abort("a"), *(messages.EngineCall(1, procedure) for procedure in procedures)]
     assert [again(messages.AT_ENGINE, message) for message in sent] == sent
 
 
@@ -94,7 +94,7 @@ def test_errors_keep_their_kind() -> None:
     failed = RequestFailed("a", InvalidRequest("wrong", param="prompt"))
     [item] = again(messages.AT_REPLICA, messages.StepOutputs([failed], [], STATE)).items
     assert (type(item.error), item.error.message, item.error.param) == (InvalidRequest, "wrong", "prompt")
-    for message in (messages.StartFailed(CheckpointError("no")), messages.Reply(1, CheckpointError("no"))):
+    for message in (messages.EngineStartFailed(CheckpointError("no")), messages.EngineReply(1, CheckpointError("no"))):
         assert type(again(messages.AT_REPLICA, message).error) is CheckpointError
 
 
@@ -102,8 +102,8 @@ def test_counts_come_back_equal() -> None:
     sums = Sums()
     sums.add("tokens", 2, mode="static", source="draft")
     sums.observe("seconds", 0.5)
-    counted = sums.take()
-    assert messages.decode_counts(messages.encode_counts(counted)) == counted
+    counted = sums.drain()
+    assert messages.decode_sums(messages.encode_sums(counted)) == counted
 
 
 def test_settings_cross_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_what_the_other_end_never_sends_is_refused() -> None:
     for codec, message in (
         (messages.AT_ENGINE, messages.StepOutputs([], [], STATE)),
         (messages.AT_REPLICA, messages.Submit(GenerationRequest("a", (1,)))),
-        (ranks.AT_WORKER, ranks.Failed(EngineFailed("x"))),
+        (ranks.AT_WORKER, ranks.WorkerFailed(EngineFailed("x"))),
     ):
         with pytest.raises(Malformed):
             again(codec, message)
@@ -127,19 +127,19 @@ def test_every_message_of_ranks_comes_back_equal() -> None:
     sent = [
         ranks.Join(1, 2, "cpu", "store", 60.0, ordered=True, threads=3),
         ranks.LoadCheckpoint("folder", options),
-        ranks.LoadWeights("folder", options),
-        ranks.ApplyWeights(),
-        ranks.OpenNetworks(8, ShapePolicy(1, same=True), "eager"),
+        ranks.LoadShard("folder", options),
+        ranks.ApplyShard(),
+        ranks.OpenNetworks(8, ShapePolicy(1, fixed_shapes=True), "eager"),
     ]
     assert [again(ranks.AT_WORKER, message) for message in sent] == sent
-    answers = [ranks.Ready(), ranks.Ready(DeviceMemory("cpu", 1, 2))]
+    answers = [ranks.WorkerReady(), ranks.WorkerReady(DeviceMemory("cpu", 1, 2))]
     assert [again(ranks.AT_DRIVER, message) for message in answers] == answers
 
 
 def test_rows_of_one_sequence_share_their_pages() -> None:
     pages = [4, 5, 6]
     rows = [Row(Block((1, -1)), 2, pages, writes_kv=False), Row(Block((1, 3)), 1, pages, writes_kv=True)]
-    message = again(ranks.AT_WORKER, ranks.Forward.of("backbone", RowGroup(rows, range(2), None)))
+    message = again(ranks.AT_WORKER, ranks.ForwardCommand.from_group("backbone", RowGroup(rows, range(2), None)))
     first, second = message.group.members
     assert first.pages is second.pages
     assert list(first.pages) == [4, 5]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from service.model import load_checkpoint
-from service.replica.engines import EngineInfo
+from service.replica.messages import EngineInfo
 from service.replica.weight_update import WeightUpdater
 from service.settings import Settings
 from service.wire import Weights
@@ -19,14 +19,14 @@ from tests.tiny import GOLDEN, GOLDEN_NAMES
 async def test_it_takes_the_calibration_of_as_many_devices_as_divide_activations(tmp_path: Path) -> None:
     config = replace(load_checkpoint(GOLDEN / GOLDEN_NAMES[0]).config, quantization="w8a8")
 
-    async def fetch(model: str) -> Path:
+    async def load_weights(model: str) -> Path:
         return Path(model)
 
-    async def take(version: int, *, cut: bool) -> None:
+    async def apply_weights(version: int, *, abort: bool) -> None:
         pass
 
     info = EngineInfo(str(tmp_path), config, 2, 128, 4, deterministic=False)
-    engine: Any = SimpleNamespace(info=info, fetch=fetch, take=take)
+    engine: Any = SimpleNamespace(info=info, load_weights=load_weights, apply_weights=apply_weights)
     updater = WeightUpdater("r0", CARD, engine, Settings())
     updated = await updater.update(Weights(1, str(tmp_path), CARD.weights.base))
     assert updated.error is None

@@ -7,9 +7,8 @@ from collections import Counter
 
 import pytest
 
-from service.routing.affinity import BOUND, Affinity, RoutingDecision
+from service.routing.affinity import BOUND, MAX_HOLDERS, Affinity, PrefixTable, RoutingDecision
 from service.routing.keys import PrefixKeys, prefix_keys
-from service.routing.table import MAX_HOLDERS, PrefixTable
 from tests.routing.test_keys import chat, request
 
 
@@ -27,7 +26,7 @@ class Fleet:
     def route(self, keys: PrefixKeys) -> tuple[str, RoutingDecision]:
         decision = self.affinity.choose(keys, self.loads)
         taken = decision.replica
-        self.affinity.learn(keys, taken)
+        self.affinity.record(keys, taken)
         self.loads[taken] += 1
         return taken, decision
 
@@ -71,8 +70,8 @@ def test_a_short_match_does_not_count() -> None:
 
 def test_the_longest_known_beginning_decides() -> None:
     affinity, loads = Affinity(5), {"r0": 0, "r1": 3}
-    affinity.learn(prompt("a", 400), "r0")
-    affinity.learn(prompt("a", 1600), "r1")
+    affinity.record(prompt("a", 400), "r0")
+    affinity.record(prompt("a", 1600), "r1")
     assert affinity.choose(prompt("a", 2000), loads) == RoutingDecision("r1", "prefix")
     assert affinity.choose(prompt("a", 400), loads) == RoutingDecision("r0", "prefix"), "the least loaded of two"
 
@@ -150,8 +149,8 @@ def test_homes_are_even_and_do_not_cost_balance(count: int) -> None:
 def test_the_table_keeps_what_was_used_last() -> None:
     table, alive = PrefixTable(50), {"r0"}
     for number in range(40):
-        table.learn(prompt("often"), "r0")
-        table.learn(prompt(f"p{number}"), "r0")
+        table.record(prompt("often"), "r0")
+        table.record(prompt(f"p{number}"), "r0")
     assert len(table) == 50
     assert table.longest(prompt("often"), 1.0, alive) == ("r0",)
     assert table.longest(prompt("p39"), 1.0, alive) == ("r0",)
@@ -161,7 +160,7 @@ def test_the_table_keeps_what_was_used_last() -> None:
 def test_the_table_keeps_the_latest_holders() -> None:
     table, names = PrefixTable(50), [f"r{n}" for n in range(MAX_HOLDERS + 3)]
     for name in (*names, names[-2]):
-        table.learn(prompt("a"), name)
+        table.record(prompt("a"), name)
     held = table.longest(prompt("a"), 1.0, names)
     assert len(held) == MAX_HOLDERS
     assert held[-2:] == (names[-1], names[-2])

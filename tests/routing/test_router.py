@@ -1,4 +1,4 @@
-"""The router of one ingress: counts, prefixes, further attempts, replicas that come and go."""
+"""The router of one ingress: counts, prefixes, further attempts, replicas that come and go, loads that expire."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from service.arrival import Arrival
+from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.routing.affinity import RoutingReason
-from service.routing.router import Router, slack
+from service.routing.router import InflightCounts, Router, slack
 from service.wire import ReplicaRequest
 from tests.clock import Clock
 
@@ -30,7 +30,7 @@ def routed() -> list[RoutingReason]:
 @pytest.fixture
 def router(clock: Clock, routed: list[RoutingReason]) -> Router:
     made = Router(2, by_prefix=True, on_route=routed.append, clock=clock)
-    made.set_replicas(["a", "b", "c"])
+    made.inflight.set_replicas(["a", "b", "c"])
     made._affinity._rng.seed(1)  # the same draws in every run
     return made
 
@@ -38,9 +38,9 @@ def router(clock: Clock, routed: list[RoutingReason]) -> Router:
 def test_without_replicas_none_is_chosen(clock: Clock) -> None:
     router = Router(2, by_prefix=True, on_route=lambda reason: None, clock=clock)
     assert router.choose(request(PROMPT)) is None
-    router.set_replicas(["a"])
+    router.inflight.set_replicas(["a"])
     assert router.choose(request(PROMPT)) == "a"
-    router.remove("a")
+    router.inflight.remove("a")
     assert router.choose(request(PROMPT)) is None
 
 
@@ -57,15 +57,15 @@ def test_a_prefix_stays_where_it_is_until_its_replica_is_overloaded(
 def test_one_replica_is_chosen_before_its_prefixes_are_learned(clock: Clock, routed: list[RoutingReason]) -> None:
     waiting: list[Callable[[], object]] = []
     router = Router(2, by_prefix=True, on_route=routed.append, clock=clock, later=waiting.append)
-    router.set_replicas(["a"])
+    router.inflight.set_replicas(["a"])
     assert [router.choose(request(PROMPT)) for _ in range(2)] == ["a", "a"]
     assert routed == []
     while waiting:
         waiting.pop(0)()
     assert routed == ["load", "prefix"]
     for _ in range(2):
-        router.ended("a")
-    router.set_replicas(["a", "b", "c"])
+        router.inflight.end("a")
+    router.inflight.set_replicas(["a", "b", "c"])
     assert router.choose(request(PROMPT)) == "a"
     assert routed[2:] == ["prefix"]
     assert not waiting
@@ -74,10 +74,10 @@ def test_one_replica_is_chosen_before_its_prefixes_are_learned(clock: Clock, rou
 def test_a_replica_that_leaves_gives_its_prefixes_to_others(router: Router) -> None:
     home = router.choose(request(PROMPT))
     assert home is not None
-    router.remove(home)
+    router.inflight.remove(home)
     other = router.choose(request(PROMPT))
     assert other not in {home, None}
-    router.set_replicas(["a", "b", "c"])
+    router.inflight.set_replicas(["a", "b", "c"])
     assert router.choose(request(PROMPT)) in {home, other}
 
 
@@ -90,15 +90,15 @@ def test_a_further_attempt_goes_by_load(router: Router, routed: list[RoutingReas
 
 def test_by_load_the_requests_spread_and_no_choice_is_told(clock: Clock, routed: list[RoutingReason]) -> None:
     router = Router(2, by_prefix=False, on_route=routed.append, clock=clock)
-    router.set_replicas(["a", "b", "c", "d"])
+    router.inflight.set_replicas(["a", "b", "c", "d"])
     counts = Counter(router.choose(request(PROMPT)) for _ in range(400))
     assert max(counts.values()) - min(counts.values()) <= 8
     assert routed == []
 
 
 def test_requests_of_other_ingresses_count_and_are_forgotten(router: Router, clock: Clock) -> None:
-    router.others("a", 50)
-    router.others("b", 50)
+    router.inflight.set_others("a", 50)
+    router.inflight.set_others("b", 50)
     names = [router.choose(request(f"{number} {PROMPT}")) for number in range(60)]
     assert names.count("c") >= 30  # the least loaded of two
     clock.now += 60.0
@@ -106,6 +106,46 @@ def test_requests_of_other_ingresses_count_and_are_forgotten(router: Router, clo
     assert names.count("c") <= 5
 
 
-@pytest.mark.parametrize(("places", "expected"), [(1, 1), (16, 1), (64, 4), (256, 16)])
-def test_the_slack_grows_with_the_places(places: int, expected: int) -> None:
-    assert slack(places) == expected
+@pytest.mark.parametrize(("slots", "expected"), [(1, 1), (16, 1), (64, 4), (256, 16)])
+def test_the_slack_grows_with_the_slots(slots: int, expected: int) -> None:
+    assert slack(slots) == expected
+
+
+@pytest.fixture
+def inflight(clock: Clock) -> InflightCounts:
+    counts = InflightCounts(clock)
+    counts.set_replicas(["a", "b"])
+    return counts
+
+
+def test_requests_of_this_ingress_count_from_the_choice_to_the_end(inflight: InflightCounts, clock: Clock) -> None:
+    inflight.add("a")
+    clock.now = 1000.0
+    assert inflight.now() == {"a": 1, "b": 0}
+    inflight.end("a")
+    inflight.end("a")
+    assert inflight.now() == {"a": 0, "b": 0}
+
+
+def test_requests_of_other_ingresses_are_believed_for_a_while(inflight: InflightCounts, clock: Clock) -> None:
+    inflight.add("a")
+    inflight.set_others("a", 7)
+    assert inflight.now()["a"] == 8
+    inflight.end("a")
+    assert inflight.now()["a"] == 7
+    clock.now = 4.9
+    assert inflight.now()["a"] == 7
+    clock.now = 5.1
+    assert inflight.now()["a"] == 0, "else a replica that looks busy would never be asked again"
+
+
+def test_replicas_come_and_go(inflight: InflightCounts) -> None:
+    inflight.add("a")
+    inflight.remove("b")
+    for name in ("b", "unknown"):
+        inflight.add(name)
+        inflight.end(name)
+        inflight.set_others(name, 3)
+    assert inflight.now() == {"a": 1}
+    inflight.set_replicas(["a", "c"])
+    assert inflight.now() == {"a": 1, "c": 0}

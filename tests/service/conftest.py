@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.routing.loads import _REPORT_S
+from service.routing.router import _REPORT_S
 from tests.service.reading import eventually, sample, until
 from tests.service.running import Service, Services
 

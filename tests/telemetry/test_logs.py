@@ -11,9 +11,8 @@ import pytest
 
 from service.errors import SettingsError
 from service.settings import Settings
-from service.telemetry.faults import unexpected_error
 from service.telemetry.logs import install_logs, log_formatter
-from service.tracebacks import kind_and_place, without_message
+from service.tracebacks import type_and_line, unexpected_error, without_message
 
 
 def logged(settings: Settings) -> list[str]:
@@ -85,7 +84,7 @@ def test_an_exception_is_part_of_the_line() -> None:
     assert "ValueError: seen" in json.loads(log_formatter("json").format(record))["exception"]
 
 
-def test_an_error_no_one_foresaw_is_told_by_kind_and_place(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_no_one_foresaw_is_told_by_type_and_line(caplog: pytest.LogCaptureFixture) -> None:
     try:
         try:
             raise KeyError("the prompt")
@@ -108,6 +107,6 @@ def test_a_kind_and_a_place_are_one_line() -> None:
     try:
         json.loads("the prompt")
     except json.JSONDecodeError as error:
-        told = kind_and_place(error)
+        told = type_and_line(error)
     assert re.fullmatch(r"json\.decoder\.JSONDecodeError in json\.decoder, line \d+", told)
-    assert kind_and_place(ValueError("the prompt")) == "ValueError"
+    assert type_and_line(ValueError("the prompt")) == "ValueError"

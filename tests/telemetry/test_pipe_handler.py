@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from service.settings import Settings
-from service.telemetry import pipe_handler
+from service.telemetry import logs
 from service.telemetry.logs import install_logs
 
 #: more than a pipe holds
@@ -24,7 +24,7 @@ LINES = 1500
 @pytest.fixture(autouse=True)
 def no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stops the handler from writing to a pipe with room by itself, so that only the test's lines are written."""
-    monkeypatch.setattr(pipe_handler, "_AGAIN_S", 3600.0)
+    monkeypatch.setattr(logs, "_AGAIN_S", 3600.0)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_what_was_dropped_is_said_once(pipe: int) -> None:
 
 
 def test_what_was_dropped_is_said_though_nothing_more_is_logged(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipe_handler, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(logs, "_AGAIN_S", 0.01)
     log(LINES)
     came = read(pipe)
     assert select.select([pipe], [], [], 20)[0]
@@ -131,7 +131,7 @@ def test_the_rest_of_a_line_comes_before_the_next(pipe: int, monkeypatch: pytest
         room -= written
         return written
 
-    monkeypatch.setattr(pipe_handler.os, "write", write)
+    monkeypatch.setattr(logs.os, "write", write)
     log(1, "first " * 50)  # a part
     log(1, "second")  # nothing
     room = 10

@@ -1,11 +1,10 @@
-"""The modes, by what they do. A new mode needs a class here and a line below; API, program and documents follow."""
+"""The decoding modes. A new mode needs a class in this package and a line below; API, program and documents follow."""
 
 from collections.abc import Mapping
 from typing import get_args
 
 from service.decode.knobs import Knob, knobs_in
-from service.decode.modes.direct import Direct
-from service.decode.modes.remask import Remask
+from service.decode.modes.mrp_modes import Direct, Remask
 from service.decode.modes.rule_modes import Dynamic, Entropy, Sequential, Static
 from service.decode.modes.speculative import VERIFIED, Speculative
 

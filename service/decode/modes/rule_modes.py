@@ -15,7 +15,6 @@ class Static(RuleMode, frozen=True):
 
     @property
     def rule(self) -> Rule:
-        """The most confident positions (`low_confidence_static` of SDAR's generate.py)."""
         return TopConfidence(self.tokens_per_step)
 
 
@@ -27,7 +26,6 @@ class Dynamic(RuleMode, frozen=True):
 
     @property
     def rule(self) -> Rule:
-        """The positions above the threshold (`low_confidence_dynamic` of SDAR's generate.py)."""
         return ConfidenceAbove(self.threshold)
 
 
@@ -40,7 +38,6 @@ class Sequential(RuleMode, frozen=True):
 
     @property
     def rule(self) -> Rule:
-        """The leftmost positions (`sequential` of SDAR's generate.py), optionally with EB-Sampler's bound."""
         return LeftToRight(self.tokens_per_step, self.entropy_bound)
 
 
@@ -52,5 +49,4 @@ class Entropy(RuleMode, frozen=True):
 
     @property
     def rule(self) -> Rule:
-        """The positions of lowest entropy (EB-Sampler, arXiv 2505.24857)."""
         return LowestEntropy(self.entropy_bound)

@@ -1,4 +1,4 @@
-"""`speculative`: drafts verified by the backbone; the output equals that of the verified rule, token for token.
+"""`speculative`: drafts verified by the backbone; the output equals the verified rule's output, token for token.
 
 In each round, drafts are states that the block may pass through (`drafts.py`). One forward reads the current state and
 all drafted states. The rule is applied to the prediction of the current state. If it leads to a drafted state, the rule
@@ -8,14 +8,20 @@ against `static`. Here any rule and any set of states is possible.
 
 The first forward of a block reveals tokens at once. The published loop verifies that state twice.
 
-With a `margin` a drafted state that is nearly as good as the rule's own is accepted, too (`margin.py`). Then drafts
-change the output.
+With a `margin` a drafted step that the backbone finds nearly as good as the rule's step is accepted, too. Then drafts
+change the output. Source: MARS (arXiv 2601.15498, section 3), and `evaluate_posterior` of its code: where the target's
+second token is nearly as good as its first, a draft may be either of them. Elsewhere it must be the target's choice.
+The paper compares raw logits, whose ratio changes if a constant is added to all of them. Here probabilities are
+compared. In the paper the next position is fixed. Where the rule chooses positions, they have a margin, too: this part
+is our own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
+from math import exp
 from typing import Annotated, ClassVar, Literal
 
 from msgspec.structs import force_setattr
@@ -24,7 +30,6 @@ from service.decode.block import Block, Pick, Step, new_tuple
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.drafts import Drafting, Drafts, can_pay, chain, tree
 from service.decode.knobs import AUTO, ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob, knobs_in
-from service.decode.margin import TOP_LOGPROBS, MarginAcceptance
 from service.decode.mode import DecodingMode, RuleMode
 from service.decode.modes.rule_modes import Dynamic, Entropy, Sequential, Static
 from service.decode.policy import Decoding, Evaluate, Prediction
@@ -34,6 +39,9 @@ from service.errors import InvalidRequest
 #: the modes whose output can be verified, by name
 VERIFIED: Mapping[str, type[RuleMode]] = {mode.mode: mode for mode in (Static, Dynamic, Sequential, Entropy)}
 
+#: the top tokens of each position that a margin compares
+_TOP_LOGPROBS = 2
+
 #: the picks at a state, by its prediction
 _Choose = Callable[[Prediction, Block], tuple[Pick, ...]]
 
@@ -41,14 +49,14 @@ _MRP_STEPS = Knob(
     int,
     "direct: MRP picks per backbone forward, default: the checkpoint's; speculative: MRP forwards for drafts, "
     "0: none, auto (default): the engine chooses by the current load",
-    least=0,
+    minimum=0,
     in_block=True,
     auto=True,
 )
 _MAX_DRAFTS = Knob(
     int,
     "most states of a tree verified per forward; default: the engine's choice (auto), or a chain of mrp_steps",
-    least=1,
+    minimum=1,
     in_block=True,
 )
 _VERIFY = Knob(
@@ -61,7 +69,7 @@ _MARGIN = Knob(
     "accepts drafts that are nearly as likely as the verified mode's own token: more than this share of its "
     "probability; lossy; default: none, which is lossless",
     above=0,
-    most=1,
+    maximum=1,
 )
 
 
@@ -100,17 +108,15 @@ class Speculative(DecodingMode, frozen=True):
 
     @property
     def drafts_decide(self) -> bool:
-        """Whether a margin is set."""
         return self.margin is not None
 
     @property
     def rule(self) -> Rule:
-        """The rule against which drafts are verified."""
         return _rule(self)
 
     @property
     def plain(self) -> RuleMode:
-        """The mode against which drafts are verified. InvalidRequest if that mode does not have the knobs given."""
+        """The mode against which drafts are verified. InvalidRequest if that mode lacks one of the set knobs."""
         name = self.verify or Static.mode
         if name not in VERIFIED:
             raise InvalidRequest(f"verify is {name!r}, allowed are {', '.join(VERIFIED)}", param="verify")
@@ -126,7 +132,7 @@ class Speculative(DecodingMode, frozen=True):
         return VERIFIED[name](**knobs)
 
     def check(self, block_size: int) -> None:
-        """InvalidRequest if a knob is out of range for this block size, or does not fit another knob."""
+        """Also checks that the knobs fit each other."""
         self.plain.check(block_size)
         DecodingMode.check(self, block_size)
         if self.mrp_steps == 0 and self.max_drafts is None:
@@ -135,7 +141,6 @@ class Speculative(DecodingMode, frozen=True):
             )
 
     def decode(self, canvas: Canvas) -> Decoding:
-        """Decodes the block in as few forwards as the drafts allow."""
         rule = canvas.rule(self.rule)
         if canvas.block.complete:
             return
@@ -145,25 +150,22 @@ class Speculative(DecodingMode, frozen=True):
         while not canvas.block.complete:
             drafting, first = _draft(canvas, prediction, self, rule, first=first), False
             drafts = (yield from drafting) if drafting else {}
-            if not drafts:  # most steps of `auto` on a full machine
+            if not drafts:  # most steps of `auto` under full load
                 (prediction,) = yield Evaluate((canvas.block,))
                 canvas.reveal("verify", canvas.choose(rule, prediction, canvas.block))
                 continue
             states = [canvas.block, *drafts]
-            while len(states) > 1 and canvas.ends(states[-1]):  # the last ones of a chain; none of a tree does
+            while len(states) > 1 and canvas.ends(states[-1]):  # only a chain has states that end the answer
                 states.pop()
-            top_logprobs = TOP_LOGPROBS if self.drafts_decide and len(states) > 1 else 0
-            predictions = yield new_tuple(Evaluate, (tuple(states), top_logprobs, self._gains(drafts)))
+            top_logprobs = _TOP_LOGPROBS if self.drafts_decide and len(states) > 1 else 0
+            gains = tuple([draft.gain for draft in drafts.values()]) if self.mrp_steps == AUTO else ()
+            predictions = yield new_tuple(Evaluate, (tuple(states), top_logprobs, gains))
             if len(predictions) < len(states):
                 drafts = {state: drafts[state] for state in states[1 : len(predictions)]}
             choose: _Choose = partial(canvas.choose, rule)
             if self.margin is not None:
                 choose = MarginAcceptance(canvas, rule, drafts, self.margin)
             prediction = _walk(canvas, predictions, drafts, choose)
-
-    def _gains(self, drafts: Drafts) -> tuple[float, ...]:
-        """The expected gains of drafts whose number the engine chooses."""
-        return tuple([draft.gain for draft in drafts.values()]) if self.mrp_steps == AUTO else ()
 
 
 @lru_cache
@@ -172,7 +174,7 @@ def _rule(mode: Speculative) -> Rule:
 
 
 def _draft(canvas: Canvas, prediction: Prediction, mode: Speculative, rule: Rule, *, first: bool) -> Drafting | None:
-    """The generator that makes the drafts. None if no draft can be worth its cost. `first`: a block's first round."""
+    """The generator of the drafts. None if no draft can be worth its cost. `first`: a block's first round."""
     if mode.mrp_steps == AUTO:
         budget = canvas.budget().at_most(mode.max_drafts or len(canvas.block.tokens))
         return tree(canvas, prediction, rule, budget) if can_pay(rule, budget) else None
@@ -183,36 +185,90 @@ def _draft(canvas: Canvas, prediction: Prediction, mode: Speculative, rule: Rule
 
 
 def _walk(canvas: Canvas, predictions: Sequence[Prediction], drafts: Drafts, choose: _Choose) -> Prediction:
-    """Goes from state to state, up to the first state without a prediction. Returns the last prediction.
+    """Walks from state to state, up to the first state without a prediction. Returns the last prediction.
 
     `predictions`: the predictions of the canvas's block and of the first drafts.
     """
     block, revealed = canvas.block, list[Pick]()
-    met: dict[int, tuple[Pick, ...]] = {}
-    number = 0
-    while number < len(predictions):
-        prediction = predictions[number]
+    accepted: dict[int, tuple[Pick, ...]] = {}
+    index = 0
+    while index < len(predictions):
+        prediction = predictions[index]
         picks = choose(prediction, block)
         revealed += picks
         block = canvas.after(block, picks)
         draft = drafts.get(block)
         if draft is None:
             break
-        number = draft.number
-        met[number] = picks
-    canvas.record(_verified(revealed, drafts, met), block)
+        index = draft.number
+        accepted[index] = picks
+    canvas.record(_verified(revealed, drafts, accepted), block)
     return prediction
 
 
-def _verified(revealed: list[Pick], drafts: Drafts, met: Mapping[int, tuple[Pick, ...]]) -> Step:
-    """The record of a walk. `met`: the numbers of the drafts that it passed through, with the picks that led there."""
-    accepted = [pick for picks in met.values() for pick in picks]
-    refused, gains = list[Pick](), list[tuple[float, int]]()
+def _verified(revealed: list[Pick], drafts: Drafts, accepted: Mapping[int, tuple[Pick, ...]]) -> Step:
+    """The step of a walk. `accepted`: the numbers of the drafts on its way, with the picks that led to each."""
+    drafted = [pick for picks in accepted.values() for pick in picks]
+    num_accepted, gains = len(drafted), list[tuple[float, int]]()
     for number, picks, expected in drafts.values():
-        if number in met:
-            gains.append((expected, len(met[number])))
+        if number in accepted:
+            gains.append((expected, len(accepted[number])))
         else:
             gains.append((expected, 0))
-            refused += picks
-    drafted = (*accepted, *refused)
-    return new_tuple(Step, ("verify", tuple(revealed), (), drafted, len(accepted), tuple(gains)))
+            drafted += picks
+    return new_tuple(Step, ("verify", tuple(revealed), (), tuple(drafted), num_accepted, tuple(gains)))
+
+
+@dataclass(frozen=True, slots=True)
+class MarginAcceptance:
+    """Chooses the picks at each state of a walk over drafts. `margin`: a ratio of probabilities, above 0, up to 1."""
+
+    canvas: Canvas
+    rule: Rule
+    drafts: Drafts
+    margin: float
+
+    def __call__(self, prediction: Prediction, block: Block) -> tuple[Pick, ...]:
+        """The rule's picks if they were drafted. Else the first drafted step that is near enough, or the rule's picks.
+
+        `prediction`: the prediction of `block`, with the two top tokens of each position.
+        """
+        picks = self.canvas.choose(self.rule, prediction, block)
+        if self.canvas.after(block, picks) in self.drafts:
+            return picks
+        predicted = {pick.position: pick for pick in prediction.picks}
+        following = (
+            draft.picks for state, draft in self.drafts.items() if self.canvas.leads(block, draft.picks, state)
+        )
+        accepted = (_accepted(predicted, step, picks, self.margin) for step in following)
+        return next(filter(None, accepted), picks)
+
+
+def _accepted(
+    predicted: Mapping[int, Pick], drafted: Sequence[Pick], picks: Sequence[Pick], margin: float
+) -> tuple[Pick, ...]:
+    """The drafted step with the backbone's confidences. Empty if one of its tokens is not near enough.
+
+    A token at a position that the rule does not pick needs more than `margin` times the lowest confidence of `picks`,
+    the rule's picks.
+    """
+    lowest, positions = min(pick.confidence for pick in picks), {pick.position for pick in picks}
+    accepted = []
+    for position, token, *_ in drafted:
+        if position not in predicted or (chance := _chance(predicted[position], token, margin)) is None:
+            return ()
+        if position not in positions and chance <= margin * lowest:
+            return ()
+        accepted.append(Pick(position, token, chance, predicted[position].logprobs))
+    return tuple(accepted)
+
+
+def _chance(predicted: Pick, token: int, margin: float) -> float | None:
+    """The probability of a drafted token if it is the backbone's choice or within the margin. Else None."""
+    if token == predicted.token:
+        return predicted.confidence
+    scores = dict(predicted.logprobs.top[:_TOP_LOGPROBS]) if predicted.logprobs else {}
+    if token not in scores or len(scores) < _TOP_LOGPROBS:
+        return None
+    first, second = scores.values()  # natural logarithms, descending
+    return exp(scores[token]) if exp(second - first) > margin else None

@@ -16,33 +16,30 @@ from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.drafts import tree
 from service.decode.policy import Prediction
-from service.decode.rules import Rule, TopConfidence
+from service.decode.rules import TopConfidence
 from service.engine.forward.model_forward import Network
-from service.engine.forward.oom_backoff import OomBackoff
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import ModelRunner
+from service.engine.forward.runner import ModelRunner, OomBackoff
 from service.engine.request import SamplingParams
 
 #: blocks before the measured rows: a context, as running requests have
 _PREFIX = 16
-#: Number of rounds over all sizes; the last round is made only if there is time left within so many seconds. The
-#: fastest forward of each size counts: other work only adds time, and the first run of a size is a cold one.
+#: The number of rounds over all sizes, and the seconds after which the last round ends. The fastest forward of each
+#: size counts: other work only adds time, and the first run of a size is a cold one.
 _ROUNDS, _BUDGET_S = 3, 0.5
 #: seconds of a round during which a short forward is repeated
 _SLICE_S = 0.005
-#: A time far above the convex curve below all times is measured in so many more rounds. If it stays there, it is a
-#: dent: that many rows are dear (oneDNN takes other kernels for them). Else it was disturbed by other work.
-_AGAIN = 2
-#: a time so many times above the convex curve below all times is a dent
-_DENT = 1.15
-#: For the cost of reading pages: the number of blocks before the rows, and the number of states of one block.
+#: The least ratio of a dent to the convex curve below all times, and the number of rounds that measure dents again.
+#: Some numbers of rows are expensive (oneDNN has other kernels for them) and stay dents. Other times were disturbed.
+_DENT, _DENT_ROUNDS = 1.15, 2
+#: for the cost of reading pages: the number of blocks before the rows, and the number of states of one block
 _LONG, _STATES = 256, 8
 #: states of the tree whose drafting is measured
 _DRAFTS = 2
-#: Above so many rows (one request with its largest tree), longer forwards than this are not measured. Their time is
-#: dominated by arithmetic, so the curve continues as a straight line.
+#: Forwards of more rows than the largest tree of one request are measured up to this many seconds. Arithmetic dominates
+#: the time of longer forwards, so the curve continues as a straight line.
 _LONGEST_S, _LARGEST_TREE = 0.06, 16
-#: after a forward of so many seconds no larger one is measured
+#: seconds of a forward after which no larger one is measured
 _TOO_LONG_S = 20.0
 
 
@@ -56,8 +53,8 @@ class Curve:
         """The time at a number of rows, which may be a fraction."""
         if len(self.points) == 1:
             return self.points[0][1]
-        after = min(max(1, bisect_right(self.points, (rows, 0.0))), len(self.points) - 1)
-        (low, fast), (high, slow) = self.points[after - 1], self.points[after]
+        index = min(max(1, bisect_right(self.points, (rows, 0.0))), len(self.points) - 1)
+        (low, fast), (high, slow) = self.points[index - 1], self.points[index]
         return fast + (slow - fast) * (max(rows, self.points[0][0]) - low) / (high - low)
 
     def slope(self, low: float, high: float) -> float:
@@ -72,7 +69,7 @@ class Curve:
 
 
 def lower_hull(times: Sequence[tuple[int, float]]) -> Curve:
-    """The convex curve below the measured times, by ascending rows. Times above it were disturbed by other work."""
+    """The convex curve below the measured times, by ascending rows."""
     points: list[tuple[int, float]] = []
     for rows, seconds in times:
         # more rows never take less
@@ -89,12 +86,12 @@ def lower_hull(times: Sequence[tuple[int, float]]) -> Curve:
 
 def dented(times: Sequence[tuple[int, float]]) -> Curve:
     """The convex curve below the measured times, by ascending rows, with the dents that lie far above it."""
-    hull, dear, last = lower_hull(times), dents(times), times[-1][0]
-    points, least = [(2 * last, hull.at(2 * last))], inf  # beyond the last time there are no dents
+    hull, expensive, last = lower_hull(times), dents(times), times[-1][0]
+    points, lowest = [(2 * last, hull.at(2 * last))], inf  # beyond the last time there are no dents
     for rows, seconds in reversed(times):
-        least = min(least, seconds)  # more rows never take less
-        points.append((rows, least if rows in dear else hull.at(rows)))
-    return Curve(tuple(reversed(points))) if dear else hull
+        lowest = min(lowest, seconds)  # more rows never take less
+        points.append((rows, lowest if rows in expensive else hull.at(rows)))
+    return Curve(tuple(reversed(points))) if expensive else hull
 
 
 def dents(times: Sequence[tuple[int, float]]) -> set[int]:
@@ -109,7 +106,7 @@ def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """The times of forwards of the backbone and of MRP (None without MRP), in any one unit.
+    """The times of forwards of the backbone and of MRP (None without MRP), all in one unit.
 
     The rows of the curves read `prefix` pages each. `page`: the time of one more page for a row that shares it with
     other states of its block. `draft`: the time in which a policy finds one state, without forwards.
@@ -137,23 +134,22 @@ def measure(
 ) -> StepCosts:
     """Times of 1, 2, 4, … rows up to `max_rows`, by a clock in seconds (`forward_clock`).
 
-    It takes about a second. With slow forwards it takes a few forwards of each size up to 16 rows. An engine's own
-    runner may be measured between steps, since the rows only read pages.
+    It takes about a second. With slow forwards it takes a few forwards of each size up to 16 rows. The runner of an
+    engine may be measured between steps, since the rows only read pages.
     """
     counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
     row = _row(runner, _PREFIX)._replace(drafts=has_mrp)
     (prediction,) = runner.begin("backbone", [row])()
     backbone = _fastest(lambda rows: _forward(runner, "backbone", _apart(row, rows)), counts, clock)
-    draft, page = _drafting(row.state, prediction, clock), _reading(runner, clock)
-    if not has_mrp:
-        return StepCosts(backbone, None, draft, page, row.index)
-    anchored = row._replace(anchor=prediction.handle)
-    mrp = _fastest(lambda rows: _forward(runner, "mrp", _apart(anchored, rows)), counts, clock)
+    draft, page, mrp = _drafting(row.state, prediction, clock), _reading(runner, clock), None
+    if has_mrp:
+        anchored = row._replace(anchor=prediction.handle)
+        mrp = _fastest(lambda rows: _forward(runner, "mrp", _apart(anchored, rows)), counts, clock)
     return StepCosts(backbone, mrp, draft, page, row.index)
 
 
 def _row(runner: ModelRunner, prefix: int) -> Row:
-    """A row of masks after `prefix` pages, or after as many as there are."""
+    """A row of masks after `prefix` pages, or after all pages of the longest request if they are fewer."""
     size = runner.config.block_size
     index = min(prefix, runner.config.max_positions // size - 1)
     pages = [page % runner.num_pages for page in range(index)]
@@ -179,35 +175,29 @@ def _reading(runner: ModelRunner, clock: Callable[[], float]) -> float:
     near, far = _row(runner, _PREFIX), _row(runner, _LONG)
     if far.index == near.index:
         return 0.0
-    nearer, farther = (_fastest(_states_of(runner, row), [_STATES], clock).at(_STATES) for row in (near, far))
-    return max(0.0, farther - nearer) / (_STATES * (far.index - near.index))
 
+    def seconds(row: Row) -> float:
+        return _fastest(lambda states: _forward(runner, "backbone", [row] * states), [_STATES], clock).at(_STATES)
 
-def _states_of(runner: ModelRunner, row: Row) -> Callable[[int], Callable[[], object]]:
-    """Forwards over states of one block."""
-    return lambda states: _forward(runner, "backbone", [row] * states)
+    return max(0.0, seconds(far) - seconds(near)) / (_STATES * (far.index - near.index))
 
 
 def _drafting(state: Block, prediction: Prediction, clock: Callable[[], float]) -> float:
-    """The time per state of drafting a small tree."""
+    """The time per state of drafting a small tree without MRP."""
     rule = TopConfidence(1)
     canvas = Canvas(state.reveal(rule(prediction)), ends=lambda _: False)
-    return min(_seconds(lambda: _grown(canvas, prediction, rule), clock) for _ in range(20)) / _DRAFTS
 
+    def draft() -> None:
+        for _ in tree(canvas, prediction, rule, DraftBudget(0.0, _DRAFTS)):
+            raise AssertionError("a tree without MRP asked for it")
 
-def _grown(canvas: Canvas, prediction: Prediction, rule: Rule) -> int:
-    """Grows a small tree without MRP. Returns the number of its states."""
-    growing = tree(canvas, prediction, rule, DraftBudget(0.0, _DRAFTS))
-    try:
-        next(growing)
-    except StopIteration as grown:
-        return len(grown.value)
-    raise AssertionError("a tree without MRP asked for it")
+    return min(_seconds(draft, clock) for _ in range(20)) / _DRAFTS
 
 
 def _fastest(
     forward: Callable[[int], Callable[[], object]], counts: Sequence[int], clock: Callable[[], float]
 ) -> Curve:
+    """The shortest measured times. `forward`: the function that runs a forward, by its number of rows."""
     best: dict[int, float] = {}
     for rows in counts:
         best[rows] = _seconds(forward(rows), clock)
@@ -215,24 +205,24 @@ def _fastest(
         if len(best) > 1 and 2 * best[rows] > longest:
             break
 
-    def again(rows: int) -> None:
+    def repeat(rows: int) -> None:
         count = max(1, round(_SLICE_S / best[rows]))
         best[rows] = min([best[rows], *(_seconds(forward(rows), clock) for _ in range(count))])
 
     end = time.perf_counter() + _BUDGET_S
-    for number in range(1, _ROUNDS):
+    for index in range(1, _ROUNDS):
         for rows in best:
-            if number > 1 and time.perf_counter() > end:
+            if index > 1 and time.perf_counter() > end:
                 break
-            again(rows)
-    for _ in range(_AGAIN):
+            repeat(rows)
+    for _ in range(_DENT_ROUNDS):
         for rows in dents(list(best.items())):
-            again(rows)
+            repeat(rows)
     return dented(list(best.items()))
 
 
 def _seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:
-    """The seconds of a run. Predictions are on the CPU, so the forward has ended on its device when they are there."""
+    """The seconds of a run. Predictions are on the CPU, so the device has computed the forward when they are there."""
     begin = clock()
     run()
     return clock() - begin

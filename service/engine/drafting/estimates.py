@@ -4,9 +4,8 @@ A policy's likelihoods are a model that was tuned on one checkpoint. On another 
 may be too high. `Reliability` counts the actual gain of drafts by their expected gain.
 
 `MrpChoice` is a small bandit over the number of MRP forwards for a request's drafts. The number is chosen once, when
-the request is admitted, since MRP's own KV is written with the prompt. The bandit picks the number with the best
-measured gain per cost. One request in 32 tries a neighbouring number, unless that would lose even if it gained much
-more than it is known to.
+the request is admitted, since MRP's KV is written with the prompt. The bandit picks the number with the best measured
+gain per cost. One request in 32 tries a neighbouring number, if a much higher gain would make that number the best.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _BOUNDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0, 2
 #: weight, in drafts, of the assumption that gains are as expected; the number of drafts after which counts are halved
 _WEIGHT, _MEMORY = 10.0, 4000.0
 #: Tree positions are counted in three classes: (first position, the share of expected gains assumed at first, measured
-#: on the demo). Later states are chosen from more, so they are overestimated more.
+#: on the demo). Later states are chosen from more candidates, so they are overestimated more.
 _POSITIONS = ((0, 1.0), (1, 0.8), (4, 0.55))
 
 #: The gain of the demo's trees of 4 to 16 states (dev/lab/performance-log.md): _GAIN * log2(1 + states) more steps
@@ -35,7 +34,7 @@ _WITH_MRP = {0: 1.0, 1: 1.19, 2: 1.24, 4: 1.27}
 _SIZES = (1, 2, 4, 8, 16)
 #: weight of a guess in steps, and the number of steps after which all counts are halved
 _GUESS_WEIGHT, _STEPS_MEMORY = 100.0, 10_000.0
-#: one request of so many tries a neighbouring option, if that would be the best one with so many times its gain
+#: the requests per trial of a neighbouring option, and the factor of its gain with which it must be the best option
 _EXPLORE, _HOPE = 32, 1.5
 
 
@@ -61,9 +60,9 @@ class Reliability:
                 expected = expected[:begin]
         return gains
 
-    def least_worth(self, price: float) -> float:
+    def min_gain(self, price: float) -> float:
         """The least expected gain of a first draft whose actual gain covers the price."""
-        return self._classes[-1][1].least_worth(price)
+        return self._classes[-1][1].min_gain(price)
 
 
 class _PositionClass:
@@ -72,12 +71,12 @@ class _PositionClass:
     def __init__(self, share: float) -> None:
         middles = [(low + high) / 2 for low, high in pairwise((0.0, *_BOUNDS, 4.0))]
         self._counts = [[_WEIGHT, _WEIGHT * middle, _WEIGHT * middle * share] for middle in middles]
-        self._least: tuple[float, float] | None = None
+        self._min_gain: tuple[float, float] | None = None  # (price, the least gain that covers it)
         self._points: list[tuple[float, float]] = []
 
     def count(self, gains: Iterable[tuple[float, int]]) -> None:
         for expected, actual in gains:
-            self._least, self._points = None, []
+            self._min_gain, self._points = None, []
             entry = self._counts[bisect_right(_BOUNDS, expected)]
             entry[:] = entry[0] + 1.0, entry[1] + expected, entry[2] + actual
             if entry[0] > _MEMORY:
@@ -90,17 +89,17 @@ class _PositionClass:
         (low, less), (high, more) = points[index - 1] if index else (0.0, 0.0), points[index]
         return less + (more - less) * (expected - low) / (high - low)
 
-    def least_worth(self, price: float) -> float:
-        if self._least is None or self._least[0] != price:
-            self._least = price, self._find(price)
-        return self._least[1]
+    def min_gain(self, price: float) -> float:
+        if self._min_gain is None or self._min_gain[0] != price:
+            self._min_gain = price, self._find_min_gain(price)
+        return self._min_gain[1]
 
     def _means(self) -> list[tuple[float, float]]:
         """The mean expected and the mean actual gain of each class."""
         self._points = self._points or [(expected / count, actual / count) for count, expected, actual in self._counts]
         return self._points
 
-    def _find(self, price: float) -> float:
+    def _find_min_gain(self, price: float) -> float:
         points = self._means()
         above = points[-1]
         if above[1] < price:
@@ -115,7 +114,7 @@ class _PositionClass:
 
 @dataclass(slots=True)
 class _Option:
-    """One number of MRP forwards. `gained`: additional steps by its trees. `guessed`: the steps that were guessed."""
+    """One number of MRP forwards. `gained`: the additional steps by its trees. `guessed`: the guess of these steps."""
 
     guess: float
     gained: float = 0.0
@@ -139,20 +138,20 @@ class MrpChoice:
         self._options = {steps: _Option(_GAIN * factor) for steps, factor in _WITH_MRP.items()}
         self._requests = 0
 
-    def best(self, costs: StepCosts, running: int, most: int) -> int:
+    def best(self, costs: StepCosts, num_running: int, max_states: int) -> int:
         """The number of MRP forwards for a request.
 
-        `running`: running requests, this one included. `most`: the most states of each that may be verified.
+        `num_running`: the running requests, this one included. `max_states`: the most verified states of each request.
         """
-        steps, load = list(self._options) if costs.mrp else [0], (running, most)
+        steps, load = list(self._options) if costs.mrp else [0], (num_running, max_states)
         overall = self._overall()
         gains = {option: self._options[option].gain(overall) for option in steps}
         rates = {option: _rate(option, gains[option], costs, load) for option in steps}
         best = max(steps, key=lambda option: rates[option])
-        number, explores = divmod(self._requests + 1, _EXPLORE)
-        if explores == 0 and rates[best] > running / costs.backbone.at(running):
+        trial, remainder = divmod(self._requests + 1, _EXPLORE)
+        if remainder == 0 and rates[best] > num_running / costs.backbone.at(num_running):
             index = steps.index(best)
-            near = steps[max(0, index + (1 if (number % 2 or index == 0) and index + 1 < len(steps) else -1))]
+            near = steps[max(0, index + (1 if (trial % 2 or index == 0) and index + 1 < len(steps) else -1))]
             if _rate(near, _HOPE * gains[near], costs, load) > rates[best]:
                 return near
         return best
@@ -177,11 +176,11 @@ def _rate(option: int, gain: float, costs: StepCosts, load: tuple[int, int]) -> 
 
     `load`: the number of running requests, and the most states of each.
     """
-    running, most = load
-    refining = option * costs.mrp.at(running) if costs.mrp else 0.0
-    rates = [running / (costs.backbone.at(running) + refining)]
+    num_running, max_states = load
+    refining = option * costs.mrp.at(num_running) if costs.mrp else 0.0
+    rates = [num_running / (costs.backbone.at(num_running) + refining)]
     for states in _SIZES:
-        if states <= most:
-            seconds = costs.backbone.at(running * (1 + states)) + running * states * costs.draft + refining
-            rates.append(running * (1 + gain * log2(1 + states)) / seconds)
+        if states <= max_states:
+            seconds = costs.backbone.at(num_running * (1 + states)) + num_running * states * costs.draft + refining
+            rates.append(num_running * (1 + gain * log2(1 + states)) / seconds)
     return max(rates)

@@ -1,8 +1,8 @@
 """Forwards that are captured once and replayed: a CUDA graph starts all kernels of a forward by one call of the host.
 
-A graph has fixed shapes and addresses. Rows are padded to the next size of a graph, inputs are copied to buffers that
-stay, and the attention's tables are loaded into its own (`GraphCapable`). A graph is captured when its shape comes
-first. Padding rows see themselves and write to no page, and their output is dropped.
+A graph has fixed shapes and addresses. Rows are padded to the next size of a graph, inputs are copied to fixed
+buffers, and the attention's tables are loaded into fixed tables (`GraphCapable`). A graph is captured when its shape
+first comes. Padding rows see themselves and write to no page, and their output is dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.engine.forward.forward_limits import GRAPH_ROWS
+from service.engine.memory_plan import GRAPH_ROWS
 from service.model.attention import GraphAttention, GraphCapable, RowKv
 from service.model.attention.tile_schedule import ScheduleShape, TileSchedule
 from service.model.layers import Attend
@@ -50,7 +50,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Runs it first, so that kernels are compiled and workspaces there. CaptureFailed if only capturing fails."""
+        """Runs it first, so that kernels and workspaces are ready. CaptureFailed if only capturing fails."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -69,21 +69,21 @@ class CudaCapture:
 
 
 class Graphs:
-    """The graphs of a runner's networks. `least`: one more graph size besides `GRAPH_ROWS`."""
+    """The graphs of a runner's networks. `min_rows`: one more graph size besides `GRAPH_ROWS`."""
 
-    def __init__(self, attention: GraphCapable, capture: Capture, least: int = 1) -> None:
+    def __init__(self, attention: GraphCapable, capture: Capture, min_rows: int = 1) -> None:
         self._attention, self._capture = attention, capture
-        self._sizes = sorted({*GRAPH_ROWS, least})
+        self._sizes = sorted({*GRAPH_ROWS, min_rows})
         self._graphs: dict[tuple[NetworkCall, ScheduleShape], _Graph] = {}
         self._works = True
 
     def size(self, rows: int) -> int | None:
-        """The size of the graph for a number of rows, or None where there is none."""
+        """The size of the graph for a number of rows, or None if no graph is large enough."""
         index = bisect_left(self._sizes, rows)
         return self._sizes[index] if self._works and index < len(self._sizes) else None
 
     def run(self, network: NetworkCall, rows: Sequence[RowKv], width: int | None, inputs: Inputs) -> Tensor | None:
-        """-> hidden states `[R, L, H]` of the rows, or None where there is no graph for them."""
+        """-> hidden states `[R, L, H]` of the rows, or None if there is no graph for them."""
         size = self.size(len(rows))
         if size is None:
             return None
@@ -114,12 +114,12 @@ class _Graph:
         )
 
     def capture(self, first: Inputs, work: TileSchedule, capture: Capture) -> None:
-        """Captures with real inputs, since capturing runs the forward, which writes the pages of final blocks."""
+        """Captures with real inputs: capturing runs the forward, which writes the pages of final blocks."""
         self._load(first, work)
         self._replay, self._result = capture(lambda: self._network(self._inputs, self._attend))
 
     def run(self, inputs: Inputs, work: TileSchedule) -> Tensor:
-        """The forward over other inputs of the same shape, in a tensor that the next run leaves alone."""
+        """The forward over other inputs of the same shape. The next run does not overwrite the result."""
         self._load(inputs, work)
         self._replay()
         return self._result[: len(inputs.tokens)].clone()

@@ -24,10 +24,10 @@ from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.model import triton_support
 from service.model.transfer import to_device_async
 
-#: Tokens of a step of the kernel, and its warps.
+#: the tokens of a step of the kernel, and its warps
 _KERNEL_STEP, _WARPS = 2048, 8
 
-#: of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014; constants by Stafford)
+#: constants of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014; Stafford's)
 _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
@@ -48,7 +48,6 @@ class TorchLogitsSampler:
         self.mask_token_id, self.keeps_logits = mask_token_id, False
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor | None]:
-        """See `LogitsSampler.sample`."""
         return sample(logits, batch, self.mask_token_id), None
 
 
@@ -62,7 +61,6 @@ class TritonLogitsSampler:
         self.mask_token_id, self.keeps_logits = mask_token_id, True
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor | None]:
-        """See `LogitsSampler.sample`."""
         count, width = logits.shape
         params = to_device_async(_kernel_params(batch), logits.device)
         out = torch.empty(count, 3, dtype=torch.float64, device=logits.device)
@@ -80,9 +78,9 @@ class TritonLogitsSampler:
 
 
 def logits_sampler_for(mask_token_id: int, device: torch.device, dtype: torch.dtype) -> LogitsSampler:
-    """The kernel where Triton is available on CUDA, whatever the attention's backend is."""
-    by_triton = triton_support.use_triton(device, dtype)
-    return TritonLogitsSampler(mask_token_id) if by_triton else TorchLogitsSampler(mask_token_id)
+    """The kernel where Triton is available on CUDA, with any attention backend."""
+    kind = TritonLogitsSampler if triton_support.use_triton(device, dtype) else TorchLogitsSampler
+    return kind(mask_token_id)
 
 
 def _kernel_params(batch: SamplingBatch) -> NDArray[np.int32]:
@@ -99,15 +97,12 @@ def _kernel_params(batch: SamplingBatch) -> NDArray[np.int32]:
 def apply_grammar_masks(logits: Tensor, batch: SamplingBatch, tokens: Tensor | None = None) -> None:
     """Sets the logits `[M, V]` of tokens that a position's mask does not allow to -inf, in place.
 
-    With `tokens` `[M, C]` the logits are those of these tokens, `[M, C]`. Confidences are then shares of the allowed
-    tokens alone.
+    `tokens` `[M, C]`: the tokens of the logits, then `[M, C]`. Confidences are shares of the allowed tokens alone.
     """
-    masked = batch.with_values(batch.metadata.masks)
-    if not masked:
+    if not (masked := batch.with_values(batch.metadata.masks)):
         return
     leftmost = batch.leftmost()
-    masked = [(index, mask) for index, mask in masked if leftmost[index]]
-    if not masked:
+    if not (masked := [(index, mask) for index, mask in masked if leftmost[index]]):
         return
     rows = to_device_async(np.array([index for index, _ in masked]), logits.device)
     words = to_device_async(np.stack([mask for _, mask in masked]), logits.device)
@@ -128,8 +123,8 @@ def apply_temperature(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 def sample(logits: Tensor, batch: SamplingBatch, mask_token_id: int, candidates: Candidates | None = None) -> Tensor:
     """logits `[M, V]`, or `[M, C]` of candidates, -> tokens, confidences, entropies (0 if not needed), `[M, 3]`."""
-    wanted = batch.metadata.entropy  # and computed first: choosing tokens may overwrite the logits
-    entropy = entropies(logits, batch) if wanted else torch.zeros(len(batch), device=logits.device)
+    # entropies first: choosing tokens may overwrite the logits
+    entropy = entropies(logits, batch) if batch.metadata.entropy else torch.zeros(len(batch), device=logits.device)
     tokens, confidences = choose_tokens(logits, batch, mask_token_id, candidates)
     return torch.stack([tokens.double(), confidences.double(), entropy.double()], dim=1)
 
@@ -139,13 +134,13 @@ def choose_tokens(
 ) -> tuple[Tensor, Tensor]:
     """logits `[M, V]`, a row for each position -> tokens `[M]` (int64), confidences `[M]` (float32).
 
-    The mask token is never chosen. With `candidates` of every position the logits, then `[M, C]`, are those of the
-    candidates, without the mask token. Their confidences leave the others their weight. `logits` may be overwritten.
+    The mask token is never chosen. With `candidates` the logits are the candidates' logits `[M, C]`, without the mask
+    token, and confidences count the weight of all other tokens. `logits` may be overwritten.
     """
     scaled = apply_temperature(logits.float(), batch)
     total = scaled.logsumexp(-1)
     if candidates is not None:
-        total = torch.logaddexp(total, candidates.others)
+        total = torch.logaddexp(total, candidates.other_weight)
     random = np.flatnonzero(batch.random)
     scores = scaled.clone() if len(random) else scaled
     if candidates is None:
@@ -170,7 +165,7 @@ def _probability(scaled: Tensor, columns: Tensor, total: Tensor) -> Tensor:
 
 
 def entropies(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """logits `[M, V]` -> entropies `[M]` in nats (float32) of the distribution that confidences are taken from."""
+    """logits `[M, V]` -> entropies `[M]` in nats (float32) of the full softmax, as for confidences."""
     terms: Tensor = torch.special.entr(apply_temperature(logits.float(), batch).softmax(-1))
     return terms.sum(-1)
 
@@ -208,7 +203,7 @@ def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
     first, second = keys.to(torch.int32).unsqueeze(-1).unbind(1)
     words = _mix((tokens * 0x9E3779B1).to(torch.int32) + first)
     words = _mix(words.bitwise_xor_(second))
-    # the word without its sign, rounded once: the halves and 2^16 times the high one are exact
+    # the word without its sign, rounded once: both halves and 2^16 times the high half are exact
     word = torch.add(words & 0xFFFF, _shifted(words, 16).float(), alpha=2.0**16)
     return word.add_(0.5).mul_(-(2.0**-32)).clamp_(min=2.0**-24 - 1).log1p_().neg_().log_().neg_()
 
@@ -229,7 +224,7 @@ def _shifted(words: Tensor, bits: int) -> Tensor:
 
 
 def noise_keys(batch: SamplingBatch) -> Integers:
-    """The two 32-bit words that the noise of each position is hashed from, `[M, 2]`.
+    """The two 32-bit words from which each position's noise is hashed, `[M, 2]`.
 
     They hash the seed, the absolute position and the number of revealed tokens: splitmix64's function, once for each.
     """

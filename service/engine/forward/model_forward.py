@@ -1,7 +1,7 @@
 """The networks of a checkpoint over one paged cache: tokens in, hidden states out.
 
-Knows tensors, rows and their KV pages; nothing of sampling. With several ranks (`service/parallel`) every rank has the
-networks of its part, and all get the same groups of rows.
+Knows tensors, rows and their KV pages; no sampling. With several ranks (`service/parallel`) every rank has the networks
+of its part, and all ranks get the same groups of rows.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ OrderedHidden = tuple[Sequence[int], Tensor]
 
 
 class ModelForward(Protocol):
-    """Computes forwards over groups of rows. `num_pages`: the pages of its KV cache."""
+    """Computes forwards over groups of rows."""
 
     @property
     def num_pages(self) -> int:
-        """Pages of its cache."""
+        """The pages of its KV cache."""
 
     def forward(self, network: Network, group: RowGroup) -> OrderedHidden:
         """The order in which the group's rows were computed, and their hidden states `[R, L, H]`.
 
-        For MRP the rows have anchors, and the result is the next anchors. Padding rows stay the last.
+        For MRP the rows have anchors, and the hidden states are the next anchors. Padding rows stay last.
         """
 
 
 class ShapePolicy(NamedTuple):
-    """The shapes of all forwards. `least_rows`: their least number of rows. `same`: whether shapes are fixed."""
+    """The shapes of all forwards. `min_rows`: their least number of rows. `fixed_shapes`: whether shapes are fixed."""
 
-    least_rows: int
-    same: bool
+    min_rows: int
+    fixed_shapes: bool
 
 
 class LocalModelForward:
@@ -54,19 +54,17 @@ class LocalModelForward:
     def __init__(self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig) -> None:
         self._backbone, self._mrp = checkpoint.backbone, checkpoint.mrp
         self._mask, self._device = checkpoint.config.mask_token_id, checkpoint.device
-        self._same_shapes = shapes.same
+        self._fixed_shapes = shapes.fixed_shapes
         self._cache = PagedCache(checkpoint.shard_config, num_pages, checkpoint.device, checkpoint.dtype)
         self._attention = attention_backend(self._cache, execution.attention)
-        self._graphs = _graphs_for(self._attention, execution, checkpoint.device, shapes.least_rows)
+        self._graphs = _graphs_for(self._attention, execution, checkpoint.device, shapes.min_rows)
         self._networks: dict[Network, NetworkCall] = {"backbone": self._backbone_hidden, "mrp": self._mrp_hidden}
 
     @property
     def num_pages(self) -> int:
-        """Pages of its cache."""
         return self._cache.num_pages
 
     def forward(self, network: Network, group: RowGroup) -> OrderedHidden:
-        """See `ModelForward.forward`."""
         rows, width, call = group.members, group.width, self._networks[network]
         if self._graphs is not None:
             states = self._graphs.run(call, rows, width, self._inputs(rows))
@@ -76,12 +74,12 @@ class LocalModelForward:
         return attend.order, call(self._inputs([rows[index] for index in attend.order]), attend)
 
     def _inputs(self, rows: Sequence[Row]) -> Inputs:
-        tensors = to_tensors(rows, self._mask, self._device)
-        return Inputs(tensors.tokens, tensors.positions, anchors_of(rows))
+        tokens, positions = to_tensors(rows, self._mask, self._device)
+        return Inputs(tokens, positions, anchors_of(rows))
 
     def _backbone_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
         """-> hidden states `[R, L, H]`."""
-        hidden: Tensor = self._backbone(inputs.tokens, inputs.positions, attend, self._same_shapes)
+        hidden: Tensor = self._backbone(inputs.tokens, inputs.positions, attend, self._fixed_shapes)
         return hidden
 
     def _mrp_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
@@ -97,9 +95,9 @@ class LocalModelForward:
 class ExecutionConfig:
     """The execution of the networks.
 
-    `attention`: an implementation's name, `service/model/attention/registry.py`. `cuda_graphs`: whether forwards are
-    replayed where that is possible. `capture`: how they are made repeatable; None: by CUDA graphs, on CUDA.
-    `networks`: makes them, with the arguments of `LocalModelForward`.
+    `attention`: a backend's name (`service/model/attention/registry.py`). `cuda_graphs`: whether forwards are captured
+    and replayed where that is possible. `capture`: captures a forward; None: CUDA graphs, on CUDA.
+    `networks`: makes the networks, with the arguments of `LocalModelForward`.
     """
 
     attention: str = AUTO
@@ -109,10 +107,10 @@ class ExecutionConfig:
 
 
 def _graphs_for(
-    attention: AttentionBackend, execution: ExecutionConfig, device: torch.device, least: int
+    attention: AttentionBackend, execution: ExecutionConfig, device: torch.device, min_rows: int
 ) -> Graphs | None:
-    """None where the device has no graphs, the attention cannot be captured, or nobody wants them."""
+    """The graphs. None if the device has none, the attention cannot be captured, or the configuration excludes them."""
     capture = execution.capture or (CudaCapture() if device.type == "cuda" else None)
     if capture is None or not execution.cuda_graphs or not isinstance(attention, GraphCapable):
         return None
-    return Graphs(attention, capture, least)
+    return Graphs(attention, capture, min_rows)

@@ -8,7 +8,7 @@ positions by their sizes; no tensors, no requests. Called by the runner and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, Protocol
@@ -20,8 +20,8 @@ from torch import Tensor
 from service.engine.forward.rows import Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 
-#: The fixed size of a forward in `FixedShapes`, in tokens and in sampled positions. Larger wastes work on a single
-#: request, smaller splits a batch. Rows are nearly free on a GPU until the card is full; on a CPU each costs.
+#: The fixed size of a forward in `FixedShapes` by the device's kind, in tokens and in sampled positions. A larger size
+#: wastes work on a single request, a smaller one splits a batch. On a GPU rows are nearly free until the card is full.
 _TOKENS = {"cpu": 16}
 _TOKENS_ELSEWHERE = 128
 
@@ -30,8 +30,8 @@ _TOKENS_ELSEWHERE = 128
 class RowGroup:
     """Rows that are computed together.
 
-    `indices[i]`: the index of `members[i]` in the step. Members behind the last index are padding. `width`: the number
-    of pages that each row reads, masked where the row has fewer; None: as many as the longest row needs.
+    `indices[i]`: the index of `members[i]` in the step; further members are padding. `width`: the number of pages that
+    each row reads, masked where the row has fewer; None: the number that the longest row needs.
     """
 
     members: Sequence[Row]
@@ -63,7 +63,7 @@ class BatchPartition(Protocol):
 
 
 class WholeBatch:
-    """All rows in one forward, and as many positions at once as logits may exist."""
+    """All rows in one forward. Positions are divided where their logits would be too many."""
 
     min_rows = 1
     fixed_shapes = False
@@ -72,11 +72,10 @@ class WholeBatch:
         self._max_positions, self._max_random = max_positions, max_random
 
     def rows(self, rows: Sequence[Row]) -> list[RowGroup]:
-        """One group."""
         return [RowGroup(rows, range(len(rows)))]
 
     def positions(self, batch: SamplingBatch) -> list[PositionGroup]:
-        """In order, cut where the logits would be too many. Fewer fit where noise or logprobs need copies of them."""
+        """In order. Fewer positions fit where noise or log-probabilities need copies of the logits."""
         size, indices = self._max_positions, np.arange(len(batch))
         if batch.random.any() or batch.with_values(batch.metadata.logprobs):
             size = min(size, self._max_random)
@@ -87,7 +86,7 @@ class WholeBatch:
 
 
 class FixedShapes:
-    """Groups of exactly `num_rows` rows that read the same power of two of pages, and of exactly `num_positions`.
+    """Groups of `num_rows` rows with the same width, a power of two, and groups of `num_positions` positions.
 
     Sorted by block index, a row comes after all rows whose pages it can read. Positions are grouped by how they are
     sampled, too, because filters and noise are computed only where they are needed.
@@ -100,13 +99,18 @@ class FixedShapes:
 
     def rows(self, rows: Sequence[Row]) -> list[RowGroup]:
         """Padded with copies of a row that write nothing and are not sampled."""
-        return [
-            RowGroup(chunk + [_padding(chunk[-1])] * (self.min_rows - len(chunk)), indices, width)
-            for width, chunk, indices in _chunks(rows, self.min_rows)
-        ]
+        groups, order = [], sorted(range(len(rows)), key=lambda i: rows[i].index)
+        for width, same_width in groupby(order, key=lambda i: 1 << rows[i].index.bit_length()):
+            indices = list(same_width)
+            for start in range(0, len(indices), self.min_rows):
+                chunk = indices[start : start + self.min_rows]
+                members = [rows[i] for i in chunk]
+                padding = members[-1]._replace(writes_kv=False, sampling=None, rescore=())
+                groups.append(RowGroup(members + [padding] * (self.min_rows - len(chunk)), chunk, width))
+        return groups
 
     def positions(self, batch: SamplingBatch) -> list[PositionGroup]:
-        """Padded with copies of a position. Greedy, random, and random filtered ones are apart."""
+        """Padded with copies of a position. Greedy, random, and random filtered positions are separate groups."""
         kinds = batch.random.astype(np.int64) + batch.metadata.filtered[batch.row]
         groups = []
         for kind in np.unique(kinds):
@@ -119,7 +123,7 @@ class FixedShapes:
 
 
 def fixed_shapes_for(device: str, block_size: int) -> FixedShapes:
-    """The shapes for a kind of device ("cpu", "cuda"). Part of an answer's identity: others round differently."""
+    """The shapes for a kind of device ("cpu", "cuda"). Other shapes round differently."""
     tokens = _TOKENS.get(device, _TOKENS_ELSEWHERE)
     return FixedShapes(max(1, tokens // block_size), tokens)
 
@@ -127,22 +131,3 @@ def fixed_shapes_for(device: str, block_size: int) -> FixedShapes:
 def join(parts: Sequence[Tensor]) -> Tensor:
     """The results of the groups, concatenated."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _width(row: Row) -> int:
-    """The pages a row reads, its own included, up to the next power of two."""
-    return 1 << row.index.bit_length()
-
-
-def _padding(row: Row) -> Row:
-    return row._replace(writes_kv=False, sampling=None, rescore=())
-
-
-def _chunks(rows: Sequence[Row], size: int) -> Iterator[tuple[int, list[Row], list[int]]]:
-    """Width, rows and their indices: sorted by block index, rows of one width together, at most `size` at a time."""
-    order = sorted(range(len(rows)), key=lambda index: rows[index].index)
-    for width, alike in groupby(order, key=lambda index: _width(rows[index])):
-        rest = list(alike)
-        for start in range(0, len(rest), size):
-            chunk = rest[start : start + size]
-            yield width, [rows[index] for index in chunk], chunk

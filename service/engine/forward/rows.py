@@ -1,11 +1,11 @@
-"""Rows: everything a model does in a forward, their tensors, and the output that later forwards of MRP go on from.
+"""Rows, the unit of a forward's work; their tensors; and the forward's output, on which later forwards of MRP build.
 
 A row is one block of tokens of one request at a block index. It reads its request's pages before it and, if its block
-is final, writes its KV to the next page. Prefill, denoise, verify, commit and MRP's passes are all rows; nothing here
-knows which.
+is final, writes its KV to the next page. Prefill, denoise, verify, commit and MRP's passes are all rows. This module
+does not know which is which.
 
-A row of MRP names the row that it goes on from by an `Anchor`. So a forward's tensors stay whole, and nothing is made
-of the rows that nobody goes on from.
+A row of MRP has an `Anchor`: the earlier row whose hidden states it reads. So a forward's tensors stay whole, and rows
+without a later row of MRP cost nothing more.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from service.model.transfer import to_device_async
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The tokens that a position's token is chosen from, int64 `[…, C]`, and the weight of all others, `[…]`.
+    """Draft candidates: the tokens, int64 `[…, C]`, and `other_weight`, the weight of all other tokens, `[…]`.
 
     The weight is the logsumexp of their logits over the request's temperature, the mask token's included.
     """
 
     tokens: Tensor
-    others: Tensor
+    other_weight: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,12 +68,12 @@ class Row(NamedTuple):
     """One block of tokens to put through the model.
 
     `pages`: the request's pages. The row reads the first `index` pages and, if `writes_kv`, writes the next one.
-    `sampling`: how the tokens of its masked positions are chosen, None: its output is not sampled. `rescore`: revealed
-    positions whose token's probability is also computed. `anchor`: the row that a row of MRP goes on from. `entropy`:
-    whether the entropies of the masked positions are computed.
-    `drafts`: MRP's picks of the block are drafts only, so they may be chosen from candidates. `mask`: the tokens
-    allowed at the leftmost masked position, a bit each, `[V / 8]`; None: all. `logprobs`: the log-probabilities that
-    are computed of each masked position.
+    `sampling`: the sampling parameters of its masked positions, None: its output is not sampled. `rescore`: revealed
+    positions whose token's probability is also computed. `anchor`: the earlier row whose hidden states a row of MRP
+    reads. `entropy`: whether the entropies of the masked positions are computed.
+    `drafts`: whether MRP's picks of the block are drafts only, so that they may be chosen from candidates. `mask`: the
+    tokens allowed at the leftmost masked position, a bit each, `[V / 8]`; None: all. `logprobs`: the log-probabilities
+    wanted of each masked position.
     """
 
     state: Block
@@ -89,33 +89,25 @@ class Row(NamedTuple):
     logprobs: LogprobsRequest | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RowTensors:
-    """Rows as tensors: tokens and positions `[R, L]`."""
-
-    tokens: Tensor
-    positions: Tensor
-
-
-def to_tensors(rows: Sequence[Row], mask_token_id: int, device: torch.device) -> RowTensors:
-    """Lays rows out for one forward."""
+def to_tensors(rows: Sequence[Row], mask_token_id: int, device: torch.device) -> Sequence[Tensor]:
+    """The tokens and the positions of rows, `[R, L]` each."""
     both = np.empty((2, len(rows), len(rows[0].state.tokens)), np.int64)
     tokens, positions = both
     tokens[:] = [row.state.tokens for row in rows]
     tokens[tokens == MASKED] = mask_token_id
     block_size = tokens.shape[1]
     positions[:] = np.array([row.index * block_size for row in rows])[:, None] + np.arange(block_size)
-    return RowTensors(*to_device_async(both, device).unbind(0))
+    return to_device_async(both, device).unbind(0)
 
 
 def anchors_of(rows: Sequence[Row]) -> Tensor | None:
-    """The hidden states `[R, L, H]` that MRP goes on from. None if the rows are not MRP's."""
+    """The hidden states `[R, L, H]` of the anchors of MRP's rows. None if the rows are not MRP's."""
     anchors = [row.anchor for row in rows if row.anchor is not None]
     return gathered(anchors, lambda output: output.hidden) if anchors else None
 
 
 def gathered(anchors: Sequence[Anchor], part: Callable[[ForwardOutput], Tensor]) -> Tensor:
-    """The anchors' rows of a tensor of their outputs, `[N, …]`: by one operation if all are of one forward."""
+    """The anchors' rows of a tensor of their outputs, `[N, …]`: one operation if all anchors are of one forward."""
     output = anchors[0].output
     if any(anchor.output is not output for anchor in anchors):
         return stack([part(anchor.output)[anchor.row] for anchor in anchors])

@@ -1,11 +1,15 @@
-"""Runs rows through the backbone or through MRP, and samples the output. A forward is begun now and read later.
+"""Runs rows through the backbone or through MRP, and samples the output. Forwards begin now and are read later.
 
 Knows rows; no requests, no modes, no scheduling. The partition decides which rows share a forward, the model forward
 computes hidden states, the sampler chooses tokens. On an asynchronous device a forward computes while the host goes on.
+
+`OomBackoff` tries forwards that run out of memory again with half the rows, so that not all of their rows are lost. It
+remembers the size that fitted, so that the next steps do not repeat the failure.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,17 +20,24 @@ import torch
 from torch import Tensor
 
 from service.decode.policy import Prediction
-from service.engine.forward.forward_limits import MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.engine.forward.logits_sampler import logits_sampler_for
 from service.engine.forward.model_forward import ExecutionConfig, Network, ShapePolicy
 from service.engine.forward.partition import BatchPartition, WholeBatch, join
 from service.engine.forward.rows import Row
 from service.engine.forward.sampler import Sampler
+from service.engine.memory_plan import MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.model.attention import resolve_backend
 from service.model.checkpoint import Checkpoint
 from service.model.config import ModelConfig
 
+_log = logging.getLogger(__name__)
+
 _T = TypeVar("_T")
+
+#: the texts by which torch's CPU allocator and cuBLAS say "out of memory" in plain RuntimeErrors
+_OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+#: the number of full forwards after which the limit of rows doubles, and the most of them
+_PATIENCE, _MAX_PATIENCE = 32, 4096
 
 #: Waits until a forward is done, and returns a result for every row.
 Pending = Callable[[], list[_T]]
@@ -45,7 +56,7 @@ class ModelRunner(Protocol):
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         """Begins a forward of a network over rows; for MRP the rows have anchors. -> a Prediction for every row.
 
-        The `handle` of a Prediction is the next anchor. Forwards are computed in the order in which they are begun.
+        The `handle` of a Prediction is the next anchor. Forwards are computed in their order of beginning.
         """
 
 
@@ -75,12 +86,11 @@ class CheckpointRunner:
 
     @property
     def num_pages(self) -> int:
-        """Pages of its KV cache."""
         return self._model.num_pages
 
     @torch.inference_mode()
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
-        """See `ModelRunner.begin`. Does not wait for the device."""
+        """Does not wait for the device."""
         hidden: list[Tensor] = []
         order: list[int] = []
         for group in self._partition.rows(rows):
@@ -91,17 +101,76 @@ class CheckpointRunner:
         if order == list(range(len(rows))):
             return self._sampler.begin(rows, join(hidden))
         pending = self._sampler.begin([rows[index] for index in order], join(hidden))
-        return lambda: _restored(pending(), order)
+        return lambda: [value for _, value in sorted(zip(order, pending(), strict=True), key=itemgetter(0))]
 
 
-def forward_clock(device: torch.device, ranks: int = 1) -> Callable[[], float]:
-    """A clock in seconds for timing forwards. `ranks`: the number of devices.
+class OomBackoff:
+    """The limit of rows of one network's forwards.
 
-    With one CPU thread it is the thread's own time: that of the forward, whoever else wants the core. With several the
-    calling thread does not see the work of the others, so it is the wall's.
+    A failure halves the limit. After `_PATIENCE` full forwards the limit doubles; each
+    doubling that fails makes the next wait twice as long, until one succeeds.
     """
-    alone = device.type == "cpu" and torch.get_num_threads() == ranks == 1
-    return time.thread_time if alone else time.perf_counter
+
+    def __init__(self) -> None:
+        self.limit: int | None = None
+        self._patience, self._full = _PATIENCE, 0
+        self._probing = False
+
+    def begin(
+        self, forward: Callable[[Sequence[Row]], Pending[Prediction]], rows: Sequence[Row]
+    ) -> Pending[Prediction | None]:
+        """Begins the rows' forwards. -> a Prediction for every row, None if a row alone has no memory.
+
+        `forward`: begins a forward over rows. Rows stay in order, so a row still reads the KV that rows before it
+        wrote. Memory is allocated when a forward begins.
+        """
+        forwards: list[Pending[Prediction] | Pending[None]] = []
+        before, start = self.limit, 0
+        while start < len(rows):
+            chunk = rows[start : start + (self.limit or len(rows))]
+            pending = _attempt(forward, chunk)
+            if pending is not None:
+                self._fitted(len(chunk))
+                forwards.append(pending)
+                start += len(chunk)
+            elif len(chunk) > 1:
+                self._failed(len(chunk))
+            else:  # one row alone is too large: other rows keep the limit
+                self.limit, self._full, self._probing = before, 0, False
+                forwards.append(done([None]))
+                start += 1
+        return lambda: [prediction for pending in forwards for prediction in pending()]
+
+    def _failed(self, rows: int) -> None:
+        if self._probing:
+            self._patience = min(2 * self._patience, _MAX_PATIENCE)
+        self.limit, self._full, self._probing = max(1, rows // 2), 0, False
+
+    def _fitted(self, rows: int) -> None:
+        if self.limit is None or rows < self.limit:
+            return
+        if self._probing:
+            self._patience, self._probing = _PATIENCE, False
+        self._full += 1
+        if self._full >= self._patience:
+            self.limit, self._full, self._probing = 2 * self.limit, 0, True
+
+
+def _attempt(
+    forward: Callable[[Sequence[Row]], Pending[Prediction]], rows: Sequence[Row]
+) -> Pending[Prediction] | None:
+    try:
+        return forward(rows)
+    except (RuntimeError, MemoryError) as error:
+        typed = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not typed and not any(text in str(error) for text in _OUT_OF_MEMORY):
+            raise
+        _log.warning("a forward over %d rows ran out of memory: %s", len(rows), str(error))
+    # Here, after the handler, the traceback is gone, and with it the tensors of the forward. For the same reason the
+    # log gets the text of the error only.
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return None
 
 
 def done(results: list[_T]) -> Pending[_T]:
@@ -109,6 +178,11 @@ def done(results: list[_T]) -> Pending[_T]:
     return lambda: results
 
 
-def _restored(values: list[_T], order: list[int]) -> list[_T]:
-    """The values by ascending index. `order`: the index of each value."""
-    return [value for _, value in sorted(zip(order, values, strict=True), key=itemgetter(0))]
+def forward_clock(device: torch.device, ranks: int = 1) -> Callable[[], float]:
+    """A clock in seconds for timing forwards. `ranks`: the number of devices.
+
+    With one CPU thread it is the thread's CPU time, so other programs on the core do not count. With several threads
+    the calling thread's CPU time lacks the others' work, so it is the wall clock.
+    """
+    alone = device.type == "cpu" and torch.get_num_threads() == ranks == 1
+    return time.thread_time if alone else time.perf_counter

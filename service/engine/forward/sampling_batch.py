@@ -1,6 +1,6 @@
-"""The positions of a forward that are sampled, and their rows' sampling parameters, as arrays.
+"""The sampled positions of a forward, and their rows' sampling parameters, as arrays.
 
-A step has thousands of positions. Nothing here loops over them.
+A step has thousands of positions, so there is no loop over positions.
 """
 
 from __future__ import annotations
@@ -20,18 +20,24 @@ from service.engine.request import LogprobsRequest, SamplingParams
 Integers = NDArray[np.int64]
 _T = TypeVar("_T")
 
-#: lower temperatures sample like this one: their logits would not be finite
+#: the least temperature: lower ones sample like it, since their logits would not be finite
 _COLDEST = 1e-6
-#: a lower top_p would be 0 in float32, which leaves no token at all
+#: the least top_p: a lower one would be 0 in float32, which leaves no token at all
 _LEAST_TOP_P = float(np.finfo(np.float32).tiny)
-#: a larger top_k filters nothing in any vocabulary
+#: the largest top_k: it filters nothing in any vocabulary
 _MOST_TOP_K = 2**31
 #: the parameters of rows that are not sampled
 _GREEDY = SamplingParams()
 
 
 class SamplingMetadata:
-    """The sampling parameters of a forward's rows, an array `[R]` each. `length`: the tokens of a block."""
+    """The sampling parameters of a forward's rows, an array `[R]` each. `length`: the tokens of a block.
+
+    `random`: whether the temperature is above 0, so that noise decides. `filtered`: whether noise decides among the
+    tokens of top-k or top-p. `temperature`: the divisor of logits, 1 for greedy rows. `top_k` 0 and `top_p` infinite:
+    all tokens. `start`: the absolute position of the block. `revealed`: its number of revealed tokens. `entropy`:
+    whether any row needs entropies. `masks`, `logprobs`: `Row.mask` and `Row.logprobs` by row, where they are not None.
+    """
 
     def __init__(self, rows: Sequence[Row], length: int) -> None:
         self.rows, self.length = rows, length
@@ -39,59 +45,48 @@ class SamplingMetadata:
 
     @cached_property
     def random(self) -> NDArray[np.bool_]:
-        """Whether the temperature is above 0, so that noise decides."""
         return np.array([params.temperature > 0 for params in self._sampling])
 
     @cached_property
     def filtered(self) -> NDArray[np.bool_]:
-        """Whether noise decides among the tokens that top-k or top-p leave."""
         return np.array([params.filtered and params.temperature > 0 for params in self._sampling])
 
     @cached_property
     def temperature(self) -> NDArray[np.float32]:
-        """The divisor of logits: 1 where the temperature is 0."""
         values = [max(params.temperature, _COLDEST) if params.temperature else 1.0 for params in self._sampling]
         return np.array(values, np.float32)
 
     @cached_property
     def top_k(self) -> Integers:
-        """0: all tokens."""
         return np.array([min(params.top_k, _MOST_TOP_K) for params in self._sampling], np.int64)
 
     @cached_property
     def top_p(self) -> NDArray[np.float32]:
-        """Infinite: all tokens."""
         values = [max(params.top_p, _LEAST_TOP_P) if params.top_p < 1 else np.inf for params in self._sampling]
         return np.array(values, np.float32)
 
     @cached_property
     def seed(self) -> Integers:
-        """The seeds of the noise."""
         return np.array([params.seed for params in self._sampling], np.int64)
 
     @cached_property
     def start(self) -> Integers:
-        """The absolute position of the block."""
         return np.array([row.index for row in self.rows], np.int64) * self.length
 
     @cached_property
     def revealed(self) -> Integers:
-        """The number of revealed tokens of the block."""
         return np.array([row.state.num_revealed for row in self.rows], np.int64)
 
     @cached_property
     def entropy(self) -> bool:
-        """Whether any row needs entropies."""
         return any(row.entropy for row in self.rows)
 
     @cached_property
     def masks(self) -> dict[int, NDArray[np.uint8]]:
-        """The tokens allowed at the leftmost masked position, by row."""
         return {index: row.mask for index, row in enumerate(self.rows) if row.mask is not None}
 
     @cached_property
     def logprobs(self) -> dict[int, LogprobsRequest]:
-        """The log-probabilities wanted of masked positions, by row."""
         return {index: row.logprobs for index, row in enumerate(self.rows) if row.logprobs is not None}
 
 
@@ -99,8 +94,8 @@ class SamplingMetadata:
 class SamplingBatch:
     """Sampled positions, an array `[M]` each.
 
-    `row`: the index of the row in the forward. `position`: the position in the block. `token`: -1 to choose a token, or
-    the token whose probability is computed.
+    `row`: the index of the row in the forward. `position`: the position in the block. `token`: -1 to choose a token
+    (`chosen`), or the token whose probability is computed.
     """
 
     metadata: SamplingMetadata
@@ -109,7 +104,7 @@ class SamplingBatch:
     token: Integers
 
     @classmethod
-    def of(cls, rows: Sequence[Row], length: int) -> SamplingBatch:
+    def from_rows(cls, rows: Sequence[Row], length: int) -> SamplingBatch:
         """The masked positions of the rows that are sampled, in order, then the positions that are rescored."""
         sampled = [index for index, row in enumerate(rows) if row.sampling is not None]
         tokens = np.array([rows[index].state.tokens for index in sampled], np.int64).reshape(-1, length)
@@ -117,9 +112,9 @@ class SamplingBatch:
         token = np.full(len(row), -1)
         rescored = [(i, position) for i, index in enumerate(sampled) for position in rows[index].rescore]
         if rescored:
-            others = np.array(rescored)
-            row, position = np.concatenate([row, others[:, 0]]), np.concatenate([position, others[:, 1]])
-            token = np.concatenate([token, tokens[others[:, 0], others[:, 1]]])
+            rescored_row, rescored_position = np.array(rescored).T
+            row, position = np.concatenate([row, rescored_row]), np.concatenate([position, rescored_position])
+            token = np.concatenate([token, tokens[rescored_row, rescored_position]])
         return cls(SamplingMetadata(rows, length), np.array(sampled, np.int64)[row], position, token)
 
     def __len__(self) -> int:
@@ -136,22 +131,18 @@ class SamplingBatch:
 
     @property
     def absolute_position(self) -> Integers:
-        """The position in the request's tokens."""
         return self.metadata.start[self.row] + self.position
 
     @property
     def chosen(self) -> NDArray[np.bool_]:
-        """Whether a token is to be chosen."""
         return self.token < 0
 
     @property
     def random(self) -> NDArray[np.bool_]:
-        """Whether noise decides."""
         return self.metadata.random[self.row]
 
     @property
     def temperature(self) -> NDArray[np.float32]:
-        """The divisor of logits."""
         return self.metadata.temperature[self.row]
 
     def with_values(self, values: dict[int, _T]) -> list[tuple[int, _T]]:

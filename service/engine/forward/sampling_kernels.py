@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-#: below any logit: finite, so that nothing is ever infinity less infinity
+#: below any logit, but finite: infinity less infinity is no number
 LOWEST = tl.constexpr(-1.0e30)
 
 
@@ -36,7 +36,7 @@ def _gumbel(tokens, first, second):
 
 @triton.jit
 def sample(
-    logits,  # [M, V], a row V_STRIDE numbers behind the last
+    logits,  # [M, V], V_STRIDE numbers from row to row
     params,  # [M, 5] int32: temperature's bits, whether noise is added, two words of the noise's key, token or -1
     out,  # [M, 3] float64: token, confidence, entropy
     total_out,  # [M] float32: the logsumexp of the logits over the temperature

@@ -1,5 +1,4 @@
 """Anthropic's messages, decoded through the same `ReplicaRequest` as POST /generate.
 
-`protocol` has bodies and answers. `parse` makes one `ReplicaRequest` of a body. `builder` builds the answer, `errors`
-the errors. The ingress mounts `routes`.
+`protocol` has bodies and answers. `routes` parses a body to one `ReplicaRequest`, `builder` builds the answer.
 """

@@ -1,6 +1,6 @@
 """Builds a message, whole or as events, in Anthropic's shape with additional fields.
 
-A message also has `stats`: those of POST /generate with its finish reason, mode and seed. `trace` is added on request.
+A message also has the `stats` of POST /generate with its finish reason, mode and seed. `trace` is added on request.
 In a stream they are fields of the event `message_delta`. Whole messages are made of the same events as streams.
 """
 
@@ -13,33 +13,25 @@ from typing import Any
 from pydantic_core import from_json
 
 from service.errors import MrpServeError
-from service.gateway.anthropic.errors import anthropic_error
-from service.gateway.anthropic.parse import ParsedMessages
 from service.gateway.anthropic.protocol import (
     ContentBlock,
     MessageAnswer,
     MessageExtras,
     MessageHead,
+    MessagesRequest,
     MessageStop,
     MessageUsage,
     StopReason,
 )
-from service.gateway.http.builder import decoded_stats
+from service.gateway.errors import anthropic_error
 from service.gateway.http.driver import ResponseBuilder
+from service.gateway.http.generate import decoded_stats
 from service.gateway.http.protocol import Json
 from service.gateway.http.streams import frame
-from service.text.tools import (
-    AnswerFormat,
-    ContentDelta,
-    OutputEvent,
-    OutputParser,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallStart,
-)
-from service.wire import Answer, Chunk, Ending, ModelCard, Progress, TraceStep
+from service.text import tools
+from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 
-#: of each kind of block: the field that pieces extend, the kind of a piece, its field
+#: kind of a block -> the field that pieces extend, the kind of a piece, its field
 _PIECES = {
     "text": ("text", "text_delta", "text"),
     "thinking": ("thinking", "thinking_delta", "thinking"),
@@ -50,13 +42,16 @@ _PIECES = {
 class MessageBuilder(ResponseBuilder):
     """Builds the answer to one request. An event of a stream is an object with its `type`."""
 
-    def __init__(self, parsed: ParsedMessages, card: ModelCard) -> None:
-        [self._request] = parsed.requests
-        self._max_tokens = parsed.max_tokens
-        self._content = ContentBuilder(parsed.answer_format)
+    def __init__(
+        self, replica_request: ReplicaRequest, model: str, request: MessagesRequest, answer_format: tools.AnswerFormat
+    ) -> None:
+        super().__init__([replica_request], stream=request.stream)
+        self._request = replica_request
+        self._max_tokens = request.max_tokens  # may be more than the model's length leaves
+        self._content = ContentBuilder(answer_format)
         self._trace: list[TraceStep] = []
-        name = f"msg_{self._request.request_id}"
-        self._head: MessageHead = {"id": name, "type": "message", "role": "assistant", "model": card.name}
+        name = f"msg_{replica_request.request_id}"
+        self._head: MessageHead = {"id": name, "type": "message", "role": "assistant", "model": model}
 
     async def whole(self, answers: Sequence[Answer]) -> MessageAnswer:
         [answer] = answers
@@ -118,36 +113,36 @@ class ContentBuilder:
     An `OutputParser` tells the parts of an answer. A new block begins where the kind of the parts changes.
     """
 
-    def __init__(self, answer_format: AnswerFormat) -> None:
-        self._reader = OutputParser(answer_format, lambda: f"toolu_{secrets.token_hex(12)}")
+    def __init__(self, answer_format: tools.AnswerFormat) -> None:
+        self._parser = tools.OutputParser(answer_format, lambda: f"toolu_{secrets.token_hex(12)}")
         self._kind: str | None = None
         self._count = 0
 
     @property
     def called(self) -> bool:
         """Whether the message has calls, and all of them are complete."""
-        return self._reader.called
+        return self._parser.called
 
     def push(self, text: str) -> Iterator[Json]:
         """The events that the next piece of the answer's text leads to."""
-        return self._events(self._reader.push(text))
+        return self._events(self._parser.push(text))
 
     def finish(self) -> Iterator[Json]:
         """The last events."""
-        yield from self._events(self._reader.finish())
+        yield from self._events(self._parser.finish())
         yield from self._end()
 
-    def _events(self, events: Iterable[OutputEvent]) -> Iterator[Json]:
+    def _events(self, events: Iterable[tools.OutputEvent]) -> Iterator[Json]:
         for event in events:
             match event:
-                case ContentDelta(text):
+                case tools.ContentDelta(text):
                     yield from self._piece("text", text, {"text": ""})
-                case ReasoningDelta(text):
+                case tools.ReasoningDelta(text):
                     yield from self._piece("thinking", text, {"thinking": "", "signature": ""})
-                case ToolCallStart(_, call, name):
+                case tools.ToolCallStart(_, call, name):
                     yield from self._end()
                     yield self._begin("tool_use", {"id": call, "name": name, "input": {}})
-                case ToolCallDelta(_, text):
+                case tools.ToolCallDelta(_, text):
                     yield self._delta("tool_use", text)
 
     def _piece(self, kind: str, text: str, empty: Json) -> Iterator[Json]:
@@ -171,7 +166,7 @@ class ContentBuilder:
 
 
 def blocks_of(events: Iterable[Json]) -> list[ContentBlock]:
-    """The blocks that events make. The input of a call that was cut has what was complete."""
+    """The blocks that events make. The input of a call that was cut has its complete part."""
     blocks: list[Any] = []
     texts: list[str] = []
     for event in events:

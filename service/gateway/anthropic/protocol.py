@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from service.gateway.http.api_requests import ApiRequest, LenientModel, StrictModel, ToolName
-from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json, StopTexts
+from service.gateway.http.api_requests import ApiRequest, LenientModel, ToolName
+from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json, StopTexts, StrictModel
 from service.text.tools.calls import MAX_TOOLS
 from service.wire import TraceStep
 
@@ -34,7 +34,7 @@ class TextBlock(LenientModel):
 
 
 class ThinkingBlock(LenientModel):
-    """What the model thought before an earlier answer. Other fields, such as `signature`, are ignored."""
+    """The thinking before an earlier answer. Other fields, such as `signature`, are ignored."""
 
     type: Literal["thinking"]
     thinking: str
@@ -61,14 +61,14 @@ TextBlocks = Annotated[
 
 
 class ToolResultBlock(LenientModel):
-    """What a tool answered to a call. `is_error` changes nothing: the content tells."""
+    """The result of a call. `is_error` changes nothing: the content tells."""
 
     type: Literal["tool_result"]
     tool_use_id: str
     content: TextBlocks = []  # noqa: RUF012 - pydantic copies it
 
 
-Block = Annotated[
+MessageBlock = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
 ]
 
@@ -78,7 +78,9 @@ class MessageParam(StrictModel):
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        list[Block], Field(fail_fast=True), BeforeValidator(_blocks_of, json_schema_input_type=str | list[Block])
+        list[MessageBlock],
+        Field(fail_fast=True),
+        BeforeValidator(_blocks_of, json_schema_input_type=str | list[MessageBlock]),
     ]
 
 
@@ -137,9 +139,6 @@ class OutputConfig(LenientModel):
 class PromptRequest(ApiRequest):
     """The fields that both routes have."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    model: str = Field(description="as GET /v1/models names it")
     messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)] = Field(
         description="the last one is not an assistant's"
     )
@@ -176,7 +175,7 @@ class TextContent(TypedDict):
 
 
 class ThinkingContent(TypedDict):
-    """What the model thought before. There is no signature."""
+    """The thinking before the answer. There is no signature."""
 
     type: Literal["thinking"]
     thinking: str
@@ -212,7 +211,7 @@ class MessageStop(TypedDict):
 
 
 class MessageExtras(TypedDict):
-    """What this service adds."""
+    """The fields that this service adds."""
 
     stats: DecodedStats
     trace: NotRequired[Sequence[TraceStep]]
@@ -220,7 +219,7 @@ class MessageExtras(TypedDict):
 
 
 class MessageHead(TypedDict):
-    """What a message and the first event of its stream begin with."""
+    """The first fields of a message and of the first event of its stream."""
 
     id: str
     type: Literal["message"]

@@ -1,56 +1,87 @@
-"""POST /v1/messages and POST /v1/messages/count_tokens."""
+"""POST /v1/messages and POST /v1/messages/count_tokens: each body is parsed to one `ReplicaRequest`.
+
+The validation of POST /generate parses the fields that both APIs share. Chat templates get the messages as `text.tools`
+makes them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
+from service.errors import InvalidRequest
+from service.gateway.anthropic import protocol
 from service.gateway.anthropic.builder import MessageBuilder
-from service.gateway.anthropic.errors import AnthropicErrorAnswer, anthropic_problem, in_anthropic_terms
-from service.gateway.anthropic.parse import FIELDS, parse_count, parse_messages
-from service.gateway.anthropic.protocol import (
-    MAX_TEMPERATURE,
-    CountRequest,
-    MessageAnswer,
-    MessagesRequest,
-    PromptRequest,
-    TokenCount,
+from service.gateway.errors import AnthropicErrorAnswer, in_anthropic_terms
+from service.gateway.http.api_requests import (
+    PASSED,
+    BodyFields,
+    ChatPrompt,
+    chat_fields,
+    parse_own,
+    parse_shared_of_chat,
 )
-from service.gateway.http.driver import Api, JsonAnswer, respond
-from service.gateway.http.openapi import body_docs, errors, route_docs
-from service.gateway.http.parse import parse_json
-from service.gateway.http.routes import answering
-from service.gateway.upstream import Upstream
+from service.gateway.http.driver import Api, JsonAnswer, Upstream, locked, respond
+from service.gateway.http.openapi import body_docs, errors, route_docs, shared_schema
+from service.gateway.http.parse import RequestContext, parse_json, to_replica_request
+from service.text.tools import Tool, ToolUse, assistant_message, tool_message
+from service.wire import ModelCard, ReplicaRequest
 
 _STREAM: Final = (
     "Anthropic's object, with `stats`. With `stream`, Anthropic's server-sent events, from `message_start` to "
     "`message_stop`. After a time-out stop_reason is `max_tokens`, and finish_reason `timeout` in `stats`."
 )
 _CHAT: Final = {"model": "demo", "messages": [{"role": "user", "content": "12+5="}]}
+#: the text between the texts of two blocks
+_BETWEEN: Final = "\n"
+_OF_ROLE: Final = {
+    "thinking": "assistant",
+    "redacted_thinking": "assistant",
+    "tool_use": "assistant",
+    "tool_result": "user",
+}
 
-MESSAGES: Final = Api(parse_messages, MessageBuilder, lambda error, _: in_anthropic_terms(error))
-#: for clients that use betas
-BETA_MESSAGES: Final = Api(partial(parse_messages, betas=True), MessageBuilder, MESSAGES.rename)
+_NO_OPS: Mapping[str, tuple[Any, ...]] = {
+    "container": (),
+    "mcp_servers": ([],),
+}
+
+_HINTS = frozenset(
+    {
+        "betas",
+        "cache_control",
+        "context_management",
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "speed",
+    }
+)
+
+FIELDS = BodyFields(PASSED - {"stop"}, _NO_OPS, _HINTS)
 
 
 def anthropic_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
-    router = APIRouter(prefix="/v1", route_class=answering(upstream.authorize, upstream.count, anthropic_problem))
-    shown = _docs("Messages as Anthropic's client asks for them", MessageAnswer, _STREAM)
-    counted = _docs("The number of tokens of a prompt", TokenCount)
+    router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
+    answered = _docs("Messages as Anthropic's client asks for them", protocol.MessageAnswer, _STREAM)
+    counted = _docs("The number of tokens of a prompt", protocol.TokenCount)
 
-    @router.post("/messages", **shown, **_body(MessagesRequest, {**_CHAT, "max_tokens": 64}))
+    @router.post("/messages", **answered, **_body(protocol.MessagesRequest, {**_CHAT, "max_tokens": 64}))
     async def messages(request: Request) -> Response:
         api = BETA_MESSAGES if "anthropic-beta" in request.headers else MESSAGES
         return _with_id(await respond(api, upstream, request), request)
 
-    @router.post("/messages/count_tokens", **counted, **_body(CountRequest, _CHAT))
+    @router.post("/messages/count_tokens", **counted, **_body(protocol.CountRequest, _CHAT))
     async def count_tokens(request: Request) -> Response:
-        body, card = parse_json(await request.body()), await upstream.card()
-        admitted = await upstream.admit(request, [parse_count(body, card, upstream.timeout_limit_s)])
-        tokens: TokenCount = {"input_tokens": await upstream.tokens(admitted.requests[0], admitted.charge)}
+        body, context = parse_json(await request.body()), await upstream.context(request)
+        replica_request = parse_count(body, context)
+        charge = await upstream.admit(request, [replica_request])
+        tokens: protocol.TokenCount = {"input_tokens": await upstream.count_tokens(replica_request, charge)}
         return _with_id(JsonAnswer(tokens), request)
 
     return router
@@ -66,5 +97,138 @@ def _docs(summary: str, answer: type, stream: str = "") -> dict[str, Any]:
     return route_docs(summary, answer, failed, stream)
 
 
-def _body(body: type[PromptRequest], example: dict[str, Any]) -> dict[str, Any]:
-    return body_docs(body, FIELDS.passed, MAX_TEMPERATURE, example)
+def _body(body: type[protocol.PromptRequest], example: dict[str, Any]) -> dict[str, Any]:
+    return body_docs(shared_schema(body, FIELDS.passed, protocol.MAX_TEMPERATURE), example)
+
+
+# --- the requests ----------------------------------------------------------------------------------
+
+
+def parse_messages(body: Mapping[str, Any], context: RequestContext, *, betas: bool = False) -> MessageBuilder:
+    """Parses a body of POST /v1/messages. Raises InvalidRequest or UnknownModel with the reason.
+
+    `betas`: whether the client uses betas, so that unknown fields are ignored.
+    """
+    card = context.card
+    fields, shared = FIELDS.split(body, protocol.MessagesRequest, strict=not betas)
+    request = parse_own(fields, protocol.MessagesRequest, card)
+    shared |= {"max_new_tokens": min(request.max_tokens, card.max_model_len), "stop": request.stop_sequences}
+    shared |= _form(request, shared)
+    common = parse_shared_of_chat(shared, card, protocol.MAX_TEMPERATURE)
+    fields, answer_format = chat_fields(common, _prompt(request, card), card)
+    replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
+    return MessageBuilder(replica_request, card.name, request, answer_format)
+
+
+def parse_count(body: Mapping[str, Any], context: RequestContext) -> ReplicaRequest:
+    """The request whose prompt is to be counted. Raises as above. Unknown fields are ignored."""
+    fields, shared = FIELDS.split(body, protocol.CountRequest, strict=False)
+    request = parse_own(fields, protocol.CountRequest, context.card)
+    common = parse_shared_of_chat({**shared, "max_new_tokens": 1}, context.card, protocol.MAX_TEMPERATURE)
+    fields, _ = chat_fields(common, _prompt(request, context.card), context.card)
+    return to_replica_request(common, context, stream=False, **fields)
+
+
+def _prompt(request: protocol.PromptRequest, card: ModelCard) -> ChatPrompt:
+    messages = for_template(request.system, request.messages)
+    return ChatPrompt(messages, _tool_use(request.tools, request.tool_choice), _think(request.thinking, card))
+
+
+def _form(request: protocol.MessagesRequest, shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The form of the answer as POST /generate names it."""
+    form = (request.output_config and request.output_config.format) or request.output_format
+    if form is None:
+        return {}
+    if shared.get("response_format") is not None:
+        raise InvalidRequest(
+            "output_config.format and response_format are given, allowed is one of them", param="response_format"
+        )
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": form.schema_}}}
+
+
+def _tool_use(
+    tools: list[protocol.ToolParam], choice: protocol.AnyToolChoice | protocol.NamedToolChoice | None
+) -> ToolUse | None:
+    """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
+    functions = tuple(Tool(tool.name, tool.description, tool.input_schema) for tool in tools)
+    if isinstance(choice, protocol.NamedToolChoice):
+        return ToolUse(functions, "required", (choice.name,), parallel=False)
+    if choice is None:
+        return ToolUse(functions) if functions else None
+    if choice.type == "any":
+        return ToolUse(functions, "required", parallel=not choice.disable_parallel_tool_use)
+    return ToolUse(functions, choice.type, parallel=not choice.disable_parallel_tool_use) if functions else None
+
+
+def _think(thinking: protocol.ThinkingParam | None, card: ModelCard) -> bool | None:
+    """Whether to think; None leaves it to the chat template.
+
+    A request without the field wants no thinking. A checkpoint that does not think answers without.
+    """
+    if card.thinking is None:
+        return None
+    if thinking is None:
+        return False if card.thinking.switch else None
+    return thinking.type != "disabled"
+
+
+MESSAGES: Final = Api(parse_messages, lambda error, _: in_anthropic_terms(error))
+#: for clients that use betas
+BETA_MESSAGES: Final = Api(partial(parse_messages, betas=True), MESSAGES.rename)
+
+# --- messages --------------------------------------------------------------------------------------
+
+
+def text_of(texts: Sequence[protocol.TextBlock]) -> str:
+    """The texts of blocks, joined by line ends."""
+    return _BETWEEN.join(block.text for block in texts)
+
+
+def for_template(
+    system: Sequence[protocol.TextBlock], messages: Sequence[protocol.MessageParam]
+) -> tuple[dict[str, Any], ...]:
+    """The messages as chat templates take them. The last message must not be the assistant's.
+
+    InvalidRequest if it is, if a block is not of its message's role, or if a result has no call.
+    """
+    if messages[-1].role == "assistant":
+        raise InvalidRequest(
+            "the last message is the assistant's; an answer cannot be begun for this model, end with a user's message",
+            param=f"messages.{len(messages) - 1}.role",
+        )
+    made = [{"role": "system", "content": text_of(system)}] if system else []
+    called: dict[str, str] = {}
+    for index, message in enumerate(messages):
+        made.extend(_for_template(message, f"messages.{index}.content", called))
+    return tuple(made)
+
+
+def _for_template(message: protocol.MessageParam, param: str, called: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """One message, and before it the results of tools. `called`: id -> name of earlier calls; its own are added."""
+    for index, block in enumerate(message.content):
+        role = _OF_ROLE.get(block.type, message.role)
+        if role != message.role:
+            raise InvalidRequest(
+                f"{param}.{index} is a block {block.type} of the role {message.role}, allowed is {role}",
+                param=f"{param}.{index}",
+            )
+        if isinstance(block, protocol.ToolUseBlock):
+            called[block.id] = block.name
+        if isinstance(block, protocol.ToolResultBlock):
+            if block.tool_use_id not in called:
+                raise InvalidRequest(
+                    f"{param}.{index}.tool_use_id is {block.tool_use_id[:80]!r}, no call before has this id",
+                    param=f"{param}.{index}.tool_use_id",
+                )
+            yield tool_message(block.tool_use_id, called[block.tool_use_id], text_of(block.content))
+    text = text_of([block for block in message.content if isinstance(block, protocol.TextBlock)])
+    if message.role == "assistant":
+        calls = [
+            (block.id, block.name, block.input) for block in message.content if isinstance(block, protocol.ToolUseBlock)
+        ]
+        thought = _BETWEEN.join(
+            block.thinking for block in message.content if isinstance(block, protocol.ThinkingBlock)
+        )
+        yield assistant_message(text, calls, thought)
+    elif text or not any(isinstance(block, protocol.ToolResultBlock) for block in message.content):
+        yield {"role": message.role, "content": text}

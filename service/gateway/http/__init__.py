@@ -1,1 +1,1 @@
-"""What the routes need of HTTP: schemas, validation, answers, streams, errors."""
+"""HTTP: bodies, validation, answers, streams, errors, and the server with its limits."""

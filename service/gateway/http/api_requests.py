@@ -1,4 +1,4 @@
-"""What the bodies of the other APIs share: fields of POST /generate, tools and thinking, and fields without effect.
+"""The common part of the bodies of other APIs: fields of POST /generate, tools, thinking, and fields without effect.
 
 A field that is not served is ignored if its value changes nothing about the answer, else it is refused by name. A
 field with the value `null` counts as left out.
@@ -7,9 +7,9 @@ field with the value `null` counts as left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,9 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from service.constraints.constraint import CallTexts, Constraint, Lead, ToolCallForm
 from service.decode.modes import KNOBS
 from service.errors import InvalidRequest
-from service.gateway.http.constraints import constraint_of
-from service.gateway.http.parse import check_model, explain, parse_generate
-from service.gateway.http.protocol import GenerateCommon, Json
+from service.gateway.http.parse import check_model, constraint_of, explain, parse_generate
+from service.gateway.http.protocol import PROMPTS, GenerateCommon, Json, StrictModel
 from service.settings import nearest
 from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
 from service.text.tools.formats import REASONING_END, REASONING_GAP, REASONING_START
@@ -27,43 +26,24 @@ from service.wire import ModelCard
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
 
-#: a chat for POST /generate in the place of the request's own, whose messages only its API knows
+#: a chat for POST /generate instead of the request's own, whose messages only its API knows
 _ANY_CHAT = [{"role": "user", "content": ""}]
 
-#: an answer's thinking, as `AnswerFormat` says it
+#: an answer's thinking, as in `AnswerFormat`
 _Thinking = Literal["no", "may", "begun"]
 
-#: fields that POST /generate parses under the same name
-PASSED: frozenset[str] = frozenset(
-    {
-        "temperature",
-        "top_p",
-        "top_k",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "response_format",
-        "regex",
-        "choice",
-        "grammar",
-        "timeout_s",
-        "return_trace",
-        "cache_salt",
-        "priority",
-        "prompt_cache_key",
-        "mode",
-        "quality",
-        *KNOBS,
-    }
-)
+#: fields that POST /generate parses under the same name; other APIs have their own for the rest
+PASSED: Final = frozenset({*GenerateCommon.model_fields, *KNOBS, "mode", "quality"}) - {
+    *PROMPTS,
+    *("model", "max_new_tokens", "stream", "stream_steps"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class BodyFields:
-    """The fields of an API beside its own.
+    """The fields of an API besides the fields of its own model.
 
-    `passed`: those that POST /generate parses. `no_ops`: field that is not served -> its values that change nothing.
+    `passed`: fields that POST /generate parses. `no_ops`: field that is not served -> its values that change nothing.
     `hints`: labels and hints, which no answer depends on.
     """
 
@@ -72,43 +52,34 @@ class BodyFields:
     hints: frozenset[str]
 
     def split(
-        self, body: Mapping[str, Any], own: Collection[str], *, strict: bool = True
+        self, body: Mapping[str, Any], model: type[BaseModel], *, strict: bool = True
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The fields that are in `own`, and those that POST /generate parses. InvalidRequest for any other.
+        """The fields of the API's own model, and the fields that POST /generate parses. InvalidRequest for any other.
 
         `strict`: whether unknown fields are refused, else they are ignored.
         """
+        names = {*model.model_fields, *self.passed}
         present = {name: value for name, value in body.items() if value is not None and name not in self.hints}
         for name, value in present.items():
-            if name in own or name in self.passed:
+            if name in names:
                 continue
             if name not in self.no_ops:
                 if strict:
-                    message = f"{name[:80]!r} is not a field; {nearest(name, {*own, *self.passed})}"
-                    raise InvalidRequest(message, param=name)
+                    raise InvalidRequest(f"{name[:80]!r} is not a field; {nearest(name, names)}", param=name)
             elif not any(_same(value, no_op) for no_op in self.no_ops[name]):
-                raise InvalidRequest(_not_served(name, value, self.no_ops[name]), param=name)
-        return _among(present, own), _among(present, self.passed)
-
-
-def _among(body: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if name in names}
+                allowed = " or ".join(json.dumps(no_op) for no_op in (*self.no_ops[name], None))
+                received = json.dumps(value, ensure_ascii=False)[:80]
+                message = f"{name} is {received}, which is not served; allowed is {allowed}"
+                raise InvalidRequest(message, param=name)
+        return (
+            {name: value for name, value in present.items() if name in model.model_fields},
+            {name: value for name, value in present.items() if name in self.passed},
+        )
 
 
 def _same(value: object, other: object) -> bool:
     """Equality of JSON values: false differs from 0, 0.0 equals 0."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
-def _not_served(name: str, value: object, no_ops: tuple[Any, ...]) -> str:
-    allowed = " or ".join(json.dumps(no_op) for no_op in (*no_ops, None))
-    return f"{name} is {json.dumps(value, ensure_ascii=False)[:80]}, which is not served; allowed is {allowed}"
-
-
-class StrictModel(BaseModel):
-    """An object of a body that has no other fields."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class LenientModel(BaseModel):
@@ -117,24 +88,24 @@ class LenientModel(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
 
-class ApiRequest(BaseModel):
-    """The own fields of another API's request."""
+class ApiRequest(StrictModel):
+    """The fields of another API's request that POST /generate does not parse."""
 
-    model: str
+    model: str = Field(description="as GET /v1/models names it")
 
 
 _ApiRequest = TypeVar("_ApiRequest", bound=ApiRequest)
 
 
-def parse_own(own: Mapping[str, Any], schema: type[_ApiRequest], card: ModelCard) -> _ApiRequest:
-    """An API's own fields as a typed request. Raises InvalidRequest or UnknownModel with the reason."""
+def parse_own(fields: Mapping[str, Any], schema: type[_ApiRequest], card: ModelCard) -> _ApiRequest:
+    """The fields of an API's own model as a typed request. Raises InvalidRequest or UnknownModel with the reason."""
     for name, field in schema.model_fields.items():
-        if field.is_required() and name not in own:
+        if field.is_required() and name not in fields:
             raise InvalidRequest(f"{name} is missing", param=name)
     try:
-        request = schema.model_validate(own)
+        request = schema.model_validate(fields)
     except ValidationError as error:
-        raise explain(error.errors(include_url=False)) from None
+        raise explain(error.errors(include_url=False), schema) from None
     check_model(request.model, card)
     return request
 
@@ -176,25 +147,27 @@ def chat_fields(request: GenerateCommon, chat: ChatPrompt, card: ModelCard) -> t
     A constraint of the request holds after the thinking, and where no tool is called. InvalidRequest if the checkpoint
     cannot be given tools, cannot think, or cannot do without.
     """
-    use, think, constraint, called = chat.tool_use, chat.think, constraint_of(request), None
+    use, think, constraint = chat.tool_use, chat.think, constraint_of(request)
     thinking = _thinking(card, think, chat.think_param)
+    tool_format: str | None = None
+    tools: tuple[Json, ...] = ()
     if use is not None and use.callable:
-        called = _format(card)
-        constraint = _calls(use, called, constraint)
+        if card.tool_format is None:
+            raise InvalidRequest(f"tools are given, and {card.tools_problem}", param="tools")
+        tool_format, tools = card.tool_format, tuple(tool.definition for tool in use.tools)
+        constraint = _calls(use, tool_format, constraint)
         if request.ignore_eos:
             raise InvalidRequest(
                 "ignore_eos is true, which tools do not allow: calls of tools end the answer", param="ignore_eos"
             )
     if constraint is not None and thinking != "no":
         constraint = replace(
-            constraint, lead=Lead(REASONING_START, REASONING_END, REASONING_GAP, begun=thinking == "begun")
+            constraint, lead=Lead(REASONING_START, REASONING_END, REASONING_GAP, in_prompt=thinking == "begun")
         )
-    shown = use.tools if use is not None and called is not None else ()
     if card.thinking is None or not card.thinking.switch:
         think = None
-    tools = tuple(tool.definition for tool in shown)
     fields = {"messages": chat.messages, "constraint": constraint, "tools": tools, "think": think}
-    return fields, AnswerFormat(called, thinking)
+    return fields, AnswerFormat(tool_format, thinking)
 
 
 def _thinking(card: ModelCard, think: bool | None, param: str) -> _Thinking:
@@ -207,12 +180,6 @@ def _thinking(card: ModelCard, think: bool | None, param: str) -> _Thinking:
     if think is False:
         return "no"
     return "begun" if card.thinking.opened_by_prompt else "may"
-
-
-def _format(card: ModelCard) -> str:
-    if card.tool_format is None:
-        raise InvalidRequest(f"tools are given, and {card.tools_problem}", param="tools")
-    return card.tool_format
 
 
 def _calls(use: ToolUse, name: str, content: Constraint | None) -> Constraint:

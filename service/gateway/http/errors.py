@@ -9,17 +9,18 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from typing_extensions import TypedDict
 
 from service.errors import MrpServeError
 from service.gateway.http.parse import explain
-from service.telemetry.faults import unexpected_error
+from service.tracebacks import unexpected_error
 
 
 class ErrorDetail(TypedDict):
-    """What went wrong; `param` names the field at fault."""
+    """The error. `param`: the field at fault."""
 
     code: str
     message: str
@@ -34,9 +35,11 @@ class ErrorAnswer(TypedDict):
 
 
 #: called with every error that ends a request
-Count = Callable[[MrpServeError], None]
+CountError = Callable[[MrpServeError], None]
 #: makes the JSON of an error and the id of its request
 Write = Callable[[MrpServeError, str], Mapping[str, Any]]
+#: makes the response to an error, of the id of its request, its path and further headers
+Respond = Callable[[MrpServeError, str, str, Mapping[str, str]], JSONResponse]
 
 #: key in the scope of a request, set once the error that ends the request is logged
 LOGGED = "mrp_error_logged"
@@ -55,16 +58,14 @@ class _HttpError(MrpServeError):
         self.code = _CODES.get(status, "http_error")
 
 
-def install_error_handlers(app: FastAPI, count: Count, write: Callable[[str], Write]) -> None:
-    """Answers every exception of the app's routes in the form that `write` gives for a path.
-
-    `count` gets the errors of POST requests.
-    """
+def install_error_handlers(app: FastAPI, count: CountError, respond: Respond) -> None:
+    """Answers every exception of the app's routes by `respond`. `count` gets the errors of POST requests."""
 
     def answer(request: Request, error: MrpServeError, headers: dict[str, str] | None = None) -> JSONResponse:
         if request.method == "POST":
             count(error)
-        return problem(error, request.scope["request_id"], headers, write(request.url.path))
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        return respond(error, request.scope["request_id"], path, headers or {})
 
     @app.exception_handler(MrpServeError)
     async def ours(request: Request, error: MrpServeError) -> JSONResponse:
@@ -72,7 +73,7 @@ def install_error_handlers(app: FastAPI, count: Count, write: Callable[[str], Wr
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return answer(request, explain(error.errors()))
+        return answer(request, explain(error.errors(), BaseModel))
 
     @app.exception_handler(HTTPException)
     async def routing(request: Request, error: HTTPException) -> JSONResponse:
@@ -95,10 +96,10 @@ def error_json(error: MrpServeError, request_id: str) -> ErrorAnswer:
 
 
 def problem(
-    error: MrpServeError, request_id: str, headers: dict[str, str] | None = None, write: Write = error_json
+    error: MrpServeError, request_id: str, headers: Mapping[str, str] = {}, write: Write = error_json
 ) -> JSONResponse:
     """The answer to a request that failed."""
-    headers = dict(headers or {})
+    headers = dict(headers)
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if error.status == 401:

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with limits on what a client may do while it sends a request and takes the answer.
+"""uvicorn's HTTP protocol with limits for a client that sends a request and takes the answer.
 
 A head is bounded in bytes, fields and time. A body must go on coming. The number of connections is bounded: those
 without a request make room. A client must take the answer at some speed. `listener.py` uses this protocol, and
@@ -20,7 +20,7 @@ from uvicorn.config import HTTP_PROTOCOLS, Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-#: bytes of a head with its request line, and its fields. A chunked body's ends and extensions are bounded alike
+#: the most bytes of a head with its request line, and the most fields; ends of a chunked body are bounded alike
 MAX_HEAD: Final = 64 * 1024
 MAX_FIELDS: Final = 128
 #: seconds for a whole head, from the connection or its first byte on
@@ -30,7 +30,7 @@ BODY_S: Final = 30.0
 #: connections of a process, and files that it may open besides
 MAX_CONNECTIONS: Final = 16384
 _OTHER_FILES: Final = 256
-#: of the connections without a request, the share that ends when there are too many
+#: the share of the connections without a request that ends when there are too many
 _MAKING_ROOM: Final = 1 / 16
 #: bytes that are dropped after a refusal, and seconds for which a refused client may read
 _DROPPED: Final = 1024 * 1024
@@ -39,14 +39,14 @@ _LAST_WORDS_S: Final = 1.0
 _LOOK_S: Final = 5.0
 
 _CODES: Final = {400: "invalid_http", 408: "request_timeout", 431: "head_too_large", 503: "too_many_connections"}
-#: seconds in which a client takes at least so many bytes while more wait for it
+#: a client to which bytes wait takes at least LEAST_BYTES in LIMIT_S seconds
 LIMIT_S = 60.0
 LEAST_BYTES = 16 * 1024
 _RESET = struct.pack("ii", 1, 0)
 
 
 class WriteLimit:
-    """The limit of one connection. `paused` and `resumed` hear what asyncio tells a protocol about its buffer.
+    """The limit of one connection. asyncio's calls about a protocol's buffer are passed on to `paused` and `resumed`.
 
     `paused`: the buffer is full, so nothing is added to it until `resumed`.
     """
@@ -81,9 +81,9 @@ class WriteLimit:
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. `_unread`: bytes since the last end of a head or part of a body.
+    """One connection. `since`: when it last became one without a request.
 
-    Two times: `since` the connection is without a request, and the last byte came (`_heard`).
+    `_unread`: bytes since the last end of a head or part of a body. `_last_byte`: when the last byte came.
     """
 
     _limit: WriteLimit
@@ -99,7 +99,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unread = 0
         self._refused = False
         self._refusal = (400, "this is no HTTP/1.1 request")
-        self.since = self._heard = self.loop.time()
+        self.since = self._last_byte = self.loop.time()
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Makes room for the connection, or refuses it."""
@@ -111,9 +111,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Gives uvicorn the data, in pieces that no head may exceed."""
-        self._heard = self.loop.time()
+        self._last_byte = self.loop.time()
         if self.timeout_keep_alive_task is not None:  # the connection was idle
-            self.since = self._heard
+            self.since = self._last_byte
         while data and not self._refused and not self.transport.is_closing():
             if (room := MAX_HEAD - self._unread) <= 0:
                 self._refuse(431, f"the head has more than {MAX_HEAD} bytes")
@@ -125,13 +125,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self._drop(len(data))
 
     def _drop(self, size: int) -> None:
-        """Takes what still comes after a refusal, but not for ever. Else the system would take the refusal back."""
+        """Takes bytes that come after a refusal, within a limit. Else the system would take the refusal back."""
         self._unread += size
         if self._unread > _DROPPED:
             self.transport.close()
 
     def on_headers_complete(self) -> None:
-        """As uvicorn's, for a head that has few fields."""
         self._unread = 0
         if len(self.headers) > MAX_FIELDS:
             self._refusal = (431, f"the head has {len(self.headers)} fields, allowed are {MAX_FIELDS}")
@@ -139,7 +138,6 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """As uvicorn's."""
         self._unread = 0
         super().on_body(body)
 
@@ -154,12 +152,12 @@ class GuardedProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _refuse(self, status: int, message: str) -> None:
-        """Ends the connection, with an answer unless one has begun. What the client sends meanwhile is dropped."""
-        begun = self.busy and self.cycle.response_started
+        """Ends the connection, with an answer unless one has begun. Further bytes of the client are dropped."""
+        answering = self.busy and self.cycle.response_started
         if self.busy:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if begun or self.transport.is_closing():
+        if answering or self.transport.is_closing():
             self.transport.close()
             return
         self._refused, self._unread = True, 0
@@ -174,7 +172,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         now = self.loop.time()
         if self.busy:
-            if self.cycle.more_body and not self.flow.read_paused and now - self._heard > BODY_S:
+            if self.cycle.more_body and not self.flow.read_paused and now - self._last_byte > BODY_S:
                 self._refuse(408, f"no byte of the body came for {BODY_S:g} s")
         elif self.timeout_keep_alive_task is None and now - self.since > HEAD_S:
             if self._unread:
@@ -184,37 +182,34 @@ class GuardedProtocol(HttpToolsProtocol):
         self.loop.call_later(_LOOK_S, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As uvicorn's."""
         self._limit.resumed()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """As uvicorn's. The client has something to take."""
         super().pause_writing()
         self._limit.paused()
 
     def resume_writing(self) -> None:
-        """As uvicorn's. The client has taken much."""
         super().resume_writing()
         self._limit.resumed()
 
     def timeout_keep_alive_handler(self) -> None:
-        """As uvicorn's."""
         super().timeout_keep_alive_handler()
         self._limit.closing()
 
     def on_response_complete(self) -> None:
-        """As uvicorn's. What is left of an answer must be taken before the connection closes."""
+        """As uvicorn's. The client must take the rest of the answer before the connection closes."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._limit.closing()
 
     def _make_room(self) -> bool:
         """Ends the connections that have been without a request for longest. False if there are none."""
-        others = [cast(GuardedProtocol, one) for one in self.connections if one is not self]
-        idle = sorted((one for one in others if not one.busy), key=lambda one: (one.cycle is not None, one.since))
-        for one in idle[: 1 + int(len(idle) * _MAKING_ROOM)]:
-            one.transport.close()
+        connections = [cast(GuardedProtocol, connection) for connection in self.connections if connection is not self]
+        idle = [connection for connection in connections if not connection.busy]
+        idle.sort(key=lambda connection: (connection.cycle is not None, connection.since))
+        for connection in idle[: 1 + int(len(idle) * _MAKING_ROOM)]:
+            connection.transport.close()
         return bool(idle)
 
 
@@ -227,7 +222,7 @@ def guard_uvicorn() -> None:
 
 
 def max_connections() -> int:
-    """What the limit of open files leaves, at most MAX_CONNECTIONS."""
+    """The connections that the limit of open files allows, at most MAX_CONNECTIONS."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(16, min(MAX_CONNECTIONS, files - _OTHER_FILES))
 

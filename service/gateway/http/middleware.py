@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import BodyTooLarge, Forbidden
-from service.gateway.http.errors import Count, problem
+from service.gateway.http.errors import CountError, problem
 
 REQUEST_ID = "x-request-id"
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:-]+")
@@ -38,7 +38,6 @@ class RequestId:
         self._app, self._answer = app, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         request_id = _id_of(scope)
@@ -55,7 +54,7 @@ class RequestId:
         return await self._app(scope, receive, send_with_headers)
 
 
-def given_key(headers: Headers) -> bytes:
+def sent_key(headers: Headers) -> bytes:
     """The API key of `Authorization: Bearer`, else of `X-Api-Key`, unchanged. Empty if the client sent none."""
     scheme, _, bearer = headers.get("authorization", "").encode("latin-1").partition(b" ")
     return bearer.strip(b" \t") if scheme.lower() == b"bearer" else headers.get("x-api-key", "").encode("latin-1")
@@ -68,11 +67,11 @@ class CleanRequestId:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection."""
         if scope["type"] == "http":
             request_id = _id_of(scope)
-            others = [(name, value) for name, value in scope["headers"] if name.lower() != REQUEST_ID.encode()]
-            scope["headers"] = [*others, (REQUEST_ID.encode(), request_id.encode())]
+            name_of_id = REQUEST_ID.encode()
+            headers = [(name, value) for name, value in scope["headers"] if name.lower() != name_of_id]
+            scope["headers"] = [*headers, (name_of_id, request_id.encode())]
         await self._app(scope, receive, send)
 
 
@@ -97,7 +96,6 @@ class BodyLimit:
         self._app, self._max_bytes = app, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         declared = Headers(scope=scope).get("content-length", "0")
@@ -128,12 +126,11 @@ class OriginGate:
     rebinding).
     """
 
-    def __init__(self, app: ASGIApp, count: Count, host: str | None = None) -> None:
+    def __init__(self, app: ASGIApp, count: CountError, host: str | None = None) -> None:
         self._app, self._count = app, count
         self._name = host if host is not None and is_local(host) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection."""
         app = self._app
         try:
             if scope["type"] == "http":
@@ -188,7 +185,6 @@ class CancelOnDisconnect:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         watch = _DisconnectWatch(receive, send)
@@ -208,10 +204,10 @@ class _DisconnectWatch:
         self._receive, self._send = receive, send
         self._task = asyncio.current_task()
         self._next: asyncio.Task[Message] | None = None
-        self._begun = self._cancelled = False
+        self._answering = self._cancelled = False
 
     async def receive(self) -> Message:
-        """As the server's, and begins to watch after the last part of the body."""
+        """As the server's. Begins to watch after the last part of the body."""
         if self._next is not None:
             return await asyncio.shield(self._next)
         message = await self._receive()
@@ -221,7 +217,7 @@ class _DisconnectWatch:
 
     def send(self, message: Message) -> Awaitable[None]:
         """As the server's."""
-        self._begun = True
+        self._answering = True
         return self._send(message)
 
     def has_cancelled(self) -> bool:
@@ -235,6 +231,6 @@ class _DisconnectWatch:
 
     async def _after_body(self) -> Message:
         message = await self._receive()
-        if message["type"] == _LEFT and not self._begun and self._task is not None:
+        if message["type"] == _LEFT and not self._answering and self._task is not None:
             self._cancelled = self._task.cancel()
         return message

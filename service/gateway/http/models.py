@@ -48,7 +48,7 @@ class KnobLimits(TypedDict):
 
 
 class ModeInfo(TypedDict):
-    """What a mode does, and its knobs by name."""
+    """The summary of a mode, and its knobs by name."""
 
     summary: str
     knobs: dict[str, KnobLimits]
@@ -63,7 +63,7 @@ class CardExample(TypedDict):
 
 
 class ServedWeights(TypedDict):
-    """The weights that answer: the last part of their name, and their version (0: those of the start)."""
+    """The weights that answer: the last part of their name, and their version (0: the weights of the start)."""
 
     model: str
     version: int
@@ -139,9 +139,9 @@ def _limits(knob: Knob, block_size: int, default: KnobValue | None) -> KnobLimit
     return {
         "type": _TYPES[knob.kind],
         "description": knob.help,
-        "minimum": knob.least,
+        "minimum": knob.minimum,
         "exclusive_minimum": knob.above,
-        "maximum": block_size if knob.in_block else knob.most,
+        "maximum": block_size if knob.in_block else knob.maximum,
         "choices": [*knob.choices, *([AUTO] if knob.auto else [])],
         "default": default,
     }

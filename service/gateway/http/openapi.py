@@ -1,8 +1,8 @@
 """The documentation of every route: bodies, answers and examples, and the page at /docs that shows them.
 
-`parse.py` parses the bodies, not FastAPI, so this module adds their schema. The files of the page are those of the
-package fastapi-offline, of which nothing else is used. Nothing is loaded from elsewhere. The page's headers allow its
-one inline script by its hash, and no frame around it.
+`parse.py` parses the bodies, not FastAPI, so this module adds their schema. The page's files come from the package
+fastapi-offline, nothing from elsewhere. The page's headers allow its one inline script by its hash, and no frame
+around it.
 """
 
 from __future__ import annotations
@@ -140,14 +140,13 @@ def generate_docs() -> dict[str, Any]:
     body = GENERATE.json_schema(ref_template=_REF)
     body.pop("$defs")
     body["oneOf"] += [{"$ref": _REF.format(model=model.__name__)} for model in (GenerateDefault, GenerateQuality)]
-    content = {"application/json": {"schema": body, "examples": dict(EXAMPLES)}}
     answer = {"model": GenerateAnswer, "content": {"text/event-stream": {"schema": {"description": _STREAM}}}}
     return {
         "tags": [DECODING],
         "summary": "Continue a prompt, at once or block by block",
         "response_class": JSONResponse,
         "responses": {200: answer, **errors(401, 404, 413, 422, 429, 503, 504)},
-        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+        **body_docs(body, examples=dict(EXAMPLES)),
     }
 
 
@@ -161,24 +160,22 @@ def errors(*statuses: int, model: type = ErrorAnswer) -> dict[int | str, dict[st
 
 
 def route_docs(summary: str, answer: type, failed: Mapping[int | str, Any], stream: str = "") -> dict[str, Any]:
-    """FastAPI's arguments for a route of another API. `stream`: what its streams are, if it has any."""
+    """FastAPI's arguments for a route of another API. `stream`: the description of its streams, if it has any."""
     response: dict[str, Any] = {"model": answer}
     if stream:
         response |= {"description": stream, "content": {"text/event-stream": {"schema": {"description": stream}}}}
     return {"summary": summary, "response_class": JSONResponse, "responses": {200: response, **failed}}
 
 
-def body_docs(
-    schema: type[BaseModel], passed: frozenset[str], max_temperature: float, example: Mapping[str, Any]
-) -> dict[str, Any]:
-    """FastAPI's argument for a body with an API's own fields and with the fields `passed` of POST /generate."""
-    content = {"application/json": {"schema": _schema(schema, passed, max_temperature), "example": example}}
-    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
+def body_docs(schema: Mapping[str, Any], example: Any = None, **content: Any) -> dict[str, Any]:
+    """FastAPI's argument for a body that FastAPI does not parse. `content`: further fields beside its schema."""
+    body = {"schema": schema, **({} if example is None else {"example": example}), **content}
+    return {"openapi_extra": {"requestBody": {"required": True, "content": {"application/json": body}}}}
 
 
 @cache
-def _schema(schema: type[BaseModel], passed: frozenset[str], max_temperature: float) -> dict[str, Any]:
-    """The own fields and those shared with POST /generate, of all modes, without references.
+def shared_schema(schema: type[BaseModel], passed: frozenset[str], max_temperature: float) -> dict[str, Any]:
+    """The schema of a body with an API's own fields and with the fields `passed` of POST /generate, of all modes.
 
     The result is cached and must not be changed.
     """
@@ -196,7 +193,7 @@ def _schema(schema: type[BaseModel], passed: frozenset[str], max_temperature: fl
 
 
 def inlined(value: Any, definitions: Mapping[str, Any]) -> Any:
-    """A JSON schema with its references replaced by what they name."""
+    """A JSON schema whose references are replaced by the definitions."""
     if isinstance(value, list):
         return [inlined(item, definitions) for item in value]
     if not isinstance(value, dict):

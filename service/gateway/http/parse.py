@@ -8,37 +8,57 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from service.arrival import Arrival
+from service.constraints.constraint import Constraint
+from service.data import Arrival
 from service.decode.modes import KNOBS
 from service.decode.registry import make_mode, these_knobs
 from service.engine.request import SamplingParams
 from service.errors import InvalidRequest, UnknownModel
-from service.gateway.http.constraints import ResponseFormat, constraint_of
-from service.gateway.http.protocol import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Json, Message
+from service.gateway.http.protocol import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Json, ResponseFormat
 from service.settings import nearest
-from service.wire import ModelCard, ReplicaRequest
+from service.wire import ModelCard, Origin, ReplicaRequest, Weights
 
 #: characters of a value or a name, and problems, that an error shows
 _SHOWN = 80
 _EXPLAINED = 10
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
+#: the fields that constrain an answer; the replica compiles the constraint
+_CONSTRAINTS = ("response_format", "regex", "choice", "grammar")
+_SCHEMA_PARAM = "response_format.json_schema.schema"
+#: blocks of a whole answer that come in one chunk
+_TOGETHER = 16
 
-
-#: field -> what it holds, and the fields of that
-_OWNERS: Mapping[str | int, tuple[str, Sequence[str]]] = {
-    "messages": ("a message", tuple(Message.model_fields)),
-    "response_format": ("response_format", tuple(ResponseFormat.model_fields)),
-    "json_schema": ("response_format.json_schema", ("name", "description", "schema", "strict")),
-    "function": ("a tool's function", ("name", "description", "parameters", "strict")),
-    "tools": ("a tool", ("type", "function")),
-    "chat_template_kwargs": ("chat_template_kwargs", ("enable_thinking",)),
+#: path of an object in a body, without indices -> its name in errors; other objects are named by their paths
+_OBJECTS: Mapping[str, str] = {
+    "messages": "a message",
+    "items.messages": "a message",
+    "tools": "a tool",
+    "tools.function": "a tool's function",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """The source of all fields of a `ReplicaRequest` that do not stand in the body.
+
+    `tenant`, `weight`: the name and the weight of the API key. `salted`: makes a cache salt of that key alone.
+    `weights`: the oldest weights that may answer.
+    """
+
+    card: ModelCard
+    timeout_limit_s: float
+    tenant: str = ""
+    weight: float = 1.0
+    salted: Callable[[str], str] = str
+    origin: Origin = field(default_factory=Origin)
+    weights: Weights | None = None
 
 
 def parse_json(body: bytes) -> Json:
@@ -62,17 +82,18 @@ def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateCommon
     try:
         request: GenerateCommon = (GenerateQuality.model_validate if by_quality else GENERATE.validate_python)(body)
     except ValidationError as error:
-        raise explain(error.errors(include_url=False)) from None
+        raise explain(error.errors(include_url=False), GenerateCommon) from None
     return request
 
 
 def to_replica_request(
-    request: GenerateCommon, card: ModelCard, timeout_limit_s: float, **fields: Any
+    request: GenerateCommon, context: RequestContext, *, stream: bool, **fields: Any
 ) -> ReplicaRequest:
-    """The request for a replica. `fields`: its fields that do not follow from the request alone.
+    """The request for a replica. `fields`: fields that follow from another API's body.
 
     UnknownModel, or InvalidRequest if the request is over the server's limits.
     """
+    card, timeout_limit_s = context.card, context.timeout_limit_s
     if request.model is not None:
         check_model(request.model, card)
     mode, knobs = _mode_and_knobs(request, card)
@@ -101,9 +122,14 @@ def to_replica_request(
         stop_token_ids=frozenset(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         stream_steps=request.stream_steps,
-        cache_salt=request.cache_salt or "",
+        cache_salt=context.salted(request.cache_salt or ""),
         priority=request.priority,
+        tenant=context.tenant,
+        weight=context.weight,
+        origin=context.origin,
+        weights=context.weights,
         session=request.prompt_cache_key or "",
+        together=1 if stream else _TOGETHER,
         quality=getattr(request, "quality", None) or "",
         **(parsed | fields),
     )
@@ -126,7 +152,7 @@ def _check_quality_is_alone(body: Mapping[str, Any]) -> None:
 
 
 def _mode_and_knobs(request: GenerateCommon, card: ModelCard) -> tuple[str, dict[str, Any]]:
-    """The mode and the knobs of a request, or those of the preset that it names, at the load on the card."""
+    """The mode and the knobs of a request, or of the preset that it names, at the load on the card."""
     if (quality := getattr(request, "quality", None)) is not None:
         plan = card.quality.plan(quality)
         return plan.mode, dict(plan.knobs)
@@ -134,45 +160,115 @@ def _mode_and_knobs(request: GenerateCommon, card: ModelCard) -> tuple[str, dict
     return mode, {**card.defaults.get(mode, {}), **request.knobs}
 
 
-def explain(problems: Sequence[Any]) -> InvalidRequest:
-    """The first of pydantic's errors, and the number of the others. `param` is the first field at fault."""
-    explained = [_explain(problem) for problem in problems[:_EXPLAINED]]
+def constraint_of(request: GenerateCommon) -> Constraint | None:
+    """The constraint that a request asks for. InvalidRequest if it asks for two, or for no end."""
+    names = [name for name in _CONSTRAINTS if getattr(request, name) is not None]
+    if len(names) > 1:
+        raise InvalidRequest(
+            f"{' and '.join(names)} are given, allowed is one of {', '.join(_CONSTRAINTS)}", param=names[-1]
+        )
+    constraint = _constraint(request)
+    if constraint is not None and request.ignore_eos:
+        raise InvalidRequest(
+            f"ignore_eos is true, which {names[0]} does not allow: the answer has an end", param="ignore_eos"
+        )
+    return constraint
+
+
+def _constraint(request: GenerateCommon) -> Constraint | None:
+    if request.regex is not None:
+        return Constraint.regex(request.regex)
+    if request.choice is not None:
+        return Constraint.choice(request.choice)
+    if request.grammar is not None:
+        return Constraint.grammar(request.grammar)
+    return None if request.response_format is None else _of_format(request.response_format)
+
+
+def _of_format(form: ResponseFormat) -> Constraint | None:
+    schema = form.json_schema
+    if (form.type == "json_schema") != (schema is not None):
+        is_there = "is missing" if schema is None else "is given"
+        raise InvalidRequest(
+            f"response_format.type is {form.type!r} and response_format.json_schema {is_there}; "
+            "type json_schema has one, others have none",
+            param="response_format.json_schema",
+        )
+    if form.type == "text":
+        return None
+    return Constraint.json(schema.schema_ if schema else None, _SCHEMA_PARAM if schema else "response_format")
+
+
+# --- errors ----------------------------------------------------------------------------------------
+
+
+def explain(problems: Sequence[Any], schema: type[BaseModel]) -> InvalidRequest:
+    """The first of pydantic's errors, and the number of the others. `param` is the first field at fault.
+
+    `schema`: the model of the body.
+    """
+    explained = [_explain(problem, schema) for problem in problems[:_EXPLAINED]]
     messages = list(dict.fromkeys(message for _, message in explained))
     if len(problems) > _EXPLAINED:
         messages.append(f"and {len(problems) - _EXPLAINED} more")
     return InvalidRequest("; ".join(messages), param=explained[0][0])
 
 
-def _explain(problem: Mapping[str, Any]) -> tuple[str | None, str]:
-    place = [part for part in problem["loc"] if part != "body"]
-    mode = str(place.pop(0)) if place and place[0] in REQUESTS else None
-    if not place and problem["type"] in {"union_tag_invalid", "union_tag_not_found"}:
+def _explain(problem: Mapping[str, Any], schema: type[BaseModel]) -> tuple[str | None, str]:
+    path = [part for part in problem["loc"] if part != "body"]
+    mode = str(path.pop(0)) if path and path[0] in REQUESTS else None
+    if not path and problem["type"] in {"union_tag_invalid", "union_tag_not_found"}:
         received = _show(problem["input"].get("mode"))
         return "mode", f"mode is {received}, allowed are {', '.join(REQUESTS)}"
-    name = ".".join(str(part) for part in place) or None
+    name = ".".join(str(part) for part in path) or None
     if problem["type"] == "extra_forbidden":
-        return name, _unknown(place, mode)
+        return name, _unknown(path, mode, schema)
     return name, f"{name or 'the request'} is {_show(problem['input'])}: {problem['msg']}"
 
 
-def _unknown(place: Sequence[str | int], mode: str | None) -> str:
-    name = str(place[-1])[:_SHOWN]
-    if len(place) > 1:
-        owners = [_OWNERS[part] for part in place[:-1] if part in _OWNERS]
-        if not owners:
-            return f"{name!r} is not a field of {'.'.join(map(str, place[:-1]))}"
-        owner, fields = owners[-1]
-        return f"{name!r} is not a field of {owner}; {nearest(name, fields)}"
+def _unknown(path: Sequence[str | int], mode: str | None, schema: type[BaseModel]) -> str:
+    name = str(path[-1])[:_SHOWN]
+    if len(path) > 1:
+        *owner, _ = path
+        title = _OBJECTS.get(".".join(str(part) for part in owner if isinstance(part, str)), ".".join(map(str, owner)))
+        fields = _fields_of(owner, schema)
+        return f"{name!r} is not a field of {title}" + (f"; {nearest(name, fields)}" if fields else "")
     if mode and name in KNOBS:
-        users = [other for other, schema in REQUESTS.items() if name in schema.model_fields]
+        users = [user for user, schema in REQUESTS.items() if name in schema.model_fields]
         used = sorted(set(KNOBS) & set(REQUESTS[mode].model_fields))
         return f"mode {mode!r} does not use {name} ({', '.join(users)} do); {these_knobs(used)}"
-    known = {field for schema in REQUESTS.values() for field in schema.model_fields}
-    return f"{name!r} is not a field; {nearest(name, known)}"
+    names = {field for schema in REQUESTS.values() for field in schema.model_fields}
+    return f"{name!r} is not a field; {nearest(name, names)}"
+
+
+def _fields_of(path: Sequence[str | int], schema: type[BaseModel]) -> list[str]:
+    """The fields of the object at a path in a body. In pydantic's paths, the tag of a union's member is a part, too."""
+    models = [schema]
+    for part in path:
+        tagged = [model for model in models if "type" in model.model_fields and part in _tags(model)]
+        if len(models) > 1 and tagged:
+            models = tagged
+        elif isinstance(part, str):
+            fields = [
+                field for model in models for name, field in model.model_fields.items() if part in (name, field.alias)
+            ]
+            models = [model for field in fields for model in _models_in(field.annotation)]
+    return [field.alias or name for model in models for name, field in model.model_fields.items()]
+
+
+def _tags(model: type[BaseModel]) -> tuple[object, ...]:
+    return get_args(model.model_fields["type"].annotation)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a type contains: of a list, of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
 
 
 def _show(value: object) -> str:
-    """A received value as JSON, cut to a readable length. What is cut is not written."""
+    """A received value as JSON, cut to a readable length. The rest is not written."""
     text = ""
     try:
         for part in _ENCODER.iterencode(value):

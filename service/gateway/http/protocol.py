@@ -27,15 +27,16 @@ from pydantic import (
     create_model,
     model_validator,
 )
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from service.constraints.constraint import MAX_CHOICES, MAX_GRAMMAR, MAX_REGEX
 from service.decode.knobs import AUTO, Knob, KnobValue, knobs_in
 from service.decode.modes import KNOBS, MODES
 from service.engine.request import MAX_SEED, FinishReason
 from service.errors import InvalidRequest
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
-from service.gateway.http.constraints import Choice, GrammarText, Regex, ResponseFormat
 from service.quality.schema import QualityName
 from service.wire import TraceStep
 
@@ -67,21 +68,24 @@ def _typed(knob: Knob) -> Any:
     """A knob's type with its range for pydantic. The engine checks a range that ends at the block size."""
     if knob.choices:
         return Annotated[Literal[knob.choices], Field(description=knob.help)]
-    number: Any = Annotated[knob.kind, Field(ge=knob.least, gt=knob.above, le=knob.most)]
+    value: Any = Annotated[knob.kind, Field(ge=knob.minimum, gt=knob.above, le=knob.maximum)]
     if knob.auto:
-        shown: Any = number | Literal["auto"]
-        number = Annotated[number, WrapValidator(_or_auto, json_schema_input_type=shown)]
-    return Annotated[number, Field(description=knob.help)]
+        value = Annotated[value, WrapValidator(_or_auto, json_schema_input_type=value | Literal["auto"])]
+    return Annotated[value, Field(description=knob.help)]
 
 
 #: knob -> its type and range; None means the default: the checkpoint's `mrp_steps`, else the mode's own
 _KNOB_TYPES: Mapping[str, Any] = {name: _typed(knob) for name, knob in KNOBS.items()}
 
 
-class Message(BaseModel):
-    """One message of a chat."""
+class StrictModel(BaseModel):
+    """An object of a body that has no other fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Message(StrictModel):
+    """One message of a chat."""
 
     role: Literal["system", "user", "assistant"]
     content: str
@@ -96,12 +100,43 @@ ONE_PROMPT: list[JsonValue] = [
 TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
 
 
-class GenerateCommon(BaseModel):
+class JsonSchemaFormat(StrictModel):
+    """A JSON schema as OpenAI's clients send it. `strict` changes nothing, the schema always holds."""
+
+    name: Annotated[str, Field(max_length=64)] | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="default: any JSON object")
+    strict: bool | None = None
+
+
+#: the rule that `parse.py` checks, for readers of the OpenAPI document
+_SCHEMA_ONLY_WITH_ITS_TYPE: JsonDict = {
+    "if": {"properties": {"type": {"const": "json_schema"}}},
+    "then": {"required": ["json_schema"], "properties": {"json_schema": {"type": "object"}}},
+    "else": {"properties": {"json_schema": {"type": "null"}}},
+}
+
+
+class ResponseFormat(StrictModel):
+    """The form of the answer, as OpenAI names it. `json_object`: any JSON object."""
+
+    model_config = ConfigDict(json_schema_extra=_SCHEMA_ONLY_WITH_ITS_TYPE)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = Field(None, description="with type json_schema only")
+
+
+Regex = Annotated[str, Field(min_length=1, max_length=MAX_REGEX)]
+Choice = Annotated[
+    list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)
+]
+GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]
+
+
+class GenerateCommon(StrictModel):
     """The fields of POST /generate that every mode has. Exactly one of the three prompts must be given."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, json_schema_extra={"oneOf": ONE_PROMPT}
-    )
+    model_config = ConfigDict(allow_inf_nan=False, json_schema_extra={"oneOf": ONE_PROMPT})
 
     prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="text to be continued")
     prompt_token_ids: Annotated[list[TokenId], Field(min_length=1, fail_fast=True)] | None = Field(
@@ -136,16 +171,19 @@ class GenerateCommon(BaseModel):
         None, description="a name for requests with a common beginning, e.g. a session: they go to the same replica"
     )
     priority: int = Field(
-        DEFAULT_PRIORITY, ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY, description="place in the queue; 0 is served first"
+        DEFAULT_PRIORITY,
+        ge=HIGHEST_PRIORITY,
+        le=LOWEST_PRIORITY,
+        description="priority in the queue; 0 is served first",
     )
 
     @model_validator(mode="after")
     def _one_prompt(self) -> GenerateCommon:
-        given = [name for name in PROMPTS if getattr(self, name) is not None]
-        if len(given) != 1:
-            received = " and ".join(given) or "none of them"
+        names = [name for name in PROMPTS if getattr(self, name) is not None]
+        if len(names) != 1:
+            received = " and ".join(names) or "none of them"
             raise InvalidRequest(
-                f"{received} given, exactly one of {', '.join(PROMPTS)} is allowed", param=(given or PROMPTS)[-1]
+                f"{received} given, exactly one of {', '.join(PROMPTS)} is allowed", param=(names or PROMPTS)[-1]
             )
         return self
 
@@ -212,7 +250,7 @@ GENERATE: TypeAdapter[Any] = TypeAdapter(
 EndReason = Annotated[FinishReason, WithJsonSchema({"type": "string", "enum": ["stop", "length", "timeout"]})]
 
 
-class ForwardCounts(TypedDict):
+class ForwardsByKind(TypedDict):
     """The number of forwards of each kind in which the request had a row.
 
     A commit that shares a forward with other work is not counted.
@@ -235,7 +273,7 @@ class AnswerStats(TypedDict):
 
     tokens_per_forward: float
     tokens_per_forward_total: float
-    forwards: ForwardCounts
+    forwards: ForwardsByKind
     drafts_proposed: int
     drafts_accepted: int
     remasked: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from fastapi.responses import StreamingResponse
@@ -103,13 +103,8 @@ async def all_of(jobs: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
 async def merged(streams: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[int, _T]]:
     """The items of all streams as they come, each with the index of its stream.
 
-    Each of several streams computes one item ahead. Closing the merged stream, or an error in one stream, closes all.
+    Each stream computes one item ahead. Closing the merged stream, or an error in one stream, closes all.
     """
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as stream:
-            async for only in stream:
-                yield 0, only
-        return
     pending = {_following(stream): index for index, stream in enumerate(streams)}
     try:
         while pending:

@@ -1,8 +1,8 @@
 """Builds completions and chat completions, whole or as events, in OpenAI's shape with additional fields.
 
-Every choice also has `token_ids`, and at its end `stats`: those of POST /generate with its finish reason, mode and
-seed. `trace` is added on request. A time-out has OpenAI's finish reason `length`. Events are unnamed, then `[DONE]`.
-OpenAI's client raises an event with an `error`, after which no `[DONE]` follows.
+Every choice also has `token_ids`, and at its end the `stats` of POST /generate with its finish reason, mode and seed.
+`trace` is added on request. A time-out has OpenAI's finish reason `length`. Events are unnamed, then `[DONE]`. OpenAI's
+client raises an event with an `error`, after which no `[DONE]` follows.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from pydantic_core import to_json
 
 from service.errors import MrpServeError
-from service.gateway.http.builder import decoded_stats
+from service.gateway.errors import openai_error
 from service.gateway.http.driver import ResponseBuilder
+from service.gateway.http.generate import decoded_stats
 from service.gateway.http.protocol import Json
-from service.gateway.openai.errors import openai_error
 from service.gateway.openai.logprobs import TokenLogprob, token_logprobs
-from service.gateway.openai.parse import ParsedCompletion
 from service.gateway.openai.protocol import (
     AssistantMessage,
     ChatCompletion,
     ChoiceEnd,
     ChoiceTokens,
-    Completion,
+    CompletionAnswer,
     CompletionHead,
     FinishReasonName,
     MessageChoice,
@@ -35,41 +35,48 @@ from service.gateway.openai.protocol import (
     OpenAiUsage,
     TextChoice,
 )
-from service.text.tools import (
-    ContentDelta,
-    OutputEvent,
-    OutputParser,
-    ParsedOutput,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallStart,
-    parse_output,
-)
-from service.wire import Answer, Chunk, Ending, ModelCard, Progress
+from service.text import tools
+from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest
 
 DONE = b"data: [DONE]\n\n"
 
 _Choice = TypeVar("_Choice", TextChoice, MessageChoice)
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """The form of the answers to one request. `n`: choices per prompt.
+
+    `alternatives`: top log-probabilities per token, None for none. `answer_format`: the format of the model's text.
+    """
+
+    stream: bool
+    n: int
+    include_usage: bool
+    alternatives: int | None
+    return_trace: bool
+    answer_format: tools.AnswerFormat
+
+
 class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
-    """What both routes have in common. The choices of a request are its requests."""
+    """The common part of both routes. `requests`: one per choice."""
 
     _ID_PREFIX: ClassVar[str]
     _FRAME_OBJECT: ClassVar[str]
 
-    def __init__(self, parsed: ParsedCompletion, card: ModelCard) -> None:
-        self._parsed = parsed
-        self._readers = [OutputParser(parsed.answer_format) for _ in parsed.requests]
-        self._written = [0] * len(parsed.requests)  # characters of each choice's text that have log-probabilities
+    def __init__(self, requests: Sequence[ReplicaRequest], model: str, options: AnswerOptions) -> None:
+        super().__init__(requests, stream=options.stream)
+        self._options = options
+        self._parsers = [tools.OutputParser(options.answer_format) for _ in requests]
+        self._written = [0] * len(requests)  # characters of each choice's text that have log-probabilities
         self._endings: dict[int, Ending] = {}
-        name = self._ID_PREFIX + parsed.requests[0].request_id
-        self._head: CompletionHead = {"id": name, "created": int(time.time()), "model": card.name}
+        name = self._ID_PREFIX + requests[0].request_id
+        self._head: CompletionHead = {"id": name, "created": int(time.time()), "model": model}
 
     # --- the form of a choice ----------------------------------------------------------------------
 
     @abstractmethod
-    def _choice(self, index: int, read: ParsedOutput, end: ChoiceEnd) -> _Choice:
+    def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> _Choice:
         """A whole choice."""
 
     @abstractmethod
@@ -77,7 +84,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         """The first frame of a choice. None if there is none before its text."""
 
     @abstractmethod
-    def _part(self, event: OutputEvent) -> Json | None:
+    def _part(self, event: tools.OutputEvent) -> Json | None:
         """A frame with a part of the answer. None if an event has none."""
 
     @abstractmethod
@@ -95,7 +102,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         choices = list[_Choice]()
         for index, answer in enumerate(answers):
             self._endings[index] = answer.ending
-            read = parse_output(self._parsed.answer_format, answer.text)
+            read = tools.parse_output(self._options.answer_format, answer.text)
             choices.append(self._choice(index, read, self._end(index, answer, read.called)))
             await asyncio.sleep(0)
         return choices
@@ -104,7 +111,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         end: ChoiceEnd = {
             "finish_reason": _reason(answer.ending, called),
             **self._tokens(index, answer),
-            "stats": decoded_stats(answer.ending, self._parsed.requests[index]),
+            "stats": decoded_stats(answer.ending, self.requests[index]),
             **self._met(index, answer.ending),
         }
         return end
@@ -117,55 +124,55 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
 
     def piece(self, index: int, chunk: Chunk) -> bytes:
         """The frames of one block, one at least. The first has the block's tokens."""
-        parts = self._parts(self._readers[index].push(chunk.text))
+        parts = self._parts(self._parsers[index].push(chunk.text))
         if not parts:
-            parts = self._parts([ContentDelta("")]) if self._parsed.answer_format.plain else [self._closing()]
+            parts = self._parts([tools.ContentDelta("")]) if self._options.answer_format.plain else [self._closing()]
         events = self._frame(index, parts[0], self._tokens(index, chunk))
         return events + b"".join([self._frame(index, part) for part in parts[1:]]) if len(parts) > 1 else events
 
     def closing(self, index: int, ending: Ending) -> bytes:
         self._endings[index] = ending
-        reader = self._readers[index]
-        rest: list[bytes] = [self._frame(index, part) for part in self._parts(reader.finish())]
-        stats = decoded_stats(ending, self._parsed.requests[index])
-        end = {"finish_reason": _reason(ending, reader.called), "stats": stats, **self._met(index, ending)}
+        parser = self._parsers[index]
+        rest: list[bytes] = [self._frame(index, part) for part in self._parts(parser.finish())]
+        stats = decoded_stats(ending, self.requests[index])
+        end = {"finish_reason": _reason(ending, parser.called), "stats": stats, **self._met(index, ending)}
         return b"".join([*rest, self._frame(index, self._closing(), end)])
 
     def end(self) -> bytes:
         """The token counts, if the request wants them, and the mark of the end."""
-        if not self._parsed.include_usage:
+        if not self._options.include_usage:
             return DONE
         return _data({**self._head, "object": self._FRAME_OBJECT, "choices": [], "usage": self._usage()}) + DONE
 
     def error(self, error: MrpServeError, request_id: str) -> bytes:
         return _data(openai_error(error, request_id))
 
-    def _parts(self, events: Sequence[OutputEvent]) -> list[Json]:
+    def _parts(self, events: Sequence[tools.OutputEvent]) -> list[Json]:
         return [part for event in events if (part := self._part(event)) is not None]
 
     def _frame(self, index: int, content: Json, extras: Mapping[str, object] | None = None) -> bytes:
         choice = {"index": index, **content, "logprobs": None, "finish_reason": None, **(extras or {})}
-        usage = {"usage": None} if self._parsed.include_usage else {}
+        usage = {"usage": None} if self._options.include_usage else {}
         return _data({**self._head, "object": self._FRAME_OBJECT, "choices": [choice], **usage})
 
     # --- fields of both ----------------------------------------------------------------------------
 
     def _tokens(self, index: int, part: Answer | Chunk) -> ChoiceTokens:
         logprobs = None
-        if self._parsed.alternatives is not None:
+        if self._options.alternatives is not None:
             logprobs = self._logprobs(token_logprobs(part.pieces, part.trace, self._written[index]))
             self._written[index] += sum(len(piece.delta) for piece in part.pieces)
         tokens: ChoiceTokens = {"logprobs": logprobs, "token_ids": part.token_ids}
-        if self._parsed.return_trace:
+        if self._options.return_trace:
             tokens["trace"] = part.trace
         return tokens
 
     def _met(self, index: int, ending: Ending) -> Met:
-        return {} if self._parsed.requests[index].constraint is None else {"constraint_met": ending.constraint_met}
+        return {} if self.requests[index].constraint is None else {"constraint_met": ending.constraint_met}
 
     def _usage(self) -> OpenAiUsage:
         """The token counts. A prompt counts once, however many answers it gets."""
-        firsts = [ending for index, ending in self._endings.items() if index % self._parsed.n == 0]
+        firsts = [ending for index, ending in self._endings.items() if index % self._options.n == 0]
         prompts = sum(ending.prompt_tokens for ending in firsts)
         completions = sum(ending.completion_tokens for ending in self._endings.values())
         return {
@@ -181,19 +188,26 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
 
     _ID_PREFIX, _FRAME_OBJECT = "cmpl-", "text_completion"
 
-    async def whole(self, answers: Sequence[Answer]) -> Completion:
+    def __init__(
+        self, requests: Sequence[ReplicaRequest], model: str, options: AnswerOptions, echoes: Sequence[str]
+    ) -> None:
+        """`echoes`: the text before each choice."""
+        super().__init__(requests, model, options)
+        self._echoes = echoes
+
+    async def whole(self, answers: Sequence[Answer]) -> CompletionAnswer:
         choices = await self._choices(answers)
         return {**self._head, "object": "text_completion", "choices": choices, "usage": self._usage()}
 
-    def _choice(self, index: int, read: ParsedOutput, end: ChoiceEnd) -> TextChoice:
-        return {"index": index, "text": self._parsed.echoes[index] + read.content, **end}
+    def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> TextChoice:
+        return {"index": index, "text": self._echoes[index] + read.content, **end}
 
     def _opening(self, index: int) -> Json | None:
-        echo = self._parsed.echoes[index]
+        echo = self._echoes[index]
         return {"text": echo} if echo else None
 
-    def _part(self, event: OutputEvent) -> Json | None:
-        return {"text": event.text} if isinstance(event, ContentDelta) else None
+    def _part(self, event: tools.OutputEvent) -> Json | None:
+        return {"text": event.text} if isinstance(event, tools.ContentDelta) else None
 
     def _closing(self) -> Json:
         return {"text": ""}
@@ -203,7 +217,7 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
         return {
             "tokens": [token.token for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [_by_name(token) for token in tokens] if self._parsed.alternatives else None,
+            "top_logprobs": [_by_name(token) for token in tokens] if self._options.alternatives else None,
             "text_offset": [token.offset for token in tokens],
         }
 
@@ -217,9 +231,9 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
         choices = await self._choices(answers)
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
 
-    def _choice(self, index: int, read: ParsedOutput, end: ChoiceEnd) -> MessageChoice:
+    def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> MessageChoice:
         message: AssistantMessage = {"role": "assistant", "content": read.content, "refusal": None}
-        if self._parsed.answer_format.thinking != "no":
+        if self._options.answer_format.thinking != "no":
             message["reasoning_content"] = read.reasoning or None
         if read.calls:
             message["content"] = read.content or None
@@ -231,19 +245,19 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
 
     def _opening(self, index: int) -> Json:
         """The role of the message. Its content may be none, if the message can have calls."""
-        return {"delta": {"role": "assistant", "content": None if self._parsed.answer_format.format else ""}}
+        return {"delta": {"role": "assistant", "content": None if self._options.answer_format.format else ""}}
 
-    def _part(self, event: OutputEvent) -> Json | None:
+    def _part(self, event: tools.OutputEvent) -> Json | None:
         match event:
-            case ContentDelta(text):
+            case tools.ContentDelta(text):
                 return {"delta": {"content": text}}
-            case ReasoningDelta(text):
+            case tools.ReasoningDelta(text):
                 return {"delta": {"reasoning_content": text}}
-            case ToolCallStart(number, call, name):
-                begun = {"id": call, "type": "function", "function": {"name": name, "arguments": ""}}
-                return {"delta": {"tool_calls": [{"index": number, **begun}]}}
-            case ToolCallDelta(number, text):
-                return {"delta": {"tool_calls": [{"index": number, "function": {"arguments": text}}]}}
+            case tools.ToolCallStart(index, call, name):
+                opened = {"id": call, "type": "function", "function": {"name": name, "arguments": ""}}
+                return {"delta": {"tool_calls": [{"index": index, **opened}]}}
+            case tools.ToolCallDelta(index, text):
+                return {"delta": {"tool_calls": [{"index": index, "function": {"arguments": text}}]}}
             case _:
                 return None
 
@@ -256,7 +270,7 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
         for token in tokens:
             chosen = _record(token.token, token.data, token.logprob)
             likeliest = [_record(other.text, other.data, min(0.0, other.logprob)) for other in token.likeliest]
-            content.append({**chosen, "top_logprobs": (likeliest or [chosen]) if self._parsed.alternatives else []})
+            content.append({**chosen, "top_logprobs": (likeliest or [chosen]) if self._options.alternatives else []})
         return {"content": content, "refusal": None}
 
 
@@ -272,9 +286,9 @@ def _record(token: str, data: bytes | None, logprob: float) -> Json:
 
 
 def _by_name(token: TokenLogprob) -> dict[str, float]:
-    """Name -> log-probability: of the likeliest tokens, and of the chosen one. Of two of one name, the likelier."""
-    named = {other.text: min(0.0, other.logprob) for other in reversed(token.likeliest)}
-    return {**dict(reversed(named.items())), token.token: token.logprob}
+    """Text -> log-probability of the likeliest tokens and of the chosen one. Of two with one text, the likelier."""
+    logprobs = {other.text: min(0.0, other.logprob) for other in reversed(token.likeliest)}
+    return {**dict(reversed(logprobs.items())), token.token: token.logprob}
 
 
 def _data(body: Mapping[str, object]) -> bytes:

@@ -1,4 +1,4 @@
-"""The messages of a chat as OpenAI writes them, calls of tools and their results among them, and what they mean.
+"""The messages of a chat as OpenAI writes them, with calls of tools and their results.
 
 Chat templates get the messages as `text.tools` makes them.
 """
@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidRequest
-from service.gateway.http.api_requests import StrictModel
+from service.gateway.http.protocol import StrictModel
 from service.text.tools import assistant_message, parse_arguments, tool_message
 
 
@@ -39,7 +39,7 @@ def _filled(message: object) -> object:
 
 
 def _received(value: object) -> object:
-    """A part of a message without what OpenAI's client adds to what it receives."""
+    """A part of a message without the fields that OpenAI's client adds to a received answer."""
     if not isinstance(value, Mapping):
         return value
     return {name: field for name, field in value.items() if name not in {"parsed", "parsed_arguments", "index"}}
@@ -71,7 +71,7 @@ class MessageCall(StrictModel):
     function: Annotated[CalledFunction, BeforeValidator(_received, json_schema_input_type=CalledFunction)]
 
 
-Call = Annotated[MessageCall, BeforeValidator(_received, json_schema_input_type=MessageCall)]
+ReceivedCall = Annotated[MessageCall, BeforeValidator(_received, json_schema_input_type=MessageCall)]
 
 
 class ChatMessage(StrictModel):
@@ -79,7 +79,7 @@ class ChatMessage(StrictModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | None = None
-    tool_calls: Annotated[list[Call], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ReceivedCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -98,14 +98,14 @@ class ChatMessage(StrictModel):
 
 
 class SpokenMessage(StrictModel):
-    """What was said to the model. The role `developer` is OpenAI's newer name for `system`."""
+    """A message to the model. The role `developer` is OpenAI's newer name for `system`."""
 
     role: Literal["system", "developer", "user"]
     content: Text
 
 
 class AssistantTextMessage(StrictModel):
-    """What the model said. `reasoning_content`: its thinking before."""
+    """A text of the model. `reasoning_content`: its thinking before."""
 
     role: Literal["assistant"]
     content: Text
@@ -114,7 +114,7 @@ class AssistantTextMessage(StrictModel):
 
 
 class AssistantCallMessage(StrictModel):
-    """What the model said and which tools it called."""
+    """A message of the model with calls of tools."""
 
     role: Literal["assistant"]
     content: Text | None = None
@@ -123,7 +123,7 @@ class AssistantCallMessage(StrictModel):
 
 
 class ToolMessage(StrictModel):
-    """What a tool answered to a call. `name` changes nothing: the call has the tool's name."""
+    """The result of a call. `name` changes nothing: the call has the tool's name."""
 
     role: Literal["tool"]
     content: Text
@@ -133,13 +133,13 @@ class ToolMessage(StrictModel):
 
 #: the messages as the documentation shows them
 _Documented = SpokenMessage | AssistantTextMessage | AssistantCallMessage | ToolMessage
-Message = Annotated[ChatMessage, BeforeValidator(_filled, json_schema_input_type=_Documented)]
+ReceivedMessage = Annotated[ChatMessage, BeforeValidator(_filled, json_schema_input_type=_Documented)]
 
 
 def for_template(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
     """The messages as chat templates take them. InvalidRequest if arguments are no JSON, or a result has no call."""
     called: dict[str, str] = {}
-    return tuple(_for_template(message, f"messages.{number}", called) for number, message in enumerate(messages))
+    return tuple(_for_template(message, f"messages.{index}", called) for index, message in enumerate(messages))
 
 
 def _for_template(message: ChatMessage, param: str, called: dict[str, str]) -> dict[str, Any]:
@@ -147,9 +147,9 @@ def _for_template(message: ChatMessage, param: str, called: dict[str, str]) -> d
     content = message.content or ""
     if message.role == "assistant":
         calls = []
-        for number, call in enumerate(message.tool_calls or ()):
+        for index, call in enumerate(message.tool_calls or ()):
             called[call.id] = call.function.name
-            location = f"{param}.tool_calls.{number}.function.arguments"
+            location = f"{param}.tool_calls.{index}.function.arguments"
             calls.append((call.id, call.function.name, parse_arguments(call.function.arguments, location)))
         return assistant_message(content, calls, message.reasoning_content or "")
     if message.role == "tool":

@@ -1,8 +1,8 @@
 """Log-probabilities of an answer's tokens, read from the trace of its blocks.
 
-A token's log-probability is that of the step that fixed it, at the request's temperature. It is the backbone's, or
-MRP's if MRP revealed the token (mode `direct`). The likeliest tokens are those of the same step. The replica names
-every token: by its text, or as `token_id:17` if the token is not a whole character.
+A token has the log-probability of the step that fixed it, at the request's temperature. It is the backbone's, or MRP's
+if MRP revealed the token (mode `direct`). The likeliest tokens come from the same step. The replica names every token:
+by its text, or as `token_id:17` if the token is not a whole character.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def token_logprobs(
         block = blocks.setdefault(step["block"], {})
         for position, token, confidence in step["revealed"]:
             block[position] = (token, confidence)
-    # A revoked position is revealed again later, or lies behind the answer's end. `zip` drops what lies behind it.
+    # A revoked position is revealed again later, or lies behind the answer's end. `zip` drops positions behind it.
     fixed = [block[position] for _, block in sorted(blocks.items()) for position in sorted(block)]
     offsets = accumulate((len(piece.delta) for piece in pieces), initial=offset)
     return [
@@ -54,8 +54,8 @@ def token_logprobs(
 
 
 def _logprob(piece: TokenText, token: int, confidence: float) -> float:
-    """The chosen token's, as the list of the likeliest has it. A confidence is rounded."""
-    own = next((likely.logprob for likely in piece.top_logprobs if likely.token == token), None)
-    if own is None:
-        own = math.log(confidence) if confidence > 0 else _LEAST
-    return min(0.0, own)
+    """The log-probability of the chosen token, if possible from the likeliest tokens: a confidence is rounded."""
+    logprob = next((likely.logprob for likely in piece.top_logprobs if likely.token == token), None)
+    if logprob is None:
+        logprob = math.log(confidence) if confidence > 0 else _LEAST
+    return min(0.0, logprob)

@@ -6,8 +6,7 @@ The validation of POST /generate parses the fields that both APIs share.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -23,22 +22,11 @@ from service.gateway.http.api_requests import (
     parse_shared,
     parse_shared_of_chat,
 )
-from service.gateway.http.driver import ParsedRequest
-from service.gateway.http.parse import to_replica_request
+from service.gateway.http.parse import RequestContext, to_replica_request
 from service.gateway.http.protocol import GenerateCommon, Json
+from service.gateway.openai import protocol
+from service.gateway.openai.builder import AnswerOptions, ChatBuilder, CompletionBuilder
 from service.gateway.openai.chat import for_template
-from service.gateway.openai.protocol import (
-    MAX_CHOICES,
-    MAX_TEMPERATURE,
-    AllowedChoice,
-    ChatRequest,
-    CompletionRequest,
-    Effort,
-    NamedTool,
-    OpenAiRequest,
-    Prompt,
-    TemplateOptions,
-)
 from service.text.tools import AnswerFormat, Tool, ToolUse
 from service.wire import ModelCard, ReplicaRequest
 
@@ -67,58 +55,33 @@ _NO_OPS: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 
-_HINTS: frozenset[str] = frozenset(
-    {
-        "metadata",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "user",
-    }
-)
+_HINTS = frozenset({"metadata", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "user"})
 
 FIELDS = BodyFields(PASSED, _NO_OPS, _HINTS)
 
-_Request = TypeVar("_Request", bound=OpenAiRequest)
+_Request = TypeVar("_Request", bound=protocol.OpenAiRequest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedCompletion(ParsedRequest):
-    """A request of either route. `requests`: one per choice. `n`: choices per prompt.
-
-    `echoes`: the text before each choice. `alternatives`: top log-probabilities per token, None for none.
-    `answer_format`: the format by which answers are parsed.
-    """
-
-    n: int
-    echoes: tuple[str, ...]
-    include_usage: bool
-    alternatives: int | None
-    return_trace: bool
-    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
-
-
-def parse_completion(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedCompletion:
+def parse_completion(body: Mapping[str, Any], context: RequestContext) -> CompletionBuilder:
     """Parses a body of POST /v1/completions. Raises InvalidRequest or UnknownModel with the reason."""
-    request, shared = _parse(_without_best_of(body), CompletionRequest, card)
+    request, shared = _parse(_without_best_of(body), protocol.CompletionRequest, context.card)
     _check_completion(request)
     shared["max_new_tokens"] = request.max_tokens or _COMPLETION_TOKENS
     first = request.prompt[0]
     shared |= {"prompt": first} if isinstance(first, str) else {"prompt_token_ids": list(first)}
-    common = parse_shared(shared, card, MAX_TEMPERATURE)
-    replica_request = to_replica_request(common, card, timeout_limit_s, **_logprobs_fields(common, request.logprobs))
+    common = parse_shared(shared, context.card, protocol.MAX_TEMPERATURE)
+    fields = _logprobs_fields(common, request.logprobs)
+    replica_request = to_replica_request(common, context, stream=request.stream, **fields)
     prompts = [prompt for prompt in request.prompt for _ in range(request.n)]
-    requests = [
-        replica_request,
-        *(_choice(replica_request, index, _prompt(prompts[index])) for index in range(1, len(prompts))),
-    ]
+    further = [_choice(replica_request, index, _prompt(prompts[index])) for index in range(1, len(prompts))]
     echoes = [prompt if request.echo and isinstance(prompt, str) else "" for prompt in prompts]
-    return _parsed(request, common, requests, echoes=tuple(echoes), alternatives=request.logprobs)
+    options = _options(request, common, request.logprobs)
+    return CompletionBuilder([replica_request, *further], context.card.name, options, echoes)
 
 
-def parse_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedCompletion:
+def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
     """Parses a body of POST /v1/chat/completions. Raises InvalidRequest or UnknownModel with the reason."""
-    request, shared = _parse(body, ChatRequest, card)
+    request, shared = _parse(body, protocol.ChatRequest, context.card)
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise InvalidRequest(
@@ -131,22 +94,21 @@ def parse_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float)
     if limits:
         shared["max_new_tokens"] = limits.pop()
     alternatives = (request.top_logprobs or 0) if request.logprobs else None
-    common = parse_shared_of_chat(shared, card, MAX_TEMPERATURE)
+    common = parse_shared_of_chat(shared, context.card, protocol.MAX_TEMPERATURE)
     thinks = think(request.reasoning_effort, request.chat_template_kwargs)
     chat = ChatPrompt(for_template(request.messages), _tool_use(request), *thinks)
-    fields, answer_format = chat_fields(common, chat, card)
-    replica_request = to_replica_request(
-        common, card, timeout_limit_s, **fields, **_logprobs_fields(common, alternatives)
-    )
-    requests = [replica_request, *(_choice(replica_request, index, {}) for index in range(1, request.n))]
-    echoes = ("",) * request.n
-    return _parsed(request, common, requests, echoes=echoes, alternatives=alternatives, answer_format=answer_format)
+    fields, answer_format = chat_fields(common, chat, context.card)
+    fields |= _logprobs_fields(common, alternatives)
+    replica_request = to_replica_request(common, context, stream=request.stream, **fields)
+    further = [_choice(replica_request, index, {}) for index in range(1, request.n)]
+    options = _options(request, common, alternatives, answer_format)
+    return ChatBuilder([replica_request, *further], context.card.name, options)
 
 
 def _parse(body: Mapping[str, Any], schema: type[_Request], card: ModelCard) -> tuple[_Request, dict[str, Any]]:
     """OpenAI's own fields as a typed request, and the other fields, which are not parsed yet."""
-    own, shared = FIELDS.split(body, schema.model_fields)
-    request = parse_own(own, schema, card)
+    fields, shared = FIELDS.split(body, schema)
+    request = parse_own(fields, schema, card)
     if request.stream_options and not request.stream:
         raise InvalidRequest("stream_options are given, which need stream true", param="stream_options")
     return request, shared
@@ -158,11 +120,11 @@ def _without_best_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in body.items() if name != "best_of"} if same else body
 
 
-def _check_completion(request: CompletionRequest) -> None:
+def _check_completion(request: protocol.CompletionRequest) -> None:
     count = request.n * len(request.prompt)
-    if count > MAX_CHOICES:
+    if count > protocol.MAX_ANSWERS:
         raise InvalidRequest(
-            f"{len(request.prompt)} prompts with n {request.n} are {count} answers, allowed are {MAX_CHOICES}",
+            f"{len(request.prompt)} prompts with n {request.n} are {count} answers, allowed are {protocol.MAX_ANSWERS}",
             param="n",
         )
     if request.echo and not all(isinstance(prompt, str) for prompt in request.prompt):
@@ -171,16 +133,16 @@ def _check_completion(request: CompletionRequest) -> None:
         raise InvalidRequest("echo is true with logprobs; a prompt's tokens have no log-probabilities", param="echo")
 
 
-def _prompt(prompt: Prompt) -> Json:
+def _prompt(prompt: protocol.CompletionPrompt) -> Json:
     return {"text": prompt, "token_ids": None} if isinstance(prompt, str) else {"text": None, "token_ids": prompt}
 
 
 def _logprobs_fields(common: GenerateCommon, alternatives: int | None) -> Json:
     """The fields of a request from which log-probabilities are read. `alternatives`: per token, None for none."""
-    named = alternatives is not None
+    wants = alternatives is not None
     return {
-        "return_trace": named or common.return_trace,
-        "return_pieces": named,
+        "return_trace": wants or common.return_trace,
+        "return_pieces": wants,
         "top_logprobs": alternatives or 0,
     }
 
@@ -191,45 +153,44 @@ def _choice(request: ReplicaRequest, index: int, prompt: Json) -> ReplicaRequest
     return replace(request, request_id=secrets.token_hex(12), sampling=replace(request.sampling, seed=seed), **prompt)
 
 
-def _parsed(
-    request: OpenAiRequest, common: GenerateCommon, requests: Sequence[ReplicaRequest], **fields: Any
-) -> ParsedCompletion:
-    return ParsedCompletion(
-        requests=tuple(requests),
-        stream=request.stream,
-        n=request.n,
-        include_usage=bool((request.stream_options or {}).get("include_usage")),
-        return_trace=common.return_trace,
-        **fields,
+def _options(
+    request: protocol.OpenAiRequest,
+    common: GenerateCommon,
+    alternatives: int | None,
+    answer_format: AnswerFormat | None = None,
+) -> AnswerOptions:
+    usage = bool((request.stream_options or {}).get("include_usage"))
+    return AnswerOptions(
+        request.stream, request.n, usage, alternatives, common.return_trace, answer_format or AnswerFormat()
     )
 
 
 # --- tools and thinking ----------------------------------------------------------------------------
 
 
-def _tool_use(request: ChatRequest) -> ToolUse | None:
-    """What the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
+def _tool_use(request: protocol.ChatRequest) -> ToolUse | None:
+    """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
     functions = (spec.function for spec in request.tools)
     tools = tuple(Tool(function.name, function.description, function.parameters) for function in functions)
     choice, parallel = request.tool_choice, request.parallel_tool_calls
-    if isinstance(choice, NamedTool):
+    if isinstance(choice, protocol.NamedTool):
         return ToolUse(tools, "required", (choice.function.name,), parallel=False)
-    if isinstance(choice, AllowedChoice):
+    if isinstance(choice, protocol.AllowedChoice):
         names = tuple(tool.function.name for tool in choice.allowed_tools.tools)
         return ToolUse(tools, choice.allowed_tools.mode, names, parallel)
     return ToolUse(tools, choice, (), parallel) if tools or choice == "required" else None
 
 
-def think(effort: Effort | None, options: TemplateOptions | None) -> tuple[bool | None, str]:
+def think(effort: protocol.Effort | None, options: protocol.TemplateOptions | None) -> tuple[bool | None, str]:
     """Whether to think, None leaves it to the chat template; and the field that says so."""
-    wanted = None if effort is None else effort != "none"
+    thinks = None if effort is None else effort != "none"
     enabled = options.enable_thinking if options else None
-    if wanted is None or enabled is None:
-        return (enabled, "chat_template_kwargs") if wanted is None else (wanted, "reasoning_effort")
-    if wanted != enabled:
+    if thinks is None or enabled is None:
+        return (enabled, "chat_template_kwargs") if thinks is None else (thinks, "reasoning_effort")
+    if thinks != enabled:
         raise InvalidRequest(
             f"reasoning_effort is {effort!r} and chat_template_kwargs.enable_thinking {str(enabled).lower()}; "
             "give one of them",
             param="chat_template_kwargs",
         )
-    return wanted, "reasoning_effort"
+    return thinks, "reasoning_effort"

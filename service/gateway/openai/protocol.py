@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import ConfigDict, Field, PlainValidator, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field, PlainValidator, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from service.gateway.http.api_requests import ApiRequest, StrictModel, ToolName
-from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json, Usage
-from service.gateway.openai.chat import Message
+from service.gateway.http.api_requests import ApiRequest, ToolName
+from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json, StrictModel, Usage
+from service.gateway.openai.chat import ReceivedMessage
 from service.text.tools.calls import MAX_TOOLS
 from service.wire import TraceStep
 
 #: the most choices of one request, over all its prompts
-MAX_CHOICES = 128
+MAX_ANSWERS = 128
 
 #: OpenAI's limit; POST /generate allows higher temperatures
 MAX_TEMPERATURE = 2
@@ -32,16 +32,16 @@ _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems":
 _PROMPT_SCHEMA = {
     "anyOf": [
         _TEXT,
-        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_ANSWERS},
         _IDS,
-        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_CHOICES},
+        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_ANSWERS},
     ]
 }
 
-Prompt = str | tuple[int, ...]
+CompletionPrompt = str | tuple[int, ...]
 
 
-def prompts_of(value: object) -> tuple[Prompt, ...]:
+def prompts_of(value: object) -> tuple[CompletionPrompt, ...]:
     """The prompts of a completion: a text, ids, or a list of either."""
     items = [value] if _prompt_of(value) is not None else value
     prompts = [_prompt_of(item) for item in items] if isinstance(items, list) else []
@@ -52,7 +52,7 @@ def prompts_of(value: object) -> tuple[Prompt, ...]:
     return tuple(prompt for prompt in prompts if prompt is not None)
 
 
-def _prompt_of(value: object) -> Prompt | None:
+def _prompt_of(value: object) -> CompletionPrompt | None:
     if isinstance(value, str):
         return value or None
     if isinstance(value, list) and value and all(type(item) is int for item in value):
@@ -107,10 +107,10 @@ class AllowedChoice(StrictModel):
     allowed_tools: AllowedTools
 
 
-def _any_tool_choice(value: object, known: ValidatorFunctionWrapHandler) -> object:
+def _any_tool_choice(value: object, validate: ValidatorFunctionWrapHandler) -> object:
     """One error instead of one for each kind of choice."""
     try:
-        return known(value)
+        return validate(value)
     except ValidationError:
         message = "none, auto, required, a function by its name or allowed_tools is expected"
         raise PydanticCustomError("tool_choice", message) from None
@@ -121,7 +121,7 @@ ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool | Allowed
 
 
 class TemplateOptions(StrictModel):
-    """What vLLM's clients tell the chat template."""
+    """The options of vLLM's clients for the chat template."""
 
     enable_thinking: bool | None = None
 
@@ -133,10 +133,7 @@ StreamOption = Literal["include_usage", "include_obfuscation", "continuous_usage
 class OpenAiRequest(ApiRequest):
     """The fields that both routes have."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    model: str = Field(description="as GET /v1/models names it")
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description="answers per prompt; answer i has the seed `seed` + i")
+    n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers per prompt; answer i has the seed `seed` + i")
     max_tokens: int | None = Field(
         None, ge=1, le=MAX_NEW_TOKENS, description="default: 16 for completions, 256 for chats"
     )
@@ -150,18 +147,20 @@ class CompletionRequest(OpenAiRequest):
     """POST /v1/completions."""
 
     prompt: Annotated[
-        tuple[Prompt, ...],
+        tuple[CompletionPrompt, ...],
         PlainValidator(prompts_of, json_schema_input_type=Any),
         Field(json_schema_extra=_PROMPT_SCHEMA),
     ]
     echo: bool = Field(False, description="put the prompt before the answer; needs prompts that are texts")
-    logprobs: int | None = Field(None, ge=0, le=MAX_LIKELIEST, description="so many of the likeliest for each token")
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_LIKELIEST, description="the number of likeliest tokens for each token"
+    )
 
 
 class ChatRequest(OpenAiRequest):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[ReceivedMessage], Field(min_length=1, fail_fast=True)]
     tools: Annotated[list[ToolSpec], Field(fail_fast=True)] = Field(
         [], max_length=MAX_TOOLS, description="functions that the model may call"
     )
@@ -174,7 +173,7 @@ class ChatRequest(OpenAiRequest):
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="newer name of max_tokens")
     logprobs: bool = Field(False, description="log-probabilities of the answer's tokens")
     top_logprobs: int | None = Field(
-        None, ge=0, le=MAX_LIKELIEST, description="so many of the likeliest for each token; needs logprobs"
+        None, ge=0, le=MAX_LIKELIEST, description="the number of likeliest tokens for each token; needs logprobs"
     )
 
 
@@ -198,7 +197,7 @@ class ChoiceTokens(TypedDict):
 
 
 class ChoiceEnd(ChoiceTokens, Met):
-    """What the choices of both routes have."""
+    """The end of a choice, on both routes."""
 
     finish_reason: FinishReasonName
     stats: DecodedStats
@@ -244,20 +243,20 @@ class MessageChoice(ChoiceEnd):
 
 
 class OpenAiUsage(Usage):
-    """Token counts, and those of the prompt that the prefix cache had."""
+    """Token counts, with the tokens of the prompt that the prefix cache had."""
 
     prompt_tokens_details: dict[str, int]
 
 
 class CompletionHead(TypedDict):
-    """What the answers and the frames of both routes begin with."""
+    """The first fields of the answers and the frames of both routes."""
 
     id: str
     created: int
     model: str
 
 
-class Completion(CompletionHead):
+class CompletionAnswer(CompletionHead):
     """The answer of POST /v1/completions."""
 
     object: Literal["text_completion"]

@@ -5,28 +5,34 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 
-from service.gateway.http.driver import Api, JsonAnswer, respond
+from service.gateway.errors import OpenAiErrorAnswer, in_openai_terms
+from service.gateway.http.api_requests import BodyFields
+from service.gateway.http.driver import Api, JsonAnswer, Upstream, locked, respond
+from service.gateway.http.errors import renamed
 from service.gateway.http.models import Model, model_json
-from service.gateway.http.openapi import body_docs, errors, route_docs
+from service.gateway.http.openapi import body_docs, errors, route_docs, shared_schema
 from service.gateway.http.parse import check_model
-from service.gateway.http.routes import answering
-from service.gateway.openai.builder import ChatBuilder, CompletionBuilder
-from service.gateway.openai.errors import OpenAiErrorAnswer, in_openai_terms, openai_problem
 from service.gateway.openai.parse import FIELDS, parse_chat, parse_completion
 from service.gateway.openai.protocol import (
     MAX_TEMPERATURE,
     ChatCompletion,
     ChatRequest,
-    Completion,
+    CompletionAnswer,
     CompletionRequest,
-    OpenAiRequest,
 )
-from service.gateway.upstream import Upstream
+from service.gateway.openai.responses.parse import FIELDS as RESPONSE_FIELDS
+from service.gateway.openai.responses.parse import parse_responses
+from service.gateway.openai.responses.protocol import ResponseObject, ResponsesRequest
 
-_STREAM: Final = (
+_COMPLETION_STREAM: Final = (
     "OpenAI's object; its choices also have `token_ids` and `stats`. With `stream`, server-sent events of OpenAI's "
     "chunks, then `[DONE]`. After a time-out finish_reason is `length`, and `timeout` in `stats`."
+)
+_RESPONSE_STREAM: Final = (
+    "OpenAI's object, with `stats`. With `stream`, OpenAI's events, from `response.created` to `response.completed`, "
+    "`response.incomplete` or `error`. Nothing is stored."
 )
 _COMPLETION: Final = {"model": "demo", "prompt": "12+5=", "max_tokens": 32}
 _CHAT: Final = {
@@ -36,21 +42,32 @@ _CHAT: Final = {
     "stream": True,
 }
 
-COMPLETIONS: Final = Api(parse_completion, CompletionBuilder, lambda error, _: in_openai_terms(error))
-CHAT: Final = Api(parse_chat, ChatBuilder, lambda error, _: in_openai_terms(error))
+_RESPONSE: Final = {"model": "demo", "input": "12+5=", "max_output_tokens": 64}
+
+COMPLETIONS: Final = Api(parse_completion, lambda error, _: in_openai_terms(error))
+CHAT: Final = Api(parse_chat, lambda error, _: in_openai_terms(error))
+RESPONSES: Final = Api(parse_responses, lambda error, _: renamed(error, {"max_new_tokens": "max_output_tokens"}))
 
 
 def openai_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
-    router = APIRouter(prefix="/v1", route_class=answering(upstream.authorize, upstream.count, openai_problem))
+    router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
 
-    @router.post("/completions", **_docs("Completions", Completion, CompletionRequest, _COMPLETION))
+    completion = _docs("Completions as OpenAI's client asks for them", CompletionAnswer, _COMPLETION_STREAM)
+    chat = _docs("Chat completions as OpenAI's client asks for them", ChatCompletion, _COMPLETION_STREAM)
+    response = _docs("Responses as OpenAI's client asks for them, without state", ResponseObject, _RESPONSE_STREAM)
+
+    @router.post("/completions", **completion, **_body(CompletionRequest, FIELDS, _COMPLETION))
     async def completions(request: Request) -> Response:
         return await respond(COMPLETIONS, upstream, request)
 
-    @router.post("/chat/completions", **_docs("Chat completions", ChatCompletion, ChatRequest, _CHAT))
-    async def chat(request: Request) -> Response:
+    @router.post("/chat/completions", **chat, **_body(ChatRequest, FIELDS, _CHAT))
+    async def chat_completions(request: Request) -> Response:
         return await respond(CHAT, upstream, request)
+
+    @router.post("/responses", **response, **_body(ResponsesRequest, RESPONSE_FIELDS, _RESPONSE))
+    async def responses(request: Request) -> Response:
+        return await respond(RESPONSES, upstream, request)
 
     failed = errors(401, 404, 422, 503, model=OpenAiErrorAnswer)
 
@@ -63,7 +80,9 @@ def openai_router(upstream: Upstream) -> APIRouter:
     return router
 
 
-def _docs(what: str, answer: type, body: type[OpenAiRequest], example: dict[str, Any]) -> dict[str, Any]:
-    failed = errors(401, 404, 413, 422, 429, 503, 504, model=OpenAiErrorAnswer)
-    route = route_docs(f"{what} as OpenAI's client asks for them", answer, failed, _STREAM)
-    return route | body_docs(body, FIELDS.passed, MAX_TEMPERATURE, example)
+def _docs(summary: str, answer: type, stream: str) -> dict[str, Any]:
+    return route_docs(summary, answer, errors(401, 404, 413, 422, 429, 503, 504, model=OpenAiErrorAnswer), stream)
+
+
+def _body(body: type[BaseModel], fields: BodyFields, example: dict[str, Any]) -> dict[str, Any]:
+    return body_docs(shared_schema(body, fields.passed, MAX_TEMPERATURE), example)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
 from service.gateway.http.api_requests import ApiRequest
-from service.gateway.http.protocol import MAX_CACHE_KEY, MAX_SALT, ONE_PROMPT, Message, TokenId
+from service.gateway.http.protocol import MAX_CACHE_KEY, MAX_SALT, ONE_PROMPT, Message, StrictModel, TokenId
 from service.gateway.openai.protocol import OpenAiUsage
 
 MAX_ITEMS = 64
 MAX_LABELS = 100
 MAX_LIKELIEST = 20
-
-_FORM = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 def _listed(value: object) -> object:
@@ -32,10 +30,10 @@ LabelIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LABELS, f
 Mark = Annotated[str, Field(min_length=1, max_length=64)]
 
 
-class ScoreQuestion(BaseModel):
+class ScoreQuestion(StrictModel):
     """The labels and the mark of positions: of an item, or of all items that have none themselves."""
 
-    model_config = _FORM
+    model_config = ConfigDict(allow_inf_nan=False)
 
     labels: Labels | None = Field(None, description="texts of one token each")
     label_token_ids: LabelIds | None = Field(None, description="the same as token ids")
@@ -45,7 +43,7 @@ class ScoreQuestion(BaseModel):
 class ScoreItem(ScoreQuestion):
     """A pinned text. Exactly one of the three prompts must be given."""
 
-    model_config = ConfigDict(**_FORM, json_schema_extra={"oneOf": ONE_PROMPT})
+    model_config = ConfigDict(json_schema_extra={"oneOf": ONE_PROMPT})
 
     prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="a text")
     prompt_token_ids: Annotated[list[TokenId | None], Field(min_length=1, fail_fast=True)] | None = Field(

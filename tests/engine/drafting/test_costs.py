@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from service.decode.drafts import Drafting
 from service.decode.modes import Speculative
 from service.decode.policy import Prediction
 from service.engine.drafting import costs
@@ -93,13 +94,14 @@ def test_an_engine_measures_its_own_forwards_and_changes_no_page_that_is_kept() 
 
 
 def test_drafting_is_measured_on_trees_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    grown, states = costs._grown, list[int]()
+    grow, states = costs.tree, list[int]()
 
-    def counted(*given: Any) -> int:
-        states.append(grown(*given))
-        return states[-1]
+    def counted(*given: Any) -> Drafting:
+        drafts = yield from grow(*given)
+        states.append(len(drafts))
+        return drafts
 
-    monkeypatch.setattr(costs, "_grown", counted)
+    monkeypatch.setattr(costs, "tree", counted)
     measure(CheckpointRunner(tiny_checkpoint(3), 24), 24, has_mrp=False)
     assert set(states) == {costs._DRAFTS}
 

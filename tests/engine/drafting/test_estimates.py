@@ -15,40 +15,40 @@ def count(reliability: Reliability, drafts: list[tuple[float, int]]) -> None:
 
 @pytest.mark.parametrize("price", [0.0, 0.02, 0.3, 0.77, 0.99])
 def test_expected_gains_are_believed_at_first(price: float) -> None:
-    assert Reliability().least_worth(price) == pytest.approx(price)
+    assert Reliability().min_gain(price) == pytest.approx(price)
 
 
 def test_gains_that_fail_to_come_have_to_be_higher() -> None:
     reliability = Reliability()
     for expected in (0.15, 0.35, 0.55, 0.75, 0.93):
         count(reliability, [(expected, 0)] * 600 + [(expected, 1)] * int(200 * expected))
-    assert reliability.least_worth(0.1) > 0.15
-    assert reliability.least_worth(0.1) < reliability.least_worth(0.15) < reliability.least_worth(0.9)
+    assert reliability.min_gain(0.1) > 0.15
+    assert reliability.min_gain(0.1) < reliability.min_gain(0.15) < reliability.min_gain(0.9)
     sure = [(0.995, 1)] * 50
-    before = reliability.least_worth(0.9)
+    before = reliability.min_gain(0.9)
     count(reliability, sure)
-    assert 0.9 < reliability.least_worth(0.9) <= before
+    assert 0.9 < reliability.min_gain(0.9) <= before
 
 
 def test_gains_that_are_exceeded_may_be_lower() -> None:
     reliability = Reliability()
     count(reliability, [(0.35, 1)] * 200 + [(0.45, 1)] * 200)
-    assert reliability.least_worth(0.5) < 0.36
+    assert reliability.min_gain(0.5) < 0.36
 
 
 def test_what_was_learned_is_forgotten_in_time() -> None:
     reliability = Reliability()
     count(reliability, [(0.55, 0)] * 6000)
-    assert reliability.least_worth(0.5) > 0.6
+    assert reliability.min_gain(0.5) > 0.6
     count(reliability, [(0.55, 1)] * 6000)
-    assert reliability.least_worth(0.5) < 0.56
+    assert reliability.min_gain(0.5) < 0.56
 
 
 def test_when_nothing_keeps_a_price_nothing_is_worth_it() -> None:
     reliability = Reliability()
     for expected in (0.15, 0.45, 0.85, 0.93, 0.97, 0.99, 1.5, 3.0):
         count(reliability, [(expected, 0)] * 3000)
-    assert reliability.least_worth(0.5) >= 1
+    assert reliability.min_gain(0.5) >= 1
 
 
 def test_gains_are_counted_by_the_position_in_the_tree() -> None:

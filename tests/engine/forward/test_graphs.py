@@ -12,12 +12,12 @@ from torch import Tensor
 
 from service.decode.block import MASKED, Block
 from service.engine import Engine, EngineConfig, EngineDeps
-from service.engine.forward.forward_limits import GRAPH_ROWS
 from service.engine.forward.graphs import Capture, CaptureFailed, Graphs, Inputs
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.partition import BatchPartition, FixedShapes, fixed_shapes_for
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
+from service.engine.memory_plan import GRAPH_ROWS
 from service.engine.request import SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.attention import attention_backend
@@ -93,7 +93,7 @@ class TestBookkeeping:
         assert all(Graphs(Plans(), Eagerly()).size(rows) <= max(rows + 7, 1.25 * rows) for rows in range(1, 513))
 
     def test_the_rows_of_deterministic_have_a_size_of_their_own(self) -> None:
-        assert Graphs(Plans(), Eagerly(), least=42).size(42) == 42
+        assert Graphs(Plans(), Eagerly(), min_rows=42).size(42) == 42
 
     def test_forwards_of_one_size_share_a_graph_and_its_buffers(self) -> None:
         capture, attention = Eagerly(), Plans()

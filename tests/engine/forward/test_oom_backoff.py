@@ -12,12 +12,12 @@ from service.decode.block import Block
 from service.decode.modes import Direct, Speculative
 from service.decode.policy import Prediction
 from service.engine import AsyncEngine, BlockEvent, Engine
-from service.engine.forward.oom_backoff import OomBackoff
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner, done
+from service.engine.forward.runner import CheckpointRunner, OomBackoff, done
 from service.errors import EngineFailed, OutOfMemory
 from service.model import Checkpoint
 from tests.engine.helpers import events_of, random_requests, request
+from tests.predictions import prediction_of
 from tests.runners import Around, engine_over
 from tests.tiny import tiny_checkpoint
 
@@ -88,7 +88,7 @@ class TestRowsThatFit:
             if not fits(indices):
                 raise torch.OutOfMemoryError
             calls.append(indices)
-            return [Prediction.of_picks((), handle=index) for index in indices]
+            return [prediction_of((), handle=index) for index in indices]
 
         predictions = read(OomBackoff(), forward, [self.row(index) for index in range(count)])
         return [prediction and prediction.handle for prediction in predictions], calls
@@ -119,7 +119,7 @@ class TestRowsThatFit:
             tried.append(len(rows))
             if len(rows) > room:
                 raise torch.OutOfMemoryError
-            return [Prediction.of_picks((), handle=row.index) for row in rows]
+            return [prediction_of((), handle=row.index) for row in rows]
 
         def step() -> list[int]:
             tried.clear()
@@ -142,7 +142,7 @@ class TestRowsThatFit:
         def forward(rows: Sequence[Row]) -> list[Prediction]:
             if any(row.index == 4 for row in rows):
                 raise torch.OutOfMemoryError
-            return [Prediction.of_picks((), handle=row.index) for row in rows]
+            return [prediction_of((), handle=row.index) for row in rows]
 
         predictions = read(backoff, forward, [self.row(index) for index in range(8)])
         assert [prediction and prediction.handle for prediction in predictions] == [0, 1, 2, 3, None, 5, 6, 7]
@@ -182,7 +182,7 @@ class TestRowsThatFit:
             kept = Held()
             if len(rows) > 1:
                 raise torch.OutOfMemoryError
-            return [Prediction.of_picks((), handle=type(kept))] * len(rows)
+            return [prediction_of((), handle=type(kept))] * len(rows)
 
         read(OomBackoff(), forward, [self.row(0), self.row(1)])
         assert alive == [0, 0, 0]

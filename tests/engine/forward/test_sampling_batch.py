@@ -26,7 +26,7 @@ def said(reads: SamplingBatch) -> list[tuple[int, int, int]]:
 
 def test_masked_positions_come_in_order_and_judged_ones_behind_all_of_them() -> None:
     stored = Row(Block((1, 2, 3)), 0, (), writes_kv=True)
-    reads = SamplingBatch.of([row((7, M, 8), rescore=(2, 0)), stored, row((M, 9, M), 4, rescore=(1,))], 3)
+    reads = SamplingBatch.from_rows([row((7, M, 8), rescore=(2, 0)), stored, row((M, 9, M), 4, rescore=(1,))], 3)
     assert said(reads) == [(0, 1, -1), (2, 0, -1), (2, 2, -1), (0, 2, 8), (0, 0, 7), (2, 1, 9)]
     assert reads.flat.tolist() == [1, 6, 8, 2, 0, 7]
     assert reads.absolute_position.tolist() == [1, 12, 14, 2, 0, 13]
@@ -35,23 +35,23 @@ def test_masked_positions_come_in_order_and_judged_ones_behind_all_of_them() -> 
 
 
 def test_rows_that_are_not_read_have_no_reads() -> None:
-    assert said(SamplingBatch.of([Row(Block((1, M)), 0, (), writes_kv=True)], 2)) == []
-    assert said(SamplingBatch.of([row((1, 2))], 2)) == []
+    assert said(SamplingBatch.from_rows([Row(Block((1, M)), 0, (), writes_kv=True)], 2)) == []
+    assert said(SamplingBatch.from_rows([row((1, 2))], 2)) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=8))
 def test_the_noise_of_a_position_does_not_depend_on_who_is_beside_it(asked: list[tuple[int, int, int]]) -> None:
     rows = [row((5,) * revealed + (M,) * (4 - revealed), index, seed=seed) for seed, revealed, index in asked]
-    together = SamplingBatch.of(rows, 4)
+    together = SamplingBatch.from_rows(rows, 4)
     keys = noise_keys(together)
     for number, one in enumerate(rows):
-        assert np.array_equal(keys[together.row == number], noise_keys(SamplingBatch.of([one], 4)))
+        assert np.array_equal(keys[together.row == number], noise_keys(SamplingBatch.from_rows([one], 4)))
 
 
 def test_noise_differs_by_seed_position_and_progress() -> None:
     rows = [row((5,) * revealed + (M,) * (16 - revealed), index, seed=seed)
             for seed in range(8) for index in range(8) for revealed in range(16)]  # fmt: skip
-    keys = noise_keys(SamplingBatch.of(rows, 16))
+    keys = noise_keys(SamplingBatch.from_rows(rows, 16))
     assert len({(int(first), int(second)) for first, second in keys}) == len(keys) == 8 * 8 * sum(range(1, 17))
     assert keys.min() >= 0
     assert keys.max() < 2**32

@@ -9,8 +9,8 @@ import pytest
 
 from service.engine.request import Stats
 from service.errors import DeadlineExceeded, NotReady, QueueFull
-from service.gateway.anthropic.errors import AnthropicErrorAnswer
 from service.gateway.anthropic.protocol import MessageAnswer, TokenCount
+from service.gateway.errors import AnthropicErrorAnswer
 from service.replica.replica import Replica
 from service.wire import Chunk, Ending, Failure
 from tests.gateway.anthropic.helpers import COUNT, MESSAGES, ask, essence, events, events_of, message, refused, whole_of

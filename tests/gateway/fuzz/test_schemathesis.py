@@ -61,7 +61,7 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|has no labels, and top_logprobs is 0"
     r"|which the text does not have"
     r"|has mark and prompt_token_ids"
-    r"|places, allowed are"
+    r"|marked positions, allowed are"
     r"|which need stream true"
     r"|steps are events of a stream"
     r"|they mean the same"

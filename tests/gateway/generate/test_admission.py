@@ -141,7 +141,7 @@ class TestQueue:
         async with client(ingress.app(answers_request_id=True)) as http:
             tasks = [asyncio.ensure_future(http.post(GENERATE, json=body(stream=stream))) for _ in range(3)]
             await queued(http, 1)
-            ingress.draining.cut()
+            ingress.draining.abort()
             for response in await asyncio.gather(*tasks):
                 assert problem(response, 503)["message"].startswith("cut: ")
             await queued(http, 0)

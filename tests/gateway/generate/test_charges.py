@@ -220,7 +220,7 @@ class TestCut:
             task = asyncio.ensure_future(http.post(path, json=request))
             await backend.all_hang.wait()
             assert asked.paid == ESTIMATES[path]
-            asked.ingress.draining.cut()
+            asked.ingress.draining.abort()
             assert "cut: " in (await task).text
         assert asked.paid == (len(BLOCK.token_ids) if stream else 0)
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from service.arrival import Arrival
+from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.wire import Answer, ReplicaRequest

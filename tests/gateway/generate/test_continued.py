@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from service.arrival import Arrival
+from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import EngineFailed, ReplicaLost
-from service.gateway.failover import Failover
-from service.gateway.http.parse import parse_generate, to_replica_request
+from service.gateway.failover import FailoverPolicy
+from service.gateway.http.parse import RequestContext, parse_generate, to_replica_request
 from service.model import Checkpoint
 from service.replica.replica import Replica
 from service.settings import Settings
 from service.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Resume
 from tests.gateway.conftest import UNMEASURED, MakeGenerator
-from tests.gateway.doubles import Dying
+from tests.gateway.doubles import Dying, free, pipeline
 from tests.gateway.engines import Held, failing
 from tests.gateway.generate.helpers import PROMPT, ask, body, essence, streamed
 from tests.gateway.helpers import over, page
@@ -68,13 +68,15 @@ class Lost(LocalBackend):
 
 
 def replica_request_of(replica: Replica, request: Mapping[str, Any]) -> ReplicaRequest:
-    return to_replica_request(parse_generate(request, "static"), replica.status().card, 60.0)
+    context = RequestContext(replica.status().card, 60.0)
+    return to_replica_request(parse_generate(request, "static"), context, stream=True)
 
 
 async def items_of(backend: LocalBackend, request: ReplicaRequest) -> tuple[list[Chunk | Ending], list[str]]:
     """The items of an answer, and why attempts were made again."""
     again: list[str] = []
-    async with aclosing(Failover(backend, 3, lambda error: again.append(error.code)).stream(request)) as items:
+    policy = FailoverPolicy(3, lambda error: again.append(error.code))
+    async with aclosing(pipeline(backend, policy).stream(request, free())) as items:
         return [item async for item in items], again
 
 

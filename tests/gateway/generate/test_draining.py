@@ -67,7 +67,7 @@ async def test_requests_in_hand_are_finished(ingress: Ingress, http: httpx.Async
         for stream in (True, False)
     ]
     await held.holds()
-    await eventually(lambda: ingress.draining.in_hand == 2)
+    await eventually(lambda: ingress.draining.in_flight == 2)
     assert ingress.draining.begin() == 2
     held.release()
     stream, whole = [await answer for answer in answers]
@@ -85,15 +85,15 @@ async def test_what_takes_too_long_is_cut_before_and_after_the_first_block(
     await visitor.got_block.wait()
     await held.holds(before=9)
     whole = asyncio.ensure_future(http.post(GENERATE, json=body()))
-    await eventually(lambda: ingress.draining.in_hand == 2)
-    ingress.draining.cut()
-    ingress.draining.cut()
+    await eventually(lambda: ingress.draining.in_flight == 2)
+    ingress.draining.abort()
+    ingress.draining.abort()
     await visit
     assert b'event: error\ndata: {"error":{"code":"not_ready","message":"cut:' in visitor.sent
     response = await whole
     assert problem(response, 503)["message"].startswith("cut:")
     assert int(response.headers["retry-after"]) >= 1
-    assert ingress.draining.in_hand == 0
+    assert ingress.draining.in_flight == 0
     held.release()
     await eventually(lambda: generator.snapshot().in_flight == 0)
 
@@ -104,4 +104,4 @@ async def test_answers_do_not_count_as_in_hand_once_they_are_sent(
     held.release()
     await ask(http, body())
     await refused(http, body(mode="none"))
-    assert ingress.draining.in_hand == 0
+    assert ingress.draining.in_flight == 0

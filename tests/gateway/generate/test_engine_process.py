@@ -20,20 +20,19 @@ from service.constraints import Constraint
 from service.engine import BlockEvent, GenerationRequest
 from service.engine.request import LogprobsRequest
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
-from service.gateway.failover import Failover
-from service.gateway.http.parse import parse_generate, to_replica_request
+from service.gateway.failover import FailoverPolicy
+from service.gateway.http.parse import RequestContext, parse_generate, to_replica_request
+from service.ipc import HUNG_S, LOOK_S
 from service.replica import remote as remote_module
-from service.replica.engines import EngineClient
-from service.replica.messages import AT_REPLICA, Alive, StepOutputs
+from service.replica.messages import AT_REPLICA, EngineAlive, StepOutputs
 from service.replica.metrics import ReplicaMetrics
-from service.replica.remote import EngineProcessClient
+from service.replica.remote import EngineProcessClient, start_replica
 from service.replica.replica import Replica
-from service.replica.starting import start_replica
 from service.settings import Settings
-from service.silence import HUNG_S, LOOK_S
-from service.telemetry.sums import Added
+from service.telemetry.metrics import SumsData
 from service.wire import Chunk
 from tests.clock import Clock
+from tests.gateway.doubles import free, pipeline
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, essence, golden_body, problem, streamed
 from tests.gateway.generate.test_ranks import ThenElsewhere
 from tests.gateway.helpers import eventually, idle, over, samples_of
@@ -60,14 +59,14 @@ async def remote(settings: Settings) -> AsyncIterator[Replica]:
 
 
 async def start(settings: Settings, deps: str = UNMEASURED) -> EngineProcessClient:
-    return await EngineProcessClient.start(settings, ReplicaMetrics().put, deps)
+    return await EngineProcessClient.start(settings, ReplicaMetrics().add_sums, deps)
 
 
 def request(name: str = "one", **fields: Any) -> GenerationRequest:
     return GenerationRequest(name, tuple(PROMPT), max_new_tokens=16, **fields)
 
 
-async def blocks(engine: EngineClient, asked: GenerationRequest) -> list[BlockEvent]:
+async def blocks(engine: EngineProcessClient, asked: GenerationRequest) -> list[BlockEvent]:
     async with aclosing(engine.generate(asked)) as items:
         return [item async for item in items if isinstance(item, BlockEvent)]
 
@@ -117,7 +116,7 @@ class TestAnswers:
 
     async def test_counts_come_without_a_look_at_them(self, settings: Settings) -> None:
         """Else they would fill the memory of a replica that nobody scrapes."""
-        counted: list[Added] = []
+        counted: list[SumsData] = []
         key = "generation_tokens_total", (("mode", "static"),)
         engine = await EngineProcessClient.start(settings, counted.append, UNMEASURED)
         await blocks(engine, request())
@@ -158,7 +157,7 @@ class TestAnswers:
             for engine in (remote._engine, generator._engine)
         ]
         assert found[0] == found[1]
-        assert all(len(known.top) == 3 and len(known.named) == 2 for known in found[0])
+        assert all(len(known.top) == 3 and len(known.by_id) == 2 for known in found[0])
 
     async def test_grammars_are_compiled_where_the_engine_is(self) -> None:
         there = await start_replica("r0", Settings(device="cpu"), UNMEASURED)
@@ -223,10 +222,10 @@ class TestWeights:
             before = await blocks(engine, request())
             other = other_weights(tmp_path / "other", Path(settings.model))
             with pytest.raises(CheckpointError):
-                await engine.check(str(tmp_path))
-            await engine.check(str(other))
-            assert await engine.fetch(str(other)) == other
-            await engine.take(3, cut=False)
+                await engine.check_weights(str(tmp_path))
+            await engine.check_weights(str(other))
+            assert await engine.load_weights(str(other)) == other
+            await engine.apply_weights(3, abort=False)
             after = await blocks(engine, request())
             assert {event.version for event in before} == {0}
             assert {event.version for event in after} == {3}
@@ -245,10 +244,11 @@ class TestEnds:
         lost = await start_replica("lost", settings, path_of("HANGING_LATER"))
         again: list[str] = []
         asked = parse_generate(body(max_new_tokens=400, temperature=0.7, seed=1, ignore_eos=True), "static")
-        replica_request = to_replica_request(asked, lost.status().card, 60.0)
-        failover = Failover(ThenElsewhere(lost, generator), 3, lambda error: again.append(error.code))
+        replica_request = to_replica_request(asked, RequestContext(lost.status().card, 60.0), stream=True)
+        policy = FailoverPolicy(3, lambda error: again.append(error.code))
+        answers = pipeline(ThenElsewhere(lost, generator), policy)
         tokens: list[int] = []
-        async with aclosing(failover.stream(replica_request)) as items:
+        async with aclosing(answers.stream(replica_request, free())) as items:
             async for item in items:
                 if isinstance(item, Chunk):
                     if not tokens:
@@ -261,7 +261,7 @@ class TestEnds:
         with pytest.raises(ReplicaStopping, match="has ended"):
             await blocks(lost._engine, request())
         with pytest.raises(ReplicaStopping, match="has ended"):
-            await lost._engine.check(settings.model)
+            await lost._engine.check_weights(settings.model)
         lost.close()
 
     async def test_closing_ends_what_waits(self, settings: Settings) -> None:
@@ -309,10 +309,10 @@ class TestEnds:
 
     async def test_a_long_step_is_no_silence(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = await start(settings, path_of("HANGING"))
-        heard: list[float] = []
-        monkeypatch.setattr(engine._silence, "heard", lambda: heard.append(engine._silence.look()))
+        ends: list[float] = []
+        monkeypatch.setattr(engine._silence, "end", lambda: ends.append(engine._silence.look()))
         waiting = asyncio.create_task(blocks(engine, request()))
-        await eventually(lambda: len(heard) > 3)
+        await eventually(lambda: len(ends) > 3)
         engine.close()
         with pytest.raises(ReplicaStopping):
             await waiting
@@ -331,7 +331,7 @@ class TestEnds:
         engine._calls[0] = asyncio.get_running_loop().create_future()  # reads weights
         assert stands_still(50.0) is None
         assert str(stands_still(5.0)).endswith("allowed are 60")
-        engine.received(AT_REPLICA.content([AT_REPLICA.encode(Alive())]))
+        engine.received(AT_REPLICA.content([AT_REPLICA.encode(EngineAlive())]))
         engine._calls.clear()
         assert stands_still(HUNG_S) is None
 

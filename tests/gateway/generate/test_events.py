@@ -123,7 +123,7 @@ class TestErrorsInTheMidst:
         assert last == "error"
         assert (data["error"]["code"], data["error"]["request_id"]) == ("internal_error", "r1")
         assert "secret" not in json.dumps(data)
-        (record,) = [record for record in caplog.records if record.name == "service.telemetry.faults"]
+        (record,) = [record for record in caplog.records if record.name == "service.tracebacks"]
         assert record.request_id == "r1"  # type: ignore[attr-defined]
         assert "doubles.py" in record.exception  # type: ignore[attr-defined]
         assert "secret" not in record.exception  # type: ignore[attr-defined]

@@ -14,11 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.engine import BlockEvent, GenerationRequest
 from service.engine.observer import EngineState
 from service.engine.request import ForwardCounts, Stats
-from service.gateway.exposition import expose
+from service.gateway.metrics import expose
 from service.replica.metrics import ReplicaMetrics
 from service.replica.replica import Replica
 from service.telemetry.metrics import METRICS, Registry
-from service.wire import Items, ModelCard, ReplicaRequest, Snapshot, Status
+from service.wire import Items, ReplicaRequest, Snapshot, Status, Weights
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import CASES, GENERATE, ask, body, golden_body, streamed
@@ -202,7 +202,7 @@ def block(index: int, seconds: float) -> BlockEvent:
 
 
 def value(metrics: ReplicaMetrics, name: str) -> float:
-    families = metrics.families(EngineState(0, 0, 0, 1), "r0")
+    families = metrics.families(EngineState(0, 0, 0, 1), Weights(), "r0")
     return read(families, name)
 
 
@@ -242,9 +242,6 @@ class Two(LocalBackend):
 
     async def statuses(self) -> list[Status]:
         return [status for backend in self.backends for status in await backend.statuses()]
-
-    async def card(self) -> ModelCard:
-        return await self.backends[0].card()
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         return [own], [snapshot for backend in self.backends for snapshot in (await backend.snapshots(own))[1]]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from service.arrival import Arrival
+from service.data import Arrival
 from service.errors import InvalidRequest
-from service.gateway.http.parse import parse_generate, to_replica_request
+from service.gateway.http.parse import RequestContext, parse_generate, to_replica_request
 from service.gateway.openai.parse import parse_chat
 from service.replica.replica import Replica
 from service.wire import Answer, Ending
@@ -38,9 +38,9 @@ async def test_what_is_allowed(generator: Replica, wrong: object) -> None:
 
 def test_openai_bodies_may_have_it() -> None:
     chat = {"model": CARD.name, "messages": [{"role": "user", "content": "x"}], "priority": 2, "n": 2}
-    assert [request.priority for request in parse_chat(chat, CARD, 60.0).requests] == [2, 2]
+    assert [request.priority for request in parse_chat(chat, RequestContext(CARD, 60.0)).requests] == [2, 2]
     with pytest.raises(InvalidRequest, match="priority is 10"):
-        parse_chat(chat | {"priority": 10}, CARD, 60.0)
+        parse_chat(chat | {"priority": 10}, RequestContext(CARD, 60.0))
 
 
 @pytest.mark.parametrize(("waited_s", "order"), [(0.0, ["urgent", "patient"]), (3600.0, ["patient", "urgent"])])
@@ -53,7 +53,7 @@ async def test_the_engine_has_it_and_the_time_waited_so_far(
 
     async def complete(name: str, priority: int, waited_s: float = 0.0) -> None:
         wanted = parse_generate(body(priority=priority), "static")
-        request = to_replica_request(wanted, generator.status().card, 7200.0)
+        request = to_replica_request(wanted, RequestContext(generator.status().card, 7200.0), stream=False)
         assert isinstance(await gathered(generator.stream(replace(request, arrived=Arrival.ago(waited_s)))), Answer)
         ended.append(name)
 

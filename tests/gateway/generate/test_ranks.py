@@ -6,12 +6,13 @@ import os
 import signal
 from contextlib import aclosing
 
-from service.gateway.failover import Failover
-from service.gateway.http.parse import parse_generate, to_replica_request
+from service.gateway.failover import FailoverPolicy
+from service.gateway.http.parse import RequestContext, parse_generate, to_replica_request
 from service.replica.replica import Replica
 from service.settings import Settings
 from service.wire import Chunk, Items, ReplicaRequest
 from tests.gateway.conftest import UNMEASURED
+from tests.gateway.doubles import free, pipeline
 from tests.gateway.generate.helpers import ask, body, essence
 from tests.gateway.helpers import over
 from tests.gateway.local import LocalBackend
@@ -47,18 +48,18 @@ async def test_a_replica_of_two_ranks(settings: Settings, generator: Replica) ->
 
         again: list[str] = []
         request = parse_generate(body(max_new_tokens=160, temperature=0.7, seed=1, ignore_eos=True), "static")
-        failover = Failover(ThenElsewhere(pair, generator), 3, lambda error: again.append(error.code))
+        policy = FailoverPolicy(3, lambda error: again.append(error.code))
+        replica_request = to_replica_request(request, RequestContext(pair.status().card, 60.0), stream=True)
         tokens: list[int] = []
-        async with aclosing(failover.stream(to_replica_request(request, pair.status().card, 60.0))) as items:
+        answers = pipeline(ThenElsewhere(pair, generator), policy)
+        async with aclosing(answers.stream(replica_request, free())) as items:
             async for item in items:
                 if isinstance(item, Chunk):
                     if not tokens:
                         os.kill(rank, signal.SIGKILL)
                     tokens += item.token_ids
         assert again == ["replica_lost"]
-        whole = [
-            item async for item in LocalBackend(generator).stream(to_replica_request(request, pair.status().card, 60.0))
-        ]
+        whole = [item async for item in LocalBackend(generator).stream(replica_request)]
         assert tokens == [token for item in whole if isinstance(item, Chunk) for token in item.token_ids]
         assert pair.status().failure == "the process of rank 1 has ended"
     finally:

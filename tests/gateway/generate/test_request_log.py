@@ -11,13 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
-from msgspec.structs import replace
 from starlette.types import Message, Send
 
 from service.gateway.http import streams
-from service.gateway.http.parse import parse_generate, to_replica_request
+from service.gateway.http.parse import RequestContext, parse_generate, to_replica_request
 from service.gateway.ingress import Ingress
-from service.gateway.request_log import RequestLog, with_origin
+from service.gateway.request_log import RequestLog, note_request
 from service.replica.replica import Replica
 from service.settings import Settings
 from service.telemetry.logs import log_formatter
@@ -93,10 +92,10 @@ class TestTheLine:
         assert "finish_reason" not in line
 
     async def test_names_the_key_it_came_with(self, lines: Lines, generator: Replica) -> None:
-        card = await LocalBackend(generator).card()
+        context = RequestContext(generator.status().card, 60.0, tenant="team")
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            with_origin(replace(to_replica_request(parse_generate(body(), "static"), card, 60), tenant="team"), "model")
+            note_request(to_replica_request(parse_generate(body(), "static"), context, stream=False), "model")
 
         await RequestLog(app)(
             {"type": "http", "method": "POST", "request_id": "r1"}, Visitor({})._receive, Visitor({})._send

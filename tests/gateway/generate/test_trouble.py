@@ -80,7 +80,7 @@ class TestUnexpected:
         assert (detail["code"], detail["request_id"]) == ("internal_error", "r1")
         assert "secret" not in response.text
         assert "Traceback" not in response.text
-        (record,) = [record for record in caplog.records if record.name == "service.telemetry.faults"]
+        (record,) = [record for record in caplog.records if record.name == "service.tracebacks"]
         assert record.request_id == "r1"  # type: ignore[attr-defined]
         assert "doubles.py" in record.exception  # type: ignore[attr-defined]
         assert "secret" not in record.exception  # type: ignore[attr-defined]

@@ -191,6 +191,12 @@ def test_items_are_the_same_for_any_cut(width: int) -> None:
         ),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
         ({"tools": [ADD]}, "tools", "tools are given, and"),
+        ({"tools": [{**ADD, "parms": {}}]}, "tools.0.parms", "not a field of a tool; did you mean 'parameters'?"),
+        (
+            {"text": {"format": {"type": "json_schema", "schema": {}, "shema": {}}}},
+            "text.format.json_schema.shema",
+            "did you mean 'schema'?",
+        ),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.json_schema.schema", "required"),
         ({"include": ["message.output_text.logprobs"]}, "include.0", "reasoning.encrypted_content"),

@@ -295,6 +295,8 @@ def calling(arguments: str) -> dict[str, Any]:
         ),
         ({"tools": [tool("a", {"properties": {"x": False}, "required": ["x"]})]}, "tools", "tools cannot"),
         ({"tools": [tool("a", unheard=1)]}, "tools.0.function.unheard", "is not a field of a tool's function"),
+        ({"tools": [{**tool("a"), "nmae": 1}]}, "tools.0.nmae", "a field of a tool; known are function, type"),
+        (talk({**calling("{}"), "tool_cals": [1]}), "messages.1.tool_cals", "did you mean 'tool_calls'?"),
         ({"tools": TOOLS * 100}, "tools", "256"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "mul"}}},

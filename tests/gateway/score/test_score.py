@@ -10,9 +10,9 @@ import httpx
 import pytest
 import torch
 
-from service.gateway.openai.errors import OpenAiErrorAnswer
-from service.gateway.score.builder import shares
+from service.gateway.errors import OpenAiErrorAnswer
 from service.gateway.score.protocol import ScoreAnswer
+from service.gateway.score.routes import shares
 from service.model import Checkpoint
 from service.replica.replica import Replica
 from tests.gateway.doubles import Dying
@@ -123,7 +123,7 @@ async def test_scores_are_shares_or_probabilities(http: httpx.AsyncClient) -> No
         (body({"labels": ["w1"]}), "items.0", "none of them"),
         (body({"prompt": "w5"}, {"prompt": "w5", "mark": "??"}), "items.1.mark", "the text does not have"),
         (body({"prompt_token_ids": [None], "mark": "a"}), "items.0.mark", "whose places are null"),
-        (body({"prompt_token_ids": [None] * 33}), "items.0.mark", "33 places, allowed are 32"),
+        (body({"prompt_token_ids": [None] * 33}), "items.0.mark", "33 marked positions, allowed are 32"),
         (body({"prompt_token_ids": [509]}), "items.0.prompt_token_ids", "mask token"),
         (body({"prompt_token_ids": [5] * 3000}), "items.0.max_new_tokens", "allowed are 2048"),
         (body({"prompt": "w5", "prompts": 1}), "items.0.prompts", "not a field of items.0"),

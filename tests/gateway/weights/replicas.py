@@ -10,13 +10,12 @@ from typing import Any
 
 import httpx
 
-from service.errors import ReplicaLost
-from service.gateway.backend import serving
+from service.errors import MrpServeError, ReplicaLost
 from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
 from service.replica.replica import Replica
 from service.settings import Settings
-from service.wire import Exchanged, Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights
+from service.wire import Failure, Items, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.helpers import client
 from tests.replicas import local_generator
@@ -69,9 +68,6 @@ class Replicas:
         self.requests.append((number, request))
         return self.generators[number]
 
-    async def card(self) -> ModelCard:
-        return serving(await self.statuses())
-
     async def count(self, request: ReplicaRequest) -> int | Failure:
         return await self._next(request).count(request)
 
@@ -86,26 +82,29 @@ class Replicas:
                 left = None if left is None else left - 1
                 yield item
 
+    def note_error(self, error: MrpServeError) -> None:
+        pass
+
     async def statuses(self) -> list[Status]:
         return [generator.status() for generator in self.generators]
 
-    async def check_weights(self, weights: Weights) -> list[Exchanged]:
+    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         return await asyncio.gather(*(generator.check_weights(weights) for generator in self.generators))
 
-    async def exchange(self, weights: Weights) -> list[Exchanged]:
+    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         return await asyncio.gather(*(self._give(number, weights) for number in range(len(self.generators))))
 
-    async def _give(self, number: int, weights: Weights) -> Exchanged:
+    async def _give(self, number: int, weights: Weights) -> WeightUpdateResult:
         generator = self.generators[number]
         error: Any = self.refuses.get(number)
         if error is not None:
             status = generator.status()
-            return Exchanged(status.replica, status.card.weights, 0.0, error)
-        return await generator.exchange(weights)
+            return WeightUpdateResult(status.replica, status.card.weights, 0.0, error)
+        return await generator.update_weights(weights)
 
     async def announce(self, weights: Weights) -> None:
         for ingress in self.ingresses:
-            ingress.learn_weights(weights)
+            ingress.require_weights(weights)
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         return [own], [generator.snapshot() for generator in self.generators]

@@ -15,12 +15,12 @@ from starlette.types import ASGIApp
 
 from service.decode.modes import Static
 from service.engine import Engine, GenerationRequest
-from service.errors import OutOfMemory
-from service.gateway import exchange as exchanges
+from service.errors import NotReady, OutOfMemory
 from service.gateway import failover
-from service.gateway.admin import ExchangeAnswer, KnownWeights
+from service.gateway import weights as updates
 from service.gateway.http.models import Models
 from service.gateway.ingress import Ingress
+from service.gateway.weights import ExchangeAnswer, KnownWeights
 from service.model import load_checkpoint
 from service.replica.replica import Replica
 from service.settings import Settings
@@ -185,9 +185,9 @@ async def test_no_replica_changes_if_one_cannot(
     """The folder is missing where one of them runs."""
 
     async def missing(model: str) -> None:
-        raise exchanges.NotReady(f"{model} is not here")
+        raise NotReady(f"{model} is not here")
 
-    replicas.generators[1]._weights._engine.check = missing  # type: ignore[method-assign]
+    replicas.generators[1]._weights._engine.check_weights = missing  # type: ignore[method-assign]
     assert "is not here" in (await refused(http, 503, model=str(other)))["message"]
     assert await answered(http) == [answers[FIRST]] * 4
 
@@ -246,7 +246,7 @@ async def test_a_replica_that_fails_is_named_and_answers_nothing(
     other: Path,
     answers: dict[Path, list[int]],
 ) -> None:
-    monkeypatch.setattr(exchanges, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(updates, "_AGAIN_S", 0.01)
     replicas.refuses = {1: OutOfMemory("no memory for the new weights")}
     detail = await refused(http, 503, model=str(other))
     assert detail["code"] == "exchange_failed"
@@ -289,7 +289,7 @@ async def test_a_cut_stream_is_not_continued_by_other_weights(
 ) -> None:
     """The other replica has newer ones by then."""
     new = Weights(1, str(other), replicas.settings.model)
-    replicas.lost_after, replicas.at_loss = 1, lambda: replicas.generators[1].exchange(new)
+    replicas.lost_after, replicas.at_loss = 1, lambda: replicas.generators[1].update_weights(new)
     *blocks, (last, said) = await frames(http, REQUEST)
     assert [name for name, _ in blocks] == ["block"]
     assert (last, said["error"]["code"]) == ("error", "weights_changed")

@@ -11,24 +11,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal
 
 from service.errors import MrpServeError
-from service.gateway.http.builder import decoded_stats
+from service.gateway.errors import openai_error
 from service.gateway.http.driver import ResponseBuilder
+from service.gateway.http.generate import decoded_stats
 from service.gateway.http.protocol import Json
 from service.gateway.http.streams import frame
-from service.gateway.openai.errors import openai_error
-from service.gateway.openai.responses.parse import ParsedResponses
-from service.gateway.openai.responses.protocol import ItemStatus, OutputItem, ResponseObject, ResponseUsage
-from service.text.tools import (
-    AnswerFormat,
-    ContentDelta,
-    OutputEvent,
-    OutputParser,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
+from service.gateway.openai.responses.protocol import (
+    ItemStatus,
+    OutputItem,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseUsage,
 )
-from service.wire import Answer, Chunk, Ending, ModelCard, Progress, TraceStep
+from service.text import tools
+from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 
 #: the request's fields that its response repeats
 _ECHOED: Final = {"instructions", "metadata", "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools"}
@@ -37,10 +33,12 @@ _ECHOED: Final = {"instructions", "metadata", "parallel_tool_calls", "reasoning"
 class ResponsesBuilder(ResponseBuilder):
     """Builds the answer to one request. An event of a stream is an object with its `type`."""
 
-    def __init__(self, parsed: ParsedResponses, card: ModelCard) -> None:
-        self._request, self._model = parsed.request, card.name
-        [self._replica_request] = parsed.requests
-        self._output = OutputBuilder(parsed.answer_format)
+    def __init__(
+        self, replica_request: ReplicaRequest, model: str, request: ResponsesRequest, answer_format: tools.AnswerFormat
+    ) -> None:
+        super().__init__([replica_request], stream=request.stream)
+        self._replica_request, self._request, self._model = replica_request, request, model
+        self._output = OutputBuilder(answer_format)
         self._trace: list[TraceStep] = []
         self._created, self._events = float(int(time.time())), 0
 
@@ -48,13 +46,13 @@ class ResponsesBuilder(ResponseBuilder):
         [answer] = answers
         self._trace.extend(answer.trace)
         for _ in (*self._output.push(answer.text), *self._output.finish(whole=_whole(answer.ending))):
-            pass  # the items are what counts
+            pass  # only the items count
         return self._ended(answer.ending)
 
     def opening(self, index: int, first: Progress | Chunk | Ending) -> bytes:
-        begun = self._response("in_progress")
+        response = self._response("in_progress")
         kinds = ("response.created", "response.in_progress")
-        return self._written({"type": kind, "response": begun} for kind in kinds)
+        return self._written({"type": kind, "response": response} for kind in kinds)
 
     def piece(self, index: int, chunk: Chunk) -> bytes:
         self._trace.extend(chunk.trace)
@@ -128,29 +126,29 @@ class OutputBuilder:
     An `OutputParser` tells the parts of an answer. A new item begins where the kind of the parts changes.
     """
 
-    def __init__(self, answer_format: AnswerFormat) -> None:
-        self._reader = OutputParser(answer_format)
+    def __init__(self, answer_format: tools.AnswerFormat) -> None:
+        self._parser = tools.OutputParser(answer_format)
         self.items: list[OutputItem] = []
         self._item: OutputItem | None = None
         self._text = ""
 
     def push(self, text: str) -> Iterator[Json]:
         """The events that the next piece of the answer's text leads to."""
-        return self._events(self._reader.push(text))
+        return self._events(self._parser.push(text))
 
     def finish(self, *, whole: bool) -> Iterator[Json]:
         """The last events. `whole`: whether the answer ended by itself; an item that was cut is incomplete."""
-        yield from self._events(self._reader.finish())
+        yield from self._events(self._parser.finish())
         yield from self._end("completed" if whole else "incomplete")
 
-    def _events(self, events: Iterable[OutputEvent]) -> Iterator[Json]:
+    def _events(self, events: Iterable[tools.OutputEvent]) -> Iterator[Json]:
         for event in events:
             match event:
-                case ContentDelta(text):
+                case tools.ContentDelta(text):
                     yield from self._piece("message", text)
-                case ReasoningDelta(text):
+                case tools.ReasoningDelta(text):
                     yield from self._piece("reasoning", text)
-                case ToolCallStart(_, call, name):
+                case tools.ToolCallStart(_, call, name):
                     yield from self._begin(
                         {
                             "id": _new_id("fc"),
@@ -161,9 +159,9 @@ class OutputBuilder:
                             "arguments": "",
                         }
                     )
-                case ToolCallDelta(_, text):
+                case tools.ToolCallDelta(_, text):
                     yield self._delta("response.function_call_arguments.delta", text)
-                case ToolCallEnd():
+                case tools.ToolCallEnd():
                     yield from self._end()
 
     def _piece(self, kind: Literal["message", "reasoning"], text: str) -> Iterator[Json]:

@@ -18,24 +18,12 @@ from service.gateway.http.api_requests import (
     parse_own,
     parse_shared_of_chat,
 )
-from service.gateway.http.driver import ParsedRequest
-from service.gateway.http.parse import to_replica_request
+from service.gateway.http.parse import RequestContext, to_replica_request
 from service.gateway.openai.parse import think
 from service.gateway.openai.protocol import MAX_TEMPERATURE
-from service.gateway.openai.responses.protocol import (
-    AllowedFunctions,
-    CallItem,
-    ContentPart,
-    FunctionChoice,
-    InputItem,
-    MessageItem,
-    ReasoningItem,
-    ResponsesRequest,
-    ResultItem,
-    SchemaFormat,
-)
-from service.text.tools import AnswerFormat, Tool, ToolUse, assistant_message, parse_arguments, tool_message
-from service.wire import ModelCard
+from service.gateway.openai.responses import protocol
+from service.gateway.openai.responses.builder import ResponsesBuilder
+from service.text.tools import Tool, ToolUse, assistant_message, parse_arguments, tool_message
 
 _NO_OPS: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
@@ -47,7 +35,7 @@ _NO_OPS: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
 }
 
-_HINTS: frozenset[str] = frozenset(
+_HINTS = frozenset(
     {
         "context_management",
         "max_tool_calls",
@@ -62,67 +50,56 @@ _HINTS: frozenset[str] = frozenset(
 FIELDS = BodyFields(PASSED - {"response_format"}, _NO_OPS, _HINTS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedResponses(ParsedRequest):
-    """One request. `answer_format`: the format by which its answer is parsed."""
-
-    request: ResponsesRequest
-    answer_format: AnswerFormat
-
-
-def parse_responses(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedResponses:
+def parse_responses(body: Mapping[str, Any], context: RequestContext) -> ResponsesBuilder:
     """Parses a body. Raises InvalidRequest or UnknownModel with the reason."""
     _check_state(body)
-    own, shared = FIELDS.split(body, ResponsesRequest.model_fields)
-    request = parse_own(own, ResponsesRequest, card)
+    fields, shared = FIELDS.split(body, protocol.ResponsesRequest)
+    request = parse_own(fields, protocol.ResponsesRequest, context.card)
     shared |= _form(request)
     if request.max_output_tokens is not None:
         shared["max_new_tokens"] = request.max_output_tokens
-    common = parse_shared_of_chat(shared, card, MAX_TEMPERATURE)
-    wanted, _ = think(request.reasoning.effort if request.reasoning else None, None)
+    common = parse_shared_of_chat(shared, context.card, MAX_TEMPERATURE)
+    thinks, _ = think(request.reasoning.effort if request.reasoning else None, None)
     messages = for_template(request.instructions, request.input)
-    fields, answer_format = chat_fields(
-        common, ChatPrompt(messages, _tool_use(request), wanted, "reasoning.effort"), card
-    )
-    replica_request = to_replica_request(common, card, timeout_limit_s, **fields)
-    return ParsedResponses(
-        requests=(replica_request,), stream=request.stream, request=request, answer_format=answer_format
-    )
+    chat = ChatPrompt(messages, _tool_use(request), thinks, "reasoning.effort")
+    fields, answer_format = chat_fields(common, chat, context.card)
+    replica_request = to_replica_request(common, context, stream=request.stream, **fields)
+    return ResponsesBuilder(replica_request, context.card.name, request, answer_format)
 
 
 def _check_state(body: Mapping[str, Any]) -> None:
-    """Refuses what refers to a stored response."""
+    """Refuses references to a stored response."""
     if body.get("previous_response_id") is not None:
         raise InvalidRequest(
             "previous_response_id is given, and no response is stored; send the whole conversation as input",
             param="previous_response_id",
         )
     items = body.get("input")
-    for number, item in enumerate(items if isinstance(items, list) else []):
+    for index, item in enumerate(items if isinstance(items, list) else []):
         if isinstance(item, Mapping) and item.get("type") == "item_reference":
             raise InvalidRequest(
-                f"input.{number} refers to a stored item, and none is stored; send the item itself",
-                param=f"input.{number}",
+                f"input.{index} refers to a stored item, and none is stored; send the item itself",
+                param=f"input.{index}",
             )
 
 
-def _form(request: ResponsesRequest) -> dict[str, Any]:
+def _form(request: protocol.ResponsesRequest) -> dict[str, Any]:
     """The form of the answer as POST /generate names it."""
     form = request.text.format if request.text else None
     if form is None or form.type == "text":
         return {}
-    if isinstance(form, SchemaFormat):
+    if isinstance(form, protocol.SchemaFormat):
         return {"response_format": {"type": "json_schema", "json_schema": {"schema": form.schema_}}}
     return {"response_format": {"type": form.type}}
 
 
-def _tool_use(request: ResponsesRequest) -> ToolUse | None:
-    """What the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
+def _tool_use(request: protocol.ResponsesRequest) -> ToolUse | None:
+    """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
     tools = tuple(Tool(tool.name, tool.description, tool.parameters) for tool in request.tools)
     choice, parallel = request.tool_choice, request.parallel_tool_calls
-    if isinstance(choice, FunctionChoice):
+    if isinstance(choice, protocol.FunctionChoice):
         return ToolUse(tools, "required", (choice.name,), parallel=False)
-    if isinstance(choice, AllowedFunctions):
+    if isinstance(choice, protocol.AllowedFunctions):
         return ToolUse(tools, choice.mode, tuple(tool.name for tool in choice.tools), parallel)
     return ToolUse(tools, choice, (), parallel) if tools or choice == "required" else None
 
@@ -132,7 +109,7 @@ def _tool_use(request: ResponsesRequest) -> ToolUse | None:
 
 @dataclass(slots=True)
 class _AssistantTurn:
-    """The assistant's items that follow each other: one message of what was thought, said and called."""
+    """The assistant's items that follow each other: one message of thinking, text and calls."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
@@ -145,33 +122,33 @@ class _AssistantTurn:
         self.texts, self.thoughts, self.calls = [], [], []
 
 
-def for_template(instructions: str | None, items: Sequence[InputItem]) -> tuple[dict[str, Any], ...]:
+def for_template(instructions: str | None, items: Sequence[protocol.InputItem]) -> tuple[dict[str, Any], ...]:
     """The items as chat templates take them. InvalidRequest: no message, bad arguments, or a result of no call."""
     made: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     turn, called = _AssistantTurn(), dict[str, str]()
-    for number, item in enumerate(items):
+    for index, item in enumerate(items):
         match item:
-            case ReasoningItem():
+            case protocol.ReasoningItem():
                 turn.thoughts += [part.text for part in item.content or ()]
-            case CallItem():
+            case protocol.CallItem():
                 called[item.call_id] = item.name
                 turn.calls.append(
-                    (item.call_id, item.name, parse_arguments(item.arguments, f"input.{number}.arguments"))
+                    (item.call_id, item.name, parse_arguments(item.arguments, f"input.{index}.arguments"))
                 )
-            case MessageItem(role="assistant"):
+            case protocol.MessageItem(role="assistant"):
                 turn.texts.append(_text(item.content))
-            case MessageItem():
+            case protocol.MessageItem():
                 made += turn.pop()
                 made.append(
                     {"role": "system" if item.role == "developer" else item.role, "content": _text(item.content)}
                 )
-            case ResultItem():
+            case protocol.ResultItem():
                 made += turn.pop()
                 if item.call_id not in called:
                     raise InvalidRequest(
-                        f"input.{number}.call_id is {item.call_id[:80]!r}, no call before has this id; send the whole "
+                        f"input.{index}.call_id is {item.call_id[:80]!r}, no call before has this id; send the whole "
                         "conversation, since no response is stored",
-                        param=f"input.{number}.call_id",
+                        param=f"input.{index}.call_id",
                     )
                 made.append(tool_message(item.call_id, called[item.call_id], _text(item.output)))
     made += turn.pop()
@@ -180,5 +157,5 @@ def for_template(instructions: str | None, items: Sequence[InputItem]) -> tuple[
     return tuple(made)
 
 
-def _text(parts: Sequence[ContentPart]) -> str:
+def _text(parts: Sequence[protocol.ContentPart]) -> str:
     return "".join(part.text for part in parts)

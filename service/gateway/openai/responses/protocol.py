@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from service.gateway.http.api_requests import ApiRequest, LenientModel, StrictModel, ToolName
-from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json
+from service.gateway.http.api_requests import ApiRequest, LenientModel, ToolName
+from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json, StrictModel
 from service.gateway.openai.protocol import ONE_ERROR, Effort
 from service.text.tools.calls import MAX_TOOLS
 from service.wire import TraceStep
@@ -54,7 +54,7 @@ class CallItem(LenientModel):
 
 
 class ResultItem(LenientModel):
-    """What a tool answered to a call."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -69,7 +69,7 @@ class ThoughtPart(LenientModel):
 
 
 class ReasoningItem(LenientModel):
-    """What the model thought before. Summaries are ignored."""
+    """The thinking before an earlier answer. Summaries are ignored."""
 
     type: Literal["reasoning"]
     content: Annotated[list[ThoughtPart], Field(fail_fast=True)] | None = None
@@ -156,9 +156,6 @@ def _items_of(value: object) -> object:
 class ResponsesRequest(ApiRequest):
     """POST /v1/responses."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    model: str = Field(description="as GET /v1/models names it")
     input: Annotated[
         list[InputItem],
         Field(min_length=1, fail_fast=True),

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
-from service import arrival
-from service.arrival import Arrival
+from service import data
+from service.data import Arrival
+from service.messagepack import MessagePack
 from tests.clock import Clock
+
+CODEC = MessagePack(Arrival)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The monotonic clock of the process that code under test runs in."""
     clock = Clock()
-    monkeypatch.setattr(arrival.time, "monotonic", clock)
+    monkeypatch.setattr(data.time, "monotonic", clock)
     return clock
 
 
@@ -24,9 +25,9 @@ def test_the_wait_goes_on_where_it_was_when_it_was_sent(clock: Clock, others: fl
     clock.now = 1000.0
     came = Arrival.now()
     clock.now += 7.0
-    sent = pickle.dumps(came)
+    sent = CODEC.content([CODEC.encode(came)])
     clock.now = others
-    received = pickle.loads(sent)
+    [received] = CODEC.decode(sent)
     assert received.waited_s() == 7.0
     clock.now += 2.0
     assert received.waited_s() == 9.0
@@ -38,7 +39,8 @@ def test_a_request_that_is_sent_again_has_waited_since_it_came(clock: Clock) -> 
     waits = []
     for _ in range(2):
         clock.now += 3.0
-        waits.append(pickle.loads(pickle.dumps(came)).waited_s())
+        [received] = CODEC.decode(CODEC.content([CODEC.encode(came)]))
+        waits.append(received.waited_s())
     assert waits == [3.0, 6.0]
 
 

@@ -1,8 +1,15 @@
-"""Limits of intersections of patterns: `&` and `~` in grammars, and patterns that a schema joins.
+"""Checks of schemas and grammars before llguidance 1.9 gets them.
 
-llguidance pairs every class of characters in one part with every class in the others, in one call, before it looks at
-its limits. That may happen some tokens into an answer, where no trial sees it. A class takes some five characters, so
-the product of the parts' lengths bounds the time of a call. A complement (`& ~`) does not multiply.
+Intersections of patterns are limited: `&` and `~` in grammars, and patterns that a schema joins. llguidance pairs every
+class of characters in one part with every class in the other parts, in one call, before it checks its limits. That may
+happen some tokens into an answer, beyond any trial. A class takes some five characters, so the product of the parts'
+lengths bounds the time of a call. A complement (`& ~`) does not multiply.
+
+Schemas that llguidance accepts but does not obey are refused, so that every answer fits its schema. Keywords without
+effect that it refuses are removed: programs write them often. Found by comparing the texts that its grammars allow with
+the schemas (`tests/constraints/test_unsound.py`):
+
+- A number above a whole number and below the next one: `exclusiveMinimum: 0, maximum: 0.5` allows 0. Likewise below.
 """
 
 from __future__ import annotations
@@ -11,13 +18,13 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
 #: The largest product of the lengths, in characters. The worst known case below it takes a fifth of a second.
 MAX_PRODUCT = 4_000_000
-#: the length that a format counts, and a terminal that is defined elsewhere
+#: the assumed lengths of a format, and of a terminal that is defined elsewhere
 _FORMAT, _IMPORTED = 50, 50
 #: added to the length of a schema's pattern, since any text may stand around the match
 _SEARCHED = 8
@@ -34,6 +41,11 @@ _ITSELF: ValuePath = (0, None)
 _NAMES: ValuePath = (-1, None)
 #: deeper values count as one
 _DEEPEST = 8
+
+#: keyword -> values without effect
+_NO_EFFECT: Mapping[str, tuple[Any, ...]] = {"uniqueItems": (False,), "propertyNames": (True, {}, {"type": "string"})}
+#: keywords whose values are not schemas; keywords whose values are schemas by name
+_VALUES, _NAMED = {"enum", "const", "default", "examples"}, {"properties", "patternProperties", "$defs", "definitions"}
 
 _TOKEN = re.compile(
     r'(?:#|//)[^\n]*|(?P<text>"(?:\\.|[^"\\])*"i?|/(?:\\.|[^/\\])+/[imslux]*|<[^<>\s]+>)|(?P<json>%(?:json|llguidance|regex)\b)'
@@ -83,12 +95,12 @@ class _Terminals:
         self.bodies: defaultdict[str, list[re.Match[str]]] = defaultdict(list)
         self.schemas: list[Any] = []
         self._products: dict[str, float] = {}
-        body, at = self.bodies[""], 0
-        while (token := _TOKEN.match(text, at)) is not None:
-            at = token.end()
+        body, end = self.bodies[""], 0
+        while (token := _TOKEN.match(text, end)) is not None:
+            end = token.end()
             if token["json"]:
-                start = at + len(text[at:]) - len(text[at:].lstrip())
-                schema, at = json.JSONDecoder().raw_decode(text, start)
+                start = end + len(text[end:]) - len(text[end:].lstrip())
+                schema, end = json.JSONDecoder().raw_decode(text, start)
                 self.schemas.append(schema)
             elif token["name"] == _IGNORE:
                 body = self.bodies[_IGNORE]
@@ -101,7 +113,7 @@ class _Terminals:
         )
 
     def product(self, name: str, depth: int = 0) -> float:
-        """An upper bound of the product of a terminal's parts, wherever its operators stand."""
+        """An upper bound of the product of a terminal's parts, for any order of its operators."""
         if depth > _MAX_DEPTH:
             return math.inf
         if name not in self._products:
@@ -122,7 +134,7 @@ class _Terminals:
 
 
 class _Joined:
-    """The products of the patterns that a schema joins. `products`: by the path of the value."""
+    """The products of the patterns that a schema joins. `products`: the products by the path of the value."""
 
     def __init__(self, schema: Any) -> None:
         self._root = schema
@@ -131,11 +143,11 @@ class _Joined:
         self.products: Products = {}
         while self._referred != before and _greatest(self.products) <= MAX_PRODUCT:
             before = dict(self._referred)
-            self.products = self._of(schema)
+            self.products = self._products(schema)
             for path in list(self._referred):
-                self._referred[path] = self._of(self._target(path))
+                self._referred[path] = self._products(self._target(path))
 
-    def _of(self, schema: Any) -> Products:
+    def _products(self, schema: Any) -> Products:
         if not isinstance(schema, dict):
             return {}
         pattern = schema.get("pattern")
@@ -146,8 +158,8 @@ class _Joined:
         ]
         if isinstance(path := schema.get("$ref"), str):
             parts.append(self._referred.setdefault(path, {}))
-        parts += [self._of(part) for part in schema.get("allOf", ())]
-        parts += [_largest(self._of(part) for part in schema.get(name, ())) for name in ("anyOf", "oneOf")]
+        parts += [self._products(part) for part in schema.get("allOf", ())]
+        parts += [_largest(self._products(part) for part in schema.get(name, ())) for name in ("anyOf", "oneOf")]
         return {
             path: math.prod(max(part.get(path, 1.0), part.get((path[0], None), 1.0)) for part in parts)
             for path in {path for part in parts for path in part}
@@ -162,7 +174,7 @@ class _Joined:
         children: list[tuple[str | None, Any]] = [*schema.get("properties", {}).items()]
         children += [(None, child) for child in (*unnamed, *(schema.get(name) for name in _OTHER_VALUES))]
         names: Products = {_NAMES: _multiplied(len("".join(patterns)), 2)}
-        return _largest([names, *(_nested(self._of(child), name) for name, child in children)])
+        return _largest([names, *(_nested(self._products(child), name) for name, child in children)])
 
     def _target(self, path: str) -> Any:
         """The part of the schema that a reference leads to. ValueError if it is not a plain path."""
@@ -182,7 +194,7 @@ class _Joined:
 
 
 def _nested(products: Products, name: str | None) -> Products:
-    """The products of a property's value, by their paths from the value that has the property. `name`: the property."""
+    """The products of a property's value, by their paths from the object with the property. `name`: the property."""
     return _largest(
         {path if path == _NAMES else (min(path[0] + 1, _DEEPEST), path[1] if path[0] else name): value}
         for path, value in products.items()
@@ -202,8 +214,65 @@ def _greatest(products: Products) -> float:
 
 
 def _multiplied(length: float, parts: int) -> float:
-    """The largest product of the lengths of `parts` parts with `length` characters in all: they are equally long."""
+    """The largest product of the lengths of `parts` parts with `length` characters in all. Equal parts have it."""
     try:
         return max(length, (length / parts) ** parts)
     except OverflowError:
         return math.inf
+
+
+# --- schemas that the library does not obey ---------------------------------------------------------
+
+
+def simplified(schema: Any) -> Any:
+    """The schema without keywords that have no effect."""
+    if isinstance(schema, list):
+        return [simplified(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {name: _simplified(name, value) for name, value in schema.items() if value not in _NO_EFFECT.get(name, ())}
+
+
+def _simplified(keyword: str, value: Any) -> Any:
+    if keyword in _NAMED and isinstance(value, dict):
+        return {name: simplified(item) for name, item in value.items()}
+    return value if keyword in _VALUES else simplified(value)
+
+
+def unsound_part(schema: object) -> str | None:
+    """The first part of a schema that the library does not obey, with the reason. None if it obeys the schema."""
+    level: list[tuple[str, object]] = [("", schema)]
+    while level:
+        for path, part in level:
+            if isinstance(part, dict) and _is_narrow(part):
+                return f"at {path or '/'}: an exclusive whole bound within 1 of the other bound is not supported"
+        level = [child for path, part in level for child in _parts(path, part)]
+    return None
+
+
+def _parts(path: str, part: object) -> Iterator[tuple[str, object]]:
+    if isinstance(part, dict):
+        for name, value in part.items():
+            if name in _NAMED and isinstance(value, dict):
+                yield from ((f"{path}/{name}/{key}", item) for key, item in value.items())
+            elif name not in _VALUES:
+                yield f"{path}/{name}", value
+    elif isinstance(part, list):
+        yield from ((f"{path}/{index}", value) for index, value in enumerate(part))
+
+
+def _is_narrow(part: dict[str, Any]) -> bool:
+    low, high = part.get("exclusiveMinimum"), part.get("exclusiveMaximum")
+    lowest, highest = _number(part, "minimum", low), _number(part, "maximum", high)
+    if lowest is None or highest is None or part.get("type") == "integer":
+        return False
+    whole = any(
+        isinstance(bound, (int, float)) and math.isfinite(bound) and bound == int(bound) for bound in (low, high)
+    )
+    return whole and highest - lowest < 1
+
+
+def _number(part: dict[str, Any], name: str, exclusive: object) -> float | None:
+    bounds = (part.get(name), exclusive)
+    numbers = [value for value in bounds if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    return (max if name == "minimum" else min)(numbers, default=None)

@@ -1,6 +1,6 @@
 """When a process counts as hung, by a clock that the test sets."""
 
-from service.silence import BEAT_S, HUNG_S, LOOK_S, Silence
+from service.ipc import BEAT_S, HUNG_S, LOOK_S, Silence
 from tests.clock import Clock
 
 
@@ -23,7 +23,7 @@ def test_a_stop_of_five_seconds_is_a_pause(clock: Clock) -> None:
     silence = Silence(clock)
     looks(silence, clock, BEAT_S)  # stopped just before it would have said something
     assert looks(silence, clock, 5.0) < HUNG_S - 1.0
-    silence.heard()
+    silence.end()
     assert looks(silence, clock, 5.0) == 5.0
 
 

@@ -1,0 +1,242 @@
+"""The weights that may answer, and their exchange in all replicas by /admin/weights. The highest version wins.
+
+An ingress learns the newest version from the replicas' cards, from other ingresses and from its own exchanges. Every
+request names it, so a replica that has started again cannot answer with older weights. It is told to take the newest.
+The routes have keys of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import cache
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from service.admission.keys import KeyRing
+from service.errors import InvalidRequest, NotReady, Unauthorized, WeightsConflict, WeightUpdateFailed
+from service.gateway.backend import Backend, serving
+from service.gateway.http.middleware import sent_key
+from service.gateway.http.openapi import OPERATION, body_docs, errors, route_docs
+from service.gateway.http.parse import explain, parse_json
+from service.settings import nearest
+from service.tracebacks import without_message
+from service.wire import ModelCard, Status, Weights, WeightUpdateResult
+
+_log = logging.getLogger(__name__)
+
+#: seconds between two attempts to give a replica the newest weights
+_AGAIN_S = 2.0
+
+
+class WeightsExchange:
+    """The weights of a service, at one ingress.
+
+    `base`: the setting `model`. `look` asks the replicas for their states, and has `see` called with the card.
+    `newest`: None before the first exchange.
+    """
+
+    def __init__(self, backend: Backend, base: str, look: Callable[[], Awaitable[list[Status]]]) -> None:
+        self.newest: Weights | None = None
+        self.look = look
+        self._backend, self._base = backend, base
+        self._exchanging = asyncio.Lock()
+        self._catching_up: asyncio.Task[None] | None = None
+        self._due = 0.0
+
+    def add(self, weights: Weights) -> None:
+        """Notes that these weights exist."""
+        if weights.version and weights.base == self._base and (self.newest is None or self.newest.older_than(weights)):
+            self.newest = weights
+
+    def see(self, card: ModelCard) -> None:
+        """Notes the weights of the service's card. Replicas that are behind get the newest, in the background."""
+        self.add(card.weights)
+        newest = self.newest
+        if newest is None or not (card.num_outdated or card.weights.older_than(newest)):
+            return
+        if self._catching_up is None and time.monotonic() >= self._due:
+            self._catching_up = asyncio.create_task(self._catch_up(newest))
+
+    async def exchange(self, model: str, version: int | None) -> list[WeightUpdateResult]:
+        """Gives all replicas other weights. `version`: None is the next one.
+
+        WeightsRefused if a replica cannot take them: nothing is changed then. WeightsConflict if newer ones answer.
+        WeightUpdateFailed if some replicas could not take them after all: those answer nothing until they have.
+        """
+        async with self._exchanging:
+            weights = self._next_weights(serving(await self.look()), model, version)
+            _raise_first(await self._backend.check_weights(weights))
+            results = await self._backend.update_weights(weights)
+            if all(result.error is not None for result in results):
+                _raise_first(results)
+            for result in results:
+                self.add(result.weights)
+            if self.newest is not None:
+                await self._backend.announce(self.newest)
+            with suppress(NotReady):
+                await self.look()  # requests from now on are checked by the new card
+        if self.newest != weights:
+            newest = self.newest.version if self.newest else 0
+            raise WeightsConflict(f"version {newest} came in before version {weights.version}")
+        _raise_if_some_failed(results)
+        return results
+
+    def _next_weights(self, card: ModelCard, model: str, version: int | None) -> Weights:
+        current = self.newest or card.weights
+        weights = Weights(current.version + 1 if version is None else version, model, self._base)
+        if version is not None and version <= current.version and weights != current:
+            raise WeightsConflict(f"version is {version}, allowed is more than {current.version}", param="version")
+        return weights
+
+    async def _catch_up(self, newest: Weights) -> None:
+        try:
+            for result in await self._backend.update_weights(newest):
+                if (error := result.error) is not None:
+                    _log.warning("a replica cannot take the newest weights: %s: %s", result.replica, error.message)
+        except Exception as error:  # noqa: BLE001 - the next card leads to the next attempt
+            _log.warning("the replicas could not be given weights", extra={"exception": without_message(error)})
+        finally:
+            self._catching_up, self._due = None, time.monotonic() + _AGAIN_S
+
+
+def _raise_first(results: list[WeightUpdateResult]) -> None:
+    if not results:
+        raise NotReady("no replica responds", retry_after=5.0)
+    for result in results:
+        if result.error is not None:
+            raise result.error
+
+
+def _raise_if_some_failed(results: list[WeightUpdateResult]) -> None:
+    failures = [f"{result.replica}: {result.error.message}" for result in results if result.error is not None]
+    if failures:
+        raise WeightUpdateFailed(
+            f"{len(failures)} of {len(results)} replicas could not take the weights. "
+            f"They answer nothing until they have: {'; '.join(failures)}",
+            retry_after=_AGAIN_S,
+        )
+
+
+# --- the routes ------------------------------------------------------------------------------------
+
+#: versions are whole numbers that JSON's readers keep exactly
+_LAST = 2**53 - 1
+_LONGEST = 4096
+
+
+class ExchangeRequest(BaseModel):
+    """POST /admin/weights."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    model: Annotated[str, Field(min_length=1, max_length=_LONGEST)] = Field(description="a folder or a hub name")
+    version: Annotated[int, Field(ge=1, le=_LAST)] | None = Field(
+        None, description="higher than that of the weights that answer; default: the next one"
+    )
+
+
+class ReplicaWeights(BaseModel):
+    """The weights of one replica. `behind`: whether newer ones are known, without which it answers nothing."""
+
+    replica: str
+    model: str
+    version: int
+    behind: bool
+
+
+class KnownWeights(BaseModel):
+    """GET /admin/weights: the weights that answer, and the weights of every replica."""
+
+    model: str
+    version: int
+    replicas: list[ReplicaWeights]
+
+
+class ReplicaExchange(BaseModel):
+    """The weights of one replica, and the seconds that it took to get them."""
+
+    replica: str
+    model: str
+    version: int
+    seconds: float
+
+
+class ExchangeAnswer(BaseModel):
+    """The answer of POST /admin/weights: from now on these weights answer alone."""
+
+    model: str
+    version: int
+    replicas: list[ReplicaExchange]
+
+
+def admin_router(exchange: WeightsExchange, keys: KeyRing) -> APIRouter:
+    """The routes, to be mounted at the root. They need one of these keys."""
+
+    def authorize(request: Request) -> None:
+        key = sent_key(request.headers)
+        if keys.find(key) is None:
+            problem = "wrong" if key else "missing"
+            raise Unauthorized(f"the key of `admin_keys` is {problem}; send `Authorization: Bearer <key>`")
+
+    router = APIRouter(prefix="/admin", tags=[OPERATION], dependencies=[Depends(authorize)])
+    listed = {200: {"model": KnownWeights}, **errors(401, 503)}
+
+    @router.get("/weights", summary="The weights of every replica", responses=listed)
+    async def weights_of_all() -> Response:
+        statuses = [status for status in await exchange.look() if status.failure is None]
+        newest = exchange.newest
+        rows = [
+            {
+                "replica": status.replica,
+                **_named(status.card.weights),
+                "behind": newest is not None and status.card.weights.older_than(newest),
+            }
+            for status in statuses
+        ]
+        return JSONResponse({**_named(newest or statuses[0].card.weights), "replicas": rows})
+
+    @router.post("/weights", **_docs())
+    async def exchange_weights(request: Request) -> Response:
+        order = _parse(parse_json(await request.body()))
+        results = await exchange.exchange(order.model, order.version)
+        rows = [
+            {"replica": result.replica, **_named(result.weights), "seconds": round(result.seconds, 3)}
+            for result in results
+        ]
+        return JSONResponse({**_named(results[0].weights), "replicas": rows})
+
+    return router
+
+
+def _parse(body: dict[str, Any]) -> ExchangeRequest:
+    for name in body:
+        if name not in ExchangeRequest.model_fields:
+            raise InvalidRequest(
+                f"{name[:80]!r} is not a field; {nearest(name, ExchangeRequest.model_fields)}", param=name
+            )
+    if "model" not in body:
+        raise InvalidRequest("model is missing", param="model")
+    try:
+        return ExchangeRequest.model_validate(body)
+    except ValidationError as error:
+        raise explain(error.errors(include_url=False), ExchangeRequest) from None
+
+
+def _named(weights: Weights) -> dict[str, Any]:
+    return {"model": weights.model, "version": weights.version}
+
+
+@cache
+def _docs() -> dict[str, Any]:
+    """FastAPI's arguments. The result is cached and must not be changed."""
+    failed = errors(401, 409, 413, 422, 503)
+    route = route_docs("Other weights of the same shape, in all replicas", ExchangeAnswer, failed)
+    example = {"model": "/checkpoints/step-1000", "version": 1000}
+    return route | body_docs(ExchangeRequest.model_json_schema(), example)

@@ -1,0 +1,84 @@
+"""The protocol of a link: proofs of both ends, then messages. Messages of other types are refused.
+
+Both ends prove that they know the replica's secret, without sending it. The ingress sends a nonce. The replica answers
+with a nonce of its own and its proof. Only then the ingress sends its proof, and after it the calls. A proof is an
+HMAC-SHA256 of the role and both nonces, so none can be sent again or back.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from typing import Literal
+
+from service.data import Data
+from service.messagepack import MessagePack
+from service.wire import Chunk, Ending, Failure, Progress, ReplicaRequest
+
+#: bytes of a nonce, and of a proof
+NONCE = PROOF = 32
+_PURPOSE = b"mrp-serve link 1 "
+
+Method = Literal["count", "stream"]
+
+
+def make_nonce() -> bytes:
+    """A nonce for one connection."""
+    return secrets.token_bytes(NONCE)
+
+
+def make_proof(secret: str, role: Literal["ingress", "replica"], ingress_nonce: bytes, replica_nonce: bytes) -> bytes:
+    """The proof of one end."""
+    return hmac.digest(secret.encode(), _PURPOSE + role.encode() + ingress_nonce + replica_nonce, "sha256")
+
+
+def is_proof(received: bytes, expected: bytes) -> bool:
+    """Whether a received proof is correct, in constant time."""
+    return hmac.compare_digest(received, expected)
+
+
+class ReplicaCall(Data, frozen=True, tag=1):
+    """A request of an ingress. `number`: identifies the call on this link."""
+
+    number: int
+    method: Method
+    request: ReplicaRequest
+
+
+class CancelCall(Data, frozen=True, tag=2):
+    """Aborts a call."""
+
+    number: int
+
+
+class ReplicaItem(Data, frozen=True, tag=3):
+    """A part of an answer, or a number of tokens. `other_requests`: the replica's requests of other ingresses."""
+
+    number: int
+    item: Progress | Chunk | Ending | Failure | int
+    other_requests: int
+
+
+class CallEnd(Data, frozen=True, tag=4):
+    """A call has no further items."""
+
+    number: int
+
+
+class CallRefused(Data, frozen=True, tag=5):
+    """The call came after the replica had begun to drain. Nothing was decoded."""
+
+    number: int
+
+
+class DrainNotice(Data, frozen=True, tag=6):
+    """The replica drains: it takes no further calls and finishes the running ones."""
+
+
+class ReplicaAlive(Data, frozen=True, tag=7):
+    """The replica runs. Sent regularly, so that a link never falls silent."""
+
+
+#: the codecs of the two ends, by the messages that come there
+AT_REPLICA = MessagePack(ReplicaCall | CancelCall)
+AT_INGRESS = MessagePack(ReplicaItem | CallEnd | CallRefused | DrainNotice | ReplicaAlive)
