@@ -20,26 +20,8 @@ TREES = {path: ast.parse(source) for path, source in SOURCES.items()}
 SHARED: frozenset[str] = frozenset()
 #: pronouns and participles, which hide what a variable holds
 PRONOUNS = frozenset(
-    [
-        "asked",
-        "begun",
-        "behind",
-        "brought",
-        "found",
-        "given",
-        "heard",
-        "here",
-        "kept",
-        "known",
-        "one",
-        "others",
-        "own",
-        "place",
-        "places",
-        "said",
-        "shown",
-        "told",
-    ]
+    ("asked", "begun", "brought", "found", "given", "heard", "here", "kept", "known", "one", "others", "own", "place")
+    + ("places", "said", "shown", "told")
 )
 #: words by which an engineer from vLLM, SGLang or Hugging Face looks for things
 FIELD = (
