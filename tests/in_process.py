@@ -54,7 +54,7 @@ class InProcessEngine:
 
     async def apply_weights(self, version: int, *, abort: bool) -> None:
         assert self._apply is not None
-        await self._engine.exchange(self._apply, version, cut=abort)
+        await self._engine.update_weights(self._apply, version, cut=abort)
 
     def close(self) -> None:
         self._engine.stop()

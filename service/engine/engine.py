@@ -92,7 +92,7 @@ class Engine:
     """Decodes requests with one checkpoint. Not thread-safe.
 
     `progress`: the decoding steps of the last `step`, for requests with `report_steps`.
-    `version`: the version of the weights, which `exchange` sets.
+    `version`: the version of the weights, which `update_weights` sets.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Engine:
     # --- new weights --------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Starts no waiting request until `exchange`."""
+        """Starts no waiting request until `update_weights`."""
         self._held = True
 
     def abort_running(self) -> list[str]:
@@ -183,13 +183,13 @@ class Engine:
             self.abort(request_id)
         return request_ids
 
-    def exchange(self, apply: Callable[[], None], version: int) -> None:
+    def update_weights(self, apply: Callable[[], None], version: int) -> None:
         """Lets `apply` change the weights, and drops the KV of the old weights. No request may run.
 
         An error of `apply` is the end of the engine: it may have changed some weights only.
         """
         if self._scheduler.running:
-            raise AssertionError("the weights are to be exchanged while requests run")
+            raise AssertionError("the weights are to be updated while requests run")
         while self._micro_batches:  # their requests have ended
             self._end_micro_batch(Counter())
         apply()

@@ -164,10 +164,10 @@ class EngineThread:
                 self._inbox.aborted.append(request_id)
                 self._changed.notify()
 
-    async def exchange(self, apply: Callable[[], None], version: int, *, cut: bool) -> None:
+    async def update_weights(self, apply: Callable[[], None], version: int, *, cut: bool) -> None:
         """Lets `apply` change the weights on the engine's thread, when no request runs. Waiting requests stay queued.
 
-        `cut`: running requests end with WeightsChanged; else they finish first. One exchange at a time. Raises
+        `cut`: running requests end with WeightsChanged; else they finish first. One update_weights at a time. Raises
         ReplicaStopping if the engine stops or has stopped; EngineFailed if `apply` fails, which ends the engine.
         """
         change = _WeightChange(apply, version, cut)
@@ -186,7 +186,7 @@ class EngineThread:
             while (inbox := self._wait()) is not None:
                 if inbox:
                     self._handle(inbox)
-                self._exchange_if_idle()
+                self._update_if_idle()
                 outputs = self._step() if self._engine.has_work else []
                 self._state = self._engine.state()
                 self._send(outputs)
@@ -233,19 +233,19 @@ class EngineThread:
             self._change = inbox.change
             self._engine.hold()
             if inbox.change.cut:
-                reason = "the weights are being exchanged, and the setting weights_update is abort"
+                reason = "the weights are being updated, and the setting weights_update is abort"
                 aborted = self._engine.abort_running()
                 self._send([RequestFailed(name, WeightsChanged(reason, retry_after=1.0)) for name in aborted])
         self._engine.admit()
         with self._changed:  # counted before the step, since the step may be long
             self._state, self._num_arriving = self._engine.state(), 0
 
-    def _exchange_if_idle(self) -> None:
+    def _update_if_idle(self) -> None:
         """Makes the requested change once no request runs."""
         change = self._change
         if change is None or self._engine.state().num_running:
             return
-        self._engine.exchange(change.apply, change.version)
+        self._engine.update_weights(change.apply, change.version)
         self._change = None
         change.done.set_result(None)
 

@@ -40,7 +40,7 @@ from service.gateway.pipeline import RequestPipeline
 from service.gateway.playground.routes import playground_routes
 from service.gateway.request_log import RequestLog, current_origin, current_record, telemetry
 from service.gateway.score.routes import score_router
-from service.gateway.weights import WeightsExchange, admin_router
+from service.gateway.weights import ServiceWeights, admin_router
 from service.quality.load_bands import LoadHysteresis
 from service.quality.schema import Plan
 from service.routing.affinity import ROUTING_REASONS
@@ -79,7 +79,7 @@ class Ingress:
         self._keys = keys = KeyRing.load(settings)
         self._admission = AdmissionController(settings, tenants=len(keys))
         self._availability = Availability(backend, self._admission, settings.request_timeout_s, self._see_card)
-        self._weights = WeightsExchange(backend, settings.model, self._availability.look)
+        self._weights = ServiceWeights(backend, settings.model, self._availability.look)
         self._load = LoadHysteresis()
         self.draining = Draining()
         failover = FailoverPolicy(settings.max_failovers, self._count_failover, lambda: self._weights.newest)

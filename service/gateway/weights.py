@@ -1,6 +1,6 @@
-"""The weights that may answer, and their exchange in all replicas by /admin/weights. The highest version wins.
+"""The weights that may answer, and their update in all replicas by /admin/weights. The highest version wins.
 
-An ingress learns the newest version from the replicas' cards, from other ingresses and from its own exchanges. Every
+An ingress learns the newest version from the replicas' cards, from other ingresses and from its own updates. Every
 request names it, so a replica that has started again cannot answer with older weights. It is told to take the newest.
 The routes have keys of their own.
 """
@@ -35,18 +35,18 @@ _log = logging.getLogger(__name__)
 _AGAIN_S = 2.0
 
 
-class WeightsExchange:
+class ServiceWeights:
     """The weights of a service, at one ingress.
 
     `base`: the setting `model`. `look` asks the replicas for their states, and has `see` called with the card.
-    `newest`: None before the first exchange.
+    `newest`: None before the first update.
     """
 
     def __init__(self, backend: Backend, base: str, look: Callable[[], Awaitable[list[Status]]]) -> None:
         self.newest: Weights | None = None
         self.look = look
         self._backend, self._base = backend, base
-        self._exchanging = asyncio.Lock()
+        self._updating = asyncio.Lock()
         self._catching_up: asyncio.Task[None] | None = None
         self._due = 0.0
 
@@ -64,13 +64,13 @@ class WeightsExchange:
         if self._catching_up is None and time.monotonic() >= self._due:
             self._catching_up = asyncio.create_task(self._catch_up(newest))
 
-    async def exchange(self, model: str, version: int | None) -> list[WeightUpdateResult]:
+    async def update(self, model: str, version: int | None) -> list[WeightUpdateResult]:
         """Gives all replicas other weights. `version`: None is the next one.
 
         WeightsRefused if a replica cannot take them: nothing is changed then. WeightsConflict if newer ones answer.
         WeightUpdateFailed if some replicas could not take them after all: those answer nothing until they have.
         """
-        async with self._exchanging:
+        async with self._updating:
             weights = self._next_weights(serving(await self.look()), model, version)
             _raise_first(await self._backend.check_weights(weights))
             results = await self._backend.update_weights(weights)
@@ -131,7 +131,7 @@ _LAST = 2**53 - 1
 _LONGEST = 4096
 
 
-class ExchangeRequest(BaseModel):
+class UpdateWeightsRequest(BaseModel):
     """POST /admin/weights."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -159,7 +159,7 @@ class KnownWeights(BaseModel):
     replicas: list[ReplicaWeights]
 
 
-class ReplicaExchange(BaseModel):
+class ReplicaUpdate(BaseModel):
     """The weights of one replica, and the seconds that it took to get them."""
 
     replica: str
@@ -168,15 +168,15 @@ class ReplicaExchange(BaseModel):
     seconds: float
 
 
-class ExchangeAnswer(BaseModel):
+class UpdateWeightsAnswer(BaseModel):
     """The answer of POST /admin/weights: from now on these weights answer alone."""
 
     model: str
     version: int
-    replicas: list[ReplicaExchange]
+    replicas: list[ReplicaUpdate]
 
 
-def admin_router(exchange: WeightsExchange, keys: KeyRing) -> APIRouter:
+def admin_router(weights: ServiceWeights, keys: KeyRing) -> APIRouter:
     """The routes, to be mounted at the root. They need one of these keys."""
 
     def authorize(request: Request) -> None:
@@ -190,8 +190,8 @@ def admin_router(exchange: WeightsExchange, keys: KeyRing) -> APIRouter:
 
     @router.get("/weights", summary="The weights of every replica", responses=listed)
     async def weights_of_all() -> Response:
-        statuses = [status for status in await exchange.look() if status.failure is None]
-        newest = exchange.newest
+        statuses = [status for status in await weights.look() if status.failure is None]
+        newest = weights.newest
         rows = [
             {
                 "replica": status.replica,
@@ -203,9 +203,9 @@ def admin_router(exchange: WeightsExchange, keys: KeyRing) -> APIRouter:
         return JSONResponse({**_named(newest or statuses[0].card.weights), "replicas": rows})
 
     @router.post("/weights", **_docs())
-    async def exchange_weights(request: Request) -> Response:
+    async def update_weights(request: Request) -> Response:
         order = _parse(parse_json(await request.body()))
-        results = await exchange.exchange(order.model, order.version)
+        results = await weights.update(order.model, order.version)
         rows = [
             {"replica": result.replica, **_named(result.weights), "seconds": round(result.seconds, 3)}
             for result in results
@@ -215,18 +215,18 @@ def admin_router(exchange: WeightsExchange, keys: KeyRing) -> APIRouter:
     return router
 
 
-def _parse(body: dict[str, Any]) -> ExchangeRequest:
+def _parse(body: dict[str, Any]) -> UpdateWeightsRequest:
     for name in body:
-        if name not in ExchangeRequest.model_fields:
+        if name not in UpdateWeightsRequest.model_fields:
             raise InvalidRequest(
-                f"{name[:80]!r} is not a field; {nearest(name, ExchangeRequest.model_fields)}", param=name
+                f"{name[:80]!r} is not a field; {nearest(name, UpdateWeightsRequest.model_fields)}", param=name
             )
     if "model" not in body:
         raise InvalidRequest("model is missing", param="model")
     try:
-        return ExchangeRequest.model_validate(body)
+        return UpdateWeightsRequest.model_validate(body)
     except ValidationError as error:
-        raise explain(error.errors(include_url=False), ExchangeRequest) from None
+        raise explain(error.errors(include_url=False), UpdateWeightsRequest) from None
 
 
 def _named(weights: Weights) -> dict[str, Any]:
@@ -237,6 +237,6 @@ def _named(weights: Weights) -> dict[str, Any]:
 def _docs() -> dict[str, Any]:
     """FastAPI's arguments. The result is cached and must not be changed."""
     failed = errors(401, 409, 413, 422, 503)
-    route = route_docs("Other weights of the same shape, in all replicas", ExchangeAnswer, failed)
+    route = route_docs("Other weights of the same shape, in all replicas", UpdateWeightsAnswer, failed)
     example = {"model": "/checkpoints/step-1000", "version": 1000}
-    return route | body_docs(ExchangeRequest.model_json_schema(), example)
+    return route | body_docs(UpdateWeightsRequest.model_json_schema(), example)

@@ -55,7 +55,7 @@ def _checked_config(path: Path, served: ModelConfig, options: LoadOptions) -> di
     """The parsed config.json. It must equal the config of the served weights."""
     raw = read_config(path)
     if published_scheme(raw) is not None:
-        raise CheckpointError(f"{path}: these weights are published in 8 bits; only wide weights can be exchanged")
+        raise CheckpointError(f"{path}: these weights are published in 8 bits; only wide weights can be updated")
     difference = next(_differences(config_of(raw, options), served), None)
     if difference is not None:
         raise CheckpointError(f"{path}: {difference}")

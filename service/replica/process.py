@@ -218,7 +218,7 @@ class EngineProcess(Frames):
                 apply, self._apply = self._apply, None
                 if apply is None:
                     raise AssertionError("weights are to be applied before they are loaded")
-                await self._steps.thread.exchange(apply, version, cut=abort)
+                await self._steps.thread.update_weights(apply, version, cut=abort)
         return ""
 
 

@@ -203,7 +203,7 @@ def test_graphs_replay_what_runs_without_them():
 
 @pytest.mark.parametrize("backend", [("eager", False), ("triton", True)], ids=str)
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_exchanged_weights_decode_as_a_fresh_load(backend, quantization, monkeypatch, tmp_path):
+def test_updated_weights_decode_as_a_fresh_load(backend, quantization, monkeypatch, tmp_path):
     """Graphs that were captured with the old numbers read the new ones."""
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     attention, graphs = backend
@@ -214,6 +214,6 @@ def test_exchanged_weights_decode_as_a_fresh_load(backend, quantization, monkeyp
     engine = Engine(served, limits)
     old = [completion.token_ids for completion in engine.generate(requests)]
     fresh = load_update(other, served.config, options)
-    engine.exchange(lambda: apply_update(served, fresh), 1)
+    engine.update_weights(lambda: apply_update(served, fresh), 1)
     wanted = [one.token_ids for one in Engine(load_checkpoint(other, options), limits).generate(requests)]
     assert [completion.token_ids for completion in engine.generate(requests)] == wanted != old

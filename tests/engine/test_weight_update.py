@@ -1,4 +1,4 @@
-"""Weights that are exchanged in an engine: one version decodes each request, and nothing of the old one is left."""
+"""Weights that are updated in an engine: one version decodes each request, and nothing of the old one is left."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkpoint() -> Checkpoint:
-    """One of the test's own: its weights are exchanged."""
+    """One of the test's own: its weights are updated."""
     return load_checkpoint(FIRST)
 
 
@@ -58,7 +58,7 @@ def test_golden_requests_are_decoded_as_by_a_fresh_load(
     old = [tuple(entry["token_ids"]) for entry in expected(GOLDEN_NAMES[0])[::2]]
     assert decoded(engine, *asked) == old
     engine.hold()
-    engine.exchange(new, 1)
+    engine.update_weights(new, 1)
     first = engine.generate([asked[0]])[0]
     assert first.stats.cached_tokens == 0
     assert {event.version for event in first.blocks} == {1}
@@ -68,12 +68,12 @@ def test_golden_requests_are_decoded_as_by_a_fresh_load(
     assert engine.state().kv_pages_used == 0
 
 
-def test_weights_are_not_exchanged_while_requests_run(checkpoint: Checkpoint, new: Callable[[], None]) -> None:
+def test_weights_are_not_updated_while_requests_run(checkpoint: Checkpoint, new: Callable[[], None]) -> None:
     engine = engine_of(checkpoint)
     engine.submit(request("x", PROMPT, tokens=64))
     engine.step()
     with pytest.raises(AssertionError):
-        engine.exchange(new, 1)
+        engine.update_weights(new, 1)
     assert engine.version == 0
 
 
@@ -90,14 +90,14 @@ def test_nothing_of_requests_that_were_ended_is_left(
         engine.step()
     engine.hold()
     assert engine.abort_running() == ["0", "1", "2", "3"]
-    engine.exchange(new, 1)
+    engine.update_weights(new, 1)
     assert not engine._micro_batches
     assert decoded(engine, *asked) == decoded(engine_of(load_checkpoint(other)), *asked)
 
 
 def test_other_weights_do_not_continue_an_answer(checkpoint: Checkpoint, new: Callable[[], None]) -> None:
     engine = engine_of(checkpoint)
-    engine.exchange(new, 3)
+    engine.update_weights(new, 3)
     engine.submit(replace(request("old", PROMPT), version=2))
     engine.submit(replace(request("own", PROMPT), version=3))
     events: list[BlockEvent] = []
@@ -126,8 +126,8 @@ class Running:
             [token async for event in self.worker.generate(one) for token in event.token_ids]  # type: ignore[union-attr]
         )
 
-    def exchange(self, new: Callable[[], None], *, cut: bool = False) -> asyncio.Task[None]:
-        return asyncio.ensure_future(self.worker.exchange(new, 1, cut=cut))
+    def update_weights(self, new: Callable[[], None], *, cut: bool = False) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self.worker.update_weights(new, 1, cut=cut))
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ async def test_requests_that_run_finish_with_the_old_weights_and_others_wait_for
 ) -> None:
     before = [running.ask(f"before {number}") for number in range(3)]
     await running.gate.holds(running.worker)
-    change = running.exchange(new)
+    change = running.update_weights(new)
     after = [running.ask(f"after {number}") for number in range(3)]
     await eventually(lambda: len(running.worker._inbox.submitted) == 3)
     running.gate.open.set()
@@ -164,7 +164,7 @@ async def test_requests_that_run_can_be_ended_and_waiting_ones_are_not(
 ) -> None:
     before = [running.ask(f"before {number}", tokens=200) for number in range(2)]
     await running.gate.holds(running.worker)
-    change, after = running.exchange(new, cut=True), running.ask("after")
+    change, after = running.update_weights(new, cut=True), running.ask("after")
     await eventually(lambda: len(running.worker._inbox.submitted) == 1)
     running.gate.open.set()
     for ended in await asyncio.gather(*before, return_exceptions=True):
@@ -174,7 +174,7 @@ async def test_requests_that_run_can_be_ended_and_waiting_ones_are_not(
 
 
 async def test_an_idle_engine_takes_weights_at_once(running: Running, new: Callable[[], None], other: Path) -> None:
-    await running.exchange(new)
+    await running.update_weights(new)
     running.gate.open.set()
     assert await running.ask("x") == answers(other)
 
@@ -184,16 +184,16 @@ async def test_weights_that_are_half_taken_end_the_engine(running: Running) -> N
         raise ZeroDivisionError
 
     with pytest.raises(EngineFailed, match="ZeroDivisionError"):
-        await running.exchange(fail)
+        await running.update_weights(fail)
     assert "ZeroDivisionError" in str(running.worker.failure)
     with pytest.raises(ReplicaStopping):
-        await running.exchange(fail)
+        await running.update_weights(fail)
 
 
-async def test_who_waits_for_an_exchange_hears_of_the_end(running: Running, new: Callable[[], None]) -> None:
+async def test_who_waits_for_an_update_hears_of_the_end(running: Running, new: Callable[[], None]) -> None:
     asked = running.ask("x", tokens=200)
     await running.gate.holds(running.worker)
-    change = running.exchange(new)
+    change = running.update_weights(new)
     await asyncio.sleep(0)
     running.worker._stopping = True
     running.gate.open.set()

@@ -296,7 +296,7 @@ async def _cancelled(wait: Callable[[], object]) -> None:
 
 
 class TestWeights:
-    """Exchanges of weights: which replicas may go on with an answer."""
+    """weight updates: which replicas may go on with an answer."""
 
     async def test_a_replica_that_is_behind_is_asked_again_until_one_is_not(self) -> None:
         behind = Failure(WeightsBehind("too old", retry_after=1.0))

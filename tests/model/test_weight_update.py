@@ -24,7 +24,7 @@ def state(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return {f"{part}.{name}": t for part, m in parts.items() if m is not None for name, t in m.state_dict().items()}
 
 
-def exchanged(served: Checkpoint, other: Path, options: LoadOptions) -> None:
+def updated(served: Checkpoint, other: Path, options: LoadOptions) -> None:
     check_update(other, served.config, options)
     apply_update(served, load_update(other, served.config, options))
 
@@ -45,7 +45,7 @@ def test_the_numbers_are_those_of_a_fresh_load_in_the_same_tensors(
 ) -> None:
     served, other = load_checkpoint(source, options), other_weights(tmp_path / "other", source)
     before = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in state(served).items()}
-    exchanged(served, other, options)
+    updated(served, other, options)
     wanted = state(load_checkpoint(other, options))
     assert wanted.keys() == before.keys()
     for name, tensor in state(served).items():
@@ -60,7 +60,7 @@ def test_a_shared_matrix_stays_shared(tmp_path: Path) -> None:
         one = tiny_checkpoint(seed, torch.float32, tie_word_embeddings=True)
         save_checkpoint(tmp_path / str(seed), one.raw, one.backbone, one.mrp)
     served = load_checkpoint(tmp_path / "1")
-    exchanged(served, tmp_path / "2", LoadOptions())
+    updated(served, tmp_path / "2", LoadOptions())
     assert served.backbone.head.data_ptr() == served.backbone.embed_tokens.weight.data_ptr()
     assert torch.equal(served.backbone.head, load_checkpoint(tmp_path / "2").backbone.head)
 

@@ -141,6 +141,6 @@ def test_all_ranks_take_other_weights(pair: TensorParallelExecutor, tmp_path: Pa
     for entry, done in zip(expected(name), engine.generate(asked), strict=True):
         assert_golden(entry, done)
     fresh = pair.fetch(other, LoadOptions())
-    engine.exchange(lambda: pair.apply(fresh), 1)
+    engine.update_weights(lambda: pair.apply(fresh), 1)
     wanted = Engine(load_checkpoint(other), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FAIR))
     assert [one.token_ids for one in engine.generate(asked)] == [one.token_ids for one in wanted.generate(asked)]

@@ -1,4 +1,4 @@
-"""Weights that are exchanged under load in two real replicas: nothing is lost, and a new replica has the new ones."""
+"""Weights that are updated under load in two real replicas: nothing is lost, and a new replica has the new ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def versions(client: httpx.Client) -> list[int]:
     return [one["version"] for one in client.get(WEIGHTS, headers=ADMIN).json()["replicas"]]
 
 
-def test_weights_are_exchanged_under_load_and_a_new_replica_has_them(
+def test_weights_are_updated_under_load_and_a_new_replica_has_them(
     visitor: httpx.Client, house: Service, tmp_path: Path
 ) -> None:
     other = other_weights(tmp_path / "step-7", GOLDEN)
@@ -57,7 +57,7 @@ def test_weights_are_exchanged_under_load_and_a_new_replica_has_them(
             assert new != old
             assert all(one.result() in (old, new) for one in during)
         assert [one["version"] for one in told["replicas"]] == [told["version"]] * 2
-        print(f"seconds of the exchange: {[one['seconds'] for one in told['replicas']]}")  # noqa: T201 - shown by -s
+        print(f"seconds of the update: {[one['seconds'] for one in told['replicas']]}")  # noqa: T201 - shown by -s
         a_new_replica_has_them(visitor, house, told["version"], new)
     finally:
         house.pace.full()

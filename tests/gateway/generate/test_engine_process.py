@@ -216,7 +216,7 @@ class TestAnswers:
 
 
 class TestWeights:
-    async def test_they_are_exchanged(self, settings: Settings, tmp_path: Path) -> None:
+    async def test_they_are_updated(self, settings: Settings, tmp_path: Path) -> None:
         engine = await start(settings)
         try:
             before = await blocks(engine, request())

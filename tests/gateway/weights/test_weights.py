@@ -20,7 +20,7 @@ from service.gateway import failover
 from service.gateway import weights as updates
 from service.gateway.http.models import Models
 from service.gateway.ingress import Ingress
-from service.gateway.weights import ExchangeAnswer, KnownWeights
+from service.gateway.weights import KnownWeights, UpdateWeightsAnswer
 from service.model import load_checkpoint
 from service.replica.replica import Replica
 from service.settings import Settings
@@ -100,7 +100,7 @@ async def give(http: httpx.AsyncClient, model: Path, **fields: Any) -> dict[str,
     response = await http.post(WEIGHTS, json={"model": str(model), **fields}, headers=ADMIN)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
-    assert_shape(ExchangeAnswer, answer)
+    assert_shape(UpdateWeightsAnswer, answer)
     return answer
 
 
@@ -269,7 +269,7 @@ async def test_if_no_replica_can_the_old_weights_stay(
     assert await answered(http) == [answers[FIRST]] * 4
 
 
-async def test_two_exchanges_at_once_leave_one_version_everywhere(
+async def test_two_updates_at_once_leave_one_version_everywhere(
     replicas: Replicas, http: httpx.AsyncClient, other: Path, third: Path, answers: dict[Path, list[int]]
 ) -> None:
     """By two ingresses, which do not know of each other."""
