@@ -17,14 +17,14 @@ _SETTINGS = """# Settings
 
 *`make docs` writes this page from `service/settings.py`.*
 
-A setting has three forms. The first form that is given wins:
+A setting has three forms. The first form in this list has precedence:
 
 1. a flag: `mrp-serve serve --max-running 32`
 2. a variable: `MRP_SERVE_MAX_RUNNING=32`
 3. a line of the YAML or JSON file that `--config` names: `max_running: 32`
 
-Deployment files give settings as `args` of `service.app:build`. An unknown name is an error. Some settings have the
-names that vLLM or SGLang give them, too, in all three forms. Two names with different values are an error.
+Deployment files have settings as `args` of `service.app:build`. An unknown name is an error. Some settings also have
+the name of vLLM or SGLang, in all three forms. Two names with different values are an error.
 
 | setting | values | default | meaning |
 |---|---|---|---|
@@ -34,9 +34,9 @@ _METRICS = """# Metrics
 
 *`make docs` writes this page from `service/telemetry/metrics.py`.*
 
-`GET /metrics` answers in Prometheus' text format, for all replicas together. Every name begins with `mrp_`. The label
-`replica` says whose number it is. Times count from the arrival at the ingress. If another replica continues an answer,
-its prompt and its first block count once.
+`GET /metrics` has Prometheus' text format and covers all replicas. Every name begins with `mrp_`. The label `replica`
+names the replica. Times count from the arrival at the ingress. If another replica continues an answer, its prompt and
+its first block count once.
 
 Tokens per forward over time is the ratio of two counters:
 `rate(mrp_generation_tokens_total[1m]) / rate(mrp_forwards_total{kind=~"denoise|verify"}[1m])`.
@@ -49,7 +49,7 @@ _COMMANDS = """# Commands
 
 *`make docs` writes this page from the program.* `mrp-serve COMMAND --help` lists the options of a command.
 
-| command | what it does |
+| command | task |
 |---|---|
 """
 

@@ -42,15 +42,15 @@ class Backbone(nn.Module):
         """The rotary embedding of absolute positions `[R, L]`."""
         return cast(Rotation, self.rotary(positions))
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, same_shapes: bool = False) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, fixed_shapes: bool = False) -> Tensor:
         """tokens, positions `[R, L]` -> hidden states after the final norm `[R, L, H]`.
 
-        `attend` is called with layers 0 … num_layers-1. `same_shapes`: the shapes of every operation depend on R and L
+        `attend` is called with layers 0 … num_layers-1. `fixed_shapes`: the shapes of every operation depend on R and L
         alone, so that a row's numbers do not depend on the other rows.
         """
         x, rotation = self.embed_tokens(tokens), self.rotary(positions)
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotation, index, attend, same_shapes)
+            x = layer(x, rotation, index, attend, fixed_shapes)
         return cast(Tensor, self.norm(x))
 
     @property

@@ -35,11 +35,11 @@ class SparseFeedForward(nn.Module):
         self.experts = Experts(hidden, config)
         self.shared_experts = FeedForward(hidden, config.shared_size) if config.shared_size else None
 
-    def forward(self, x: Tensor, same_shapes: bool = False) -> Tensor:
-        """x `[R, L, H]` -> `[R, L, H]`. `same_shapes`: see `Backbone.forward`."""
+    def forward(self, x: Tensor, fixed_shapes: bool = False) -> Tensor:
+        """x `[R, L, H]` -> `[R, L, H]`. `fixed_shapes`: see `Backbone.forward`."""
         tokens = x.flatten(0, -2)
         weights, chosen = self.gate(tokens)
-        outputs = self.experts(tokens, chosen, same_shapes)
+        outputs = self.experts(tokens, chosen, fixed_shapes)
         out = torch.bmm(weights.to(outputs.dtype)[:, None], outputs).view_as(x)
         return out if self.shared_experts is None else out + self.shared_experts(x)
 
@@ -61,9 +61,9 @@ class Experts(nn.Module):
         for weight in self.parameters():
             nn.init.uniform_(weight, -1 / math.sqrt(weight.shape[-1]), 1 / math.sqrt(weight.shape[-1]))
 
-    def forward(self, tokens: Tensor, chosen: Tensor, same_shapes: bool) -> Tensor:
+    def forward(self, tokens: Tensor, chosen: Tensor, fixed_shapes: bool) -> Tensor:
         """tokens `[T, H]`, their experts `[T, k]` -> the output of each expert for its token, `[T, k, H]`."""
-        return self._dense(tokens, chosen) if same_shapes else self._sparse(tokens, chosen)
+        return self._dense(tokens, chosen) if fixed_shapes else self._sparse(tokens, chosen)
 
     def _sparse(self, tokens: Tensor, chosen: Tensor) -> Tensor:
         """Each expert computes its tokens only. The shapes depend on all tokens together."""

@@ -97,7 +97,7 @@ class FeedForward(nn.Module):
         self.gate_up_proj = nn.Linear(hidden, 2 * inner, bias=False)
         self.down_proj = nn.Linear(inner, hidden, bias=False)
 
-    def forward(self, x: Tensor, same_shapes: bool = False) -> Tensor:  # noqa: ARG002 (its shapes are always x's)
+    def forward(self, x: Tensor, fixed_shapes: bool = False) -> Tensor:  # noqa: ARG002 (its shapes are always x's)
         """x `[R, L, H]` -> `[R, L, H]`."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         out: Tensor = self.down_proj(F.silu(gate) * up)
@@ -107,7 +107,7 @@ class FeedForward(nn.Module):
 class DecoderLayer(nn.Module):
     """Pre-norm attention and feed-forward with residual connections.
 
-    `mlp(x, same_shapes)`: the feed-forward, `[R, L, H]` -> `[R, L, H]`. `same_shapes`: see `Backbone.forward`.
+    `mlp(x, fixed_shapes)`: the feed-forward, `[R, L, H]` -> `[R, L, H]`. `fixed_shapes`: see `Backbone.forward`.
     """
 
     def __init__(self, config: ModelConfig, mlp: nn.Module) -> None:
@@ -122,10 +122,10 @@ class DecoderLayer(nn.Module):
         """Makes this layer one `Shard` of a layer."""
         self._all_reduce = all_reduce
 
-    def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, same_shapes: bool = False) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, fixed_shapes: bool = False) -> Tensor:
         """x `[R, L, H]` -> `[R, L, H]`; `layer` is passed on to `attend`."""
         x = x + self._all_reduce(self.self_attn(self.input_layernorm(x), rotation, layer, attend))
-        out: Tensor = x + self._all_reduce(self.mlp(self.post_attention_layernorm(x), same_shapes))
+        out: Tensor = x + self._all_reduce(self.mlp(self.post_attention_layernorm(x), fixed_shapes))
         return out
 
 

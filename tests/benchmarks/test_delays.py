@@ -15,8 +15,8 @@ from tests.tiny import tiny_checkpoint
 
 
 def test_delays_in_milliseconds_in_their_order() -> None:
-    assert Delays.of([0.003, 0.001, 0.002]) == Delays(3, 2.0, 2.0, 3.0)
-    assert Delays.of([0.004]) == Delays(1, 4.0, 4.0, 4.0)
+    assert Delays.from_seconds([0.003, 0.001, 0.002]) == Delays(3, 2.0, 2.0, 3.0)
+    assert Delays.from_seconds([0.004]) == Delays(1, 4.0, 4.0, 4.0)
 
 
 @pytest.mark.parametrize("params", [Static(), Speculative(1, 4)])

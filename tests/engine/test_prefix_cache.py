@@ -98,7 +98,7 @@ class TestSharing:
         target = cache(shares=False)
         leave(target, A, B)
         assert shared(target, A, B) == []
-        assert target._pool.num_used == 0
+        assert target.capacity - len(target._free) == 0
 
 
 class TestMrp:
@@ -115,7 +115,7 @@ class TestMrp:
         new = leave(target, A, B, mrp=True)
         assert not set(old) & set(new)
         assert shared(target, A, B) == shared(target, A, B, mrp=True) == new
-        assert target._pool.num_used == 2
+        assert target.capacity - len(target._free) == 2
         audit(target, [])
 
     def test_who_reads_the_old_page_may_go_on(self) -> None:
@@ -132,7 +132,7 @@ class TestMrp:
         target.publish(reader, D)
         target.release(reader)
         audit(target, [])
-        assert (target.num_used, target._pool.num_used) == (0, 4)
+        assert (target.num_used, target.capacity - len(target._free)) == (0, 4)
         assert len(shared(target, A, B, D)) == 3
 
     def test_the_leading_pages_that_have_it_are_found(self) -> None:

@@ -83,7 +83,7 @@ def test_both_ways_to_group_tokens_agree() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_in_same_shapes_no_bit_of_a_token_depends_on_the_others(dtype: torch.dtype) -> None:
+def test_in_fixed_shapes_no_bit_of_a_token_depends_on_the_others(dtype: torch.dtype) -> None:
     mlp, rng = layer(dtype), torch.Generator().manual_seed(1)
     own = torch.randn(48, generator=rng).to(dtype)
     answers = []

@@ -126,9 +126,9 @@ def test_experts_answer_as_their_widened_matrices_do_either_way(scheme):
         delattr(wide.experts, name)
         setattr(wide.experts, name, nn.Parameter(weight))
     x, close = drawn(3, 1, 21, 64), 0.03 if scheme.activations else 1e-5
-    for same_shapes in (False, True):
-        wanted = wide(x, same_shapes)
-        torch.testing.assert_close(mlp(x, same_shapes), wanted, rtol=close, atol=close * wanted.abs().max().item())
+    for fixed_shapes in (False, True):
+        wanted = wide(x, fixed_shapes)
+        torch.testing.assert_close(mlp(x, fixed_shapes), wanted, rtol=close, atol=close * wanted.abs().max().item())
 
 
 @pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])
