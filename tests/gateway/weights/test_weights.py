@@ -368,7 +368,9 @@ async def test_by_abort_whole_answers_begin_again_and_begun_streams_end(
 ) -> None:
     one = holding(weights_update="abort")
     whole, stream = one.send(GENERATE, REQUEST), one.send(GENERATE, {**REQUEST, "stream": True})
-    await eventually(lambda: len(one.replicas.generators[0]._engine._engine._undelivered) == 2)  # both came
+    await eventually(
+        lambda: len(one.replicas.generators[0]._engine._engine._undelivered) == 2
+    )  # both are at the engine
     blocks = TOKENS // 2
     one.held.let(blocks)  # forwards: some blocks are there, and no answer is whole
     await one.held.holds(blocks + 1)
