@@ -131,7 +131,8 @@ class RunningRequest:
         elif not evaluated:
             kinds = ("commit",)
         if evaluated:
-            kinds = (*kinds, "denoise" if evaluated == 1 else "verify")
+            kind: ForwardKind = "denoise" if evaluated == 1 else "verify"
+            kinds = (*kinds, kind) if kinds else (kind,)
         self.stats.count(kinds)
         if evaluated:
             self._answer(tuple(predictions[stored:]))
