@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context
-from copy import copy
 from dataclasses import replace
 
 from service.admission.controller import AdmissionController
@@ -43,7 +43,7 @@ class Availability:
         self._timeout_s = timeout_s
         self._on_card = on_card
         self._card: ModelCard | None = None
-        self._error: MrpServeError | None = None
+        self._failed = False
         self._looking: asyncio.Task[None] | None = None
         self._waiting = 0
         #: as `look`, at most ten times a second
@@ -57,13 +57,13 @@ class Availability:
     async def card(self) -> ModelCard:
         """The card of the service. NotReady while no replica can generate, except when scaled to zero.
 
-        Waits only before the first card.
+        Waits only before the first card, and after a look that found no replica.
         """
         if self._card is None:
             await self._first()
-        self._keep_looking()
-        if self._error is not None:
-            raise copy(self._error)  # requests that raise the same object would extend one traceback
+        elif self._failed:
+            with suppress(ScaledToZero):
+                await self.statuses()
         if self._card is None:
             raise AssertionError("a look at the replicas gave neither a card nor an error")
         return self._card
@@ -73,6 +73,7 @@ class Availability:
 
         Updates of the weights call this, too, and GET /health by `statuses`.
         """
+        self._keep_looking()
         try:
             statuses = await self._backend.statuses()
             card = serving(statuses)
@@ -80,14 +81,14 @@ class Availability:
             if self._card is not None:
                 self._learn(replace(self._card, slots=0))
             raise
-        except MrpServeError as error:
-            self._error = error
+        except MrpServeError:
+            self._failed = True
             raise
         self._learn(card)
         return statuses
 
     def _learn(self, card: ModelCard) -> None:
-        self._card, self._error = card, None
+        self._card, self._failed = card, False
         self._admission.serves(card)
         self._on_card(card)
 

@@ -32,6 +32,7 @@ def ended(client):
 def test_the_turns_of_a_session_find_the_last_ones_pages(visitor, calm):
     """Through whichever of two ingresses. A new session that finds its home busy goes by load, and only one of them
     knows where: so every process has answered a question before the next turn, and knows that the last one is over."""
+    eventually(lambda: sample(visitor, "replicas_linked") == 4, "an ingress has no links")
     rng, before, hits = random.Random(5), routed(visitor), 0
     prompts = [rng.choices(range(500), k=80) for _ in range(SESSIONS)]
     for _ in range(TURNS):
