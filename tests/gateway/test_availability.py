@@ -111,10 +111,26 @@ async def test_requests_do_not_wait_for_replicas_that_hang() -> None:
             await ask(hall.http, body(max_new_tokens=4))
         hall.backend.says = NotReady("gone", retry_after=1.0)
         hall.backend.answers.set()
-        await eventually(lambda: hall.ingress._availability._error is not None)
+        await eventually(lambda: hall.ingress._availability._failed)
         assert problem(await hall.asking(), 503)["message"] == "gone"
         hall.backend.says = 1
-        await eventually(lambda: hall.ingress._availability._error is None)
+        await ask(hall.http, body(max_new_tokens=4))
+
+
+async def test_a_service_that_is_back_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request asks the replicas itself, if the last look found none."""
+    monkeypatch.setattr(cards, "LOOK_S", 1000.0)
+    hall = Hall(NotReady("gone", retry_after=1.0))
+    async with hall.http:
+        assert (await hall.asking()).status_code == 503
+        hall.backend.says = 1
+        await asyncio.sleep(0.2)  # the answer of a look counts for a tenth of a second
+        await ask(hall.http, body(max_new_tokens=4))
+        with pytest.raises(NotReady):
+            hall.backend.says = NotReady("gone again", retry_after=1.0)
+            await hall.ingress._availability.look()
+        hall.backend.says = 1
+        await asyncio.sleep(0.2)
         await ask(hall.http, body(max_new_tokens=4))
 
 
