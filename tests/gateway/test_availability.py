@@ -126,8 +126,8 @@ async def test_a_service_that_is_back_refuses_nothing(monkeypatch: pytest.Monkey
         hall.backend.says = 1
         await asyncio.sleep(0.2)  # the answer of a look counts for a tenth of a second
         await ask(hall.http, body(max_new_tokens=4))
+        hall.backend.says = NotReady("gone again", retry_after=1.0)
         with pytest.raises(NotReady):
-            hall.backend.says = NotReady("gone again", retry_after=1.0)
             await hall.ingress._availability.look()
         hall.backend.says = 1
         await asyncio.sleep(0.2)
