@@ -16,6 +16,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.errors": (),
     "service.tracebacks": ("service.errors",),
     "service.defaults": (),
+    "service.memory": (),
     "service.fair_queue": ("service.defaults",),
     "service.ipc": (),
     "service.data": (),
@@ -81,6 +82,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "service.admission": ("service.wire", "service.fair_queue", "service.settings", "service.errors"),
     "service.replica": (
+        "service.memory",
         "service.data",
         "service.ipc",
         "service.messagepack",
@@ -144,6 +146,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "service.gateway.playground": (),
     "service.gateway": (
+        "service.memory",
         "service.messagepack",
         "service.admission",
         "service.routing",
