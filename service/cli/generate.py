@@ -86,7 +86,12 @@ def command(
             "cli",
             tuple(ids),
             _preset(quality, mode, knobs, checkpoint) if quality else _params(mode, knobs, checkpoint.config.mrp),
-            SamplingParams(temperature, top_p, top_k, secrets.randbits(63) if seed is None else seed),
+            SamplingParams(
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                seed=secrets.randbits(63) if seed is None else seed,
+            ),
             max_new_tokens,
             frozenset(checkpoint.config.eos_token_ids),
             grammar=grammar,

@@ -107,7 +107,9 @@ def to_replica_request(
     seed = secrets.randbits(53) if request.seed is None else request.seed
     parsed: Json = {
         "params": make_mode(mode, knobs),
-        "sampling": SamplingParams(request.temperature, request.top_p, request.top_k, seed),
+        "sampling": SamplingParams(
+            temperature=request.temperature, top_p=request.top_p, top_k=request.top_k, seed=seed
+        ),
         "text": request.prompt,
         "token_ids": tuple(request.prompt_token_ids) if request.prompt_token_ids else None,
         "messages": tuple(message.model_dump() for message in request.messages) if request.messages else None,

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 #: The best backend that runs here.
 AUTO = "auto"
 
-#: A new backend is one file and one line here.
+#: CONTRIBUTING.md tells how a backend is added.
 ATTENTION_BACKENDS: Mapping[str, type[EagerBackend | TritonBackend]] = {"eager": EagerBackend, "triton": TritonBackend}
 
 
