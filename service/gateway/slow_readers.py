@@ -11,7 +11,6 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from contextvars import Context, copy_context
-from threading import Thread
 from typing import Any, cast
 
 from service.errors import SlowReader
@@ -72,7 +71,7 @@ class SlowReaders:
         self._timer = None
         if not self.waiting_bytes and self._peak > TRIM_BYTES:
             self._peak = 0
-            Thread(target=trim_memory, daemon=True).start()
+            asyncio.get_running_loop().run_in_executor(None, trim_memory)
         if self._relays:
             self._look_later()
 
