@@ -16,7 +16,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.errors": (),
     "service.tracebacks": ("service.errors",),
     "service.defaults": (),
-    "service.memory": (),
     "service.fair_queue": ("service.defaults",),
     "service.ipc": (),
     "service.data": (),
@@ -82,7 +81,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "service.admission": ("service.wire", "service.fair_queue", "service.settings", "service.errors"),
     "service.replica": (
-        "service.memory",
         "service.data",
         "service.ipc",
         "service.messagepack",
@@ -146,7 +144,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "service.gateway.playground": (),
     "service.gateway": (
-        "service.memory",
         "service.messagepack",
         "service.admission",
         "service.routing",

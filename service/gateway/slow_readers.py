@@ -14,7 +14,6 @@ from contextvars import Context, copy_context
 from typing import Any, cast
 
 from service.errors import SlowReader
-from service.memory import trim_memory
 from service.messagepack import MessagePack
 from service.wire import Answering, Chunk, Ending, Progress, ReplicaRequest
 
@@ -22,8 +21,6 @@ from service.wire import Answering, Chunk, Ending, Progress, ReplicaRequest
 LOOK_S = 0.5
 #: bytes of items that wait for all clients of an ingress together
 MOST_BYTES = 64 * 1024 * 1024
-#: bytes of items that waited, after which the freed memory is returned to the system
-TRIM_BYTES = 8 * 1024 * 1024
 #: seconds after a request's time limit in which its client may read the rest
 GRACE_S = 60.0
 
@@ -36,7 +33,6 @@ class SlowReaders:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.waiting_bytes, self._most = 0, most_bytes
-        self._peak = 0
         self._relays: set[Relay] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -57,7 +53,6 @@ class SlowReaders:
     def add_waiting(self, size: int) -> None:
         """Adds to the waiting bytes. Above the limit, the tenant with the most loses its longest backlog."""
         self.waiting_bytes += size
-        self._peak = max(self._peak, self.waiting_bytes)
         while self.waiting_bytes > self._most:
             tenants = Counter[str]()
             for relay in self._relays:
@@ -69,9 +64,6 @@ class SlowReaders:
         for relay in self._relays:
             relay.look()
         self._timer = None
-        if not self.waiting_bytes and self._peak > TRIM_BYTES:
-            self._peak = 0
-            asyncio.get_running_loop().run_in_executor(None, trim_memory)
         if self._relays:
             self._look_later()
 

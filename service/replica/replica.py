@@ -7,6 +7,7 @@ It encodes prompts and decodes answers outside the engine's thread, and keeps th
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,6 @@ from service.decode.block import MASKED
 from service.engine import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.request import LogprobsRequest, Stats
 from service.errors import MrpServeError
-from service.memory import trim_memory
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
 from service.replica.metrics import ReplicaMetrics
@@ -253,7 +253,9 @@ class Replica:
 
 
 def _then_trim_memory(request: Callable[[], _T]) -> _T:
+    """Does the work and returns freed memory to the system, which glibc does not do by itself."""
     try:
         return request()
     finally:
-        trim_memory()
+        if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+            trim(0)

@@ -12,7 +12,6 @@ from starlette.types import Send
 
 from service import data
 from service.errors import NotReady, ReplicaLost, SlowReader
-from service.gateway import slow_readers
 from service.gateway.http import guarded
 from service.gateway.http.guarded import LEAST_BYTES, LIMIT_S, WriteLimit
 from service.gateway.http.listener import Listener
@@ -65,26 +64,6 @@ def test_the_place_is_free_when_the_replica_has_answered() -> None:
         assert isinstance(read[-1], Ending)
 
     in_shop(script)
-
-
-def test_memory_goes_back_when_nothing_waits_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    trims: list[int] = []
-
-    async def script(shop: Shop) -> None:
-        readers = shop.answers._readers
-        monkeypatch.setattr(slow_readers, "trim_memory", lambda: trims.append(readers.waiting_bytes))
-        for limit in (10**9, 1):
-            monkeypatch.setattr(slow_readers, "TRIM_BYTES", limit)
-            async with aclosing(stream(shop)) as items:
-                await anext(items)
-                await asyncio.sleep(2 * BLOCKS)
-                assert readers.waiting_bytes > 1
-                assert not trims
-            await asyncio.sleep(2 * slow_readers.LOOK_S)
-        await asyncio.get_running_loop().run_in_executor(None, lambda: None)
-
-    in_shop(script)
-    assert trims == [0]
 
 
 def test_who_reads_takes_the_items_itself() -> None:
