@@ -56,15 +56,25 @@ class FailoverPolicy:
 class Attempts:
     """The attempts at one request. `request`: the request of the present attempt.
 
-    `chunks`: the chunks that came; no other replica needs to send them.
+    `chunks` gets the chunks of a whole answer; it is emptied if the answer begins again. Of a stream only the tokens
+    are kept: log-probabilities and steps take a hundred times as much.
     """
 
-    def __init__(self, request: ReplicaRequest, policy: FailoverPolicy, chunks: list[Chunk]) -> None:
+    def __init__(self, request: ReplicaRequest, policy: FailoverPolicy, chunks: list[Chunk] | None = None) -> None:
         weights = policy.newest_weights()
         self.request = request if weights == request.weights else replace(request, weights=weights)
-        self.chunks = chunks
         self._original, self._policy = request, policy
+        self._chunks = chunks
+        self._token_ids: list[int] = []
+        self._last: Chunk | None = None
         self._further = self._losses = self._failed_engines = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Notes a chunk that came. No other replica needs to send it."""
+        self._token_ids += chunk.token_ids
+        self._last = chunk
+        if self._chunks is not None:
+            self._chunks.append(chunk)
 
     async def next(self, error: MrpServeError) -> None:
         """Returns when the next attempt is due. Raises `error` if there may be no further attempt."""
@@ -80,7 +90,9 @@ class Attempts:
         self._further += 1
         self._policy.count(error)
         if isinstance(error, WeightsChanged):
-            self.chunks.clear()
+            self._token_ids, self._last = [], None
+            if self._chunks is not None:
+                self._chunks.clear()
         self.request = replace(
             self._original,
             # Every attempt has its own request id: the chosen replica may still be aborting the last attempt.
@@ -92,17 +104,15 @@ class Attempts:
         await asyncio.sleep(pause)
 
     def _resume(self) -> Resume:
-        if not self.chunks:
+        if (last := self._last) is None:
             return Resume()
-        tokens = tuple(token for chunk in self.chunks for token in chunk.token_ids)
-        last = self.chunks[-1]
-        return Resume(tokens, last.index + 1, last.stats, last.version)
+        return Resume(tuple(self._token_ids), last.index + 1, last.stats, last.version)
 
     def _may_follow(self, error: MrpServeError) -> bool:
         """Whether to try another replica. QueueFull is tried again only after a first attempt was accepted."""
         if isinstance(error, _LOSSES):
             return self._losses <= self._policy.max_failovers
-        if isinstance(error, WeightsChanged) and self.chunks and self._original.together == 1:
+        if isinstance(error, WeightsChanged) and self._last is not None and self._original.together == 1:
             return False  # the client has the chunks
         return self._policy.max_failovers > 0 and (
             isinstance(error, (*_ELSEWHERE, WeightsChanged)) or (isinstance(error, QueueFull) and self._further > 0)

@@ -48,13 +48,13 @@ class RequestPipeline:
         The slot is free when the replica's answer ends, or the stream is closed. After a loss, the steps of an
         unfinished block come again.
         """
-        return self._readers.relay(request, self._items(request, charge, []))
+        return self._readers.relay(request, self._items(request, charge))
 
     async def count_tokens(self, request: ReplicaRequest, charge: TokenCharge) -> int:
         """The number of tokens of a request's prompt."""
         with self._counted(charge), self._draining.abortable():
             async with self._admission.slot(request, charge) as usage:
-                attempts = Attempts(request, self._failover, [])
+                attempts = Attempts(request, self._failover)
                 while True:
                     try:
                         tokens = await self._backend.count(attempts.request)
@@ -65,8 +65,10 @@ class RequestPipeline:
                     except MrpServeError as error:
                         await attempts.next(error)
 
-    async def _items(self, request: ReplicaRequest, charge: TokenCharge, chunks: list[Chunk]) -> Answering:
-        """The items of an answer. `chunks` gets its chunks; it is emptied if the answer begins again."""
+    async def _items(
+        self, request: ReplicaRequest, charge: TokenCharge, chunks: list[Chunk] | None = None
+    ) -> Answering:
+        """The items of an answer. `chunks`: as in `Attempts`."""
         with self._counted(charge):
             async with AsyncExitStack() as stack:
                 with self._draining.abortable():
@@ -92,7 +94,7 @@ class RequestPipeline:
                             raise AssertionError("a stream ended without an ending")
                         return
                     if isinstance(item, Chunk):
-                        chunks.append(item)
+                        attempts.add(item)
                         ending = item.ending
                     elif isinstance(item, Ending):
                         ending = item

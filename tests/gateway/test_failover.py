@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from types import SimpleNamespace
@@ -99,6 +100,16 @@ async def test_an_undisturbed_answer_is_asked_for_once() -> None:
     bare = Asked(Attempts([FIRST, ENDING]))
     assert await bare.items() == [FIRST, ENDING]
     assert asked.counted == bare.counted == []
+
+
+async def test_a_stream_keeps_no_chunk_that_was_sent() -> None:
+    """Its log-probabilities would take a megabyte for every few hundred tokens, until the answer ends."""
+    asked = Asked(Attempts([FIRST, SECOND, None]))
+    references = sys.getrefcount(FIRST)
+    async with aclosing(asked.answers.stream(request(), free())) as items:
+        assert await anext(items) is FIRST
+        assert await anext(items) is SECOND
+        assert sys.getrefcount(FIRST) == references
 
 
 @pytest.mark.parametrize("error", [LOST, Failure(ReplicaStopping("stops")), Failure(EngineFailed("broken"))])
