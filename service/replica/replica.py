@@ -169,12 +169,12 @@ class Replica:
         self._metrics.finished(request.params.mode, ending.finish_reason, ending.stats)
         return ending
 
-    async def _run(self, length: int, request: Callable[[], _T]) -> _T:
-        """Runs short work on this thread, and long work on another one, which bounds its memory."""
+    async def _run(self, length: int, encode: Callable[[], _T]) -> _T:
+        """Encodes a short prompt on this thread, and a long one on another thread, which bounds its memory."""
         if length < _LONG:
-            return request()
-        work = request if length < _HUGE else partial(_then_trim_memory, request)
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
+            return encode()
+        call = encode if length < _HUGE else partial(_then_trim_memory, encode)
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, call)
 
     async def _encode(self, request: ReplicaRequest) -> tuple[int, ...]:
         if request.token_ids is not None:
@@ -252,10 +252,10 @@ class Replica:
             self._tracing.close()
 
 
-def _then_trim_memory(request: Callable[[], _T]) -> _T:
-    """Does the work and returns freed memory to the system, which glibc does not do by itself."""
+def _then_trim_memory(encode: Callable[[], _T]) -> _T:
+    """Encodes, and returns freed memory to the system, which glibc does not do by itself."""
     try:
-        return request()
+        return encode()
     finally:
         if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
             trim(0)

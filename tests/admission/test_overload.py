@@ -76,8 +76,8 @@ def test_what_is_left_behind_is_done_without_a_pause() -> None:
     """After the two minutes, the retries of refused clients keep the replicas busy to the end."""
     service, log = threefold("alike")
     last = max(client.ended or 0.0 for client in log.clients)
-    request = sum(client.decoded for client in log.clients)
-    assert last <= 1.1 * request / service.capacity
+    decoded = sum(client.decoded for client in log.clients)
+    assert last <= 1.1 * decoded / service.capacity
 
 
 def test_half_the_replicas_die() -> None:
