@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +13,7 @@ from rich.table import Table
 from benchmarks.evaluation import Score, Variant, block_only, evaluate
 from benchmarks.options import heldout, run
 from service.calibration.plans import Grid, entropy_bounds, grid_lines, parse_plan, thresholds
-from service.calibration.prompts import demo, read_prompts, tasks_of
+from service.calibration.prompts import demo, tasks_of
 from service.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -28,7 +27,6 @@ from service.cli.options import (
 from service.cli.output import Counter, results, table
 from service.decode.modes import Speculative
 from service.decode.registry import make_mode
-from service.demo import Problem
 from service.engine import Engine, EngineConfig, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.quantization.schemes import QUANT_SCHEMES
@@ -56,9 +54,6 @@ def command(
             " layers' matrices are kept so. Default: all."
         ),
     ] = None,
-    text: Annotated[
-        Path | None, typer.Option(help="JSON lines whose `prompt` is continued instead. No accuracy is measured then.")
-    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     together: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
@@ -73,26 +68,22 @@ def command(
 ) -> None:
     """Measures accuracy, tokens per forward and time of every mode, with MRP and with its output set to zero."""
     variants = [parse_variant(words) for words in plan or ()]
-    lines = read_prompts(text).lines if text else _lines(heldout(problems, seed))
+    lines = [{"prompt": problem.prompt} for problem in heldout(problems, seed)]
     use_threads(threads)
-    checkpoint = load(model, load_options(device, dtype))
+    options = load_options(device, dtype)
+    checkpoint = load(model, options)
     variants = variants or default_variants(with_mrp=checkpoint.mrp is not None)
-    # Every plan decodes the same prompts. Without the prefix cache, every plan pays for them.
-    limits = EngineConfig(prefix_cache=False, draft_candidates=draft_candidates)
-    engines = {"mrp": Engine(checkpoint, limits)}
-    for name in {variant.engine for variant in variants} - {"mrp"}:
-        engines[name] = Engine(_changed(name, checkpoint, load_options(device, dtype)), limits)
-    codec = TextCodec.load(checkpoint.path)
-    tasks = tasks_of(codec, lines, _not_judged if text else demo, raw=text is not None)
+    engines = engines_for(variants, checkpoint, options, draft_candidates)
+    tasks = tasks_of(TextCodec.load(checkpoint.path), lines, demo)
     with Counter(len(tasks) * len(variants)) as counter:
         limits_of_all = max_new_tokens, together
         for latest in evaluate(engines, tasks, variants, SamplingParams(temperature, seed=seed), limits_of_all):
             scores, done = latest, [len(score.completions) for score in latest]
             counter.reach(sum(done), f"answers; {min(done)} of {len(tasks)} prompts by every plan")
             if output and min(done) == max(done):
-                content = [_row(score, judged=text is None) for score in latest]
+                content = [_row(score) for score in latest]
                 output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    results().print(_table(scores, judged=text is None))
+    results().print(_table(scores))
 
 
 def parse_variant(text: str) -> Variant:
@@ -112,6 +103,18 @@ def default_variants(*, with_mrp: bool) -> list[Variant]:
     ]
 
 
+def engines_for(
+    variants: Sequence[Variant], checkpoint: Checkpoint, options: LoadOptions, draft_candidates: int | None = None
+) -> dict[str, Engine]:
+    """The engines of the variants by name, `mrp` among them. `options`: the options that the checkpoint has."""
+    # Every plan decodes the same prompts. Without the prefix cache, every plan pays for them.
+    config = EngineConfig(prefix_cache=False, draft_candidates=draft_candidates)
+    engines = {"mrp": Engine(checkpoint, config)}
+    for name in {variant.engine for variant in variants} - {"mrp"}:
+        engines[name] = Engine(_changed(name, checkpoint, options), config)
+    return engines
+
+
 def _changed(name: str, checkpoint: Checkpoint, options: LoadOptions) -> Checkpoint:
     """The checkpoint of an engine other than `mrp`."""
     if name == "block":
@@ -120,21 +123,12 @@ def _changed(name: str, checkpoint: Checkpoint, options: LoadOptions) -> Checkpo
     return load_checkpoint(checkpoint.path, changed)
 
 
-def _lines(problems: Sequence[Problem]) -> list[dict[str, Any]]:
-    return [{"prompt": problem.prompt} for problem in problems]
-
-
-def _not_judged(_line: Mapping[str, Any], _text: str) -> bool:
-    """A scorer for continuations, which nobody can judge."""
-    return False
-
-
-def _row(score: Score, *, judged: bool) -> dict[str, Any]:
+def _row(score: Score) -> dict[str, Any]:
     return {
         "plan": score.variant.name,
         "engine": score.variant.engine,
         "problems": len(score.completions),
-        "accuracy": score.accuracy if judged else None,
+        "accuracy": score.accuracy,
         "tokens_per_forward": score.tokens_per_forward,
         "tokens_per_published_forward": score.tokens_per_published_forward,
         "milliseconds_per_token": score.milliseconds_per_token,
@@ -144,14 +138,14 @@ def _row(score: Score, *, judged: bool) -> dict[str, Any]:
     }
 
 
-def _table(scores: list[Score], *, judged: bool) -> Table:
+def _table(scores: list[Score]) -> Table:
     rows = table("mode", "engine", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted", plan="mode")
     for score in scores:
         plain = score.variant.engine == "mrp" and not score.variant.params.needs_mrp
         rows.add_row(
             score.variant.name,
             "-" if plain else score.variant.engine,
-            f"{score.accuracy:.3f}" if judged else "-",
+            f"{score.accuracy:.3f}",
             f"{score.tokens_per_forward:.2f}",
             f"{score.milliseconds_per_token:.2f}",
             f"{score.same_as_first}/{len(score.completions)}",

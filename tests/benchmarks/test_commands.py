@@ -55,14 +55,6 @@ class TestEvaluate:
         assert drafted["tokens_per_forward"] > zero["tokens_per_forward"] > 1.5
         assert remasked["tokens_per_forward"] > 2
 
-    def test_a_continuation_has_no_accuracy(self, run, capsys, tmp_path):
-        (tmp_path / "texts.jsonl").write_text(json.dumps({"prompt": "def "}) + "\n")
-        words = ("--text", tmp_path / "texts.jsonl", "--plan", "static", "--max-new-tokens", 4)
-        assert run("evaluate", *words, "--output", tmp_path / "rows.json") == 0
-        [row] = json.loads((tmp_path / "rows.json").read_text())
-        assert (row["accuracy"], row["problems"]) == (None, 1)
-        assert capsys.readouterr().out.splitlines()[1].split()[2:4] == ["-", "-"]
-
     def test_the_table_of_modes_has_the_rows_that_it_prints(self):
         table = PERFORMANCE.split("| mode | accuracy | tokens/forward | ms/token |", 1)[1].split("\n\n", 1)[0]
         rows = re.findall(r"^\| `(\w+)`(.*?) \|", table, re.MULTILINE)
@@ -99,14 +91,14 @@ class TestPredict:
 class TestRefusals:
     @pytest.fixture(autouse=True)
     def nothing_is_loaded(self, monkeypatch):
-        for name in ("evaluate.load", "loads.load_in_shape", "speed.load_in_shape"):
+        for name in ("evaluate.load", "text.load", "loads.load_in_shape", "speed.load_in_shape"):
             monkeypatch.setattr(f"benchmarks.{name}", lambda *_, **__: pytest.fail("a checkpoint was loaded"))
 
     @pytest.mark.parametrize(
         ("words", "said"),
         [
             (("evaluate", "--problems", 1201), "problems is 1201, allowed are 1 to 1200"),
-            (("evaluate", "--text", "nowhere.jsonl"), "the prompts nowhere.jsonl cannot be read: No such file"),
+            (("text", "--passages", 10**6), "passages is 1000000, allowed are 1 to "),
             (("evaluate", "--output", "nowhere/x.json"), "output is nowhere/x.json, but nowhere is not a folder"),
             (("evaluate", "--plan", "remask threshold"), "plan is 'remask threshold', expected is text such as"),
             (("loads", "--problems", 1201), "problems is 1201, allowed are 1 to 1200"),

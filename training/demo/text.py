@@ -1,17 +1,12 @@
 """Python text for training: the standard library's own sources, cut into windows of tokens.
 
-`python -m training.demo.text --out FILE` writes beginnings of held-out passages, for `--text FILE` of
-`python -m benchmarks.evaluate`.
-
 Every machine that can run the recipe has these sources. Whole files are held out, by a hash of their names. The corpus
 is that of the running Python, so another minor version trains on slightly different text.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import os
 import random
 import sysconfig
@@ -27,7 +22,6 @@ WINDOW, PROMPT = 96, 32
 
 _LEFT_OUT = {"site-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "__pycache__"}
 _HELDOUT_OF_256 = 26
-_LEAST_TEXT = 1000
 
 
 def library_files(*, heldout: bool) -> Iterator[str]:
@@ -63,29 +57,3 @@ class Windows:
         tokens = rng.choices(self._files, self._lengths)[0]
         start = rng.randrange(len(tokens) - WINDOW + 1)
         return tokens[start : start + WINDOW]
-
-
-def passages(count: int, seed: int, texts: Iterable[str]) -> list[str]:
-    """Beginnings of passages of 4 * `PROMPT` characters, each from a random line of a random text."""
-    rng, length, written = random.Random(seed), 4 * PROMPT, [text for text in texts if len(text) > _LEAST_TEXT]
-    weights, drawn = [len(text) for text in written], list[str]()
-    while len(drawn) < count:
-        text = rng.choices(written, weights)[0]
-        start = text.rfind("\n", 0, rng.randrange(len(text) - length)) + 1
-        drawn.append(text[start : start + length])
-    return drawn
-
-
-def main() -> None:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines with `prompt`")
-    parser.add_argument("--count", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    drawn = passages(given.count, given.seed, library_files(heldout=True))
-    given.out.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in drawn), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from training.demo.batches import TEXT_SHARE, Batches
-from training.demo.text import PROMPT, WINDOW, Windows, is_heldout, library_files, passages
+from training.demo.text import PROMPT, WINDOW, Windows, is_heldout, library_files
 from training.optim import Clock
 
 TEXTS = ["".join(f"line {n} of file {name}\n" for n in range(60)) for name in "ab"]
@@ -32,12 +32,6 @@ def test_a_window_is_running_text_of_one_file(tokenizer, windows):
         window = windows.draw(rng)
         assert len(window) == WINDOW
         assert any(tokenizer.decode(window) in text for text in TEXTS)
-
-
-def test_passages_begin_with_a_line_and_are_the_same_for_a_seed():
-    drawn = passages(20, 3, [*TEXTS, "too short"])
-    assert drawn == passages(20, 3, TEXTS) != passages(20, 4, TEXTS)
-    assert all(len(one) == 4 * PROMPT and any(f"\n{one}" in f"\n{text}" for text in TEXTS) for one in drawn)
 
 
 def test_batches_mix_windows_with_the_tasks(tokenizer, windows):

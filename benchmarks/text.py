@@ -1,0 +1,196 @@
+"""`python -m benchmarks.text`: continuations of Python code by every mode, judged without labels.
+
+A passage begins at a statement of a file that the demo's training has not seen. The file's own continuation is the
+first row. Differences are from the first plan, pair by pair.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from benchmarks.evaluate import default_variants, engines_for, parse_variant
+from benchmarks.evaluation import Score, evaluate
+from benchmarks.judges import Interval, LikelihoodJudge, distinct_bigrams, mean_difference, parses
+from benchmarks.machine import machine_name
+from benchmarks.options import run
+from service.calibration.prompts import PromptTask
+from service.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    ModelOption,
+    OutputOption,
+    ThreadsOption,
+    load,
+    load_options,
+    use_threads,
+)
+from service.cli.output import Counter, results, table
+from service.engine import SamplingParams
+from service.errors import SettingsError
+from service.text import TextCodec
+from training.demo.text import library_files
+
+#: packages under the MIT or BSD licences, which this project needs anyway; no training reads them
+_PACKAGES = ("fastapi", "httpx", "pydantic", "starlette", "typer", "uvicorn")
+#: characters of a prompt at least, and of a passage at most
+_PROMPT, _PASSAGE = 128, 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """The beginning of a statement in a source file, and the text after it."""
+
+    prompt: str
+    continuation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the judges say of the continuations of one plan, in the order of the passages.
+
+    `valid`: 1.0 or 0.0. `nats`: the negative log-likelihood per character, None without a judge.
+    """
+
+    valid: list[float]
+    bigrams: list[float]
+    nats: list[float] | None
+
+
+def command(
+    model: ModelOption = None,
+    source: Annotated[
+        Literal["library", "packages"],
+        typer.Option(help="Files of Python's library that the demo's training leaves out, or installed packages."),
+    ] = "library",
+    passages: Annotated[int, typer.Option(min=1, help="Passages that are continued.")] = 200,
+    plan: Annotated[list[str] | None, typer.Option(help="As of `python -m benchmarks.evaluate`.")] = None,
+    judge: Annotated[
+        Path | None, typer.Option(help="Causal language model, a folder or a GGUF file, for the likelihood.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=2)] = 64,
+    together: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of passages and of sampling.")] = 0,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    threads: ThreadsOption = None,
+    output: OutputOption = None,
+) -> None:
+    """Measures tokens per forward and the quality of continuations of Python code, for every mode."""
+    variants = [parse_variant(words) for words in plan or ()]
+    drawn = draw(passages, seed, library_files(heldout=True) if source == "library" else package_files())
+    use_threads(threads)
+    options = load_options(device, dtype)
+    checkpoint = load(model, options)
+    variants = variants or default_variants(with_mrp=checkpoint.mrp is not None)
+    codec, likelihood = TextCodec.load(checkpoint.path), LikelihoodJudge(judge) if judge else None
+    tasks = [PromptTask(tuple(codec.encode(passage.prompt)), lambda _: False) for passage in drawn]
+    engines, sampling = engines_for(variants, checkpoint, options), SamplingParams(temperature, seed=seed)
+    with Counter(len(tasks) * len(variants)) as counter:
+        for latest in evaluate(engines, tasks, variants, sampling, (max_new_tokens, together)):
+            scores = latest
+            counter.reach(sum(len(score.completions) for score in scores), "continuations")
+    texts = [codec.encode(passage.continuation)[:max_new_tokens] for passage in drawn]
+    answers = [[completion.token_ids for completion in score.completions] for score in scores]
+    judgements = [judged(drawn, tokens, codec, likelihood) for tokens in (texts, *answers)]
+    rows = [_row(score, judgement, judgements[1]) for score, judgement in zip([None, *scores], judgements, strict=True)]
+    if output:
+        setting = {"source": source, "passages": passages, "seed": seed, "temperature": temperature}
+        setting |= {"max_new_tokens": max_new_tokens, "judge": judge.name if judge else None}
+        content = {**setting, "machine": machine_name(checkpoint.device), "rows": rows}
+        output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    results().print(_table(rows))
+
+
+def package_files() -> Iterator[str]:
+    """The text of the source files of some installed packages."""
+    for package in _PACKAGES:
+        for path in files(package) or ():
+            if path.suffix == ".py":
+                yield path.read_text(encoding="utf-8")
+
+
+def draw(count: int, seed: int, texts: Iterable[str]) -> list[Passage]:
+    """`count` different passages from random texts. SettingsError, which names `passages`, if there are fewer."""
+    found = sorted({passage for text in texts for passage in _passages(text)}, key=lambda passage: passage.prompt)
+    if count > len(found):
+        raise SettingsError(f"passages is {count}, allowed are 1 to {len(found)}", param="passages")
+    return random.Random(seed).sample(found, count)
+
+
+def _passages(text: str) -> Iterator[Passage]:
+    """A passage for each function and class of a source text. Its prompt ends with a line."""
+    try:
+        statements = ast.parse(text).body
+    except SyntaxError:
+        return
+    lines = text.splitlines(keepends=True)
+    for statement in statements:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            passage = "".join(lines[statement.lineno - 1 : statement.end_lineno])[:_PASSAGE]
+            end = passage.find("\n", _PROMPT) + 1
+            if end and len(passage) - end > _PROMPT:
+                yield Passage(passage[:end], passage[end:])
+
+
+def judged(
+    passages: Sequence[Passage], answers: Sequence[Sequence[int]], codec: TextCodec, likelihood: LikelihoodJudge | None
+) -> Judgement:
+    """Judges one continuation of each passage, as token ids."""
+    pairs = [(passage.prompt, codec.decode(tokens)) for passage, tokens in zip(passages, answers, strict=True)]
+    nats = [likelihood.nats_per_character(*pair) for pair in pairs] if likelihood else None
+    return Judgement([float(parses(*pair)) for pair in pairs], [distinct_bigrams(tokens) for tokens in answers], nats)
+
+
+def _row(score: Score | None, judgement: Judgement, first: Judgement) -> dict[str, Any]:
+    """One plan's row; without a score the row of the files' own text. `first`: the first plan's judgement."""
+    row: dict[str, Any] = {"plan": "the file's own text", "engine": None}
+    if score:
+        row = {
+            "plan": score.variant.name,
+            "engine": score.variant.engine,
+            "tokens_per_forward": score.tokens_per_forward,
+            "tokens_per_cpu_second": score.tokens_per_cpu_second,
+            "same_as_first_plan": score.same_as_first,
+        }
+    for name, values in asdict(judgement).items():
+        if values is not None:
+            row[name] = mean_difference(values, [0.0] * len(values)).mean
+            row[f"{name}_difference"] = mean_difference(values, getattr(first, name))
+    return row
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    lines = table(
+        "mode", "engine", "tokens/forward", "tokens/CPU s", "valid", "difference", "nats/character", "difference",
+        "distinct bigrams", "difference", plan="mode",
+    )  # fmt: skip
+    for row in rows:
+        cells = [row["plan"], row["engine"] or "-"]
+        cells += [_number(row.get("tokens_per_forward")), _number(row.get("tokens_per_cpu_second"), 0)]
+        for name in ("valid", "nats", "bigrams"):
+            cells += [_number(row.get(name), 3), _difference(row.get(f"{name}_difference"))]
+        lines.add_row(*cells)
+    return lines
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _difference(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+
+
+if __name__ == "__main__":
+    run(command)
