@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from service.model.config import ModelConfig
 from service.model.experts import SparseFeedForward
-from service.model.layers import Attend, DecoderLayer, FeedForward, RotaryTable, Rotation
+from service.model.layer_ops import Rotation, add_norm
+from service.model.layers import Attend, DecoderLayer, FeedForward, Residual, RotaryTable
 
 
 class Backbone(nn.Module):
@@ -48,10 +49,10 @@ class Backbone(nn.Module):
         `attend` is called with layers 0 … num_layers-1. `fixed_shapes`: the shapes of every operation depend on R and L
         alone, so that a row's numbers do not depend on the other rows.
         """
-        x, rotation = self.embed_tokens(tokens), self.rotary(positions)
+        x, rotation = Residual(self.embed_tokens(tokens)), self.rotary(positions)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, index, attend, fixed_shapes)
-        return cast(Tensor, self.norm(x))
+        return add_norm(*x, self.norm)[0]
 
     @property
     def head(self) -> Tensor:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from service.model.config import ExpertsConfig, GroupsConfig
+from service.model.layer_ops import silu_and_mul
 from service.model.layers import FeedForward
 from service.model.quantization.layers import QuantizedExperts
 
@@ -69,7 +70,7 @@ class Experts(nn.Module):
         """Each expert computes its tokens only. The shapes depend on all tokens together."""
         expert, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(expert, self._indices(expert), right=True, out_int32=True)
-        inner = _activated(_grouped(tokens[order // chosen.shape[1]], self.gate_up_proj, ends))
+        inner = silu_and_mul(_grouped(tokens[order // chosen.shape[1]], self.gate_up_proj, ends))
         outputs = _grouped(inner, self.down_proj, ends)
         out: Tensor = outputs[order.argsort()].unflatten(0, chosen.shape)
         return out
@@ -91,25 +92,19 @@ class Experts(nn.Module):
     def _all_experts(self, tokens: Tensor) -> Tensor:
         """tokens `[T, H]` -> the output of each expert, `[E, T, H]`."""
         if isinstance(self.gate_up_proj, Tensor) and isinstance(self.down_proj, Tensor):
-            inner = _activated(torch.matmul(tokens, self.gate_up_proj.transpose(1, 2)))
+            inner = silu_and_mul(torch.matmul(tokens, self.gate_up_proj.transpose(1, 2)))
             return torch.bmm(inner, self.down_proj.transpose(1, 2))
         experts = len(self.gate_up_proj)
         ends = ((self._indices(tokens) + 1) * len(tokens)).int()
-        inner = _activated(_grouped(tokens.repeat(experts, 1), self.gate_up_proj, ends))
+        inner = silu_and_mul(_grouped(tokens.repeat(experts, 1), self.gate_up_proj, ends))
         outputs: Tensor = _grouped(inner, self.down_proj, ends).unflatten(0, (experts, -1))
         return outputs
 
     def _expert(self, tokens: Tensor, expert: int) -> Tensor:
-        return _times(_activated(_times(tokens, self.gate_up_proj, expert)), self.down_proj, expert)
+        return _times(silu_and_mul(_times(tokens, self.gate_up_proj, expert)), self.down_proj, expert)
 
     def _indices(self, like: Tensor) -> Tensor:
         return torch.arange(len(self.gate_up_proj), device=like.device)
-
-
-def _activated(gate_up: Tensor) -> Tensor:
-    """`[..., 2 I]` -> `[..., I]`."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
 
 
 def _times(rows: Tensor, matrices: Tensor | QuantizedExperts, expert: int) -> Tensor:

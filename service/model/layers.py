@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from service.model.config import ModelConfig
+from service.model.layer_ops import HeadNorms, PagedAttend, Rotation, add_norm, by_kernel, norm_and_rotate, silu_and_mul
 
 #: attend(layer, q [R, L, heads, D], k [R, L, kv_heads, D], v [R, L, kv_heads, D]) -> [R, L, heads * D]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -23,14 +23,11 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 AllReduce = Callable[[Tensor], Tensor]
 
 
-class Rotation(NamedTuple):
-    """The rotary embedding of the rows' positions: both `[R, L, 1, D]`; the first half of `sin` is negated.
+class Residual(NamedTuple):
+    """Hidden states `[R, L, H]` as a sum that the next norm adds up: one operation does both. `change` None: 0."""
 
-    D may be smaller than a head. Then the first D numbers of a head are rotated.
-    """
-
-    cos: Tensor
-    sin: Tensor
+    x: Tensor
+    change: Tensor | None = None
 
 
 class RotaryTable(nn.Module):
@@ -52,15 +49,6 @@ class RotaryTable(nn.Module):
         return Rotation(self.cos[positions].unsqueeze(2), self.sin[positions].unsqueeze(2))
 
 
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Applies the rotary embedding to `[R, L, heads, D]`."""
-    width = rotation.cos.shape[-1]
-    if width < x.shape[-1]:
-        return torch.cat([rotate(x[..., :width], rotation), x[..., width:]], -1)
-    half = width // 2
-    return torch.addcmul(x * rotation.cos, x.roll(half, -1), rotation.sin)
-
-
 class SelfAttention(nn.Module):
     """Grouped-query attention with RMSNorm on every query and key head."""
 
@@ -77,16 +65,19 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
         """x `[R, L, H]` -> `[R, L, H]`."""
         heads, kv_heads = self.heads, self.kv_heads
-        qkv = self.qkv_proj(x).unflatten(-1, (heads + 2 * kv_heads, self.head_dim))
-        qk, v = qkv.split((heads + kv_heads, kv_heads), dim=2)
-        q, k = rotate(self._norm(qk), rotation).split((heads, kv_heads), dim=2)
-        out: Tensor = self.o_proj(attend(layer, q, k, v))
-        return out
+        norms = HeadNorms(heads, kv_heads, self.q_norm.weight, self.k_norm.weight, self.eps)
+        qkv = self.qkv_proj(x)
+        qkv = qkv.view(*x.shape[:-1], heads + 2 * kv_heads, self.head_dim)
+        if by_kernel(x):
+            from service.model import triton_layers
 
-    def _norm(self, qk: Tensor) -> Tensor:
-        """Both norms in one operation: qk `[R, L, heads + kv_heads, D]`."""
-        weights = (self.q_norm.weight.expand(self.heads, -1), self.k_norm.weight.expand(self.kv_heads, -1))
-        return F.rms_norm(qk, (self.head_dim,), eps=self.eps) * torch.cat(weights)
+            pages = attend.kv_targets(layer) if isinstance(attend, PagedAttend) else None
+            q, k, v = triton_layers.norm_and_rotate(qkv, norms, rotation, pages)
+            seen = attend.read(layer, q, k, v) if isinstance(attend, PagedAttend) else attend(layer, q, k, v)
+        else:
+            seen = attend(layer, *norm_and_rotate(qkv, norms, rotation))
+        out: Tensor = self.o_proj(seen)
+        return out
 
 
 class FeedForward(nn.Module):
@@ -99,8 +90,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, fixed_shapes: bool = False) -> Tensor:  # noqa: ARG002 (its shapes are always x's)
         """x `[R, L, H]` -> `[R, L, H]`."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        out: Tensor = self.down_proj(F.silu(gate) * up)
+        out: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
         return out
 
 
@@ -122,11 +112,14 @@ class DecoderLayer(nn.Module):
         """Makes this layer one `Shard` of a layer."""
         self._all_reduce = all_reduce
 
-    def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, fixed_shapes: bool = False) -> Tensor:
-        """x `[R, L, H]` -> `[R, L, H]`; `layer` is passed on to `attend`."""
-        x = x + self._all_reduce(self.self_attn(self.input_layernorm(x), rotation, layer, attend))
-        out: Tensor = x + self._all_reduce(self.mlp(self.post_attention_layernorm(x), fixed_shapes))
-        return out
+    def forward(
+        self, x: Residual, rotation: Rotation, layer: int, attend: Attend, fixed_shapes: bool = False
+    ) -> Residual:
+        """x -> the layer's output, both as sums; `layer` is passed on to `attend`."""
+        normed, total = add_norm(*x, self.input_layernorm)
+        seen = self._all_reduce(self.self_attn(normed, rotation, layer, attend))
+        normed, total = add_norm(total, seen, self.post_attention_layernorm)
+        return Residual(total, self._all_reduce(self.mlp(normed, fixed_shapes)))
 
 
 def _single_rank(x: Tensor) -> Tensor:

@@ -7,13 +7,12 @@ goes through the backbone's own `lm_head`. Source: "Multi-Token Residual Predict
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
 from service.model.config import ModelConfig, MrpConfig
-from service.model.layers import Attend, DecoderLayer, FeedForward, Rotation
+from service.model.layer_ops import Rotation, add_norm
+from service.model.layers import Attend, DecoderLayer, FeedForward, Residual
 
 
 class Mrp(nn.Module):
@@ -38,8 +37,8 @@ class Mrp(nn.Module):
         for a checkpoint that is not residual. `attend` is called with layers num_layers … , so that
         one cache can hold the backbone's KV and MRP's.
         """
-        x = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(anchor)], dim=-1))
+        x = Residual(self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(anchor)], dim=-1)))
         for index, layer in enumerate(self.layers, start=self.first_kv_layer):
             x = layer(x, rotation, index, attend)
-        change = cast(Tensor, self.norm(x)) * self.scale
+        change = add_norm(*x, self.norm)[0] * self.scale
         return anchor + change if self.residual else change

@@ -83,10 +83,10 @@ class EagerForward:
             for pages, new in ((keys, k), (values, v)):
                 blocks = new if self._written is None else new.index_select(0, self._written)
                 pages.index_copy_(0, self._targets, blocks)
-        rows = _BatchRows(q, k, v, q.new_empty(q.shape))
-        for batch in self._batches:
-            batch(keys, values, rows if len(self._batches) == 1 else rows.part(batch.rows))
-        return rows.out.flatten(2)
+        rows = _BatchRows(q, k, v)
+        if len(self._batches) == 1:
+            return self._batches[0](keys, values, rows)
+        return torch.cat([batch(keys, values, rows.part(batch.rows)) for batch in self._batches])
 
 
 def _pages_to_write(units: Iterable[PrefixUnit], rows: Sequence[RowKv], spare: Iterator[int]) -> dict[int, int]:
@@ -105,15 +105,14 @@ def _pages_to_write(units: Iterable[PrefixUnit], rows: Sequence[RowKv], spare: I
 
 
 class _BatchRows(NamedTuple):
-    """Queries `[R, L, heads, D]`, keys and values `[R, L, kv_heads, D]` of rows, and the result `out`, as queries."""
+    """Queries `[R, L, heads, D]`, keys and values `[R, L, kv_heads, D]` of rows."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    out: Tensor
 
     def part(self, rows: slice) -> _BatchRows:
-        return _BatchRows(self.q[rows], self.k[rows], self.v[rows], self.out[rows])
+        return _BatchRows(self.q[rows], self.k[rows], self.v[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +124,25 @@ class _UnitShape:
 
     def keys(self, rows: Tensor) -> Tensor:
         """`[…, L, kv_heads, D]`, rows or pages of all units, -> `[units, kv_heads, …, D]`."""
-        return rows.reshape(self.num_units, -1, *rows.shape[-2:]).transpose(1, 2)
+        kv_heads, size = rows.shape[-2:]
+        return rows.reshape(self.num_units, -1, kv_heads, size).transpose(1, 2)
 
     def queries(self, rows: Tensor) -> Tensor:
-        """`[R, L, heads, D]` -> a view `[units, kv_heads, heads_per_key, T, D]`."""
-        shape = (self.num_units, -1, rows.shape[2] // self.heads_per_key, self.heads_per_key, rows.shape[3])
-        return rows.view(shape).permute(0, 2, 3, 1, 4)
+        """`[R, L, heads, D]` -> `[units, kv_heads, heads_per_key * T, D]`.
+
+        All queries of a row see the same keys, so the heads that share a key head are folded into the query length: no
+        key is repeated.
+        """
+        heads, size = rows.shape[2:]
+        units, group = self.num_units, self.heads_per_key
+        by_head = rows.view(units, -1, heads // group, group, size).permute(0, 2, 3, 1, 4)
+        return by_head.reshape(units, heads // group, -1, size)
+
+    def rows(self, out: Tensor, like: Tensor) -> Tensor:
+        """The inverse of `queries`, with the heads joined: -> `[R, L, heads * D]`. `like`: `[R, L, heads, D]`."""
+        rows, length, heads, size = like.shape
+        by_head = out.view(self.num_units, heads // self.heads_per_key, self.heads_per_key, -1, size)
+        return by_head.permute(0, 3, 1, 2, 4).reshape(rows, length, heads * size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +168,12 @@ class PrivateBatch:
         pages = to_device_async(_padded_pages(units, own_pages, longest), cache.keys.device)
         return cls(slice(0, len(units)), pages, mask, _UnitShape(len(units), cache.heads_per_key))
 
-    def __call__(self, keys: Tensor, values: Tensor, rows: _BatchRows) -> None:
-        """Computes the rows' attention over one layer's pages."""
-        # All queries of a row see the same keys, so the heads that share a key head are folded into the query length:
-        # no key is repeated.
-        queries = self.shape.queries(rows.q)
-        k, v = (self.shape.keys(pages.index_select(0, self.pages)) for pages in (keys, values))
-        out = F.scaled_dot_product_attention(queries.flatten(2, 3), k, v, attn_mask=self.mask)
-        self.shape.queries(rows.out).copy_(out.view_as(queries))
+    def __call__(self, keys: Tensor, values: Tensor, rows: _BatchRows) -> Tensor:
+        """The rows' attention over one layer's pages, `[R, L, heads * D]`."""
+        shape = self.shape
+        k, v = shape.keys(keys.index_select(0, self.pages)), shape.keys(values.index_select(0, self.pages))
+        out = F.scaled_dot_product_attention(shape.queries(rows.q), k, v, attn_mask=self.mask)
+        return shape.rows(out, rows.q)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +198,15 @@ class SharedPrefixBatch:
         num_rows = sum(unit.num_rows for unit in units)
         return cls(slice(0, num_rows), *_prefix(units, cache), _own_mask(units, rows, cache), shape)
 
-    def __call__(self, keys: Tensor, values: Tensor, rows: _BatchRows) -> None:
-        """Computes the rows' attention over one layer's pages and themselves."""
-        queries = self.shape.queries(rows.q)
-        folded = queries.flatten(2, 3)
+    def __call__(self, keys: Tensor, values: Tensor, rows: _BatchRows) -> Tensor:
+        """The rows' attention over one layer's pages and themselves, `[R, L, heads * D]`."""
+        folded = self.shape.queries(rows.q)
         among_rows = attend(folded, self.shape.keys(rows.k), self.shape.keys(rows.v), self.own_mask)
         out = among_rows.out
         if self.pages is not None:
             k, v = (self.shape.keys(pages.index_select(0, self.pages)) for pages in (keys, values))
             out = merge(attend(folded, k, v, self.prefix_mask), among_rows)
-        self.shape.queries(rows.out).copy_(out.view_as(queries))
+        return self.shape.rows(out, rows.q)
 
 
 def _prefix(units: Sequence[PrefixUnit], cache: PagedCache) -> tuple[Tensor | None, Tensor | None]:

@@ -24,6 +24,7 @@ from service.model.attention.tile_schedule import (
     TileSchedule,
     schedule_tiles,
 )
+from service.model.layer_ops import KvTargets, PagedAttend
 from service.model.transfer import copy_to_device_async, to_device_async
 from service.model.triton_support import triton_unavailable
 
@@ -122,7 +123,7 @@ def _packed(schedule: TileSchedule, shape: ScheduleShape) -> IntTable:
     return packed
 
 
-class TritonForward:
+class TritonForward(PagedAttend):
     """An `AttentionForward`. `writes`: whether any of its rows is written to a page."""
 
     def __init__(
@@ -149,17 +150,27 @@ class TritonForward:
             "WIDE": interpreted and dtype == torch.bfloat16, "num_warps": warps, "num_stages": 2,
         }  # fmt: skip
 
+    def kv_targets(self, layer: int) -> KvTargets | None:
+        if not self._writes:
+            return None
+        return KvTargets(self._cache.keys[layer], self._cache.values[layer], self._tables.targets)
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        pages = self.kv_targets(layer)
+        if pages is not None:
+            k_flat, v_flat = _tokens(k), _tokens(v)
+            self._kernels.write_kv[self._tables.shape.rows, k.shape[2]](
+                k_flat, v_flat, *pages, k_flat.stride(0), v_flat.stride(0), **self._block_sizes, **self._head_sizes
+            )
+        return self.read(layer, q, k, v)
+
+    def read(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         tables, partials, shape = self._tables, self._partials, self._tables.shape
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         q_flat, k_flat, v_flat = _tokens(q), _tokens(k), _tokens(v)
         kv_heads = keys.shape[2]
         out = q.new_empty(q.shape)
         strides = (k_flat.stride(0), v_flat.stride(0))
-        if self._writes:
-            self._kernels.write_kv[shape.rows, kv_heads](
-                k_flat, v_flat, keys, values, tables.targets, *strides, **self._block_sizes, **self._head_sizes
-            )
         self._kernels.attend[shape.items, kv_heads](
             q_flat, k_flat, v_flat, out, keys, values, tables.items, tables.pages, tables.indices, tables.final,
             partials.out, partials.lse, q_flat.stride(0), *strides,

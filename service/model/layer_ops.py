@@ -1,0 +1,110 @@
+"""The operations of a decoder layer beside its products and its attention. `layers.py` calls them.
+
+Each has two implementations: torch's operations, which are the definition and serve the CPU and training; and one
+Triton kernel (`triton_layers.py`), which serves forwards on CUDA. Without the kernels a layer is twenty CUDA kernels.
+T tokens, H hidden, D the size of a head.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from service.model import triton_support
+
+
+class Rotation(NamedTuple):
+    """The rotary embedding of the rows' positions: both `[R, L, 1, D]`; the first half of `sin` is negated.
+
+    D may be smaller than a head. Then the first D numbers of a head are rotated.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+
+class KvTargets(NamedTuple):
+    """The pages of a layer, and the pages that rows write.
+
+    `keys`, `values` `[pages, L, kv_heads, D]`; `targets` `[R]` int32, the page of a row, or -1 for none.
+    """
+
+    keys: Tensor
+    values: Tensor
+    targets: Tensor
+
+
+class PagedAttend:
+    """An `Attend` of a forward whose keys and values the kernel of the rotation can write to their pages."""
+
+    def kv_targets(self, layer: int) -> KvTargets | None:
+        """The pages to write; None if no row is written."""
+        raise NotImplementedError
+
+    def read(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As `Attend`, after keys and values were written."""
+        raise NotImplementedError
+
+
+class HeadNorms(NamedTuple):
+    """The norms of queries and keys. `heads`, `kv_heads`: the numbers of heads; weights `[D]`."""
+
+    heads: int
+    kv_heads: int
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+def by_kernel(x: Tensor) -> bool:
+    """Whether a forward takes the kernels: on CUDA, outside training and autocast."""
+    return (
+        x.is_cuda
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cuda")
+        and triton_support.use_triton(x.device, x.dtype)
+    )
+
+
+def add_norm(x: Tensor, change: Tensor | None, norm: nn.RMSNorm) -> tuple[Tensor, Tensor]:
+    """x, change `[..., H]` -> the norm of their sum, and their sum. The kernel overwrites x by the sum."""
+    if change is None:
+        return torch.rms_norm(x, norm.weight.shape, norm.weight, norm.eps), x
+    if by_kernel(x):
+        from service.model import triton_layers
+
+        return triton_layers.add_norm(x, change, norm.weight, norm.eps or 0.0), x
+    x = x + change
+    return torch.rms_norm(x, norm.weight.shape, norm.weight, norm.eps), x
+
+
+def norm_and_rotate(qkv: Tensor, norms: HeadNorms, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+    """qkv `[R, L, heads + 2 kv_heads, D]` -> q, k and v, q and k normalised and rotated. By torch's operations."""
+    heads, kv_heads = norms.heads, norms.kv_heads
+    qk, v = qkv.split_with_sizes((heads + kv_heads, kv_heads), 2)
+    weights = torch.cat((norms.q_weight.expand(heads, -1), norms.k_weight.expand(kv_heads, -1)))
+    normed = torch.rms_norm(qk, (qkv.shape[-1],), None, norms.eps) * weights
+    q, k = rotate(normed, rotation).split_with_sizes((heads, kv_heads), 2)
+    return q, k, v
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Applies the rotary embedding to `[R, L, heads, D]`."""
+    cos, sin = rotation
+    width = cos.shape[-1]
+    if width < x.shape[-1]:
+        return torch.cat([rotate(x[..., :width], rotation), x[..., width:]], -1)
+    return torch.addcmul(x * cos, x.roll(width // 2, -1), sin)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """`[..., 2 I]`, gate before up -> silu(gate) * up, `[..., I]`."""
+    if by_kernel(gate_up):
+        from service.model import triton_layers
+
+        return triton_layers.silu_and_mul(gate_up)
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate) * up

@@ -1,0 +1,190 @@
+"""Triton kernels of a decoder layer: residual sum with norm, norms of queries and keys with rotation, SwiGLU.
+
+`layer_ops.py` calls them and has their definitions. Numbers are computed in fp32 and rounded once, except the residual
+sum, which is rounded before its norm. Tensors are dense. T tokens, H hidden, D the size of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from service.model.layer_ops import HeadNorms, KvTargets, Rotation
+
+#: numbers of a program of `silu_times`, and heads of a program of `rotate_heads`
+_STEP, _HEADS = 1024, 8
+
+
+@triton.jit
+def sum_norm(
+    x,  # [T, H], becomes the sum
+    change,  # [T, H]
+    weight,  # [H]
+    out,  # [T, H]
+    H,
+    EPS: tl.constexpr,
+    H_PAD: tl.constexpr,
+):
+    """Grid: tokens."""
+    column = tl.arange(0, H_PAD)
+    inside = column < H
+    at = tl.program_id(0).to(tl.int64) * H + column
+    dtype = x.dtype.element_ty
+    total = (tl.load(x + at, inside, 0.0).to(tl.float32) + tl.load(change + at, inside, 0.0).to(tl.float32)).to(dtype)
+    tl.store(x + at, total, inside)
+    wide = total.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / H + EPS)
+    normed = wide * scale * tl.load(weight + column, inside, 0.0).to(tl.float32)
+    tl.store(out + at, normed.to(dtype), inside)
+
+
+@triton.jit
+def rotate_heads(
+    qkv,  # [T, HEADS + 2 KV_HEADS, D], queries and keys are overwritten
+    q_weight,  # [D]
+    k_weight,  # [D]
+    cos,  # [T, WIDTH]
+    sin,  # [T, WIDTH], the first half negated
+    keys,  # [pages, L, KV_HEADS, D]
+    values,
+    targets,  # [T / L], the page that a row's keys and values go to, -1: none
+    EPS: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    REST_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+    L: tl.constexpr,
+    WRITE: tl.constexpr,
+):
+    """Grid: tokens, tiles of heads; with WRITE the heads of values, too.
+
+    A head is two halves that are rotated, and perhaps a rest. A thread has the same numbers of both halves, so that a
+    head can be overwritten.
+    """
+    HALF: tl.constexpr = WIDTH // 2
+    REST: tl.constexpr = D - WIDTH
+    token = tl.program_id(0)
+    head = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    rotated = head < HEADS + KV_HEADS
+    half = tl.arange(0, HALF_PAD)
+    rest = tl.arange(0, REST_PAD)
+    in_half = half < HALF
+    in_rest = rest < REST
+    dtype = qkv.dtype.element_ty
+
+    start = qkv + token.to(tl.int64) * (HEADS + 2 * KV_HEADS) * D
+    there = head < HEADS + 2 * KV_HEADS
+    low_at = head[:, None] * D + half[None, :]
+    rest_at = head[:, None] * D + WIDTH + rest[None, :]
+    halves = there[:, None] & in_half[None, :]
+    rests = there[:, None] & in_rest[None, :]
+    low = tl.load(start + low_at, halves, 0.0).to(tl.float32)
+    high = tl.load(start + low_at + HALF, halves, 0.0).to(tl.float32)
+    last = tl.load(start + rest_at, rests, 0.0).to(tl.float32)
+
+    squares = tl.sum(low * low + high * high, 1)
+    if REST:
+        squares += tl.sum(last * last, 1)
+    scale = (1.0 / tl.sqrt(squares / D + EPS))[:, None]
+    query = (head < HEADS)[:, None]
+    low_weight = _weights(q_weight, k_weight, half, in_half, query)
+    high_weight = _weights(q_weight, k_weight, half + HALF, in_half, query)
+    low_normed = low * scale * low_weight
+    high_normed = high * scale * high_weight
+    angle = token.to(tl.int64) * WIDTH + half
+    low_cos = tl.load(cos + angle, in_half, 0.0).to(tl.float32)[None, :]
+    high_cos = tl.load(cos + angle + HALF, in_half, 0.0).to(tl.float32)[None, :]
+    low_sin = tl.load(sin + angle, in_half, 0.0).to(tl.float32)[None, :]
+    high_sin = tl.load(sin + angle + HALF, in_half, 0.0).to(tl.float32)[None, :]
+    new_low = (low_normed * low_cos + high_normed * low_sin).to(dtype)
+    new_high = (high_normed * high_cos + low_normed * high_sin).to(dtype)
+    tl.store(start + low_at, new_low, halves & rotated[:, None])
+    tl.store(start + low_at + HALF, new_high, halves & rotated[:, None])
+    if REST:
+        rest_weight = _weights(q_weight, k_weight, rest + WIDTH, in_rest, query)
+        new_last = (last * scale * rest_weight).to(dtype)
+        tl.store(start + rest_at, new_last, rests & rotated[:, None])
+
+    if WRITE:
+        page = tl.load(targets + token // L)
+        if page >= 0:
+            key = (head >= HEADS) & rotated
+            value = (head >= HEADS + KV_HEADS) & there
+            key_at = (page.to(tl.int64) * L + token % L) * KV_HEADS * D + (head[:, None] - HEADS) * D
+            value_at = key_at - KV_HEADS * D
+            tl.store(keys + key_at + half[None, :], new_low, halves & key[:, None])
+            tl.store(keys + key_at + half[None, :] + HALF, new_high, halves & key[:, None])
+            tl.store(values + value_at + half[None, :], low.to(dtype), halves & value[:, None])
+            tl.store(values + value_at + half[None, :] + HALF, high.to(dtype), halves & value[:, None])
+            if REST:
+                tl.store(keys + key_at + WIDTH + rest[None, :], new_last, rests & key[:, None])
+                tl.store(values + value_at + WIDTH + rest[None, :], last.to(dtype), rests & value[:, None])
+
+
+@triton.jit
+def _weights(q_weight, k_weight, column, inside, query):
+    """The weights of columns for each head, `[TILE, columns]`. `query` `[TILE, 1]`: whether a head is a query's."""
+    of_query = tl.load(q_weight + column, inside, 0.0).to(tl.float32)
+    of_key = tl.load(k_weight + column, inside, 0.0).to(tl.float32)
+    return tl.where(query, of_query[None, :], of_key[None, :])
+
+
+@triton.jit
+def silu_times(
+    gate_up,  # [T, 2 I]
+    out,  # [T, I]
+    I,  # noqa: E741
+    STEP: tl.constexpr,
+):
+    """Grid: tokens, steps of columns."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * STEP + tl.arange(0, STEP)
+    inside = column < I
+    gate = tl.load(gate_up + token * 2 * I + column, inside, 0.0).to(tl.float32)
+    up = tl.load(gate_up + token * 2 * I + I + column, inside, 0.0).to(tl.float32)
+    tl.store(out + token * I + column, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), inside)
+
+
+def add_norm(x: Tensor, change: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x, change `[..., H]` -> the norm of their sum. x becomes the sum."""
+    width = x.shape[-1]
+    padded = triton.next_power_of_2(width)
+    out = torch.empty_like(x)
+    sum_norm[x.numel() // width,](
+        x, change.contiguous(), weight, out, width, EPS=eps, H_PAD=padded, num_warps=4 if padded <= 2048 else 8
+    )
+    return out
+
+
+def norm_and_rotate(
+    qkv: Tensor, norms: HeadNorms, rotation: Rotation, pages: KvTargets | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """qkv `[R, L, heads + 2 kv_heads, D]`, dense, of which the results are views: q, k and v.
+
+    With `pages` keys and values of final blocks are written to them, too.
+    """
+    rows, length, all_heads, size = qkv.shape
+    width = rotation.cos.shape[-1]
+    keys, values, targets = pages or (qkv, qkv, qkv)
+    heads = all_heads if pages is not None else norms.heads + norms.kv_heads
+    rotate_heads[rows * length, triton.cdiv(heads, _HEADS)](
+        qkv, norms.q_weight, norms.k_weight, rotation.cos, rotation.sin, keys, values, targets,
+        EPS=norms.eps, HEADS=norms.heads, KV_HEADS=norms.kv_heads, D=size, WIDTH=width,
+        HALF_PAD=triton.next_power_of_2(width // 2), REST_PAD=triton.next_power_of_2(max(1, size - width)),
+        TILE=_HEADS, L=length, WRITE=pages is not None,
+    )  # fmt: skip
+    q, k, v = qkv.split_with_sizes((norms.heads, norms.kv_heads, norms.kv_heads), 2)
+    return q, k, v
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """`[..., 2 I]` -> silu(gate) * up, `[..., I]`."""
+    width = gate_up.shape[-1] // 2
+    out = gate_up.new_empty(*gate_up.shape[:-1], width)
+    silu_times[out.numel() // width, triton.cdiv(width, _STEP)](gate_up.contiguous(), out, width, STEP=_STEP)
+    return out
