@@ -72,13 +72,13 @@ def by_kernel(x: Tensor) -> bool:
 def add_norm(x: Tensor, change: Tensor | None, norm: nn.RMSNorm) -> tuple[Tensor, Tensor]:
     """x, change `[..., H]` -> the norm of their sum, and their sum. The kernel overwrites x by the sum."""
     if change is None:
-        return torch.rms_norm(x, norm.weight.shape, norm.weight, norm.eps), x
+        return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps), x
     if by_kernel(x):
         from service.model import triton_layers
 
         return triton_layers.add_norm(x, change, norm.weight, norm.eps or 0.0), x
     x = x + change
-    return torch.rms_norm(x, norm.weight.shape, norm.weight, norm.eps), x
+    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps), x
 
 
 def norm_and_rotate(qkv: Tensor, norms: HeadNorms, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,7 +86,7 @@ def norm_and_rotate(qkv: Tensor, norms: HeadNorms, rotation: Rotation) -> tuple[
     heads, kv_heads = norms.heads, norms.kv_heads
     qk, v = qkv.split_with_sizes((heads + kv_heads, kv_heads), 2)
     weights = torch.cat((norms.q_weight.expand(heads, -1), norms.k_weight.expand(kv_heads, -1)))
-    normed = torch.rms_norm(qk, (qkv.shape[-1],), None, norms.eps) * weights
+    normed = F.rms_norm(qk, (qkv.shape[-1],), None, norms.eps) * weights
     q, k = rotate(normed, rotation).split_with_sizes((heads, kv_heads), 2)
     return q, k, v
 
@@ -107,4 +107,4 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
         return triton_layers.silu_and_mul(gate_up)
     gate, up = gate_up.chunk(2, -1)
-    return F.silu(gate) * up
+    return F.silu(gate) * up if torch.is_grad_enabled() else F.silu(gate).mul_(up)

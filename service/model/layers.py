@@ -66,8 +66,7 @@ class SelfAttention(nn.Module):
         """x `[R, L, H]` -> `[R, L, H]`."""
         heads, kv_heads = self.heads, self.kv_heads
         norms = HeadNorms(heads, kv_heads, self.q_norm.weight, self.k_norm.weight, self.eps)
-        qkv = self.qkv_proj(x)
-        qkv = qkv.view(*x.shape[:-1], heads + 2 * kv_heads, self.head_dim)
+        qkv = self.qkv_proj.forward(x).view(*x.shape[:-1], heads + 2 * kv_heads, self.head_dim)
         if by_kernel(x):
             from service.model import triton_layers
 
@@ -76,7 +75,7 @@ class SelfAttention(nn.Module):
             seen = attend.read(layer, q, k, v) if isinstance(attend, PagedAttend) else attend(layer, q, k, v)
         else:
             seen = attend(layer, *norm_and_rotate(qkv, norms, rotation))
-        out: Tensor = self.o_proj(seen)
+        out: Tensor = self.o_proj.forward(seen)
         return out
 
 
@@ -90,7 +89,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, fixed_shapes: bool = False) -> Tensor:  # noqa: ARG002 (its shapes are always x's)
         """x `[R, L, H]` -> `[R, L, H]`."""
-        out: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+        out: Tensor = self.down_proj.forward(silu_and_mul(self.gate_up_proj.forward(x)))
         return out
 
 
@@ -117,7 +116,7 @@ class DecoderLayer(nn.Module):
     ) -> Residual:
         """x -> the layer's output, both as sums; `layer` is passed on to `attend`."""
         normed, total = add_norm(*x, self.input_layernorm)
-        seen = self._all_reduce(self.self_attn(normed, rotation, layer, attend))
+        seen = self._all_reduce(self.self_attn.forward(normed, rotation, layer, attend))
         normed, total = add_norm(total, seen, self.post_attention_layernorm)
         return Residual(total, self._all_reduce(self.mlp(normed, fixed_shapes)))
 

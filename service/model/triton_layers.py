@@ -156,9 +156,14 @@ def add_norm(x: Tensor, change: Tensor, weight: Tensor, eps: float) -> Tensor:
     padded = triton.next_power_of_2(width)
     out = torch.empty_like(x)
     sum_norm[x.numel() // width,](
-        x, change.contiguous(), weight, out, width, EPS=eps, H_PAD=padded, num_warps=4 if padded <= 2048 else 8
+        x, change.contiguous(), weight, out, width, EPS=eps, H_PAD=padded, num_warps=_warps(padded)
     )
     return out
+
+
+def _warps(numbers: int) -> int:
+    """Warps of a program. A warp has at least 256 numbers, so that no two threads read a number that one overwrites."""
+    return max(1, min(8, numbers // 256))
 
 
 def norm_and_rotate(
@@ -170,13 +175,14 @@ def norm_and_rotate(
     """
     rows, length, all_heads, size = qkv.shape
     width = rotation.cos.shape[-1]
+    half_padded = triton.next_power_of_2(width // 2)
     keys, values, targets = pages or (qkv, qkv, qkv)
     heads = all_heads if pages is not None else norms.heads + norms.kv_heads
     rotate_heads[rows * length, triton.cdiv(heads, _HEADS)](
         qkv, norms.q_weight, norms.k_weight, rotation.cos, rotation.sin, keys, values, targets,
         EPS=norms.eps, HEADS=norms.heads, KV_HEADS=norms.kv_heads, D=size, WIDTH=width,
-        HALF_PAD=triton.next_power_of_2(width // 2), REST_PAD=triton.next_power_of_2(max(1, size - width)),
-        TILE=_HEADS, L=length, WRITE=pages is not None,
+        HALF_PAD=half_padded, REST_PAD=triton.next_power_of_2(max(1, size - width)),
+        TILE=_HEADS, L=length, WRITE=pages is not None, num_warps=_warps(_HEADS * half_padded),
     )  # fmt: skip
     q, k, v = qkv.split_with_sizes((norms.heads, norms.kv_heads, norms.kv_heads), 2)
     return q, k, v

@@ -56,11 +56,25 @@ for capability, dtype, tile, groups, experts in cases["quantized"]:
     compiled(kernels.multiply, types, sizes, capability, num_warps=4)
 """
 
+LAYERS = """
+from service.model import triton_layers as kernels
+for capability, dtype, width, write in cases["layers"]:
+    numbers = dict.fromkeys(("x", "change", "weight", "out", "gate_up"), "*" + dtype) | {"H": "i32", "I": "i32"}
+    compiled(kernels.sum_norm, numbers, dict(EPS=1e-6, H_PAD=4096), capability, num_warps=8)
+    compiled(kernels.silu_times, numbers, dict(STEP=1024), capability)
+    names = ("qkv", "q_weight", "k_weight", "cos", "sin", "keys", "values")
+    types = dict.fromkeys(names, "*" + dtype) | {"targets": "*i32"}
+    halves = dict(WIDTH=width, HALF_PAD=width // 2, REST_PAD=max(1, 128 - width))
+    sizes = dict(EPS=1e-6, HEADS=32, KV_HEADS=8, D=128, TILE=8, L=16, WRITE=write)
+    compiled(kernels.rotate_heads, types, halves | sizes, capability, num_warps=2)
+"""
+
 
 #: by kernel: the capability it is compiled for, and what it is specialised by
 EVERY: dict[str, list[tuple[object, ...]]] = {
     "attention": [(90, "bf16", 4, 2, 16, 64, 4), (90, "fp32", 4, 2, 32, 16, 8), (80, "fp16", 4, 3, 64, 64, 4)],
     "vocabulary": [(90, True), (90, False), (80, True), (80, False)],
+    "layers": [(90, "bf16", 128, True), (90, "bf16", 64, True), (90, "fp32", 128, False), (80, "fp16", 64, False)],
     "quantized": [
         (90, "*fp8e4nv", 16, True, True),
         (90, "*i8", 16, False, False),
@@ -76,7 +90,7 @@ def test_kernels_compile_for_nvidia(cases: dict[str, list[tuple[object, ...]]], 
     if find_spec("triton") is None:
         pytest.skip("the package triton is not installed")
     # The compiler reads the kernels' source from files, so that the calls lie in a file, too.
-    program = [COMPILE, f"cases = {cases}\n", ATTENTION, VOCABULARY, QUANTIZED, 'print("compiled")\n']
+    program = [COMPILE, f"cases = {cases}\n", ATTENTION, VOCABULARY, QUANTIZED, LAYERS, 'print("compiled")\n']
     (tmp_path / "compiling.py").write_text("".join(program))
     root = Path(__file__).resolve().parents[2]
     environment = os.environ | {
