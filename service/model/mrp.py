@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from service.model.config import ModelConfig, MrpConfig
-from service.model.layer_ops import Rotation, add_norm
+from service.model.layer_ops import Rotation, add_norm, rms_norm
 from service.model.layers import Attend, DecoderLayer, FeedForward, Residual
 
 
@@ -37,7 +37,7 @@ class Mrp(nn.Module):
         for a checkpoint that is not residual. `attend` is called with layers num_layers … , so that
         one cache can hold the backbone's KV and MRP's.
         """
-        x = Residual(self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(anchor)], dim=-1)))
+        x = Residual(self.eh_proj(torch.cat([rms_norm(embedded, self.enorm), rms_norm(anchor, self.hnorm)], dim=-1)))
         for index, layer in enumerate(self.layers, start=self.first_kv_layer):
             x = layer(x, rotation, index, attend)
         change = add_norm(*x, self.norm)[0] * self.scale

@@ -18,7 +18,7 @@ from service.errors import CheckpointError
 from service.model import LoadOptions, load_checkpoint, parse_config, published_weights, save_checkpoint
 from service.model.config import ExpertsConfig, GroupsConfig, Shard
 from service.model.experts import SparseFeedForward
-from service.model.layers import Rotation, rotate
+from service.model.layer_ops import Rotation, rotate
 from tests.llada2 import PlainLlada2
 from tests.reference import Reference
 from tests.tiny import GOLDEN, LLADA2, LLADA2_NAME, tiny_checkpoint, tiny_config

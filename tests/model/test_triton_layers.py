@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from service.model import layer_ops, triton_layers
 from service.model.layer_ops import HeadNorms, KvTargets, Rotation
@@ -98,15 +98,3 @@ def test_norms_rotation_and_pages(
         if pages == "some":
             earlier[written] = new[targets >= 0]
         assert torch.equal(after, earlier)
-
-
-def test_torchs_operations_serve_the_cpu_and_training() -> None:
-    assert not layer_ops.by_kernel(torch.zeros(2))
-    norm = nn.RMSNorm(3, eps=EPS)
-    x, change = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3)
-    before = x.detach().clone()
-    normed, total = layer_ops.add_norm(x, change, norm)
-    normed.sum().backward()
-    assert torch.equal(x, before)
-    assert torch.equal(total, x + change)
-    assert torch.equal(layer_ops.add_norm(x, None, norm)[0], norm(x))

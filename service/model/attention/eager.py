@@ -78,7 +78,7 @@ class EagerForward:
         self._targets = to_device_async(np.array([targets[self.order[slot]] for slot in written], np.int64), device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys, values = self._cache.layers[layer]
         if self._targets.numel():
             for pages, new in ((keys, k), (values, v)):
                 blocks = new if self._written is None else new.index_select(0, self._written)

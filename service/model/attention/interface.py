@@ -25,9 +25,9 @@ NUM_SPARE = 256
 class PagedCache:
     """Keys and values of all layers, the backbone's first, then MRP's. A page holds one block.
 
-    `keys[layer]`, `values[layer]`: `[pages, block, kv_heads, head_dim]`. `spare`: the pages after the sequences' pages.
-    `heads_per_key`: query heads that share a key head. `max_pages`: the most pages of a sequence. The engine's
-    `prefix_cache.py` decides who holds which page.
+    `keys[layer]`, `values[layer]`: `[pages, block, kv_heads, head_dim]`; `layers[layer]`: both. `spare`: the
+    pages after the sequences' pages. `heads_per_key`: query heads that share a key head. `max_pages`: the most pages of
+    a sequence. The engine's `prefix_cache.py` decides who holds which page.
     """
 
     def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -38,6 +38,7 @@ class PagedCache:
         self.heads_per_key = config.num_heads // config.num_kv_heads
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.layers = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
 
     @staticmethod
     def bytes_per_page(config: ModelConfig, dtype: torch.dtype) -> int:

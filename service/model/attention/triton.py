@@ -153,7 +153,7 @@ class TritonForward(PagedAttend):
     def kv_targets(self, layer: int) -> KvTargets | None:
         if not self._writes:
             return None
-        return KvTargets(self._cache.keys[layer], self._cache.values[layer], self._tables.targets)
+        return KvTargets(*self._cache.layers[layer], self._tables.targets)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         pages = self.kv_targets(layer)
@@ -166,7 +166,7 @@ class TritonForward(PagedAttend):
 
     def read(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         tables, partials, shape = self._tables, self._partials, self._tables.shape
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys, values = self._cache.layers[layer]
         q_flat, k_flat, v_flat = _tokens(q), _tokens(k), _tokens(v)
         kv_heads = keys.shape[2]
         out = q.new_empty(q.shape)
