@@ -90,15 +90,16 @@ def command(
         for latest in evaluate(engines, tasks, variants, sampling, (max_new_tokens, together)):
             scores = latest
             counter.reach(sum(len(score.completions) for score in scores), "continuations")
-    texts = [codec.encode(passage.continuation)[:max_new_tokens] for passage in drawn]
-    answers = [[completion.token_ids for completion in score.completions] for score in scores]
+    texts: list[Sequence[int]] = [codec.encode(passage.continuation)[:max_new_tokens] for passage in drawn]
+    answers: list[list[Sequence[int]]] = [
+        [completion.token_ids for completion in score.completions] for score in scores
+    ]
     judgements = [judged(drawn, tokens, codec, likelihood) for tokens in (texts, *answers)]
     rows = [_row(score, judgement, judgements[1]) for score, judgement in zip([None, *scores], judgements, strict=True)]
     if output:
-        setting = {"source": source, "passages": passages, "seed": seed, "temperature": temperature}
-        setting |= {"max_new_tokens": max_new_tokens, "judge": judge.name if judge else None}
-        about = {"machine": machine_name(checkpoint.device), "model": display_name(checkpoint.path)}
-        content = {**setting, **about, "rows": rows}
+        content: dict[str, Any] = {"source": source, "passages": passages, "seed": seed, "temperature": temperature}
+        content |= {"max_new_tokens": max_new_tokens, "judge": judge.name if judge else None}
+        content |= {"machine": machine_name(checkpoint.device), "model": display_name(checkpoint.path), "rows": rows}
         output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     results().print(_table(rows))
 
