@@ -16,7 +16,7 @@ from service.gateway.http.parse import RequestContext, further_request, parse_ge
 from service.gateway.http.protocol import (
     AnswerStats,
     BlockFrame,
-    Choice,
+    ChoiceIndex,
     DecodedStats,
     Done,
     GenerateAnswer,
@@ -69,7 +69,7 @@ class GenerateBuilder(ResponseBuilder):
     def error(self, error: MrpServeError, request_id: str) -> bytes:
         return frame("error", error_json(error, request_id))
 
-    def _choice(self, index: int) -> Choice:
+    def _choice(self, index: int) -> ChoiceIndex:
         return {"choice": index} if len(self.requests) > 1 else {}
 
     def _done(self, index: int, ending: Ending) -> Done:

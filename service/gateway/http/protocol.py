@@ -308,7 +308,13 @@ class Usage(TypedDict):
     total_tokens: int
 
 
-class StepFrame(TraceStep, Choice):
+class ChoiceIndex(TypedDict):
+    """The number of an answer. Only there if the request has more than one, by `n`."""
+
+    choice: NotRequired[int]
+
+
+class StepFrame(TraceStep, ChoiceIndex):
     """A frame of a stream with `stream_steps`: one decision, before the frame of its block.
 
     `step`: its number in the block. A number that comes again replaces that step and those after it: another replica
@@ -342,13 +348,7 @@ class StopToken(TypedDict):
     logprob: float
 
 
-class Choice(TypedDict):
-    """The number of an answer. Only there if the request has more than one, by `n`."""
-
-    choice: NotRequired[int]
-
-
-class Done(Choice):
+class Done(ChoiceIndex):
     """The last frame of a stream: the answer without the fields that earlier frames had.
 
     `constraint_met`: whether the answer satisfies the request's constraint; only there if it has one. `stop_token`:
@@ -381,7 +381,7 @@ class GenerateAnswers(TypedDict):
     usage: Usage
 
 
-class BlockFrame(Traced, Choice):
+class BlockFrame(Traced, ChoiceIndex):
     """A frame of a stream: one finished block."""
 
     index: int

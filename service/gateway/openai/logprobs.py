@@ -32,5 +32,5 @@ def token_logprobs(part: Answer | Chunk, offset: int = 0) -> list[TokenLogprob]:
     offsets = accumulate((len(piece.delta) for piece in part.pieces), initial=offset)
     return [
         TokenLogprob(piece.text, token.logprob, piece.data, start, piece.top_logprobs)
-        for piece, token, start in zip(part.pieces, part.step_map, offsets, strict=True)
+        for piece, token, start in zip(part.pieces, part.step_map, offsets, strict=False)
     ]
