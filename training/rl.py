@@ -216,7 +216,7 @@ def train(service: Service, learner: Learner, options: argparse.Namespace) -> No
     out.mkdir(parents=True, exist_ok=True)
     version = service.version()
     for update in range(options.updates + 1):
-        line: dict[str, Any] = {"update": update}
+        line: dict[str, Any] = {"update": update, "mode": options.mode}
         if update % options.judge_every == 0:
             line["accuracy"] = service.accuracy(options.judged)
         if update < options.updates:
@@ -269,6 +269,7 @@ def main() -> None:
     parser.add_argument("--backbone", type=Path, default=CHECKPOINT, help="checkpoint that the service has loaded")
     parser.add_argument("--out", type=Path, required=True, help="folder for the numbers and the newest weights")
     parser.add_argument("--mode", default="speculative", choices=("static", "speculative"), help="mode of rollouts")
+    parser.add_argument("--mrp-steps", type=int, help="MRP's steps of rollouts; default: the service chooses")
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--prompts", type=int, default=16, help="problems of an update")
     parser.add_argument("--samples", type=int, default=8, help="answers to each problem")
@@ -283,7 +284,8 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="Mismatch dtype")
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    service = Service(options.url, os.environ.get("ADMIN_KEY", ""), {"mode": options.mode}, options.temperature)
+    mode = {"mode": options.mode} | ({"mrp_steps": options.mrp_steps} if options.mrp_steps else {})
+    service = Service(options.url, os.environ.get("ADMIN_KEY", ""), mode, options.temperature)
     train(service, Learner(options.backbone, options.rate, options.mrp_updates), options)
 
 
