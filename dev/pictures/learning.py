@@ -54,7 +54,7 @@ def learning_figure(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure
 def _curve(axes: Axes, label: str, lines: Sequence[Mapping[str, Any]], index: int, *, last: bool) -> None:
     """One run. Runs with equal numbers stay visible, since a later one has smaller marks."""
     judged = [(line["update"], line["accuracy"]) for line in lines if "accuracy" in line]
-    look = series(index)
+    look: dict[str, Any] = {**series(index)}
     axes.plot(*zip(*judged, strict=True), **look, label=label, markersize=10 if not last else 5)
     rewards = [line["reward"] for line in lines if "reward" in line]
     means = [fmean(rewards[max(0, end - _WINDOW) : end]) for end in range(1, len(rewards) + 1)]
