@@ -85,7 +85,7 @@ class CountingReference(Reference):
 
 
 def requests(name: str, mode: DecodingMode, temperature: float, count: int) -> list[GenerationRequest]:
-    """Requests whose prompts end anywhere in a block. Some have top-k and top-p, some a stop token."""
+    """Requests whose prompts end anywhere in a block. Some have top-k and top-p, some many stop tokens."""
     rng, size = random.Random(f"{name} {temperature}"), golden(name).config.block_size
     return [
         GenerationRequest(
@@ -94,7 +94,7 @@ def requests(name: str, mode: DecodingMode, temperature: float, count: int) -> l
             mode,
             random_sampling(rng, [temperature]),
             rng.randint(size, 3 * size),
-            frozenset(rng.choice([(510,), tuple(range(0, 512, 9))])),
+            frozenset(range(number, 512, (512, 9, 3)[number % 3])),
         )
         for number in range(count)
     ]

@@ -352,7 +352,7 @@ class Done(ChoiceIndex):
     """The last frame of a stream: the answer without the fields that earlier frames had.
 
     `constraint_met`: whether the answer satisfies the request's constraint; only there if it has one. `stop_token`:
-    with `return_step_map`; null if no stop token ended the answer.
+    only there with `return_step_map`; null if no stop token ended the answer.
     """
 
     id: str

@@ -190,7 +190,7 @@ FinishReasonName = Literal["stop", "length", "tool_calls"]
 class Met(TypedDict):
     """Whether the answer satisfies the request's constraint; only there if it has one.
 
-    `stop_token`: with `return_step_map`; null if no stop token ended the answer.
+    `stop_token`: only there with `return_step_map`; null if no stop token ended the answer.
     """
 
     constraint_met: NotRequired[bool | None]
