@@ -138,7 +138,12 @@ def _print(made: Sequence[Result], out: Path) -> None:
     print(f"written: {out}/paper.json, paper.md and plots")
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The program."""
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     program.command()(command)
     main.run(program, "loadtest.paper")
+
+
+if __name__ == "__main__":
+    run()

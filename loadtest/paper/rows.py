@@ -109,6 +109,6 @@ _ACCURACIES: Mapping[str, Mapping[str, float]] = {
 
 def paper_cell(model: str, block_size: int, task: str, row: str) -> PaperCell:
     """The paper's numbers for a row. It has those of 8B with blocks of 16."""
-    if block_size != 16 or not re.search(r"(?<!\d)8b", model.lower()):
+    if block_size != 16 or not re.search(r"(?<![\d.])8b", model.lower()):
         return PaperCell()
     return PaperCell(_ACCURACIES.get(task, {}).get(row), _SPEEDUPS.get(row))
