@@ -1,0 +1,109 @@
+"""The objects of a schema that get no other properties than the named ones, as xgrammar does by default.
+
+A schema is *composed* if it has keywords of objects beside schemas for the same value (`allOf`, `anyOf`, `oneOf`,
+`$ref`). It then names the properties of all these schemas together. Those schemas themselves stay open: alone, they
+would exclude the properties of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from service.constraints.references import References
+
+_LISTS = ("allOf", "anyOf", "oneOf")
+_OBJECTS = frozenset({
+    "additionalProperties", "maxProperties", "minProperties", "patternProperties", "properties", "propertyNames",
+    "required", "unevaluatedProperties",
+})  # fmt: skip
+#: the most schemas that are visited, and names that are added, for all composed schemas together
+_MAX_VISITS, _MAX_NAMES = 10_000, 10_000
+
+
+class ClosedObjects:
+    """Which objects of a schema to close. `root`: the whole schema."""
+
+    def __init__(self, root: Any, references: References) -> None:
+        self._references = references
+        self._extended: set[int] = set()
+        self._visits = self._names = 0
+        for schema in _all_schemas(root):
+            if self._is_composed(schema):
+                self._extend(schema)
+
+    def property_names(self, schema: dict[str, Any]) -> dict[str, None] | None:
+        """The names of all properties of an object, in order. None if other names are possible.
+
+        `schema`: a part of the root, not a copy.
+        """
+        composed = self._is_composed(schema)
+        if id(schema) in self._extended or not (composed or "properties" in schema):
+            return None
+        if not composed:
+            return dict.fromkeys([*_keys(schema), *_texts(schema.get("required"))])
+        names: dict[str, None] = {}
+        for number, part in enumerate(self._same_value(schema)):
+            self._visits += 1
+            if self._visits > _MAX_VISITS or "patternProperties" in part or (number and "additionalProperties" in part):
+                return None
+            names |= dict.fromkeys([*_keys(part), *_texts(part.get("required"))])
+        self._names += len(names)
+        return names if names and self._names <= _MAX_NAMES else None
+
+    def _is_composed(self, schema: dict[str, Any]) -> bool:
+        others = [name for name in (*_LISTS, "$ref") if name in schema]
+        several = len(others) > 1 or (isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1)
+        return bool(others) and (several or not _OBJECTS.isdisjoint(schema))
+
+    def _extend(self, schema: dict[str, Any]) -> None:
+        """Marks all other schemas for the same value."""
+        parts = self._parts(schema)
+        while parts:
+            part = parts.pop()
+            if id(part) not in self._extended:
+                self._extended.add(id(part))
+                parts += self._parts(part)
+
+    def _same_value(self, schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The schema and all other schemas for the same value, in order."""
+        parts, visited = [schema], set()
+        while parts:
+            part = parts.pop()
+            if id(part) not in visited:
+                visited.add(id(part))
+                yield part
+                parts += reversed(self._parts(part))
+
+    def _parts(self, schema: dict[str, Any]) -> list[dict[str, Any]]:
+        parts = [part for name in _LISTS for part in _items(schema.get(name))]
+        if isinstance(reference := schema.get("$ref"), str):
+            with suppress(KeyError):
+                parts.append(self._references.target(reference))
+        return [part for part in parts if isinstance(part, dict)]
+
+
+def _all_schemas(root: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a schema, most of which are schemas."""
+    parts = [root]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            yield part
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+
+
+def _keys(schema: dict[str, Any]) -> list[str]:
+    properties = schema.get("properties")
+    return list(properties) if isinstance(properties, dict) else []
+
+
+def _texts(value: Any) -> list[str]:
+    return [item for item in _items(value) if isinstance(item, str)]
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
