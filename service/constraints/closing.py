@@ -7,6 +7,7 @@ would exclude the properties of the others.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -31,7 +32,7 @@ class ClosedObjects:
         self._visits = self._names = 0
         for schema in _all_schemas(root):
             if self._is_composed(schema):
-                self._extend(schema)
+                self._extend(self._parts(schema), [schema])
 
     def property_names(self, schema: dict[str, Any]) -> dict[str, None] | None:
         """The names of all properties of an object, in order. None if other names are possible.
@@ -42,37 +43,47 @@ class ClosedObjects:
         if id(schema) in self._extended or not (composed or "properties" in schema):
             return None
         if not composed:
-            return dict.fromkeys([*_keys(schema), *_texts(schema.get("required"))])
+            return dict.fromkeys([*_properties(schema), *_texts(schema.get("required"))])
         names: dict[str, None] = {}
         for number, part in enumerate(self._same_value(schema)):
-            self._visits += 1
-            if self._visits > _MAX_VISITS or "patternProperties" in part or (number and "additionalProperties" in part):
+            if "patternProperties" in part or (number and "additionalProperties" in part):
                 return None
-            names |= dict.fromkeys([*_keys(part), *_texts(part.get("required"))])
+            names |= dict.fromkeys([*_properties(part), *_texts(part.get("required"))])
         self._names += len(names)
-        return names if names and self._names <= _MAX_NAMES else None
+        return names if names and self._names <= _MAX_NAMES and self._visits <= _MAX_VISITS else None
+
+    def has_alternatives(self, schema: dict[str, Any]) -> bool:
+        """Whether a schema for the same value is a union. Its members may name different properties."""
+        return any("anyOf" in part or "oneOf" in part for part in self._same_value(schema))
 
     def _is_composed(self, schema: dict[str, Any]) -> bool:
         others = [name for name in (*_LISTS, "$ref") if name in schema]
         several = len(others) > 1 or (isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1)
         return bool(others) and (several or not _OBJECTS.isdisjoint(schema))
 
-    def _extend(self, schema: dict[str, Any]) -> None:
-        """Marks all other schemas for the same value."""
-        parts = self._parts(schema)
-        while parts:
-            part = parts.pop()
-            if id(part) not in self._extended:
-                self._extended.add(id(part))
-                parts += self._parts(part)
+    def _extend(self, schemas: list[Any], roots: list[Any]) -> None:
+        """Marks schemas for the same value, and schemas for the same property. `roots`: further ones, not marked."""
+        by_name: defaultdict[str, list[Any]] = defaultdict(list)
+        marked = set[int]()
+        for part in self._same_value(*roots, *schemas):
+            if not any(part is root for root in roots) and id(part) not in self._extended:
+                marked.add(id(part))
+            for name, value in _properties(part).items():
+                by_name[name].append(value)
+        self._extended |= marked
+        if marked:
+            for values in by_name.values():
+                if len(values) > 1:
+                    self._extend(values, [])
 
-    def _same_value(self, schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The schema and all other schemas for the same value, in order."""
-        parts, visited = [schema], set()
-        while parts:
+    def _same_value(self, *schemas: Any) -> Iterator[dict[str, Any]]:
+        """The schemas and all other schemas for the same value, in order."""
+        parts, visited = [part for part in reversed(schemas) if isinstance(part, dict)], set[int]()
+        while parts and self._visits <= _MAX_VISITS:
             part = parts.pop()
             if id(part) not in visited:
                 visited.add(id(part))
+                self._visits += 1
                 yield part
                 parts += reversed(self._parts(part))
 
@@ -96,9 +107,9 @@ def _all_schemas(root: Any) -> Iterator[dict[str, Any]]:
             parts += part
 
 
-def _keys(schema: dict[str, Any]) -> list[str]:
+def _properties(schema: dict[str, Any]) -> dict[str, Any]:
     properties = schema.get("properties")
-    return list(properties) if isinstance(properties, dict) else []
+    return properties if isinstance(properties, dict) else {}
 
 
 def _texts(value: Any) -> list[str]:

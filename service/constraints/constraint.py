@@ -95,6 +95,7 @@ class Constraint(Data, frozen=True):
         """
         if schema is None:
             return cls("json", _dumped(_ANY_OBJECT), param)
+        _check_depth(schema, param)
         _within(_dumped(schema), MAX_SCHEMA, param)
         supported, ignored = _supported(schema, param, strict)
         return cls("json", _dumped(supported), param, ignored=ignored)
@@ -134,6 +135,8 @@ class Constraint(Data, frozen=True):
         `required`: calls only. `parallel`: several calls. `content`: the constraint on an answer without calls; None:
         any text that does not begin a call.
         """
+        for form in forms:
+            _check_depth(form.schema, form.param)
         _within(_dumped([form.schema for form in forms]), MAX_TOOL_SCHEMAS, "tools")
         schemas = [_supported(form.schema, form.param, form.strict) for form in forms]
         source = {
@@ -157,7 +160,6 @@ class Constraint(Data, frozen=True):
 
 def _supported(schema: Any, param: str, strict: bool) -> tuple[Any, tuple[str, ...]]:
     """The schema without unsupported keywords, and their paths. InvalidRequest if `strict` and there is one."""
-    _check_depth(schema, param)
     supported, ignored = supported_schema(schema)
     if ignored and strict:
         raise InvalidRequest(

@@ -82,7 +82,10 @@ class SupportedSchema(NamedTuple):
 def supported_schema(schema: Any) -> SupportedSchema:
     """The nearest schema that the library can keep to. Wrong schemas stay wrong; the library says why."""
     adapter = _Adapter(schema)
-    return SupportedSchema(adapter.adapted(schema, ""), tuple(dict.fromkeys(adapter.ignored)))
+    adapted = adapter.adapted(schema, "")
+    if isinstance(adapted, bool):  # the library takes objects only
+        adapted = {} if adapted else {"enum": []}
+    return SupportedSchema(adapted, tuple(dict.fromkeys(adapter.ignored)))
 
 
 def without_patterns(schema: Any) -> Any:
@@ -121,7 +124,7 @@ class _Adapter:
         if isinstance(parts := changed.pop("oneOf", None), list):
             self._any_of(changed, parts, schema["oneOf"], path)
         self._close(schema, changed)
-        if changed.get("additionalProperties") is False:
+        if changed.get("additionalProperties") is False and not self._objects.has_alternatives(schema):
             replaced.add("unevaluatedProperties")
         self._count(changed, path)
         for name in schema:
