@@ -19,8 +19,8 @@ _OBJECTS = frozenset({
     "additionalProperties", "maxProperties", "minProperties", "patternProperties", "properties", "propertyNames",
     "required", "unevaluatedProperties",
 })  # fmt: skip
-#: the most schemas that are visited, and names that are added, for all composed schemas together
-_MAX_VISITS, _MAX_NAMES = 10_000, 10_000
+#: the most schemas and properties that are visited, for all composed schemas together; beyond it nothing is closed
+_MAX_VISITS = 10_000
 
 
 class ClosedObjects:
@@ -29,7 +29,7 @@ class ClosedObjects:
     def __init__(self, root: Any, references: References) -> None:
         self._references = references
         self._extended: set[int] = set()
-        self._visits = self._names = 0
+        self._visits = 0
         for schema in _all_schemas(root):
             if self._is_composed(schema):
                 self._extend(self._parts(schema), [schema])
@@ -40,7 +40,7 @@ class ClosedObjects:
         `schema`: a part of the root, not a copy.
         """
         composed = self._is_composed(schema)
-        if id(schema) in self._extended or not (composed or "properties" in schema):
+        if self._visits > _MAX_VISITS or id(schema) in self._extended or not (composed or "properties" in schema):
             return None
         if not composed:
             return dict.fromkeys([*_properties(schema), *_texts(schema.get("required"))])
@@ -49,8 +49,7 @@ class ClosedObjects:
             if "patternProperties" in part or (number and "additionalProperties" in part):
                 return None
             names |= dict.fromkeys([*_properties(part), *_texts(part.get("required"))])
-        self._names += len(names)
-        return names if names and self._names <= _MAX_NAMES and self._visits <= _MAX_VISITS else None
+        return names if names and self._visits <= _MAX_VISITS else None
 
     def has_alternatives(self, schema: dict[str, Any]) -> bool:
         """Whether a schema for the same value is a union. Its members may name different properties."""
@@ -83,7 +82,7 @@ class ClosedObjects:
             part = parts.pop()
             if id(part) not in visited:
                 visited.add(id(part))
-                self._visits += 1
+                self._visits += 1 + len(_properties(part))
                 yield part
                 parts += reversed(self._parts(part))
 

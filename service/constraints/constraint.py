@@ -76,8 +76,8 @@ class Constraint(Data, frozen=True):
     """A constraint on a whole answer. `source`: a schema or a list of texts as JSON, a pattern, a grammar.
 
     `param`: the field of the request, which errors name. `lead`: the text before the constrained text. `content`: the
-    constraint on an answer without calls, for the kind `calls`. `ignored`: the paths of ignored keywords, such as
-    `tools.3.function.parameters.properties.names.uniqueItems`.
+    constraint on an answer without calls, for the kind `calls`. `ignored`: the ignored keywords with the field of
+    their schema, such as `tools.function.parameters.uniqueItems`.
     """
 
     kind: ConstraintKind
@@ -85,7 +85,7 @@ class Constraint(Data, frozen=True):
     param: str
     lead: Lead | None = None
     content: Constraint | None = None
-    ignored: Private[tuple[str, ...]] = ()
+    ignored: tuple[str, ...] = ()
 
     @classmethod
     def json(cls, schema: Mapping[str, Any] | bool | None, param: str, *, strict: bool = True) -> Constraint:
@@ -148,7 +148,7 @@ class Constraint(Data, frozen=True):
             "required": required,
             "parallel": parallel,
         }
-        ignored = [path for _, paths in schemas for path in paths]
+        ignored = dict.fromkeys(path for _, paths in schemas for path in paths)
         return cls(
             "calls",
             _dumped(source),
@@ -159,13 +159,14 @@ class Constraint(Data, frozen=True):
 
 
 def _supported(schema: Any, param: str, strict: bool) -> tuple[Any, tuple[str, ...]]:
-    """The schema without unsupported keywords, and their paths. InvalidRequest if `strict` and there is one."""
+    """The schema without unsupported keywords, and their names. InvalidRequest if `strict` and there is one."""
     supported, ignored = supported_schema(schema)
     if ignored and strict:
         raise InvalidRequest(
             f"{param} cannot be used: {', '.join(ignored)[:400]} is not supported in a strict schema", param=param
         )
-    return supported, tuple(f"{param}.{path}" for path in ignored)
+    field = ".".join(name for name in param.split(".") if not name.isdecimal())
+    return supported, tuple(dict.fromkeys(f"{field}.{path.rpartition('.')[2]}" for path in ignored))
 
 
 def _dumped(value: object) -> str:

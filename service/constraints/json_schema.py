@@ -124,7 +124,8 @@ class _Adapter:
         if isinstance(parts := changed.pop("oneOf", None), list):
             self._any_of(changed, parts, schema["oneOf"], path)
         self._close(schema, changed)
-        if changed.get("additionalProperties") is False and not self._objects.has_alternatives(schema):
+        closed = changed.get("additionalProperties") is False
+        if closed and "unevaluatedProperties" in schema and not self._objects.has_alternatives(schema):
             replaced.add("unevaluatedProperties")
         self._count(changed, path)
         for name in schema:
