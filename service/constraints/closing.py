@@ -56,9 +56,9 @@ class ClosedObjects:
         return any("anyOf" in part or "oneOf" in part for part in self._same_value(schema))
 
     def _is_composed(self, schema: dict[str, Any]) -> bool:
-        others = [name for name in (*_LISTS, "$ref") if name in schema]
-        several = len(others) > 1 or (isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1)
-        return bool(others) and (several or not _OBJECTS.isdisjoint(schema))
+        parts = [name for name in (*_LISTS, "$ref") if name in schema]
+        several = len(parts) > 1 or (isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1)
+        return bool(parts) and (several or not _OBJECTS.isdisjoint(schema))
 
     def _extend(self, schemas: list[Any], roots: list[Any]) -> None:
         """Marks schemas for the same value, and schemas for the same property. `roots`: further ones, not marked."""

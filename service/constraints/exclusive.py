@@ -90,10 +90,14 @@ def _constants(schema: dict[str, Any]) -> list[Any] | None:
 
 
 def _constants_differ(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    values, others = _constants(first), _constants(second)
-    if values is None or others is None or any(isinstance(value, (list, dict)) for value in (*values, *others)):
+    values, other_values = _constants(first), _constants(second)
+    if (
+        values is None
+        or other_values is None
+        or any(isinstance(value, (list, dict)) for value in (*values, *other_values))
+    ):
         return False
-    return set(values).isdisjoint(others)
+    return set(values).isdisjoint(other_values)
 
 
 def _property(schema: dict[str, Any], name: str) -> Any:

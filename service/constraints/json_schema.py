@@ -157,7 +157,7 @@ class _Adapter:
             self.ignored.append(f"{path}pattern")
 
     def _patterns(self, schema: Schema, path: str) -> None:
-        """Removes patterns of properties if one of them is not supported. Their properties are then all others."""
+        """Removes patterns of properties if one of them is not supported. Their properties are then all other_values."""
         patterns = schema.get("patternProperties")
         if isinstance(patterns, dict) and not all(map(_is_supported, patterns)):
             del schema["patternProperties"]
@@ -195,21 +195,21 @@ class _Adapter:
     def _named_properties(self, original: Schema, schema: Schema) -> set[str]:
         """Writes `propertyNames` as `properties` or `patternProperties` if that is exact. Returns replaced keywords."""
         names = self._references.resolved(original.get("propertyNames"))
-        properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        properties, other_values = schema.get("properties", {}), schema.get("additionalProperties", True)
         if not isinstance(names, dict) or not isinstance(properties, dict) or "patternProperties" in schema:
             return set()
         texts = [names["const"]] if "const" in names else _items(names.get("enum"))
         if texts and set(names) <= _CONSTANT_NAMES and all(isinstance(text, str) for text in texts):
-            if len(texts) * len(json.dumps(others)) > _MAX_COPIES:
+            if len(texts) * len(json.dumps(other_values)) > _MAX_COPIES:
                 return set()
             schema["properties"] = {name: value if name in texts else False for name, value in properties.items()}
-            schema["properties"] |= {name: others for name in texts if name not in properties}
+            schema["properties"] |= {name: other_values for name in texts if name not in properties}
         elif (
             set(names) - _ANNOTATIONS <= {"pattern", "type"} and _is_supported(names.get("pattern")) and not properties
         ):
             if _items(schema.get("required")):
                 return set()
-            schema["patternProperties"] = {names["pattern"]: others}
+            schema["patternProperties"] = {names["pattern"]: other_values}
         else:
             return set()
         schema["additionalProperties"] = False
