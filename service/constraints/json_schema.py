@@ -157,7 +157,7 @@ class _Adapter:
             self.ignored.append(f"{path}pattern")
 
     def _patterns(self, schema: Schema, path: str) -> None:
-        """Removes patterns of properties if one of them is not supported. Their properties are then all other_values."""
+        """Removes patterns of properties if one of them is not supported. Their properties are then any."""
         patterns = schema.get("patternProperties")
         if isinstance(patterns, dict) and not all(map(_is_supported, patterns)):
             del schema["patternProperties"]
@@ -217,8 +217,8 @@ class _Adapter:
 
     def _close(self, original: Schema, schema: Schema) -> None:
         """Excludes properties that the schema does not name, unless it allows them or another schema adds some."""
-        names = self._objects.property_names(original)
-        if names is None or "additionalProperties" in schema or schema.get("minProperties", 0) > len(names):
+        names, least = self._objects.property_names(original), schema.get("minProperties")
+        if names is None or "additionalProperties" in schema or (isinstance(least, int) and least > len(names)):
             return
         properties = schema.get("properties", {})
         if isinstance(properties, dict):

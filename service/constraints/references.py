@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
-#: the longest chain of references
-_MAX_CHAIN = 20
+#: the longest chain of references, and index in a path
+_MAX_CHAIN, _MAX_DIGITS = 20, 10
 
 
 class References:
@@ -25,7 +25,7 @@ class References:
         part = self._root
         for name in names:
             key = unquote(name).replace("~1", "/").replace("~0", "~")
-            if isinstance(part, list) and key.isdecimal() and int(key) < len(part):
+            if isinstance(part, list) and key.isdecimal() and len(key) < _MAX_DIGITS and int(key) < len(part):
                 part = part[int(key)]
             elif isinstance(part, dict):
                 part = part[key]

@@ -17,6 +17,8 @@ from uuid import UUID
 import jsonschema
 import pydantic
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jsonschema_specifications import REGISTRY
 from pydantic import BaseModel, Field
 
@@ -364,6 +366,25 @@ def test_a_schema_of_any_size_takes_little_time_and_stays_small(name: str) -> No
     supported = supported_schema(json.loads(text)).schema
     assert time.thread_time() - started < 1.0
     assert len(json.dumps(supported)) < 4 * MAX_TOOL_SCHEMAS
+
+
+_KEYS = st.sampled_from(sorted({*_keywords(), *UNSUPPORTED, "definitions", "additionalItems", "a"}))
+_TEXTS = st.sampled_from(["a", "object", "#", "#/$defs/a", "(?=a)"])
+_JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(_JUNK)
+def test_nonsense_never_fails(schema: Any) -> None:
+    text = json.dumps(schema)
+    supported = supported_schema(json.loads(text))
+    assert isinstance(supported.schema, dict) or not isinstance(schema, (dict, bool))
+    again = supported_schema(json.loads(json.dumps(supported.schema)))
+    assert again == supported_schema(again.schema)
+    assert again.ignored == ()
 
 
 def test_common_schemas_take_a_millisecond() -> None:
