@@ -54,7 +54,8 @@ class Decoder(Protocol):
 class EngineDecoder:
     """An engine in this process. It has no prefix cache, so that every row pays for its prefill.
 
-    On a CPU with one thread its seconds are CPU time, which other programs do not change. `block_size`: None for the checkpoint's own. The checkpoint is loaded when it is needed.
+    On a CPU with one thread its seconds are CPU time, which other programs do not change. The checkpoint is loaded when
+    it is needed. `block_size`: None for the checkpoint's own.
     """
 
     def __init__(self, options: ModelOptions, block_size: int | None, max_new_tokens: int) -> None:
