@@ -177,6 +177,6 @@ def _plot(path: Path, title: str, rows: Sequence[Result]) -> None:
                 fontsize=6,
                 ha="right",
             )
-    axes.set(title=title, xlabel="tokens a second, over static", ylabel="accuracy, %")
+    axes.set(title=title, xlabel="tokens a second, over static", ylabel="accuracy, %", ylim=(-2, 102))
     axes.legend()
     figure.savefig(path, dpi=150)
