@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 DEVICE = torch.device("cuda:0")
 #: operations that make a view and start no kernel
@@ -69,11 +68,15 @@ class Counts:
 
 @dataclass(slots=True, eq=False)
 class Recording:
-    """The operations of a captured graph. `tensors`: the memory that the graph allocates."""
+    """The operations of a captured graph. `tensors`: the memory that the graph allocates.
+
+    `has_run`: whether the graph has run since its memory was overwritten.
+    """
 
     pool: object = None
     operations: list[Operation] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
+    has_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +210,7 @@ class VirtualDevice(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = func.overloadpacket.__name__
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        leaves = [*_tensors(args), *_tensors(kwargs.values())]
         goal = kwargs.get("device")
         on_device = goal is not None and torch.device(goal).type == "cuda"
         if not on_device and not any(isinstance(leaf, VirtualTensor) for leaf in leaves):
@@ -220,7 +223,7 @@ class VirtualDevice(TorchDispatchMode):
             return parts
         self._check_waits(name, func, args, kwargs, leaves)
         if name in _INDEXING:
-            args = tree_map_only(Tensor, _moved, args)
+            args = _mapped(args, Tensor, _moved)
         return self._compute(func, name, args, kwargs)
 
     def _on_host(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -263,8 +266,9 @@ class VirtualDevice(TorchDispatchMode):
     def _compute(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if "device" in kwargs:
             kwargs["device"] = torch.device("meta" if self.shapes_only else "cpu")
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, VirtualTensor)]
-        inner_args, inner = tree_map_only(VirtualTensor, _memory, (args, kwargs))
+        inputs = [leaf for leaf in _tensors([args, [*kwargs.values()]]) if isinstance(leaf, VirtualTensor)]
+        inner_args = _mapped(args, VirtualTensor, _memory)
+        inner = {key: _mapped(value, VirtualTensor, _memory) for key, value in kwargs.items()}
         if name in _VIEWS:
             return self._wrapped(func(*inner_args, **inner))
         if func._schema.is_mutable:
@@ -273,7 +277,7 @@ class VirtualDevice(TorchDispatchMode):
             return kwargs.get("out", (targets or inputs)[0])
         result = func(*inner_args, **inner)
         storages = {tensor.memory.untyped_storage()._cdata for tensor in inputs}
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        outputs = [*_tensors([result])]
         fresh = [leaf for leaf in outputs if leaf.untyped_storage()._cdata not in storages]
         if fresh and name not in _EMPTY:
             self._launched(name, lambda: func(*inner_args, **inner), outputs, inputs, done=True)
@@ -321,7 +325,7 @@ class VirtualDevice(TorchDispatchMode):
     # --- memory -------------------------------------------------------------------------------------
 
     def _wrapped(self, result: Any) -> Any:
-        return tree_map_only(Tensor, VirtualTensor, result)
+        return _mapped(result, Tensor, VirtualTensor)
 
     def _allocated(self, memory: Tensor) -> VirtualTensor:
         self._count_memory(memory)
@@ -365,29 +369,46 @@ class VirtualDevice(TorchDispatchMode):
         if self.shapes_only:
             return
         for other in self.graphs:
-            if other is not graph and other.pool == graph.pool:
+            if other is not graph and other.pool == graph.pool and other.has_run:
                 poison(other.tensors)
+                other.has_run = False
+        graph.has_run = True
         with _disable_current_modes():
             for operation in graph.operations:
                 result = operation.run()
                 if operation.outputs:
-                    for target, values in zip(operation.outputs, _tensors(result), strict=True):
+                    for target, values in zip(operation.outputs, _tensors([result]), strict=True):
                         target.copy_(values)
 
 
 def poison(tensors: Iterable[Tensor]) -> None:
     """Overwrites memory with numbers that no result may depend on."""
-    for tensor in tensors:
-        if tensor.device.type == "meta":
-            continue
-        if tensor.dtype.is_floating_point:
-            tensor.fill_(float("nan"))
-        elif tensor.dtype != torch.bool:
-            tensor.fill_(-(2**30) if tensor.dtype.itemsize > 2 else 77)
+    with _disable_current_modes():
+        for tensor in tensors:
+            if tensor.device.type == "meta":
+                continue
+            if tensor.dtype.is_floating_point:
+                tensor.fill_(float("nan"))
+            elif tensor.dtype != torch.bool:
+                tensor.fill_(-(2**30) if tensor.dtype.itemsize > 2 else 77)
 
 
-def _tensors(result: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among values and in lists of values."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _mapped(value: Any, kind: type[Tensor], function: Callable[[Any], Tensor]) -> Any:
+    """A value, or a list of values, with the tensors of a kind replaced by the function's results."""
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, list | tuple):
+        return type(value)([_mapped(part, kind, function) for part in value])
+    return value
 
 
 def _memory(tensor: VirtualTensor) -> Tensor:
