@@ -35,7 +35,7 @@ _Thinking = Literal["no", "may", "begun"]
 #: fields that POST /generate parses under the same name; other APIs have their own for the rest
 PASSED: Final = frozenset({*GenerateCommon.model_fields, *KNOBS, "mode", "quality"}) - {
     *PROMPTS,
-    *("model", "max_new_tokens", "stream", "stream_steps"),
+    *("model", "max_new_tokens", "n", "stream", "stream_steps", "return_step_map"),
 }
 
 
