@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class Counts:
     event_waits: int = 0
     replays: int = 0
     captures: int = 0
+    compilations: int = 0
     sends: int = 0
     sent_bytes: int = 0
     fetches: int = 0
@@ -66,7 +68,7 @@ class Counts:
         return self.launches.total() + self.kernels.total()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Recording:
     """The operations of a captured graph. `tensors`: the memory that the graph allocates.
 
@@ -135,7 +137,8 @@ class VirtualDevice(TorchDispatchMode):
     """The device. `shapes_only`: memory has no numbers, for models of published sizes.
 
     `total_bytes`: the size of its memory; `live_bytes`, `peak_bytes`: the memory in use, and the most of it.
-    `streams`: the streams that were made. `used`: the arguments of `torch.cuda.set_device`.
+    `streams`: the streams that were made; `stream`: the current one. `used`: the arguments of `torch.cuda.set_device`.
+    `leaves_pools_open`: whether a failed capture leaves its pool open, as torch before 2.13 does.
     """
 
     def __init__(self, *, shapes_only: bool = False, total_bytes: int = 80 * 2**30) -> None:
@@ -143,11 +146,16 @@ class VirtualDevice(TorchDispatchMode):
         self.counts, self.shapes_only, self.total_bytes = Counts(), shapes_only, total_bytes
         self.live_bytes = self.peak_bytes = 0
         self.recording: Recording | None = None
-        self.graphs: list[Recording] = []
+        self._graphs: list[weakref.ref[Recording]] = []
         self.copies: list[_Copy] = []
         self._pinned: dict[int, StorageWeakRef] = {}
         self.streams: list[object] = []
+        self.stream: object = None
         self.used: list[object] = []
+        self.pools = count()
+        self.open_pools: set[object] = set()
+        self.leaves_pools_open = True
+        self._variants: set[object] = set()
 
     # --- copies and waits ---------------------------------------------------------------------------
 
@@ -348,6 +356,11 @@ class VirtualDevice(TorchDispatchMode):
 
     # --- graphs -------------------------------------------------------------------------------------
 
+    @property
+    def graphs(self) -> list[Recording]:
+        """The graphs that still exist, in the order of their captures."""
+        return [graph for reference in self._graphs if (graph := reference()) is not None]
+
     def begin_capture(self, recording: Recording) -> None:
         """Records operations from now on. A capture waits for all work first."""
         self.wait("begin of a capture")
@@ -359,8 +372,19 @@ class VirtualDevice(TorchDispatchMode):
         if self.recording is None:
             raise AssertionError("no capture is under way")
         poison(self.recording.tensors)
-        self.graphs.append(self.recording)
+        self._graphs.append(weakref.ref(self.recording))
         self.recording = None
+
+    def abandon_capture(self) -> None:
+        """Ends a capture that an error has ended."""
+        self.recording = None
+
+    def note_variant(self, name: str, arguments: Iterable[Any]) -> None:
+        """Counts a compilation if a Triton kernel has not met such arguments before."""
+        variant = (name, *(_specialized(argument) for argument in arguments))
+        if variant not in self._variants:
+            self._variants.add(variant)
+            self.counts.compilations += 1
 
     def replay(self, graph: Recording) -> None:
         """Runs a graph. The memory of all other graphs of its pool is overwritten."""
@@ -409,6 +433,16 @@ def _mapped(value: Any, kind: type[Tensor], function: Callable[[Any], Tensor]) -
     if isinstance(value, list | tuple):
         return type(value)([_mapped(part, kind, function) for part in value])
     return value
+
+
+def _specialized(argument: Any) -> Any:
+    """The part of a kernel's argument for which Triton compiles: types, alignment, divisibility, constants."""
+    if isinstance(argument, Tensor):
+        memory = argument.memory if isinstance(argument, VirtualTensor) else argument
+        return argument.dtype, memory.data_ptr() % 16 == 0
+    if isinstance(argument, int):
+        return argument == 1, argument % 16 == 0
+    return argument
 
 
 def _memory(tensor: VirtualTensor) -> Tensor:

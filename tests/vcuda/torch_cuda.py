@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from shutil import which
@@ -91,14 +91,44 @@ class CUDAGraph:
 
 
 @contextmanager
+def _on_stream(stream: Stream) -> Iterator[None]:
+    device = _device()
+    before, device.stream = device.stream, stream
+    yield
+    device.stream = before
+
+
+@contextmanager
 def _graph(graph: CUDAGraph, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
+    """`torch.cuda.graph`. If an error of CUDA ends the capture, the stream stays current, and the pool stays open."""
     device = _device()
     graph.recording.pool = pool
+    _empty_cache()
+    before, device.stream = device.stream, stream
     device.begin_capture(graph.recording)
     try:
         yield
-    finally:
-        device.end_capture()
+    except RuntimeError as error:
+        device.abandon_capture()
+        if not str(error).startswith("CUDA error"):
+            device.stream = before
+            raise
+        if device.leaves_pools_open:
+            device.open_pools.add(pool)
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")  # noqa: B904
+    device.stream = before
+    device.end_capture()
+
+
+def _empty_cache() -> None:
+    if _device().open_pools:
+        raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+
+def _end_allocate_to_pool(_index: int, pool: Any) -> None:
+    if pool not in _device().open_pools:
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+    _device().open_pools.discard(pool)
 
 
 def _device() -> VirtualDevice:
@@ -133,25 +163,29 @@ def _replace_cuda(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "set_device": device.used.append,
-        "empty_cache": lambda: None,
+        "empty_cache": _empty_cache,
         "synchronize": lambda *_: device.wait("torch.cuda.synchronize"),
-        "current_stream": lambda *_: Stream.__new__(Stream),
-        "stream": lambda _: nullcontext(),
+        "current_stream": lambda *_: device.stream,
+        "set_stream": lambda stream: setattr(device, "stream", stream),
+        "stream": _on_stream,
         "Stream": Stream,
         "Event": Event,
         "CUDAGraph": CUDAGraph,
         "graph": _graph,
-        "graph_pool_handle": lambda: (0, 1),
+        "graph_pool_handle": lambda: (0, next(device.pools)),
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: CAPABILITY,
         "mem_get_info": lambda *_: (device.total_bytes - device.live_bytes, device.total_bytes),
         "memory_reserved": lambda *_: device.live_bytes,
         "memory_allocated": lambda *_: device.live_bytes,
+        "max_memory_reserved": lambda *_: device.peak_bytes,
         "max_memory_allocated": lambda *_: device.peak_bytes,
         "reset_peak_memory_stats": lambda *_: setattr(device, "peak_bytes", device.live_bytes),
     }
     for name, value in replaced.items():
         patch.setattr(torch.cuda, name, value)
+    patch.setattr(torch._C, "_cuda_endAllocateToPool", _end_allocate_to_pool)
+    device.stream = Stream.__new__(Stream)
 
 
 def _replace_tensor_methods(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
@@ -205,6 +239,7 @@ def _replace_triton(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
         name = self.fn.__name__
+        device.note_variant(name, [*args, *kwargs.items()])
         inner = [_inner(arg) for arg in args]
         named = {key: _inner(value) for key, value in kwargs.items()}
         if "WIDE" in named:

@@ -152,9 +152,8 @@ def measure(
 def _row(runner: ModelRunner, prefix: int) -> Row:
     """A row of masks after `prefix` pages, or after all pages of the longest request if they are fewer."""
     size = runner.config.block_size
-    index = min(prefix, runner.config.max_positions // size - 1)
-    pages = [page % runner.num_pages for page in range(index)]
-    return Row(Block((MASKED,) * size), index, pages, writes_kv=False, sampling=SamplingParams())
+    index = min(prefix, min(runner.num_pages, runner.config.max_positions // size) - 1)
+    return Row(Block((MASKED,) * size), index, range(index), writes_kv=False, sampling=SamplingParams())
 
 
 def _apart(row: Row, count: int) -> list[Row]:
