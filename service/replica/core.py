@@ -160,19 +160,17 @@ def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) ->
 
 def _measured(checkpoint: Checkpoint, config: EngineConfig) -> tuple[int, int]:
     """The most rows of a forward that the device can compute, and the bytes of all graphs and of such a forward."""
-    size, rows = checkpoint.config.block_size, config.max_rows
+    size = checkpoint.config.block_size
     tokens = max(2 * size, min(config.kv_cache_tokens // 2, checkpoint.config.max_positions))
     while True:
         try:
-            trial = Engine(checkpoint, replace(config, max_rows=rows, kv_cache_tokens=tokens))
-            return rows, trial.measure_bytes()
+            return config.max_rows, Engine(checkpoint, replace(config, kv_cache_tokens=tokens)).measure_bytes()
         except RuntimeError as error:
-            if rows <= size + 2 or not is_out_of_memory(error):
+            if config.max_rows <= size + 2 or not is_out_of_memory(error):
                 raise
         finally:
-            trial = None
             gc.collect()  # graphs and networks refer to each other
-        rows = max(size + 2, rows // 2)
+        config = replace(config, max_rows=max(size + 2, config.max_rows // 2))
 
 
 def _config(settings: Settings, fitted: MemoryPlan) -> EngineConfig:

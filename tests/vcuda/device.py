@@ -68,7 +68,7 @@ class Counts:
         return self.launches.total() + self.kernels.total()
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(eq=False)
 class Recording:
     """The operations of a captured graph. `tensors`: the memory that the graph allocates.
 

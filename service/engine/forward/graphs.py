@@ -88,9 +88,8 @@ class CudaCapture:
         open: all later allocations would go there, and `torch.cuda.empty_cache` would fail.
         """
         torch.cuda.set_stream(stream)
-        index = torch.cuda.current_device() if self._device.index is None else self._device.index
         with suppress(RuntimeError):  # torch has closed the pool
-            torch._C._cuda_endAllocateToPool(index, self._pool)  # noqa: SLF001 - there is no public function
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)  # noqa: SLF001 - there is no public function
         self._pool = torch.cuda.graph_pool_handle()
 
 

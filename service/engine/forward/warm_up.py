@@ -23,7 +23,7 @@ _SAMPLINGS = (SamplingParams(), SamplingParams(0.7), SamplingParams(0.7, 0.9, 20
 
 
 class WarmUpRows:
-    """The rows of warm-up forwards. They write no page, and read any pages of a cache of `num_pages` pages."""
+    """The rows of warm-up forwards. They write no page of a request, and read any of the cache's `num_pages` pages."""
 
     def __init__(self, config: ModelConfig, num_pages: int, partition: BatchPartition, *, has_mrp: bool) -> None:
         self._config, self._num_pages, self._partition, self._has_mrp = config, num_pages, partition, has_mrp
@@ -49,6 +49,7 @@ class WarmUpRows:
         revealed = Block((0, *row.state.tokens[1:]))
         yield [row._replace(state=revealed, rescore=(0,), entropy=True)]
         yield [row._replace(logprobs=LogprobsRequest(1, (0,)))]
+        yield [row._replace(pages=[*row.pages, self._num_pages], writes_kv=True)]  # a spare page
         if self._has_mrp:
             yield [row._replace(drafts=True)]
 
