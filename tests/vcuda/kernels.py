@@ -80,4 +80,37 @@ def sample(grid: Any, logits: Tensor, params: Tensor, out: Tensor, total_out: Te
     out[:, 2] = torch.special.entr(scaled.softmax(-1)).sum(-1).double()
 
 
-KERNELS: dict[str, Callable[..., None]] = {kernel.__name__: kernel for kernel in (attend, merge, write_kv, sample)}
+def sum_norm(grid: Any, x: Tensor, change: Tensor, weight: Tensor, out: Tensor, width: int, *,
+             EPS: float, **_: Any) -> None:  # fmt: skip # noqa: N803
+    """The residual sum, which becomes `x`, and its norm."""
+    total = x.view(-1, width).add_(change.view(-1, width)).float()
+    normed = total * (total.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight.float()
+    out.copy_(normed.view(out.shape))
+
+
+def rotate_heads(grid: Any, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, keys: Tensor,
+                 values: Tensor, targets: Tensor, *, EPS: float, HEADS: int, KV_HEADS: int, D: int, WIDTH: int, L: int,
+                 WRITE: bool, **_: Any) -> None:  # fmt: skip # noqa: N803
+    """Norms and rotations of queries and keys in place. With WRITE keys and values of final blocks go to pages."""
+    flat = qkv.view(-1, HEADS + 2 * KV_HEADS, D)
+    qk = flat[:, : HEADS + KV_HEADS].float()
+    weight = torch.cat([q_weight.float().expand(HEADS, -1), k_weight.float().expand(KV_HEADS, -1)])
+    normed = qk * (qk.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight
+    turned = normed[..., :WIDTH]
+    angles = (table.float().reshape(-1, 1, WIDTH) for table in (cos, sin))
+    turned = torch.addcmul(turned * next(angles), turned.roll(WIDTH // 2, -1), next(angles))
+    flat[:, : HEADS + KV_HEADS] = torch.cat([turned, normed[..., WIDTH:]], -1).to(qkv.dtype)
+    if WRITE:
+        _, k, v = flat.split([HEADS, KV_HEADS, KV_HEADS], 1)
+        write_kv((len(flat) // L,), k, v, keys, values, targets, L=L)
+
+
+def silu_times(grid: Any, gate_up: Tensor, out: Tensor, width: int, **_: Any) -> None:
+    """SwiGLU's product."""
+    gate, up = gate_up.view(-1, 2, width).float().unbind(1)
+    out.copy_((torch.nn.functional.silu(gate) * up).view(out.shape))
+
+
+KERNELS: dict[str, Callable[..., None]] = {
+    kernel.__name__: kernel for kernel in (attend, merge, write_kv, sample, sum_norm, rotate_heads, silu_times)
+}
