@@ -4,6 +4,7 @@ Each takes the grid and then the kernel's own arguments. `tests/model` and `test
 themselves, in the interpreter.
 """
 
+# ruff: noqa: N803 - the names are those of the kernels
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ _HIDDEN = -1e30
 
 def attend(grid: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor, values: Tensor, items: Tensor,
            pages: Tensor, indices: Tensor, final: Tensor, part_out: Tensor, part_lse: Tensor, *_: Any,
-           L: int, GROUP: int, KV_HEADS: int, D: int, SCALE: float, **__: Any) -> None:  # fmt: skip # noqa: N803
+           L: int, GROUP: int, KV_HEADS: int, D: int, SCALE: float, **__: Any) -> None:  # fmt: skip
     """Attention of each item's queries to pages and to the keys of its own unit."""
     heads = out.view(-1, KV_HEADS, GROUP, D)
     for first, count, table, start, stop, own_start, own_stop, part in items.view(-1, 8).tolist():
@@ -46,7 +47,7 @@ def attend(grid: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor
 
 
 def merge(grid: Any, out: Tensor, merges: Tensor, part_out: Tensor, part_lse: Tensor, *,
-          GROUP: int, KV_HEADS: int, D: int, **_: Any) -> None:  # fmt: skip # noqa: N803
+          GROUP: int, KV_HEADS: int, D: int, **_: Any) -> None:  # fmt: skip
     """The weighted mean of partial results."""
     heads = out.view(-1, KV_HEADS, GROUP, D)
     for first, count, part, num_parts in merges.view(-1, 4).tolist():
@@ -58,7 +59,7 @@ def merge(grid: Any, out: Tensor, merges: Tensor, part_out: Tensor, part_lse: Te
 
 
 def write_kv(grid: Any, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, targets: Tensor, *_: Any,
-             L: int, **__: Any) -> None:  # fmt: skip # noqa: N803
+             L: int, **__: Any) -> None:  # fmt: skip
     """Keys and values of final blocks to their pages."""
     for row, page in enumerate(targets[: grid[0]].tolist()):
         if page >= 0:
@@ -66,7 +67,7 @@ def write_kv(grid: Any, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, targ
 
 
 def sample(grid: Any, logits: Tensor, params: Tensor, out: Tensor, total_out: Tensor, width: int, stride: int,
-           mask_token: int, *, NOISE: bool, **_: Any) -> None:  # fmt: skip # noqa: N803
+           mask_token: int, *, NOISE: bool, **_: Any) -> None:  # fmt: skip
     """The token, confidence and entropy of each position."""
     scaled = logits.float() / params[:, 0].contiguous().view(torch.float32)[:, None]
     total_out.copy_(scaled.logsumexp(-1))
@@ -81,7 +82,7 @@ def sample(grid: Any, logits: Tensor, params: Tensor, out: Tensor, total_out: Te
 
 
 def sum_norm(grid: Any, x: Tensor, change: Tensor, weight: Tensor, out: Tensor, width: int, *,
-             EPS: float, **_: Any) -> None:  # fmt: skip # noqa: N803
+             EPS: float, **_: Any) -> None:  # fmt: skip
     """The residual sum, which becomes `x`, and its norm."""
     total = x.view(-1, width).add_(change.view(-1, width)).float()
     normed = total * (total.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight.float()
@@ -90,7 +91,7 @@ def sum_norm(grid: Any, x: Tensor, change: Tensor, weight: Tensor, out: Tensor, 
 
 def rotate_heads(grid: Any, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, keys: Tensor,
                  values: Tensor, targets: Tensor, *, EPS: float, HEADS: int, KV_HEADS: int, D: int, WIDTH: int, L: int,
-                 WRITE: bool, **_: Any) -> None:  # fmt: skip # noqa: N803
+                 WRITE: bool, **_: Any) -> None:  # fmt: skip
     """Norms and rotations of queries and keys in place. With WRITE keys and values of final blocks go to pages."""
     flat = qkv.view(-1, HEADS + 2 * KV_HEADS, D)
     qk = flat[:, : HEADS + KV_HEADS].float()
