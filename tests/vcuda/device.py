@@ -32,6 +32,8 @@ _WAITS = {
     *("_unique2", "unique_dim", "unique_consecutive"),
 }
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+#: operations that read a part of their inputs, as large as their outputs
+_GATHERS = {"index", "embedding", "index_select", "gather"}
 _EMPTY = {"empty", "empty_strided", "new_empty", "empty_like", "new_empty_strided"}
 #: code whose lines the counts name
 _REPOSITORY = ("/service/", "/training/")
@@ -60,7 +62,6 @@ class Counts:
     allocations: int = 0
     allocated_bytes: int = 0
     pinned: int = 0
-    moved_bytes: Counter[str] = field(default_factory=Counter)
 
     @property
     def num_launches(self) -> int:
@@ -83,11 +84,12 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One node of a graph: `run` computes it, its results go to `outputs`."""
+    """One node of a graph: `run` computes it, its results go to `outputs`. It reads and writes `moved_bytes`."""
 
     name: str
     run: Callable[[], Any]
     outputs: list[Tensor]
+    moved_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -303,21 +305,23 @@ class VirtualDevice(TorchDispatchMode):
         done: bool = False,
     ) -> None:
         """Counts a kernel and computes it, unless it is `done`. A capture computes nothing that exists before it."""
+        moved = sum(tensor.nbytes for tensor in outputs)
+        moved += moved if name in _GATHERS else sum(tensor.memory.nbytes for tensor in inputs)
         self.counts.launches[name] += 1
-        self.counts.moved_bytes[name] += sum(tensor.memory.nbytes for tensor in inputs)
-        self.counts.moved_bytes[name] += sum(tensor.nbytes for tensor in outputs)
         if self.recording is not None:
-            self.recording.operations.append(Operation(name, run, outputs))
+            self.recording.operations.append(Operation(name, run, outputs, moved))
         elif not done:
             run()
 
     def call_kernel(self, name: str, run: Callable[[], Any], arguments: Iterable[Any]) -> None:
         """Starts a Triton kernel over tensors' memory."""
+        tensors = [leaf for leaf in arguments if isinstance(leaf, VirtualTensor)]
         if any(isinstance(leaf, Tensor) and not isinstance(leaf, VirtualTensor) for leaf in arguments):
             raise WrongUse(f"the Triton kernel {name} got a tensor on the host at {_line()}")
         self.counts.kernels[name] += 1
         if self.recording is not None:
-            self.recording.operations.append(Operation(name, run, []))
+            moved = sum(leaf.memory.nbytes for leaf in tensors)
+            self.recording.operations.append(Operation(name, run, [], moved))
         elif not self.shapes_only:
             with _disable_current_modes():
                 run()

@@ -34,6 +34,21 @@ CAPTURE_S, MAX_ROWS = 0.05, 256
 SHAPE, GPU = "sdar-8b", "h200"
 
 
+def padded(rows: int) -> int:
+    """The rows of the graph that computes a forward."""
+    return GRAPH_ROWS[bisect_left(GRAPH_ROWS, rows)]
+
+
+class GraphPrices(Prices):
+    """Prices of forwards whose rows are filled up to the size of a graph. Padding reads no pages."""
+
+    def backbone(self, rows: int, sequences: int) -> float:
+        return super().backbone(padded(rows), sequences)
+
+    def mrp(self, rows: int, sequences: int) -> float:
+        return super().mrp(padded(rows), sequences)
+
+
 class Capturing:
     """A runner whose first forward of each size of a graph takes `CAPTURE_S` more. It computes nothing."""
 
@@ -46,7 +61,7 @@ class Capturing:
         return self.now
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
-        size = GRAPH_ROWS[bisect_left(GRAPH_ROWS, len(rows))]
+        size = padded(len(rows))
         if (network, size) not in self._captured:
             self._captured.add((network, size))
             self.now += CAPTURE_S
@@ -61,7 +76,7 @@ def demo(block_size: int) -> Checkpoint:
 
 
 def prices_of(checkpoint: Checkpoint) -> Prices:
-    return Prices(config_in_shape(checkpoint, shape_named(SHAPE)), GPUS[GPU], Assumptions())
+    return GraphPrices(config_in_shape(checkpoint, shape_named(SHAPE)), GPUS[GPU], Assumptions())
 
 
 def measured(prices: Prices, block_size: int, monkeypatch: pytest.MonkeyPatch) -> StepCosts:
