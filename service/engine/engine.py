@@ -136,6 +136,10 @@ class Engine:
     def prepare(self) -> None:
         """Warms up all forwards, then measures their costs. After that no request waits for either."""
         self._runner.prepare(self._max_rows)
+        self.measure_costs()
+
+    def measure_costs(self) -> None:
+        """Measures the costs of forwards, so that the first request that needs them does not wait."""
         self._planner.costs()
 
     def measure_bytes(self) -> int:
