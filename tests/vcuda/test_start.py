@@ -19,6 +19,7 @@ from service.model.device import memory_of
 from service.replica.core import _limits, load_core
 from service.settings import Settings
 from tests.engine.helpers import FAIR, Recorder
+from tests.thinned import fast_only
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, decode_golden, golden, on_device, steps, waits
 from tests.vcuda.device import VirtualDevice
@@ -43,7 +44,10 @@ def mixed_requests(count: int) -> list[GenerationRequest]:
     ]
 
 
-@pytest.mark.parametrize("limits", [{}, {"deterministic": True}, {"cuda_graphs": False}], ids=str)
+@pytest.mark.parametrize(
+    "limits",
+    fast_only(lambda limits: "deterministic" not in limits, [{}, {"deterministic": True}, {"cuda_graphs": False}]),
+)
 def test_nothing_compiles_or_is_captured_in_a_request(device: VirtualDevice, limits: dict[str, Any]) -> None:
     config = replace(ALL_ON, draft_candidates=8, max_rows=40, **limits)
     engine = Engine(on_device(NAME), config, deps=EngineDeps(costs=FAIR))
