@@ -244,13 +244,20 @@ def _replace_triton(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
         named = {key: _inner(value) for key, value in kwargs.items()}
         if "WIDE" in named:
             named["WIDE"] = True  # the interpreter cannot multiply bfloat16; the products are the same
+        moved = _without_pages(dict(zip(self.arg_names, args, strict=False)))
         if name in KERNELS:
             grid = self.grid if isinstance(self.grid, tuple) else self.grid(named)
-            device.call_kernel(name, lambda: KERNELS[name](grid, *inner, **named), (*args, *kwargs.values()))
+            device.call_kernel(name, lambda: KERNELS[name](grid, *inner, **named), args, moved)
         else:
-            device.call_kernel(name, lambda: interpret(self, *inner, **named), (*args, *kwargs.values()))
+            device.call_kernel(name, lambda: interpret(self, *inner, **named), args, moved)
 
     patch.setattr(interpreter.GridExecutor, "__call__", call)
+
+
+def _without_pages(arguments: dict[str, Any]) -> list[Any]:
+    """The arguments without the KV cache, of which a kernel reads or writes a few pages."""
+    pages = {"keys", "values"} if "keys" in arguments else set()
+    return [argument for name, argument in arguments.items() if name not in pages]
 
 
 def _inner(argument: Any) -> Any:
