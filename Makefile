@@ -60,10 +60,14 @@ test: $(stamp)  ## run the tests, some at a time
 test-slow: $(stamp)  ## run the tests that take long
 	tests/loopback $(bin)/python -m pytest -m slow $(ARGS)
 
-# What a GPU should be asked first: correctness, speed, peers, each in nine minutes. Rows go to dev/lab/results.
+# What a GPU should be asked first: correctness, the speed of 8B, then of all shapes, peers, each in nine minutes. Rows
+# go to dev/lab/results.
 gpu: $(stamp)  ## ask a GPU: correctness, speed, peers
-	for stage in correctness speed peers; do \
-		$(bin)/python -m benchmarks.gpu $$stage --out dev/lab/results $(ARGS) || exit 1; done
+	set -e; ask="$(bin)/python -m benchmarks.gpu"; out=dev/lab/results; \
+		$$ask correctness --out $$out $(ARGS); \
+		$$ask speed --shapes sdar-8b --concurrency 1 32 128 --out $$out/8b $(ARGS); \
+		$$ask speed --out $$out $(ARGS); \
+		$$ask peers --out $$out $(ARGS)
 
 lint: $(stamp)  ## check format, lint and types
 	$(bin)/ruff format --check $(code)

@@ -18,6 +18,7 @@ from rich.table import Table
 from benchmarks.floor import forward_need
 from benchmarks.machine import Rates
 from benchmarks.options import SeveralOption, heldout, run
+from benchmarks.runner_around import RunnerAround
 from benchmarks.shapes import config_in_shape, shape_named
 from benchmarks.throughput import Workload, encoded
 from service.calibration.plans import parse_plan
@@ -182,18 +183,13 @@ class Prices:
         return assumed.forward_s + assumed.above_floor * need.seconds(self._device)
 
 
-class PricedRunner:
-    """A `ModelRunner` that calls another one and adds up the predicted seconds of its forwards."""
+class PricedRunner(RunnerAround):
+    """Adds up the predicted seconds of the forwards of a runner."""
 
     def __init__(self, runner: ModelRunner, prices: Prices) -> None:
-        self._runner, self._prices = runner, prices
-        self.config, self.device = runner.config, runner.device
+        super().__init__(runner)
+        self._prices = prices
         self.seconds, self.forwards, self.rows, self.refines = 0.0, 0, 0, 0
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of its cache."""
-        return self._runner.num_pages
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         """A forward over rows; the backbone's counts the host's work for their requests, too."""
@@ -204,7 +200,7 @@ class PricedRunner:
         else:
             self.seconds += self._prices.mrp(len(rows), sequences)
             self.refines += 1
-        return self._runner.begin(network, rows)
+        return super().begin(network, rows)
 
 
 def _sequences(rows: Sequence[Row]) -> int:
@@ -229,9 +225,17 @@ class PredictedSpeed:
 
 
 def predict(
-    checkpoint: Checkpoint, workload: Workload, plans: Sequence[DecodingMode], concurrency: int, prices: Prices
+    checkpoint: Checkpoint,
+    workload: Workload,
+    plans: Sequence[DecodingMode],
+    concurrency: int,
+    prices: Prices,
+    costs: StepCosts | None = None,
 ) -> Iterator[PredictedSpeed]:
-    """The plans in their order, the same requests for each. InvalidRequest for plans whose MRP has no price."""
+    """The plans in their order, the same requests for each. InvalidRequest for plans whose MRP has no price.
+
+    `costs`: the engine's table of costs; None: the prices.
+    """
     if prices.steps(1).mrp is None and any(params.needs_mrp for params in plans):
         raise InvalidRequest("a plan needs MRP, for which the shape has no sizes", param="plan")
     tokens, size = concurrency * _TOKENS, checkpoint.config.block_size
@@ -241,7 +245,7 @@ def predict(
     stops = frozenset(checkpoint.config.eos_token_ids)
     for params in plans:
         priced = PricedRunner(runner, prices)
-        deps = EngineDeps(costs=prices.steps(config.max_rows), runner=lambda *_, priced=priced: priced)
+        deps = EngineDeps(costs=costs or prices.steps(config.max_rows), runner=lambda *_, priced=priced: priced)
         engine = Engine(checkpoint, config, deps=deps)
         numbers = range(max(workload.fewest, _WAVES * concurrency))
         stats = [done.stats for done in engine.generate(workload.requests(params, numbers, stops))]

@@ -89,6 +89,7 @@ class Calibration:
 
     def run(self, notebook: Notebook) -> Iterator[PlanChunk]:
         """Does the jobs that the notebook lacks; yields every job when the notebook has it."""
+        self._engine.prepare()
         for plan in self._plans.values():  # to warm up
             self._engine.generate([self._request(plan, 0, _WARM_UP_TOKENS)])
         for job in self.jobs:

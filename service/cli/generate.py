@@ -147,7 +147,7 @@ def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:
     engine.validate(request)
     with notes().status("measuring the cost of forwards …") as status:
         if leaves_drafts_open(request.params):
-            engine.prepare()
+            engine.measure_costs()
         status.update("prefill …")
         engine.submit(request)
         while engine.has_work:

@@ -41,7 +41,7 @@ from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, Waiting
 from service.errors import InvalidRequest, SettingsError, WeightsChanged
 from service.model.checkpoint import Checkpoint, LoadOptions
-from service.model.device import DeviceMemory
+from service.model.device import DeviceMemory, use_device
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +114,9 @@ class Engine:
         candidates = config.candidates(self.model.vocab_size)
         networks = deps.ranks.networks if deps.ranks else LocalModelForward
         execution = ExecutionConfig(config.attention, config.cuda_graphs, networks=networks)
+        use_device(checkpoint.device)
         runner = deps.runner(checkpoint, num_pages, partition, candidates, execution)
+        self._runner, self._max_rows = runner, config.max_rows
         has_mrp, clock = checkpoint.mrp is not None, forward_clock(checkpoint.device, checkpoint.shard.size)
         measured = partial(measure, runner, config.max_rows, has_mrp, clock)
         costs = deps.costs
@@ -132,8 +134,21 @@ class Engine:
         self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
 
     def prepare(self) -> None:
+        """Warms up all forwards, then measures their costs. After that no request waits for either."""
+        self._runner.prepare(self._max_rows)
+        self.measure_costs()
+
+    def measure_costs(self) -> None:
         """Measures the costs of forwards, so that the first request that needs them does not wait."""
         self._planner.costs()
+
+    def measure_bytes(self) -> int:
+        """The bytes on CUDA of captured graphs and the largest forward, beside weights and KV cache. Warms up first."""
+        return self._runner.measure_bytes(self._max_rows)
+
+    def use_device(self) -> None:
+        """Makes the engine's device the current one of the calling thread. A thread that steps the engine calls it."""
+        use_device(self._runner.device)
 
     # --- requests ----------------------------------------------------------------------------------
 
@@ -232,7 +247,8 @@ class Engine:
             self._overlap.note(self._clock() - start - self._executor.pop_seconds(), len(ended.requests))
         events += self._collect(list(self._scheduler.running))
         lookups = self._scheduler.pop_lookups()
-        self._observer.on_step(StepReport(self._clock() - start, rows, forwards, self.state(), *lookups))
+        eager = self._runner.pop_eager_forwards()
+        self._observer.on_step(StepReport(self._clock() - start, rows, forwards, self.state(), *lookups, eager))
         return events
 
     def _begin_micro_batches(self) -> int:

@@ -183,6 +183,7 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
+            self._engine.use_device()
             while (inbox := self._wait()) is not None:
                 if inbox:
                     self._handle(inbox)

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from service.model.backbone import Backbone
 from service.model.config import ModelConfig, Shard
+from service.model.device import check_quantization
 from service.model.families import family_named, parse_config
 from service.model.files import read_config, resolve
 from service.model.layers import AllReduce, DecoderLayer
@@ -132,6 +133,7 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
 def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, options: LoadOptions) -> Checkpoint:
     """A checkpoint of the weights of any source, made on its device. `path`: the folder of the checkpoint."""
     config = config_of(raw, options)
+    check_quantization(config.quantization, torch.device(options.device))
     if published := published_scheme(raw):
         source = PrequantizedWeights(source, published)
     backbone, mrp = _empty_networks(options.shard.divide(config))

@@ -269,10 +269,17 @@ class DriverNetworks:
 
     def __init__(self, executor: TensorParallelExecutor, local: LocalModelForward) -> None:
         self._executor, self._local = executor, local
+        self.graphs = local.graphs
 
     @property
     def num_pages(self) -> int:
         return self._local.num_pages
+
+    def is_known(self, network: Network, group: RowGroup) -> bool:
+        return self._local.is_known(network, group)
+
+    def pop_eager_forwards(self) -> int:
+        return self._local.pop_eager_forwards()
 
     def forward(self, which: Network, group: RowGroup) -> OrderedHidden:
         return self._executor.forward(self._local, which, group)
