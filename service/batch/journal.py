@@ -9,6 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from zlib import crc32
@@ -40,10 +42,8 @@ class Journal:
         self._path = path
         self.count = self.errors = 0
         self._checksums = array("L")  # of the id of each line, 0 for lines without an answer
-        try:
+        with self._writing():
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise self._refusal(f"which cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._read()
@@ -72,20 +72,24 @@ class Journal:
         return bool(written)
 
     def write(self, output: Json) -> None:
-        """Appends the output of a line. OSError if the file cannot be written."""
+        """Appends the output of a line. SettingsError if the disk is full or fails."""
         text = memoryview(to_json(output, inf_nan_mode="null") + b"\n")
-        while text:
-            text = text[os.write(self._file, text) :]
+        with self._writing():
+            while text:
+                text = text[os.write(self._file, text) :]
         self._note(output["line"], output["custom_id"], failed=output["error"] is not None)
 
     def sync(self) -> None:
-        """Waits until the disk has all written lines."""
-        os.fsync(self._file)
+        """Waits until the disk has all written lines. SettingsError if the disk fails."""
+        with self._writing():
+            os.fsync(self._file)
 
     def close(self) -> None:
-        """Waits for the disk, and closes the file."""
-        os.fsync(self._file)
-        os.close(self._file)
+        """As `sync`, and closes the file."""
+        try:
+            self.sync()
+        finally:
+            os.close(self._file)
 
     def _read(self) -> None:
         end = 0
@@ -107,6 +111,13 @@ class Journal:
         self._checksums[number - 1] = _checksum(custom_id)
         self.count += 1
         self.errors += failed
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._refusal(f"which cannot be written: {error.strerror}") from None
 
     def _refusal(self, reason: str) -> SettingsError:
         return SettingsError(f"out is {self._path}, {reason}", param="out")

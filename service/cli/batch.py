@@ -7,6 +7,7 @@ import inspect
 import json
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
@@ -78,8 +79,6 @@ def command(input_file: InOption, output_file: OutOption, defaults: DefaultsOpti
         except KeyboardInterrupt:
             notes().print("interrupted; run the same command again to resume")
             raise typer.Exit(130) from None
-        except OSError as error:
-            raise SettingsError(f"out is {output_file}, which cannot be written: {error.strerror}") from None
         print(f"{journal.count} lines in {output_file}, {journal.errors} of them errors", file=sys.stderr)
 
 
@@ -101,6 +100,8 @@ async def _run(file: BatchFile, journal: Journal, settings: Settings, total: int
     finally:
         syncing.cancel()
         replicas.close()
+    with suppress(asyncio.CancelledError):
+        await syncing  # raises its error, if it had any
 
 
 class _Progress:

@@ -85,3 +85,13 @@ def test_two_batches_cannot_write_one_file(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"out is .*: No such file"):
         Journal(tmp_path / "absent" / "out.jsonl")
+
+
+def test_a_full_disk_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with Journal(tmp_path / "out.jsonl") as journal, monkeypatch.context() as patched:
+        patched.setattr(os, "write", refuse)
+        with pytest.raises(SettingsError, match=r"which cannot be written: No space left"):
+            journal.write(output(1))
