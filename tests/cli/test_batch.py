@@ -109,7 +109,7 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path
         before = out.stat().st_size if out.exists() else 0
         while process.poll() is None and (out.stat().st_size if out.exists() else 0) == before:
             time.sleep(0.01)
-        time.sleep(rng.uniform(0, 1.0))
+        time.sleep(rng.uniform(0, 0.7))
         written = out.read_bytes().rpartition(b"\n")[0]
         process.send_signal(signal.SIGKILL)
         process.communicate()
