@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
+import torch
 import typer
 
 from benchmarks.machine import machine_name
@@ -31,6 +32,7 @@ from service.cli.output import Counter, results, table
 from service.decode.block import Step
 from service.demo import Problem
 from service.engine import BlockEvent, Engine, GenerationRequest, StepReport
+from service.model.device import pick_device
 from service.quality.schema import Plan
 from service.replica.core import load_core
 from service.settings import Settings
@@ -91,7 +93,12 @@ def command(
     rows.add_row("batch", f"{tokens / statistics.median(each.batch_s for each in measured):,.0f}", f"{ratio:.3f}")
     results().print(rows)
     if output:
-        circumstances = {"machine": machine_name("cpu"), "plan": plan, "lines": lines, "max_running": max_running}
+        circumstances = {
+            "machine": machine_name(torch.device(pick_device(settings.device))),
+            "plan": plan,
+            "lines": lines,
+            "max_running": max_running,
+        }
         content = {**circumstances, "ratio": ratio, "rounds": [asdict(each) for each in measured]}
         output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
