@@ -20,6 +20,10 @@ _log = logging.getLogger(__name__)
 
 #: seconds between two checks for a lost engine
 _WATCH_S = 0.1
+#: requests at a replica, as a multiple of a service's. Many answers may end in one step of the engine.
+_AHEAD = 2
+#: requests that may wait in an engine
+_MAX_WAITING = 4096
 
 
 class BatchReplicas:
@@ -29,7 +33,7 @@ class BatchReplicas:
     """
 
     def __init__(self, settings: Sequence[Settings]) -> None:
-        self._settings = settings
+        self._settings = [replica.model_copy(update={"max_waiting": _MAX_WAITING}) for replica in settings]
         self._policy = FailoverPolicy(settings[0].max_failovers)
         self._replicas: dict[int, Replica] = {}
         self._loads = [0] * len(settings)
@@ -51,7 +55,7 @@ class BatchReplicas:
             replicas.close()
             raise errors.exceptions[0] from None
         replicas.card = replicas._replicas[0].status().card
-        replicas.slots = replicas.card.slots * len(settings)
+        replicas.slots = _AHEAD * replicas.card.slots * len(settings)
         replicas._watches = [asyncio.create_task(replicas._watch(index)) for index in range(len(settings))]
         tune_interpreter()
         return replicas

@@ -138,7 +138,7 @@ async def test_lines_are_read_only_when_an_engine_has_room(started: list[Replica
     running = asyncio.create_task(LineAnswers(replicas, 60.0).run(lines(), outputs.append))
     await held.holds()
     await asyncio.sleep(0.05)
-    assert replicas.slots == 5
+    assert replicas.slots == 10
     assert len(read) == replicas.slots + 1
     held.release()
     await running
@@ -147,11 +147,11 @@ async def test_lines_are_read_only_when_an_engine_has_room(started: list[Replica
 
 
 async def test_a_line_with_more_answers_than_slots_is_answered(replicas: BatchReplicas) -> None:
-    body = {"model": replicas.card.name, "prompt": [5], "max_tokens": 4, "n": 9, "mode": "static"}
+    body = {"model": replicas.card.name, "prompt": [5], "max_tokens": 4, "n": 11, "mode": "static"}
     line = {"url": "/v1/completions", "body": body}
     outputs = await run(replicas, line, PROMPT, line)
     assert [output["error"] for output in outputs] == [None] * 3
-    assert len(outputs[0]["response"]["body"]["choices"]) == 9
+    assert len(outputs[0]["response"]["body"]["choices"]) == 11
 
 
 async def test_a_lost_engine_starts_again_and_every_line_has_its_answer_once(started: list[Replica]) -> None:
@@ -184,7 +184,7 @@ async def test_an_engine_that_does_not_start_again_ends_the_batch_without_errors
 async def test_two_replicas_share_the_lines_and_one_takes_over(started: list[Replica]) -> None:
     DEPS.extend([failing(after=10), None, CheckpointError("the device is gone")])
     replicas = await BatchReplicas.start([SETTINGS] * 2)
-    assert replicas.slots == 10
+    assert replicas.slots == 20
     outputs = await run(replicas, *[PROMPT] * 60)
     assert [output["error"] for output in outputs] == [None] * 60
     assert len(started) == 2
