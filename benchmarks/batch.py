@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -51,11 +52,17 @@ class _Silent:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: the tokens of the answers, and the seconds of both."""
+    """One round: the tokens of the answers, and the seconds of both.
+
+    `engine_cpu_s`: CPU time of the engine alone. `batch_engine_cpu_s`, `program_cpu_s`: of the batch's two processes.
+    """
 
     tokens: int
     engine_s: float
+    engine_cpu_s: float
     batch_s: float
+    batch_engine_cpu_s: float
+    program_cpu_s: float
 
     @property
     def ratio(self) -> float:
@@ -88,9 +95,13 @@ def command(
             _measure(engine, requests, (settings, problems, Plan.from_mode(chosen)), rounds, counter)
         )
     ratio, tokens = statistics.median(each.ratio for each in measured), measured[0].tokens
-    rows = table("", "tokens/s", "of the engine's")
-    rows.add_row("engine alone", f"{tokens / statistics.median(each.engine_s for each in measured):,.0f}", "1.00")
-    rows.add_row("batch", f"{tokens / statistics.median(each.batch_s for each in measured):,.0f}", f"{ratio:.3f}")
+    cpu_ratio = statistics.median(each.batch_engine_cpu_s / each.engine_cpu_s for each in measured)
+    program = 1e3 * statistics.median(each.program_cpu_s for each in measured) / lines
+    rows = table("", "tokens/s", "of the engine's", "CPU of its engine", "CPU ms/line beside it")
+    rate = f"{tokens / statistics.median(each.engine_s for each in measured):,.0f}"
+    rows.add_row("engine alone", rate, "1.00", "1.00", "")
+    rate = f"{tokens / statistics.median(each.batch_s for each in measured):,.0f}"
+    rows.add_row("batch", rate, f"{ratio:.3f}", f"{cpu_ratio:.3f}", f"{program:.2f}")
     results().print(rows)
     if output:
         circumstances = {
@@ -130,26 +141,36 @@ async def _measure(
                 alone, batched = await turns[0], await turns[1]
             if alone[0] != batched[0]:
                 raise AssertionError(f"the engine has {alone[0]} tokens, the batch {batched[0]}")
-            measured.append(Round(alone[0], alone[1], batched[1]))
+            measured.append(Round(alone[0], *alone[1:], *batched[1:]))
             counter.next(f"{measured[-1].ratio:.3f}")
     replicas.close()
     return measured[1:]
 
 
-def _alone(engine: Engine, requests: Sequence[GenerationRequest], threads: int | None) -> tuple[int, float]:
+def _alone(engine: Engine, requests: Sequence[GenerationRequest], threads: int | None) -> tuple[int, float, float]:
+    """The tokens, seconds and CPU seconds of the engine alone."""
     use_threads(threads)  # of this thread
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.thread_time()
     completions = engine.generate(requests)
-    return sum(len(completion.token_ids) for completion in completions), time.perf_counter() - begin
+    seconds, cpu = time.perf_counter() - begin, time.thread_time() - cpu
+    return sum(len(completion.token_ids) for completion in completions), seconds, cpu
 
 
-async def _batched(replicas: BatchReplicas, folder: Path, number: int) -> tuple[int, float]:
-    begin = time.perf_counter()
+async def _batched(replicas: BatchReplicas, folder: Path, number: int) -> tuple[int, float, float, float]:
+    """The tokens and seconds of a batch, and the CPU seconds of its engine and of this process."""
+    begin, cpu, own = time.perf_counter(), _cpu_of_children(), time.process_time()
     answers = LineAnswers(replicas, 600.0)
     with Journal(folder / f"out-{number}.jsonl") as journal:
         await answers.run(BatchFile(folder / "in.jsonl"), journal.write)
     seconds = time.perf_counter() - begin
-    return answers.tokens, seconds
+    return answers.tokens, seconds, _cpu_of_children() - cpu, time.process_time() - own
+
+
+def _cpu_of_children() -> float:
+    """The CPU seconds of the processes that this process has started. Linux only."""
+    lists = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+    stats = [Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split() for child in " ".join(lists).split()]
+    return sum(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":
