@@ -131,17 +131,16 @@ async def _measure(
         text = "".join(json.dumps({"messages": chat, **body}) + "\n" for chat in chats)
         (folder / "in.jsonl").write_text(text, encoding="utf-8")
         for number in range(rounds + 1):
-            turns = [
-                asyncio.to_thread(_alone, engine, requests, settings.torch_threads),
-                _batched(replicas, folder, number),
-            ]
+            engine_turn = asyncio.to_thread(_alone, engine, requests, settings.torch_threads)
+            batch_turn = _batched(replicas, folder, number)
             if number % 2:
-                batched, alone = await turns[1], await turns[0]
+                batched, alone = await batch_turn, await engine_turn
             else:
-                alone, batched = await turns[0], await turns[1]
+                alone, batched = await engine_turn, await batch_turn
             if alone[0] != batched[0]:
                 raise AssertionError(f"the engine has {alone[0]} tokens, the batch {batched[0]}")
-            measured.append(Round(alone[0], *alone[1:], *batched[1:]))
+            _, seconds, cpu = alone
+            measured.append(Round(batched[0], seconds, cpu, *batched[1:]))
             counter.next(f"{measured[-1].ratio:.3f}")
     replicas.close()
     return measured[1:]
