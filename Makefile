@@ -28,7 +28,7 @@ $(stamp): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(bin)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(if $(TORCH_INDEX),PIP_INDEX_URL="$(TORCH_INDEX)" $(bin)/python -m pip install -qq --disable-pip-version-check --no-deps -c constraints.txt torch)
-	$(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,loadtest,paper,tracing,train]'
+	$(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[batch,dev,loadtest,paper,tracing,train]'
 	@touch $@
 
 serve: $(stamp)  ## serve the demo checkpoint on 127.0.0.1:8000

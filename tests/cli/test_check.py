@@ -77,7 +77,7 @@ def test_bad_options_say_what_is_allowed(run, capsys, option, value, message):
     assert message in capsys.readouterr().err
 
 
-COMMANDS = "serve generate check key calibrate frontier quality train-mrp"
+COMMANDS = "serve generate batch check key calibrate frontier quality train-mrp"
 
 
 def test_commands_are_listed(run, capsys):
