@@ -1,13 +1,13 @@
 """Logits -> tokens, confidences and entropies of all sampled positions of a forward at once.
 
-Confidence is the full-vocabulary softmax probability after temperature, before top-k and top-p.
+Confidence is the full-vocabulary softmax probability after temperature, before min-p, top-k and top-p.
 At temperature > 0 the token is the Gumbel-argmax with noise that is a hash of (seed, absolute position, tokens revealed
 in the block, token id): the same request meets the same noise in any batch, on any replica and any device, in
 `speculative` as in `static`. Only the rounding of the logits may still differ: it depends on a batch's shape and
 matters in low precision.
 
 `TritonLogitsSampler` reads logits once, in the type the model gives, and stores nothing as wide as the vocabulary. Only
-positions with top-k or top-p are computed in torch's operations there, too: they need the logits in order.
+positions with a filter are computed in torch's operations there, too: they need the logits in order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from service.engine.forward.rows import Candidates
-from service.engine.forward.sampling_batch import Integers, SamplingBatch
+from service.engine.forward.sampling_batch import Integers, SamplingBatch, SamplingMetadata
 from service.model import triton_support
 from service.model.transfer import to_device_async
 
@@ -146,7 +146,7 @@ def choose_tokens(
     if candidates is None:
         scores[:, mask_token_id] = -torch.inf
     if len(random):
-        scores = _apply_top_k_top_p(scores, batch)
+        scores = _apply_filters(scores, batch)
         scores = _add_noise(scores, batch, random, candidates.tokens if candidates else None)
     columns = scores.argmax(-1)
     confidences = _probability(scaled, columns, total)
@@ -170,24 +170,36 @@ def entropies(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return terms.sum(-1)
 
 
-def _apply_top_k_top_p(scores: Tensor, batch: SamplingBatch) -> Tensor:
-    """Sets scores that top-k, then top-p of the rest, exclude to -inf; ties at the border stay. `[M, V]`, in place."""
+def _apply_filters(scores: Tensor, batch: SamplingBatch) -> Tensor:
+    """Sets scores that min-p, then top-k, then top-p of the rest, exclude to -inf; ties at the border stay.
+
+    scores: `[M, V]`, in place.
+    """
     filtered = np.flatnonzero(batch.metadata.filtered[batch.row])
     if not len(filtered):
         return scores
-    vocabulary, rows, metadata = scores.shape[-1], batch.row[filtered], batch.metadata
-    indices = to_device_async(filtered, scores.device)
-    part = scores[indices]
+    rows, indices = batch.row[filtered], to_device_async(filtered, scores.device)
+    part, min_logit = scores[indices], batch.metadata.min_logit[rows]
+    if (min_logit > -np.inf).any():
+        least = part.amax(-1, keepdim=True) + to_device_async(min_logit, scores.device)[:, None]
+        part = part.masked_fill_(part < least, -torch.inf)
+    scores[indices] = _apply_top_k_top_p(part, batch.metadata, rows)
+    return scores
+
+
+def _apply_top_k_top_p(part: Tensor, metadata: SamplingMetadata, rows: Integers) -> Tensor:
+    """part `[N, V]` -> the scores that top-k and top-p leave, -inf for others. `rows` `[N]`: the positions' rows."""
+    vocabulary, device, counts = part.shape[-1], part.device, metadata.top_k[rows]
+    if not (counts > 0).any() and np.isinf(metadata.top_p[rows]).all():
+        return part
     ordered = part.sort(dim=-1, descending=True).values
-    counts = metadata.top_k[rows]
-    top_k = to_device_async(np.where(counts > 0, np.minimum(counts, vocabulary), vocabulary), scores.device)
-    top_p = to_device_async(metadata.top_p[rows], scores.device)
-    outside = torch.arange(vocabulary, device=scores.device) >= top_k[:, None]
+    top_k = to_device_async(np.where(counts > 0, np.minimum(counts, vocabulary), vocabulary), device)
+    top_p = to_device_async(metadata.top_p[rows], device)
+    outside = torch.arange(vocabulary, device=device) >= top_k[:, None]
     probabilities = ordered.masked_fill(outside, -torch.inf).softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
     border = ordered.masked_fill(outside | (before >= top_p[:, None]), torch.inf).amin(-1, keepdim=True)
-    scores[indices] = part.masked_fill(part < border, -torch.inf)
-    return scores
+    return part.masked_fill(part < border, -torch.inf)
 
 
 def _add_noise(scores: Tensor, batch: SamplingBatch, random: Integers, candidates: Tensor | None) -> Tensor:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, stack
 
 from service.decode.block import MASKED, Block
+from service.engine.logit_adjuster import LogitAdjustment
 from service.engine.request import LogprobsRequest, SamplingParams
 from service.model.transfer import to_device_async
 
@@ -73,7 +74,8 @@ class Row(NamedTuple):
     reads. `entropy`: whether the entropies of the masked positions are computed.
     `drafts`: whether MRP's picks of the block are drafts only, so that they may be chosen from candidates. `mask`: the
     tokens allowed at the leftmost masked position, a bit each, `[V / 8]`; None: all. `logprobs`: the log-probabilities
-    wanted of each masked position.
+    wanted of each masked position. `adjustments`: the changes of logits, of the masked positions first, then of each
+    position of `rescore`; empty: none.
     """
 
     state: Block
@@ -87,6 +89,7 @@ class Row(NamedTuple):
     drafts: bool = False
     mask: NDArray[np.uint8] | None = None
     logprobs: LogprobsRequest | None = None
+    adjustments: tuple[LogitAdjustment, ...] = ()
 
 
 def to_tensors(rows: Sequence[Row], mask_token_id: int, device: torch.device) -> Sequence[Tensor]:
