@@ -247,7 +247,7 @@ def plain_adjusted(logits: Tensor, sequence: Standing, state: Block, position: i
     index = len(standing) - len(state.tokens) + position - len(prompt)
     if index < 0:
         return logits
-    before = sequence.bad_words_in(answer)
+    before, in_words = sequence.bad_words_in(answer), {t for word in sampling.bad_words_token_ids for t in word}
     adjusted = logits.tolist()
     for token in range(len(adjusted)):
         value = adjusted[token] + sampling.logit_bias.get(token, 0.0)
@@ -257,7 +257,7 @@ def plain_adjusted(logits: Tensor, sequence: Standing, state: Block, position: i
         value -= sampling.frequency_penalty * count + sampling.presence_penalty * (count > 0)
         if index < sampling.min_tokens and token in request.stop_token_ids:
             value = -math.inf
-        if sequence.bad_words_in([*answer[:index], token, *answer[index + 1 :]]) != before:
+        if token in in_words and sequence.bad_words_in([*answer[:index], token, *answer[index + 1 :]]) != before:
             value = -math.inf
         adjusted[token] = value
     return torch.tensor(adjusted)
