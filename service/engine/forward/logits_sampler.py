@@ -7,7 +7,7 @@ in the block, token id): the same request meets the same noise in any batch, on 
 matters in low precision.
 
 `TritonLogitsSampler` reads logits once, in the type the model gives, and stores nothing as wide as the vocabulary. Only
-positions with a filter are computed in torch's operations there, too: they need the logits in order.
+positions with top-k or top-p are computed in torch's operations there, too: they need the logits in order.
 """
 
 from __future__ import annotations
@@ -62,18 +62,20 @@ class TritonLogitsSampler:
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor | None]:
         count, width = logits.shape
-        params = to_device_async(_kernel_params(batch), logits.device)
+        filtered = np.flatnonzero(batch.metadata.filtered[batch.row])
+        min_logit = batch.metadata.min_logit[batch.row] if len(filtered) else None
+        params = to_device_async(_kernel_params(batch, min_logit), logits.device)
         out = torch.empty(count, 3, dtype=torch.float64, device=logits.device)
         total = torch.empty(count, dtype=torch.float32, device=logits.device)
-        noise = bool(batch.random.any())
+        noise, min_p = bool(batch.random.any()), min_logit is not None and bool(min_logit.max() > -np.inf)
         self._kernel[count,](
             logits, params, out, total, width, logits.stride(0), self.mask_token_id,
-            STEP=_KERNEL_STEP, NOISE=noise, num_warps=_WARPS,
+            STEP=_KERNEL_STEP, NOISE=noise, MIN_P=min_p, num_warps=_WARPS,
         )  # fmt: skip
-        filtered = np.flatnonzero(batch.metadata.filtered[batch.row])
-        if len(filtered):
-            indices = to_device_async(filtered, logits.device)
-            out.index_copy_(0, indices, sample(logits[indices], batch.select(filtered), self.mask_token_id))
+        ranked = filtered[batch.metadata.ranked[batch.row[filtered]]] if len(filtered) else filtered
+        if len(ranked):
+            indices = to_device_async(ranked, logits.device)
+            out.index_copy_(0, indices, sample(logits[indices], batch.select(ranked), self.mask_token_id))
         return out, total
 
 
@@ -83,14 +85,16 @@ def logits_sampler_for(mask_token_id: int, device: torch.device, dtype: torch.dt
     return kind(mask_token_id)
 
 
-def _kernel_params(batch: SamplingBatch) -> NDArray[np.int32]:
-    """The kernel's parameters of each position, `[M, 5]`."""
-    params = np.zeros((len(batch), 5), np.int32)
+def _kernel_params(batch: SamplingBatch, min_logit: NDArray[np.float32] | None) -> NDArray[np.int32]:
+    """The kernel's parameters of each position, `[M, 6]`. `min_logit` `[M]`: as in `SamplingMetadata`."""
+    params = np.zeros((len(batch), 6), np.int32)
     params[:, 0] = batch.temperature.view(np.int32)
     params[:, 1] = random = batch.random
     if random.any():
         params[:, 2:4] = noise_keys(batch).astype(np.uint32).view(np.int32)
     params[:, 4] = batch.token
+    if min_logit is not None:
+        params[:, 5] = min_logit.view(np.int32)
     return params
 
 
@@ -180,7 +184,7 @@ def _apply_filters(scores: Tensor, batch: SamplingBatch) -> Tensor:
         return scores
     rows, indices = batch.row[filtered], to_device_async(filtered, scores.device)
     part, min_logit = scores[indices], batch.metadata.min_logit[rows]
-    if (min_logit > -np.inf).any():
+    if min_logit.max() > -np.inf:
         least = part.amax(-1, keepdim=True) + to_device_async(min_logit, scores.device)[:, None]
         part = part.masked_fill_(part < least, -torch.inf)
     scores[indices] = _apply_top_k_top_p(part, batch.metadata, rows)
@@ -190,7 +194,7 @@ def _apply_filters(scores: Tensor, batch: SamplingBatch) -> Tensor:
 def _apply_top_k_top_p(part: Tensor, metadata: SamplingMetadata, rows: Integers) -> Tensor:
     """part `[N, V]` -> the scores that top-k and top-p leave, -inf for others. `rows` `[N]`: the positions' rows."""
     vocabulary, device, counts = part.shape[-1], part.device, metadata.top_k[rows]
-    if not (counts > 0).any() and np.isinf(metadata.top_p[rows]).all():
+    if not metadata.ranked[rows].any():
         return part
     ordered = part.sort(dim=-1, descending=True).values
     top_k = to_device_async(np.where(counts > 0, np.minimum(counts, vocabulary), vocabulary), device)

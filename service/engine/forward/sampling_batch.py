@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import log
 from typing import TypeVar
 
 import numpy as np
@@ -35,8 +36,9 @@ class SamplingMetadata:
     """The sampling parameters of a forward's rows, an array `[R]` each. `length`: the tokens of a block.
 
     `random`: whether the temperature is above 0, so that noise decides. `filtered`: whether noise decides among the
-    tokens of top-k, top-p or min-p. `temperature`: the divisor of logits, 1 for greedy rows. `top_k` 0 and `top_p`
-    infinite: all tokens. `min_logit`: the logarithm of min-p, -inf: all tokens. `start`: the absolute position of the
+    tokens of top-k, top-p or min-p. `ranked`: whether it does among the tokens of top-k or top-p, which need the logits
+    in order. `temperature`: the divisor of logits, 1 for greedy rows. `top_k` 0 and `top_p` infinite: all tokens.
+    `min_logit`: the logarithm of min-p where noise decides, -inf: all tokens. `start`: the absolute position of the
     block. `revealed`: its number of revealed tokens. `entropy`: whether any row needs entropies. `masks`, `logprobs`:
     `Row.mask` and `Row.logprobs` by row, where they are not None. `adjustments`: `Row.adjustments` of all rows, in
     order. `first_adjustment`: the index in them of a row's first adjustment, -1 for none; None if no row has any.
@@ -55,6 +57,12 @@ class SamplingMetadata:
         return np.array([params.filtered and params.temperature > 0 for params in self._sampling])
 
     @cached_property
+    def ranked(self) -> NDArray[np.bool_]:
+        return np.array(
+            [(params.top_k > 0 or params.top_p < 1) and params.temperature > 0 for params in self._sampling]
+        )
+
+    @cached_property
     def temperature(self) -> NDArray[np.float32]:
         values = [max(params.temperature, _COLDEST) if params.temperature else 1.0 for params in self._sampling]
         return np.array(values, np.float32)
@@ -70,7 +78,8 @@ class SamplingMetadata:
 
     @cached_property
     def min_logit(self) -> NDArray[np.float32]:
-        return np.array([np.log(params.min_p) if params.min_p else -np.inf for params in self._sampling], np.float32)
+        values = [log(params.min_p) if params.min_p and params.temperature else -np.inf for params in self._sampling]
+        return np.array(values, np.float32)
 
     @cached_property
     def seed(self) -> Integers:
