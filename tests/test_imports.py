@@ -58,6 +58,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.constraints.constraint",
         "service.data",
         "service.decode.block",
+        "service.decode.step_map",
         "service.decode.knobs",
         "service.decode.modes",
         "service.decode.mode",
@@ -91,6 +92,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.engine",
         "service.parallel",
         "service.decode.block",
+        "service.decode.step_map",
         "service.decode.modes",
         "service.decode.registry",
         "service.model",
@@ -121,7 +123,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.wire",
         "service.text.token_text",
         "service.text.tools",
-        "service.engine.request",
         "service.errors",
     ),
     "service.gateway.anthropic": (

@@ -48,6 +48,8 @@ MAX_BIASED = 1024
 MAX_BAD_WORDS = 256
 MAX_SALT = 256
 MAX_CACHE_KEY = 512
+#: the most answers of one request, over all its prompts
+MAX_ANSWERS = 128
 MAX_NEW_TOKENS = 2**31 - 1  # longer than any model; bounds the numbers in error messages
 
 StopText = Annotated[str, Field(min_length=1)]
@@ -110,7 +112,7 @@ BadWord = Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]
 
 
 class JsonSchemaFormat(StrictModel):
-    """A JSON schema as OpenAI's clients send it. `strict` changes nothing, the schema always holds."""
+    """A JSON schema as OpenAI's clients send it. `strict`: unsupported keywords are refused; else they are ignored."""
 
     name: Annotated[str, Field(max_length=64)] | None = None
     description: str | None = None
@@ -159,6 +161,7 @@ class GenerateCommon(StrictModel):
     top_k: int = Field(0, ge=0, description="0: off")
     min_p: float = Field(0.0, ge=0, le=1, description="only tokens at least `min_p` times as likely as the likeliest")
     seed: int | None = Field(None, ge=0, le=MAX_SEED, description="default: random; the answer contains it")
+    n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers to the prompt; answer i has the seed `seed` + i")
     repetition_penalty: float = Field(
         1.0, ge=0.01, le=100, description="divides the logits of tokens of prompt and answer; 1: off"
     )
@@ -181,6 +184,9 @@ class GenerateCommon(StrictModel):
     stream: bool = Field(False, description="server-sent events, one per block")
     timeout_s: float | None = Field(None, gt=0, description="default and maximum: the server's limit")
     return_trace: bool = Field(False, description="return the denoising history")
+    return_step_map: bool = Field(
+        False, description="return the number of each token's denoising step, and the token's log-probability there"
+    )
     stream_steps: bool = Field(
         False, description="with `stream`: also an event for each decoding step, while its block is decoded"
     )
@@ -322,7 +328,13 @@ class Usage(TypedDict):
     total_tokens: int
 
 
-class StepFrame(TraceStep):
+class ChoiceIndex(TypedDict):
+    """The number of an answer. Only there if the request has more than one, by `n`."""
+
+    choice: NotRequired[int]
+
+
+class StepFrame(TraceStep, ChoiceIndex):
     """A frame of a stream with `stream_steps`: one decision, before the frame of its block.
 
     `step`: its number in the block. A number that comes again replaces that step and those after it: another replica
@@ -337,15 +349,30 @@ class StepFrame(TraceStep):
 
 
 class Traced(TypedDict):
-    """The decisions of decoding, if the request wants them."""
+    """The decisions of decoding, with `return_trace`. With `return_step_map`, a number for each of `token_ids`.
+
+    `step_map`: the number of the step that revealed the token, over the whole answer, from 1. `speculative` counts the
+    steps of the mode that it verifies. `token_logprobs`: the token's log-probability at that step.
+    """
 
     trace: NotRequired[Sequence[TraceStep]]
+    step_map: NotRequired[Sequence[int]]
+    token_logprobs: NotRequired[Sequence[float]]
 
 
-class Done(TypedDict):
+class StopToken(TypedDict):
+    """The stop token that ended the answer, which is not among `token_ids`, with its step and log-probability."""
+
+    token_id: int
+    step: int
+    logprob: float
+
+
+class Done(ChoiceIndex):
     """The last frame of a stream: the answer without the fields that earlier frames had.
 
-    `constraint_met`: whether the answer satisfies the request's constraint; only there if it has one.
+    `constraint_met`: whether the answer satisfies the request's constraint; only there if it has one. `stop_token`:
+    only there with `return_step_map`; null if no stop token ended the answer.
     """
 
     id: str
@@ -357,6 +384,7 @@ class Done(TypedDict):
     usage: Usage
     stats: AnswerStats
     constraint_met: NotRequired[bool | None]
+    stop_token: NotRequired[StopToken | None]
 
 
 class GenerateAnswer(Done, Traced):
@@ -366,7 +394,14 @@ class GenerateAnswer(Done, Traced):
     token_ids: Sequence[int]
 
 
-class BlockFrame(Traced):
+class GenerateAnswers(TypedDict):
+    """The answers of POST /generate with `n` above 1. `usage` counts the prompt once."""
+
+    choices: list[GenerateAnswer]
+    usage: Usage
+
+
+class BlockFrame(Traced, ChoiceIndex):
     """A frame of a stream: one finished block."""
 
     index: int
