@@ -8,7 +8,7 @@ as a draft or not. Knows tokens; no tensors. `forward/logit_adjustments.py` appl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,22 +16,8 @@ from numpy.typing import NDArray
 
 from service.decode.block import MASKED, Block, Pick
 from service.engine.bad_words import BadWords
+from service.engine.forward.rows import LogitAdjustment
 from service.engine.request import GenerationRequest
-
-
-class LogitAdjustment(NamedTuple):
-    """The changes at the masked positions of a state.
-
-    `tokens` `[K]`, distinct: the tokens whose logits change at every position. `bias`, `divisor`, `penalty`: `[K]`
-    float32. A logit first gets the bias. Then it is divided by the divisor, or multiplied if it is not positive. Then
-    the penalty is subtracted. `forbidden`: position in the block -> further tokens that may not stand there.
-    """
-
-    tokens: NDArray[np.int32]
-    bias: NDArray[np.float32]
-    divisor: NDArray[np.float32]
-    penalty: NDArray[np.float32]
-    forbidden: Mapping[int, Sequence[int]]
 
 
 class _TokenTable(NamedTuple):

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from service.engine.forward.rows import LogitAdjustment
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
-from service.engine.logit_adjuster import LogitAdjustment
 from service.model.transfer import to_device_async
 
 

@@ -10,7 +10,7 @@ without a later row of MRP cost nothing more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor, stack
 
 from service.decode.block import MASKED, Block
-from service.engine.logit_adjuster import LogitAdjustment
 from service.engine.request import LogprobsRequest, SamplingParams
 from service.model.transfer import to_device_async
 
@@ -63,6 +62,21 @@ class Anchor(NamedTuple):
     def has_candidates(self) -> bool:
         """Whether the row's positions have draft candidates."""
         return self.output.has_candidates is not None and bool(self.output.has_candidates[self.row])
+
+
+class LogitAdjustment(NamedTuple):
+    """The changes at the masked positions of a state.
+
+    `tokens` `[K]`, distinct: the tokens whose logits change at every position. `bias`, `divisor`, `penalty`: `[K]`
+    float32. A logit first gets the bias. Then it is divided by the divisor, or multiplied if it is not positive. Then
+    the penalty is subtracted. `forbidden`: position in the block -> further tokens that may not stand there.
+    """
+
+    tokens: NDArray[np.int32]
+    bias: NDArray[np.float32]
+    divisor: NDArray[np.float32]
+    penalty: NDArray[np.float32]
+    forbidden: Mapping[int, Sequence[int]]
 
 
 class Row(NamedTuple):

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.decode.block import MASKED
-from service.engine.forward.rows import Row
-from service.engine.logit_adjuster import LogitAdjustment
+from service.engine.forward.rows import LogitAdjustment, Row
 from service.engine.request import LogprobsRequest, SamplingParams
 
 Integers = NDArray[np.int64]
