@@ -8,7 +8,7 @@ as a draft or not. Knows tokens; no tensors. `forward/logit_adjustments.py` appl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from service.decode.block import MASKED, Block, Pick
 from service.engine.bad_words import BadWords
 from service.engine.forward.rows import LogitAdjustment
-from service.engine.request import GenerationRequest
+from service.engine.request import GenerationRequest, SamplingParams
 
 
 class _TokenTable(NamedTuple):
@@ -40,20 +40,21 @@ class LogitAdjuster:
         prompt, sampling = request.prompt_token_ids, request.sampling
         start = len(prompt) - request.num_continued
         self._sampling = sampling
+        self._head = head  # the positions before the block's part of the answer
         self._penalizes = bool(sampling.frequency_penalty or sampling.presence_penalty)
         self._penalizes |= sampling.repetition_penalty != 1
-        self._prompt = frozenset(prompt[:start]) if sampling.repetition_penalty != 1 else frozenset[int]()
         self._stops = tuple(request.stop_token_ids)
         self._words = BadWords(sampling.bad_words_token_ids)
         self._answer = list(prompt[start:])
-        self._index: dict[int, int]
-        self._table: _TokenTable
-        self._begin_block(head)
+        self._table = _token_table(prompt[:start], self._answer if self._penalizes else (), sampling, self._words.short)
+        self._index = {token: number for number, token in enumerate(self._table.tokens.tolist())}
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Adds the tokens of a finished block to the answer."""
         self._answer += tokens
-        self._begin_block(0)
+        self._head, self._table = 0, self._counted(tokens)
+        for number, token in enumerate(self._table.tokens[len(self._index) :].tolist(), len(self._index)):
+            self._index[token] = number
 
     def adjustments(
         self, state: Block, mask: NDArray[np.uint8] | None, rescore: Iterable[int] = ()
@@ -78,18 +79,6 @@ class LogitAdjuster:
             block[pick.position - head] = pick.token
         return picks
 
-    def _begin_block(self, head: int) -> None:
-        self._head = head  # the positions before the block's part of the answer
-        bias, counts = self._sampling.logit_bias, Counter(self._answer if self._penalizes else ())
-        listed = list(dict.fromkeys((*self._prompt, *counts, *bias, *self._words.short)))
-        self._index = {token: number for number, token in enumerate(listed)}
-        self._table = _TokenTable(
-            np.array(listed, np.int32),
-            np.array([-np.inf if t in self._words.short else bias.get(t, 0.0) for t in listed], np.float32),
-            np.array([token in self._prompt for token in listed], np.bool_),
-            np.array([counts[token] for token in listed], np.int32),
-        )
-
     def _adjustment(self, state: Block, mask: NDArray[np.uint8] | None) -> LogitAdjustment:
         sampling, block = self._sampling, state.tokens[self._head :]
         tokens, bias, in_prompt, counts = self._counted(block)
@@ -102,7 +91,7 @@ class LogitAdjuster:
         return LogitAdjustment(tokens, bias, divisor.astype(np.float32), penalty.astype(np.float32), forbidden)
 
     def _counted(self, block: Sequence[int]) -> _TokenTable:
-        """The table with the tokens that stand in the block's part of the answer."""
+        """The table with more tokens of the answer. `block`: the tokens of a block's part of it."""
         fresh = Counter(token for token in block if token != MASKED) if self._penalizes else Counter[int]()
         if not fresh:
             return self._table
@@ -134,3 +123,18 @@ class LogitAdjuster:
         allowed = np.unpackbits(mask, bitorder="little")
         allowed[[token for token in (*forbidden, *self._words.short) if token < len(allowed)]] = 0
         return not allowed.any()
+
+
+def _token_table(
+    prompt: Sequence[int], answer: Sequence[int], sampling: SamplingParams, forbidden: Collection[int]
+) -> _TokenTable:
+    """The table of a request's prompt and of the beginning of its answer. `forbidden`: the words of one token."""
+    repeated = frozenset(prompt) if sampling.repetition_penalty != 1 else frozenset[int]()
+    bias, counts = sampling.logit_bias, Counter(answer)
+    tokens = list(dict.fromkeys((*repeated, *counts, *bias, *forbidden)))
+    return _TokenTable(
+        np.array(tokens, np.int32),
+        np.array([-np.inf if token in forbidden else bias.get(token, 0.0) for token in tokens], np.float32),
+        np.array([token in repeated for token in tokens], np.bool_),
+        np.array([counts[token] for token in tokens], np.int32),
+    )
