@@ -159,8 +159,8 @@ class Reference:
         clean, head = prompt[: len(prompt) // size * size], prompt[len(prompt) // size * size :]
         forwards, steps = 0, list[list[Step]]()
         while True:
-            sequence = Standing(request, [*clean, *head]) if request.sampling.adjusts_logits else None
-            canvas, used = self.decode(clean, head, request.params, request.sampling, sequence)
+            standing = (Standing(request, [*clean, *head]),) if request.sampling.adjusts_logits else ()
+            canvas, used = self.decode(clean, head, request.params, request.sampling, *standing)
             forwards, clean, head = forwards + used, clean + list(canvas.block.tokens), []
             steps.append(canvas.steps)
             output = clean[len(prompt) :][: request.max_new_tokens]

@@ -43,6 +43,7 @@ def any_request(rng: random.Random, name: str, checkpoint: Checkpoint, longest: 
     stops = frozenset(rng.choice([[], config.eos_token_ids, rng.sample(allowed, 5), allowed, [10**12]]))
     if len(stops) == len(allowed):
         sampling["min_tokens"] = 0
+    sampling.get("logit_bias", {}).pop(config.mask_token_id, None)
     return GenerationRequest(
         name,
         tuple(prompt),
