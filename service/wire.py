@@ -114,7 +114,8 @@ class ReplicaRequest(Data, frozen=True):
     `repr` leaves out the prompt and the answer, since it may get into a log.
 
     `arrived`: when the request came to the ingress. `timeout_s` and the times in statistics count from then, time in
-    queues included. `stop_token_ids` are added to the checkpoint's eos ids. `tenant`: the name of its API key;
+    queues included. `bad_words`: the words that the answer may not contain; a replica encodes them for `sampling`.
+    `stop_token_ids` are added to the checkpoint's eos ids. `tenant`: the name of its API key;
     `weight`: that key's weight. `cache_salt`: only requests with the same salt share cached prompts; it contains the
     key's name unless keys share prefixes. `session`: requests of one session should go to the same replica. `resume`:
     the beginning of the answer, which was already sent. `attempt`: the number of earlier attempts. `constraint`: the
@@ -142,6 +143,7 @@ class ReplicaRequest(Data, frozen=True):
     weights: Weights | None = None
     quality: str = ""
     stop: Private[tuple[str, ...]] = ()
+    bad_words: Private[tuple[str, ...]] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     return_trace: bool = False

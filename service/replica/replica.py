@@ -16,6 +16,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from msgspec import structs
+
 from service.decode.block import MASKED
 from service.engine import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.request import LogprobsRequest, Stats
@@ -122,8 +124,15 @@ class Replica:
         prompt = await self._encode(replica_request)
         waited_s = replica_request.arrived.waited_s()
         request = self._request(replica_request, prompt, waited_s)
+        if words := replica_request.bad_words:
+            token_ids = await self._run(sum(map(len, words)), lambda: self._codec.encode_bad_words(words))
+            sampling = structs.replace(request.sampling, bad_words_token_ids=token_ids)
+            request = replace(request, sampling=sampling)
         pieces = self._codec.token_texts() if replica_request.return_pieces else None
-        text, size = self._codec.stream(replica_request.stop), self._engine.info.config.block_size
+        text, size = (
+            self._codec.stream(replica_request.stop, request.sampling.min_tokens),
+            self._engine.info.config.block_size,
+        )
         answer = AnswerBlocks(replica_request, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
         return answer, self._engine.generate(request, replica_request.constraint)
 

@@ -33,6 +33,8 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False)
 #: the fields that constrain an answer; the replica compiles the constraint
 _CONSTRAINTS = ("response_format", "regex", "choice", "grammar")
 _SCHEMA_PARAM = "response_format.json_schema.schema"
+#: the fields that `SamplingParams` has under the same name
+_SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name in GenerateCommon.model_fields)
 #: blocks of a whole answer that come in one chunk
 _TOGETHER = 16
 
@@ -103,14 +105,18 @@ def to_replica_request(
         raise InvalidRequest(
             f"timeout_s is {timeout_s}, allowed is 0 < timeout_s <= {timeout_limit_s}", param="timeout_s"
         )
+    if request.min_tokens > request.max_new_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {request.min_tokens}, allowed are 0 to max_new_tokens, {request.max_new_tokens}",
+            param="min_tokens",
+        )
     if "constraint" not in fields:
         fields["constraint"] = constraint_of(request)
     seed = secrets.randbits(53) if request.seed is None else request.seed
     parsed: Json = {
         "params": make_mode(mode, knobs),
-        "sampling": SamplingParams(
-            temperature=request.temperature, top_p=request.top_p, top_k=request.top_k, seed=seed
-        ),
+        "sampling": SamplingParams(**{name: getattr(request, name) for name in _SAMPLING} | {"seed": seed}),
+        "bad_words": tuple(request.bad_words),
         "text": request.prompt,
         "token_ids": tuple(request.prompt_token_ids) if request.prompt_token_ids else None,
         "messages": tuple(message.model_dump() for message in request.messages) if request.messages else None,

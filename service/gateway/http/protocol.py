@@ -34,7 +34,7 @@ from typing_extensions import TypedDict
 from service.constraints.constraint import MAX_CHOICES, MAX_GRAMMAR, MAX_REGEX
 from service.decode.knobs import AUTO, Knob, KnobValue, knobs_in
 from service.decode.modes import KNOBS, MODES
-from service.engine.request import MAX_SEED, FinishReason
+from service.engine.request import MAX_LOGIT_BIAS, MAX_SEED, FinishReason
 from service.errors import InvalidRequest
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
 from service.quality.schema import QualityName
@@ -44,6 +44,8 @@ Json = dict[str, Any]
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 MAX_STOPS = 16
+MAX_BIASED = 1024
+MAX_BAD_WORDS = 256
 MAX_SALT = 256
 MAX_CACHE_KEY = 512
 #: the most answers of one request, over all its prompts
@@ -102,6 +104,13 @@ ONE_PROMPT: list[JsonValue] = [
 TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
 
 
+#: JSON has texts as keys
+LogitBias = dict[
+    Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
+]
+BadWord = Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]
+
+
 class JsonSchemaFormat(StrictModel):
     """A JSON schema as OpenAI's clients send it. `strict`: unsupported keywords are refused; else they are ignored."""
 
@@ -150,8 +159,19 @@ class GenerateCommon(StrictModel):
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, description="0: off")
+    min_p: float = Field(0.0, ge=0, le=1, description="only tokens at least `min_p` times as likely as the likeliest")
     seed: int | None = Field(None, ge=0, le=MAX_SEED, description="default: random; the answer contains it")
     n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers to the prompt; answer i has the seed `seed` + i")
+    repetition_penalty: float = Field(
+        1.0, ge=0.01, le=100, description="divides the logits of tokens of prompt and answer; 1: off"
+    )
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, description="subtracted for each occurrence in the answer")
+    presence_penalty: float = Field(0.0, ge=-2, le=2, description="subtracted for tokens of the answer")
+    logit_bias: LogitBias = Field({}, max_length=MAX_BIASED, description="token id -> number added to its logit")
+    min_tokens: int = Field(0, ge=0, le=MAX_NEW_TOKENS, description="tokens before the first stop token or text")
+    bad_words: Annotated[list[BadWord], Field(fail_fast=True)] = Field(
+        [], max_length=MAX_BAD_WORDS, description="words that the answer does not contain"
+    )
     stop: StopTexts | None = Field(None, description="one to 16 texts that end the answer; not returned")
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] = Field(
         [], max_length=1024, description="ids that end the answer"

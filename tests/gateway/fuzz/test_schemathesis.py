@@ -29,7 +29,9 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|has the mask token"
     r"|does not use (tokens_per_step|threshold|mrp_steps|max_drafts|entropy_bound|verify|margin) "  # on OpenAI's routes
     r"|drafts are verified against \w+, whose knobs are "
-    r"|allowed with a margin are top_p 1 and top_k 0"
+    r"|allowed with a margin are top_p 1, top_k 0 and min_p 0"
+    r"|(logit_bias|bad_words) has token \d+, allowed are"
+    r"|min_tokens is \d+, allowed are"
     r"|quality chooses the mode"  # on OpenAI's routes: beside a mode or a knob
     r"|this checkpoint has no quality.json"
     r"|allowed are 0 \(with max_drafts\), 1 to 8 \(the block size\)"

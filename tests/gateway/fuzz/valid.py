@@ -35,6 +35,8 @@ def valid_request(rng: random.Random, served: Served) -> tuple[str, dict[str, An
     tokens = rng.choice([1, 2, served.block_size, rng.randint(1, 40), rng.choice([40, room])])
     body = {**drawn_knobs(rng, served.block_size), **drawn_sampling(rng), **_shared(rng, served)}
     body |= drawn_margin(rng, body)
+    body["logit_bias"] = {token: bias for token, bias in body.get("logit_bias", {}).items() if token in served.allowed}
+    body["min_tokens"] = min(body.get("min_tokens", 0), tokens)
     if route == "/v1/score":
         return route, _question(rng, served, prompt)
     if route == "/generate":

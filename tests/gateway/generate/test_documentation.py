@@ -170,7 +170,11 @@ async def test_the_contracts_fields_are_all_there_are() -> None:
         "regex",
         "choice",
         "grammar",
+        "n",
+        "return_step_map",
     }
+    fields |= {"min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
+    fields |= {"logit_bias", "min_tokens", "bad_words"}
     assert {name for model in REQUESTS.values() for name in model.model_fields} - KNOBS.keys() == fields
     async with over(Scripted()) as http:
-        assert "is not a field" in (await refused(http, body(n=1)))["message"]
+        assert "is not a field" in (await refused(http, body(best_of=1)))["message"]
