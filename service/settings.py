@@ -67,7 +67,10 @@ class Settings(BaseSettings):
     config: Path | None = Field(None, description="YAML or JSON file with any of the settings below")
 
     # the model
-    model: str = Field(str(Path(__file__).parent / "demo"), description="folder or hub name of a checkpoint")
+    model: str = Field(
+        str(Path(__file__).parent / "demo"),
+        description="folder or hub name of a checkpoint; owner/name@revision pins it",
+    )
     served_model_name: str | None = Field(None, description="name in answers; default: the last part of `model`")
     device: str = Field("auto", description="auto (cuda if there is one), cpu, cuda, cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: bfloat16 on cuda")
@@ -210,7 +213,7 @@ class Settings(BaseSettings):
     @property
     def model_name(self) -> str:
         """The model's name in answers."""
-        return self.served_model_name or self.model.rstrip("/").rpartition("/")[2]
+        return self.served_model_name or self.model.rstrip("/").rpartition("/")[2].partition("@")[0]
 
     @property
     def slots(self) -> int:

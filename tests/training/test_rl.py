@@ -1,12 +1,11 @@
 """Reinforcement learning: likelihoods of trajectories, advantages, updates. The engine plays the service."""
 
-import math
 import random
 
 import pytest
 import torch
 
-from service.decode.modes import Speculative, Static
+from service.decode.modes import Dynamic, Sequential, Speculative, Static
 from service.demo import CHECKPOINT
 from service.engine import Engine, GenerationRequest, SamplingParams
 from service.model import load_checkpoint
@@ -27,35 +26,33 @@ def prompts_of(tokenizer, count):
 
 
 def answers_of(engine, prompts, mode, temperature):
-    """Answers as the service gives them."""
+    """Answers as the service gives them, with the log-likelihood of each."""
     end = frozenset(engine.model.eos_token_ids)
     requests = [
         GenerationRequest(str(seed), tuple(prompt), mode, SamplingParams(temperature, seed=seed), 128, end)
         for seed, prompt in enumerate(prompts)
     ]
-    return [
-        {
-            "trace": [
-                {"block": block.index, "revealed": [pick[:3] for pick in step.revealed]}
-                for block in completion.blocks
-                for step in block.steps
-            ]
-        }
-        for completion in engine.generate(requests)
-    ]
+    return [answer_of(completion) for completion in engine.generate(requests)]
+
+
+def answer_of(completion):
+    tokens, stop = completion.step_map[: len(completion.token_ids)], completion.step_map[len(completion.token_ids) :]
+    return {
+        "token_ids": [token.token for token in tokens],
+        "step_map": [token.step for token in tokens],
+        "stop_token": {"token_id": stop[0].token, "step": stop[0].step} if stop else None,
+        "likelihood": sum(token.logprob for token in completion.step_map),
+    }
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("mode", [Static(), Speculative(4)])
-def test_the_likelihood_is_the_product_of_the_confidences(engine, mode, temperature):
+@pytest.mark.parametrize("mode", [Static(), Speculative(4), Sequential(2), Dynamic(0.7)])
+def test_the_likelihood_is_the_product_of_the_steps(engine, mode, temperature):
     learner = Learner(CHECKPOINT, 1e-4, 0)
     prompts = prompts_of(learner.tokenizer, 6)
     answers = answers_of(engine, prompts, mode, temperature)
     rollouts = rollouts_of(prompts, answers, [0.0] * 6, 1)
-    expected = {
-        id(rollout): sum(math.log(confidence) for step in answer["trace"] for *_, confidence in step["revealed"])
-        for rollout, answer in zip(rollouts, answers, strict=True)
-    }
+    expected = {id(rollout): answer["likelihood"] for rollout, answer in zip(rollouts, answers, strict=True)}
     groups = list(learner._batches(rollouts))
     assert sum(len(group) for _, _, group in groups) == 6
     for batch, ranks, group in groups:
@@ -64,33 +61,31 @@ def test_the_likelihood_is_the_product_of_the_confidences(engine, mode, temperat
         assert likelihoods == pytest.approx([expected[id(rollout)] for rollout in group], abs=2e-3)
 
 
-def test_drafts_do_not_change_the_trajectory(engine):
+def test_drafts_do_not_change_the_rollouts(engine):
     prompts = prompts_of(Learner(CHECKPOINT, 1e-4, 0).tokenizer, 4)
     static, drafted = (answers_of(engine, prompts, mode, 1.0) for mode in (Static(), Speculative(4)))
-    assert rollouts_of(prompts, static, [1.0] * 4, 2) == [
-        Rollout(rollout.prompt, [[pick[:2] for pick in block] for block in rollout.blocks], 0.0)
-        for rollout in rollouts_of(prompts, drafted, [1.0] * 4, 2)
-    ]
+    assert rollouts_of(prompts, static, [1.0] * 4, 2) == rollouts_of(prompts, drafted, [1.0] * 4, 2)
 
 
 def test_an_advantage_is_the_reward_less_the_problems_mean():
-    answers = [{"trace": [{"block": 2, "revealed": [(3, 9, 0.5)]}]}] * 4
-    rollouts = rollouts_of([[1], [2]], answers, [1.0, 0.0, 1.0, 1.0], 2)
+    answer = {"token_ids": [9, 8], "step_map": [2, 1], "stop_token": {"token_id": 7, "step": 3}}
+    rollouts = rollouts_of([[1], [2]], [answer, answer, answer, answer | {"stop_token": None}], [1.0, 0.0, 1.0, 1.0], 2)
     assert [(rollout.prompt, rollout.advantage) for rollout in rollouts] == [
         ([1], 0.5),
         ([1], -0.5),
-        ([2], 0.0),
-        ([2], 0.0),
+        ([2], 0),
+        ([2], 0),
     ]
-    assert rollouts[0].blocks == [[(3, 9)]]
+    assert (rollouts[0].tokens, rollouts[0].steps) == ([9, 8, 7], [2, 1, 3])
+    assert (rollouts[3].tokens, rollouts[3].steps) == ([9, 8], [2, 1])
 
 
 def test_a_batch_holds_the_order_of_the_steps():
-    rollout = Rollout([5, 6], [[(3, 31), (2, 32)], [(1, 33), (0, 34)]], 1.0)
+    rollout = Rollout([5, 6], [32, 31, 34, 33, 35], [2, 1, 4, 3, 3], 1.0)
     batch, ranks = batch_of([rollout], Layout(8, 0, 4), 99)
-    assert batch.tokens.tolist() == [[5, 6, 32, 31, 34, 33, 99, 99]]
-    assert ranks.tolist()[0][:6] == [-1, -1, 1, 0, 1, 0]
-    assert batch.tail.tolist() == [[False] * 6 + [True] * 2]
+    assert batch.tokens.tolist() == [[5, 6, 32, 31, 34, 33, 35, 99]]
+    assert ranks.tolist()[0][:7] == [-1, -1, 1, 0, 1, 0, 0]
+    assert batch.tail.tolist() == [[False] * 7 + [True]]
 
 
 def test_an_update_makes_rewarded_answers_likelier(engine, tmp_path):

@@ -88,12 +88,16 @@ class MessageParam(StrictModel):
 
 
 class ToolParam(LenientModel):
-    """A tool that the model may call. Fields that are not here, such as `cache_control` and `strict`, are ignored."""
+    """A tool that the model may call. Fields that are not here, such as `cache_control`, are ignored.
+
+    `strict`: unsupported keywords of `input_schema` are refused, else ignored.
+    """
 
     type: Literal["custom"] | None = None
     name: ToolName
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="JSON schema of an object")
+    strict: bool | None = None
 
 
 class AnyToolChoice(StrictModel):

@@ -150,7 +150,10 @@ def _tool_use(
     tools: list[protocol.ToolParam], choice: protocol.AnyToolChoice | protocol.NamedToolChoice | None
 ) -> ToolUse | None:
     """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
-    functions = tuple(Tool(tool.name, tool.description, tool.input_schema) for tool in tools)
+    functions = tuple(
+        Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict), f"tools.{index}.input_schema")
+        for index, tool in enumerate(tools)
+    )
     if isinstance(choice, protocol.NamedToolChoice):
         return ToolUse(functions, "required", (choice.name,), parallel=False)
     if choice is None:

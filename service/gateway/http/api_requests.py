@@ -184,7 +184,10 @@ def _thinking(card: ModelCard, think: bool | None, param: str) -> _Thinking:
 
 def _calls(use: ToolUse, name: str, content: Constraint | None) -> Constraint:
     form = TOOL_FORMATS[name]
-    forms = [ToolCallForm(tool.name, form.head(tool.name), tool.schema, form.tail) for tool in use.callable]
+    forms = [
+        ToolCallForm(tool.name, form.head(tool.name), tool.schema, form.tail, tool.param, tool.strict)
+        for tool in use.callable
+    ]
     return Constraint.calls(
         CallTexts(form.opening, form.between, form.closing),
         forms,

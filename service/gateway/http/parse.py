@@ -206,7 +206,9 @@ def _of_format(form: ResponseFormat) -> Constraint | None:
         )
     if form.type == "text":
         return None
-    return Constraint.json(schema.schema_ if schema else None, _SCHEMA_PARAM if schema else "response_format")
+    if schema is None:
+        return Constraint.json(None, "response_format")
+    return Constraint.json(schema.schema_, _SCHEMA_PARAM, strict=bool(schema.strict))
 
 
 # --- errors ----------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
 
 
 class JsonSchemaFormat(StrictModel):
-    """A JSON schema as OpenAI's clients send it. `strict` changes nothing, the schema always holds."""
+    """A JSON schema as OpenAI's clients send it. `strict`: unsupported keywords are refused; else they are ignored."""
 
     name: Annotated[str, Field(max_length=64)] | None = None
     description: str | None = None

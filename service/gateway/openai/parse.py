@@ -150,8 +150,11 @@ def _options(
 
 def _tool_use(request: protocol.ChatRequest) -> ToolUse | None:
     """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
-    functions = (spec.function for spec in request.tools)
-    tools = tuple(Tool(function.name, function.description, function.parameters) for function in functions)
+    functions = enumerate(spec.function for spec in request.tools)
+    tools = tuple(
+        Tool(item.name, item.description, item.parameters, bool(item.strict), f"tools.{index}.function.parameters")
+        for index, item in functions
+    )
     choice, parallel = request.tool_choice, request.parallel_tool_calls
     if isinstance(choice, protocol.NamedTool):
         return ToolUse(tools, "required", (choice.function.name,), parallel=False)

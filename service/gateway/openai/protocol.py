@@ -70,7 +70,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class FunctionSpec(StrictModel):
-    """A function. `strict` changes nothing: arguments always fit the schema `parameters`."""
+    """A function. `strict`: unsupported keywords of `parameters` are refused; else they are ignored."""
 
     name: ToolName
     description: str | None = None

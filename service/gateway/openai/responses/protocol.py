@@ -97,7 +97,7 @@ InputItem = Annotated[
 
 
 class FunctionTool(StrictModel):
-    """A function that the model may call. `strict` changes nothing: arguments always fit `parameters`."""
+    """A function that the model may call. `strict`: unsupported keywords of `parameters` are refused, else ignored."""
 
     type: Literal["function"]
     name: ToolName
@@ -128,7 +128,7 @@ class PlainFormat(StrictModel):
 
 
 class SchemaFormat(StrictModel):
-    """JSON that fits a schema. `strict` changes nothing, the schema always holds."""
+    """JSON that fits a schema. `strict`: unsupported keywords are refused, else ignored."""
 
     type: Literal["json_schema"]
     name: str | None = Field(None, max_length=64)
