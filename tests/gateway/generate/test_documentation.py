@@ -159,6 +159,8 @@ async def test_the_contracts_fields_are_all_there_are() -> None:
         "stream",
         "timeout_s",
         "return_trace",
+        "return_step_map",
+        "n",
         "stream_steps",
         "cache_salt",
         "prompt_cache_key",
@@ -173,4 +175,4 @@ async def test_the_contracts_fields_are_all_there_are() -> None:
     }
     assert {name for model in REQUESTS.values() for name in model.model_fields} - KNOBS.keys() == fields
     async with over(Scripted()) as http:
-        assert "is not a field" in (await refused(http, body(n=1)))["message"]
+        assert "is not a field" in (await refused(http, body(logit_bias={})))["message"]
