@@ -175,6 +175,8 @@ def stats_of(stats: Stats) -> AnswerStats:
         "queue_ms": milliseconds(stats.queue_s),
         "first_block_ms": None if first_s is None else milliseconds(first_s),
         "total_ms": milliseconds(stats.total_s),
+        "weight_version": stats.weight_version,
+        "mrp_version": stats.mrp_version,
     }
 
 

@@ -274,6 +274,9 @@ class AnswerStats(TypedDict):
 
     `forced_tokens`: tokens that a constraint forced, for which no forward was needed.
 
+    `weight_version`: the version of the weights that answered. `mrp_version`: the version that MRP came with, null
+    without MRP. If it is lower, drafts come from an older module.
+
     Times count from the arrival of the request at the ingress.
     """
 
@@ -289,6 +292,8 @@ class AnswerStats(TypedDict):
     queue_ms: float
     first_block_ms: float | None
     total_ms: float
+    weight_version: int
+    mrp_version: int | None
 
 
 class DecodedStats(AnswerStats):
