@@ -167,7 +167,7 @@ class EngineThread:
     async def update_weights(self, apply: Callable[[], None], versions: tuple[int, int], *, cut: bool) -> None:
         """Lets `apply` change the weights on the engine's thread, when no request runs. Waiting requests stay queued.
 
-        `versions`: of the weights, and of MRP among them.
+        `versions`: the versions of the weights and of MRP.
         `cut`: running requests end with WeightsChanged; else they finish first. One update_weights at a time. Raises
         ReplicaStopping if the engine stops or has stopped; EngineFailed if `apply` fails, which ends the engine.
         """

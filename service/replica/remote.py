@@ -162,7 +162,7 @@ class EngineProcessClient(Frames):
         return Path((await self._call(messages.LoadWeights(folders, newest_only))).path)
 
     async def apply_weights(self, versions: tuple[int, int], *, abort: bool) -> None:
-        """Replaces the served weights by the loaded ones. `versions`: of the weights, and of MRP among them.
+        """Replaces the served weights by the loaded ones. `versions`: the versions of the weights and of MRP.
 
         `abort`: running requests end; else they finish first.
         """

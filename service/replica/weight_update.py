@@ -94,6 +94,6 @@ def _follows(weights: Weights, served: Weights) -> bool:
 
     Its other folders are then served folders in the same order. Folders between them are overlaid by the newest one.
     """
-    *kept, _ = weights.all_folders
+    *earlier, _ = weights.all_folders
     served_folders = iter(served.all_folders)
-    return bool(kept) and all(folder in served_folders for folder in kept)
+    return bool(earlier) and all(folder in served_folders for folder in earlier)
