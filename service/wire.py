@@ -42,11 +42,21 @@ class Weights(Data, frozen=True):
 
     `version`: 0 for the weights that a replica starts with; every weight update raises it. `base`: the setting `model`.
     Versions are compared only between weights of the same base.
+    `folders`: the folders that have the weights, if `model` is not the only one. A weight comes from the last folder
+    that has it. `mrp_version`: the version that MRP came with. `partial`: whether `model` may have any of the weights.
     """
 
     version: int = 0
     model: str = ""
     base: str = ""
+    folders: tuple[str, ...] = ()
+    mrp_version: int = 0
+    partial: bool = False
+
+    @property
+    def all_folders(self) -> tuple[str, ...]:
+        """The folders that have the weights."""
+        return self.folders or (self.model,)
 
     def older_than(self, other: Weights) -> bool:
         """Whether `other` is newer. Of two weights of one version, every process takes the same for newer."""

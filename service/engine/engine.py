@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -61,7 +61,7 @@ class Ranks(Protocol):
     ) -> ModelForward:
         """The networks over all ranks. `checkpoint`: the part of this process."""
 
-    def fetch(self, name: str, options: LoadOptions) -> Checkpoint:
+    def fetch(self, folders: Sequence[str], options: LoadOptions, *, newest_only: bool) -> Checkpoint:
         """Loads new weights for all parts beside the served weights. Returns the part of this process."""
 
     def apply(self, fresh: Checkpoint) -> None:
@@ -92,7 +92,7 @@ class Engine:
     """Decodes requests with one checkpoint. Not thread-safe.
 
     `progress`: the decoding steps of the last `step`, for requests with `report_steps`.
-    `version`: the version of the weights, which `update_weights` sets.
+    `version`, `mrp_version`: the versions of the weights, and of MRP among them. `update_weights` sets them.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class Engine:
         self._observer = SafeObserver(observer)
         self._clock = deps.clock
         self.version, self._held = 0, False
+        self.mrp_version = 0 if has_mrp else None
         self.progress: list[BlockProgress] = []
         self._executor = ForwardExecutor(runner, self._clock)
         self._overlap = TwoBatchOverlap(config.overlap, self._planner, asynchronous=checkpoint.device.type == "cuda")
@@ -198,8 +199,10 @@ class Engine:
             self.abort(request_id)
         return request_ids
 
-    def update_weights(self, apply: Callable[[], None], version: int) -> None:
+    def update_weights(self, apply: Callable[[], None], version: int, mrp_version: int | None = None) -> None:
         """Lets `apply` change the weights, and drops the KV of the old weights. No request may run.
+
+        `mrp_version`: the version of MRP; None: `version`.
 
         An error of `apply` is the end of the engine: it may have changed some weights only.
         """
@@ -210,6 +213,8 @@ class Engine:
         apply()
         self._pages.clear()
         self.version, self._held = version, False
+        if self.mrp_version is not None:
+            self.mrp_version = version if mrp_version is None else mrp_version
 
     # --- decoding ----------------------------------------------------------------------------------
 
@@ -218,7 +223,7 @@ class Engine:
         if self._held:
             return
         for running in self._scheduler.admit():
-            running.stats.begin(self._clock, self.version)
+            running.stats.begin(self._clock, self.version, self.mrp_version)
             try:
                 if running.request.version not in {None, self.version}:
                     raise WeightsChanged(

@@ -194,6 +194,7 @@ class Stats(Data, frozen=True):
     `cached_tokens`: tokens of the prompt that were in the prefix cache.
     `forced_tokens`: tokens that the request's grammar forced, for which no forward was needed.
     `prefill_s`: when the last whole block of the prompt was stored; None if the prompt has no whole block.
+    `weight_version`, `mrp_version`: the versions of the weights, and of MRP among them; None if there is no MRP.
     """
 
     forwards: ForwardCounts = ForwardCounts()
@@ -208,6 +209,8 @@ class Stats(Data, frozen=True):
     prefill_s: float | None = None
     first_block_s: float | None = None
     total_s: float = 0.0
+    weight_version: int = 0
+    mrp_version: int | None = None
 
     @property
     def tokens_per_forward(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from service.constraints.vocabulary import TokenVocabulary
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, Observer
 from service.engine.memory_plan import MemoryPlan, RequestedSizes, plan_memory
 from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model.config import CheckedUpdate
 from service.model.device import DeviceMemory, is_out_of_memory, memory_of, pick_device, pick_dtype
 from service.model.weight_update import apply_update, check_update, load_update
 from service.parallel import TensorParallelExecutor
@@ -77,16 +78,16 @@ class EngineCore:
         grammar = await self.compiler.compile(constraint, Owner(request.tenant, request.cache_salt))
         return replace(request, grammar=grammar, delay_s=time.monotonic() - began)
 
-    def check_weights(self, model: str) -> None:
+    def check_weights(self, folders: Sequence[str], *, is_partial: bool) -> CheckedUpdate:
         """Whether other weights could be loaded. Raises the errors of `model.weight_update.check_update`. Blocks."""
-        check_update(model, self.info.config, self._options)
+        return check_update(folders, self.info.config, self._options, partial=is_partial)
 
-    def load_weights(self, model: str) -> tuple[Callable[[], None], Path]:
-        """Loads new weights. Returns the function that applies them, and their folder. Blocks."""
+    def load_weights(self, folders: Sequence[str], *, newest_only: bool) -> tuple[Callable[[], None], Path]:
+        """Loads new weights. Returns the function that applies them, and the newest folder. Blocks."""
         if self.ranks is None:
-            fresh = load_update(model, self.info.config, self._options)
+            fresh = load_update(folders, self.info.config, self._options, newest_only=newest_only)
             return partial(apply_update, self._checkpoint, fresh), fresh.path
-        fresh = self.ranks.fetch(model, self._options)
+        fresh = self.ranks.fetch(folders, self._options, newest_only=newest_only)
         return partial(self.ranks.apply, fresh), fresh.path
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class GenerateBuilder(ResponseBuilder):
         return {"text": answer.text, "token_ids": answer.token_ids, **done, **record}
 
     def step(self, index: int, progress: Progress) -> bytes:
-        return b"".join(frame("step", {**step, **self._choice(index)}) for step in _steps(progress))
+        return b"".join(frame("step", step) for step in _steps(progress, self._choice(index)))
 
     def piece(self, index: int, chunk: Chunk) -> bytes:
         body: BlockFrame = {
@@ -83,8 +83,9 @@ class GenerateBuilder(ResponseBuilder):
             "seed": request.sampling.seed,
             "usage": _usage(ending.prompt_tokens, ending.completion_tokens),
             "stats": stats_of(ending.stats),
-            **self._choice(index),
         }
+        if len(self.requests) > 1:
+            body["choice"] = index
         if request.constraint is not None:
             body["constraint_met"] = ending.constraint_met
         if request.return_step_map:
@@ -113,7 +114,7 @@ def generate_router(upstream: Upstream) -> APIRouter:
     return router
 
 
-def _steps(progress: Progress) -> list[StepFrame]:
+def _steps(progress: Progress, choice: ChoiceIndex) -> list[StepFrame]:
     """One frame for each step."""
     return [
         {
@@ -122,6 +123,7 @@ def _steps(progress: Progress) -> list[StepFrame]:
             "texts": {token: progress.texts[token] for token in _tokens(step)},
             "prompt_positions": progress.prompt_positions,
             "ms": milliseconds(progress.total_s),
+            **choice,
         }
         for index, step in enumerate(progress.steps, progress.first)
     ]
@@ -173,6 +175,8 @@ def stats_of(stats: Stats) -> AnswerStats:
         "queue_ms": milliseconds(stats.queue_s),
         "first_block_ms": None if first_s is None else milliseconds(first_s),
         "total_ms": milliseconds(stats.total_s),
+        "weight_version": stats.weight_version,
+        "mrp_version": stats.mrp_version,
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -226,10 +226,20 @@ def explain(problems: Sequence[Any], schema: type[BaseModel]) -> InvalidRequest:
     `schema`: the model of the body.
     """
     explained = [_explain(problem, schema) for problem in problems[:_EXPLAINED]]
-    messages = list(dict.fromkeys(message for _, message in explained))
+    messages = _with_lists_once(dict.fromkeys(message for _, message in explained))
     if len(problems) > _EXPLAINED:
         messages.append(f"and {len(problems) - _EXPLAINED} more")
     return InvalidRequest("; ".join(messages), param=explained[0][0])
+
+
+def _with_lists_once(messages: Iterable[str]) -> list[str]:
+    """The messages. Only the first of those with the same list of fields has it."""
+    shortened, lists = list[str](), set[str]()
+    for message in messages:
+        rest, _, fields = message.partition("; known are ")
+        shortened.append(rest if fields in lists else message)
+        lists.add(fields)
+    return shortened
 
 
 def _explain(problem: Mapping[str, Any], schema: type[BaseModel]) -> tuple[str | None, str]:

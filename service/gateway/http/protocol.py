@@ -294,6 +294,9 @@ class AnswerStats(TypedDict):
 
     `forced_tokens`: tokens that a constraint forced, for which no forward was needed.
 
+    `weight_version`: the version of the weights that answered. `mrp_version`: the version that MRP came with, null
+    without MRP. If it is lower, drafts come from an older module.
+
     Times count from the arrival of the request at the ingress.
     """
 
@@ -309,6 +312,8 @@ class AnswerStats(TypedDict):
     queue_ms: float
     first_block_ms: float | None
     total_ms: float
+    weight_version: int
+    mrp_version: int | None
 
 
 class DecodedStats(AnswerStats):

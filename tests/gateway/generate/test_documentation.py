@@ -159,6 +159,8 @@ async def test_the_contracts_fields_are_all_there_are() -> None:
         "stream",
         "timeout_s",
         "return_trace",
+        "return_step_map",
+        "n",
         "stream_steps",
         "cache_salt",
         "prompt_cache_key",
