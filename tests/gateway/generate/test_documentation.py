@@ -172,8 +172,6 @@ async def test_the_contracts_fields_are_all_there_are() -> None:
         "regex",
         "choice",
         "grammar",
-        "n",
-        "return_step_map",
     }
     fields |= {"min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
     fields |= {"logit_bias", "min_tokens", "bad_words"}
