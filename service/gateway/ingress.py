@@ -28,6 +28,7 @@ from service.gateway.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, erro
 from service.gateway.failover import REASONS, FailoverPolicy
 from service.gateway.http.driver import JsonAnswer, Upstream, locked
 from service.gateway.http.errors import install_error_handlers
+from service.gateway.http.fields import IgnoredFields, IgnoredFieldsLog
 from service.gateway.http.generate import generate_router
 from service.gateway.http.middleware import BodyLimit, OriginGate, RequestId, sent_key
 from service.gateway.http.models import Models, models_json
@@ -81,6 +82,7 @@ class Ingress:
         self._availability = Availability(backend, self._admission, settings.request_timeout_s, self._see_card)
         self._weights = ServiceWeights(backend, settings.model, self._availability.look)
         self._load = LoadHysteresis()
+        self._ignored_fields = IgnoredFieldsLog()
         self.draining = Draining()
         failover = FailoverPolicy(settings.max_failovers, self._count_failover, lambda: self._weights.newest)
         self._answers = RequestPipeline(backend, self._admission, self.draining, failover, settings.model_name)
@@ -219,7 +221,17 @@ class Ingress:
         key, card = request.state.api_key, await self._card()
         salted = str if self._settings.share_prefixes_between_keys else key.salted
         limit_s = self._settings.request_timeout_s
-        return RequestContext(card, limit_s, key.name, key.weight, salted, current_origin(), self._weights.newest)
+        return RequestContext(
+            card,
+            limit_s,
+            key.name,
+            key.weight,
+            salted,
+            current_origin(),
+            self._weights.newest,
+            self._settings.default_max_tokens,
+            IgnoredFields(self._settings.strict_fields, self._ignored_fields),
+        )
 
     def _see_card(self, card: ModelCard) -> None:
         self._weights.see(card)

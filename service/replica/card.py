@@ -19,7 +19,7 @@ from service.decode.registry import default_knobs, default_mode
 from service.errors import SettingsError
 from service.quality.presets import presets_of
 from service.replica.messages import EngineInfo
-from service.settings import Settings, slots_of
+from service.settings import ANY_NAME, Settings, slots_of
 from service.text import TextCodec
 from service.wire import Example, ModelCard, Weights
 
@@ -55,6 +55,8 @@ def make_card(settings: Settings, info: EngineInfo, codec: TextCodec) -> ModelCa
         tools_problem=codec.tools_problem,
         thinking=codec.thinking,
         weights=Weights(0, settings.model, settings.model),
+        aliases=settings.model_names[1:],
+        any_name=ANY_NAME in settings.served_model_name,
     )
 
 

@@ -134,7 +134,7 @@ async def respond(api: Api, upstream: Upstream, request: Request) -> Response:
         answers = await all_of(
             [complete(index, replica_request) for index, replica_request in enumerate(builder.requests)]
         )
-        return JsonAnswer(await builder.whole(answers))
+        return JsonAnswer(await builder.whole(answers), headers=context.ignored.headers)
     frames = StreamFrames(api, builder, upstream.count, request.scope["request_id"])
     streams = [upstream.stream(replica_request, charge) for replica_request in builder.requests]
     items: AsyncGenerator[Any]
@@ -145,7 +145,7 @@ async def respond(api: Api, upstream: Upstream, request: Request) -> Response:
         items, events = merged(streams), lambda pair: frames.events(*pair)
     with api.renamed():
         first = await first_of(items)
-    return FrameStream(frames.written(first, items, events), items)
+    return FrameStream(frames.written(first, items, events), items, context.ignored.headers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
@@ -27,11 +27,16 @@ def frame(event: str, data: Any) -> bytes:
 
 
 class FrameStream(StreamingResponse):
-    """A response made of frames. The frames and their items are closed however the response ends."""
+    """A response made of frames. The frames and their items are closed however the response ends.
 
-    def __init__(self, frames: AsyncGenerator[bytes], items: AsyncGenerator[Any]) -> None:
+    `headers`: further headers.
+    """
+
+    def __init__(
+        self, frames: AsyncGenerator[bytes], items: AsyncGenerator[Any], headers: Mapping[str, str] = {}
+    ) -> None:
         self._frames, self._items = frames, items
-        super().__init__(self._frames, media_type=MEDIA_TYPE, headers=HEADERS)
+        super().__init__(self._frames, media_type=MEDIA_TYPE, headers={**HEADERS, **headers})
 
     async def stream_response(self, send: Send) -> None:
         """Sends the frames, and comments while none comes."""

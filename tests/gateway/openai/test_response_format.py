@@ -90,7 +90,7 @@ async def test_an_answer_that_was_cut_is_told_by_the_client(client: openai.Async
 async def test_a_schema_that_is_not_supported_is_a_bad_request(client: openai.AsyncOpenAI) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"items": {"uniqueItems": True}}}}
     for stream in (False, True):
-        with pytest.raises(openai.UnprocessableEntityError) as caught:
+        with pytest.raises(openai.BadRequestError) as caught:
             await client.chat.completions.create(model="golden", messages=MESSAGES, response_format=form, stream=stream)
         assert caught.value.param == "response_format.json_schema.schema"
         assert "at /items: " in caught.value.message
