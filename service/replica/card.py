@@ -55,6 +55,7 @@ def make_card(settings: Settings, info: EngineInfo, codec: TextCodec) -> ModelCa
         tools_problem=codec.tools_problem,
         thinking=codec.thinking,
         weights=Weights(0, settings.model, settings.model),
+        created=int((info.path / "config.json").stat().st_mtime),
         aliases=settings.model_names[1:],
         any_name=ANY_NAME in settings.served_model_name,
     )

@@ -76,7 +76,7 @@ def openai_router(upstream: Upstream) -> APIRouter:
     async def model(model_id: str) -> Response:
         card = await upstream.card()
         check_model(model_id, card)
-        return JsonAnswer(model_json(card))
+        return JsonAnswer(model_json(card, model_id))
 
     return router
 
