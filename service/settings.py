@@ -174,6 +174,11 @@ class Settings(BaseSettings):
     # the server
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port to listen on")
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="comma-separated origins of web pages that may use the service (CORS), such as "
+        "`https://chat.example`; `*`: any page; default: none",
+    )
     api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
         (), repr=False, description="comma-separated keys or `sha256:<hex>`; no keys and no key file: open"
     )
@@ -296,15 +301,15 @@ class Settings(BaseSettings):
             )
         return self
 
-    @field_validator("served_model_name", mode="before")
+    @field_validator("served_model_name", "allowed_origins", mode="before")
     @classmethod
-    def _split(cls, value: object) -> object:
+    def _split(cls, value: object, about: ValidationInfo) -> object:
         names = value.split(",") if isinstance(value, str) else value
         if not isinstance(names, (list, tuple)):
             return () if names is None else names
         names = tuple(name.strip() if isinstance(name, str) else name for name in names)
         if "" in names:
-            raise SettingsError("served_model_name has an empty name", param="served_model_name")
+            raise SettingsError(f"{about.field_name} has an empty name", param=about.field_name)
         return names
 
     @field_validator("api_keys", "admin_keys", mode="before")
