@@ -21,7 +21,7 @@ from benchmarks.options import SeveralOption, heldout, run
 from benchmarks.shapes import config_in_shape, shape_named
 from benchmarks.throughput import Workload, encoded
 from service.calibration.plans import parse_plan
-from service.cli.options import BlockSizeOption, ModelOption, OutputOption, load, load_options, use_threads
+from service.cli.options import CheckpointOptions, OutputOption, use_threads, with_fields
 from service.cli.output import Counter, results, table
 from service.decode.mode import DecodingMode
 from service.decode.policy import Prediction
@@ -31,7 +31,8 @@ from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending
 from service.errors import InvalidRequest, SettingsError
-from service.model import Checkpoint, ModelConfig
+from service.model import Checkpoint, ModelConfig, load_checkpoint
+from service.model.files import display_name
 from service.quality.schema import Plan
 from service.text import TextCodec
 
@@ -60,13 +61,13 @@ _PLANS = [
 ]
 
 
+@with_fields("options", CheckpointOptions)
 def command(
     shape: Annotated[str, typer.Option(help="Published shape: qwen3-0.6b, sdar-1.7b, sdar-4b, sdar-8b, sdar-30b-a3b.")],
     gpu: Annotated[str, typer.Option(help="rtx-4090, l40s, a100-80gb, h100 or h200, by its data sheet.")],
-    model: ModelOption = None,
+    options: CheckpointOptions,
     concurrency: SeveralOption = [1, 8, 32, 128],  # noqa: B006
     plan: Annotated[list[str], typer.Option(help="A mode and its knobs; may be given again.")] = _PLANS,
-    block_size: BlockSizeOption = None,
     context: Annotated[int, typer.Option(min=0, help="Tokens that a row reads besides its own.")] = 256,
     above_floor: Annotated[float, typer.Option(min=1, help="A forward's time over the least that it can take.")] = 1.25,
     forward_us: Annotated[float, typer.Option(min=0, help="Microseconds to start and read a forward.")] = 200,
@@ -85,17 +86,17 @@ def command(
     sizes, plans = shape_named(shape), [parse_plan(text) for text in plan]
     drawn = heldout(problems, seed=1)
     use_threads(None)
-    checkpoint = load(model, load_options("cpu", "float32", block_size))
+    checkpoint = load_checkpoint(options.name, options.on("cpu", "float32"))
     workload = Workload(encoded(TextCodec.load(checkpoint.path), drawn), fewest=requests)
     assumed = Assumptions(above_floor, 1e-6 * forward_us, 1e-6 * request_us, context=context)
     prices = Prices(config_in_shape(checkpoint, sizes), GPUS[gpu], assumed)
-    rows = list[dict[str, Any]]()
+    rows, name = list[dict[str, Any]](), display_name(checkpoint.path)
     with Counter(len(concurrency) * len(plans)) as counter:
         for together in concurrency:
             first: PredictedSpeed | None = None
             for made in predict(checkpoint, workload, plans, together, prices):
                 first = first or made
-                rows.append(_row(made, first) | {"shape": shape, "gpu": gpu, "assumed": asdict(assumed)})
+                rows.append(_row(made, first) | {"shape": shape, "gpu": gpu, "assumed": asdict(assumed), "model": name})
                 counter.next(f"{together} together, {rows[-1]['plan']}")
     if output:
         output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

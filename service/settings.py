@@ -71,7 +71,10 @@ class Settings(BaseSettings):
     config: Path | None = Field(None, description="YAML or JSON file with any of the settings below")
 
     # the model
-    model: str = Field(str(Path(__file__).parent / "demo"), description="folder or hub name of a checkpoint")
+    model: str = Field(
+        str(Path(__file__).parent / "demo"),
+        description="folder or hub name of a checkpoint; owner/name@revision pins it",
+    )
     served_model_name: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="comma-separated names that requests may use, the first one for answers; `*`: any name; default: "
@@ -234,7 +237,7 @@ class Settings(BaseSettings):
     def model_names(self) -> tuple[str, ...]:
         """The model's names, first the name in answers."""
         names = tuple(name for name in self.served_model_name if name != ANY_NAME)
-        return names or (self.model.rstrip("/").rpartition("/")[2],)
+        return names or (self.model.rstrip("/").rpartition("/")[2].partition("@")[0],)
 
     @property
     def model_name(self) -> str:

@@ -21,6 +21,7 @@ from service.decode.block import StepKind
 from service.decode.knobs import KnobValue
 from service.decode.mode import ScoreMode
 from service.decode.modes import Mode
+from service.decode.step_map import TokenStep
 from service.engine.request import FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY
@@ -74,12 +75,14 @@ class Resume(Data, frozen=True):
     """The blocks of an answer that other replicas have delivered: their tokens, number and statistics.
 
     `version`: the version of the weights that decoded them. Only these weights may continue the answer.
+    `num_steps`: the number of their steps, if the request wants a step map.
     """
 
     token_ids: Private[tuple[int, ...]] = ()
     num_blocks: int = 0
     stats: Stats = Stats()
     version: int = 0
+    num_steps: int = 0
 
 
 class Scoring(Data, frozen=True):
@@ -119,6 +122,7 @@ class ReplicaRequest(Data, frozen=True):
     `tools`: the tools that the prompt shows, in the form of chat templates. `think`: whether the prompt asks for
     thinking; None leaves it to the chat template.
     `top_logprobs`: the number of likeliest tokens that are named beside each token, if `return_pieces`.
+    `return_step_map`: whether chunks have the steps of their tokens, as with `return_pieces`.
     `scoring`: positions of the prompt are scored, and nothing is decoded.
     `weights`: the oldest weights that may answer; None: any.
     `quality`: the preset that `params` were chosen by, empty if the request named none.
@@ -143,6 +147,7 @@ class ReplicaRequest(Data, frozen=True):
     return_trace: bool = False
     stream_steps: bool = False
     return_pieces: bool = False
+    return_step_map: bool = False
     cache_salt: str = ""
     priority: int = DEFAULT_PRIORITY
     tenant: str = ""
@@ -179,6 +184,7 @@ class Ending(Data, frozen=True, tag=3):
 
     `constraint_met`: whether the answer satisfies the request's constraint; None without one. `stop_text`: the text of
     the request's `stop` that ended the answer, None if none did. `position_scores`: the result of `scoring`.
+    `stop_token`: the stop token that ended the answer, with its step, if the request wants a step map.
     """
 
     finish_reason: FinishReason
@@ -188,6 +194,7 @@ class Ending(Data, frozen=True, tag=3):
     constraint_met: bool | None = None
     stop_text: Private[str | None] = None
     position_scores: Private[tuple[PositionScores, ...]] = ()
+    stop_token: Private[TokenStep | None] = None
 
 
 class Chunk(Data, frozen=True, tag=2):
@@ -196,7 +203,7 @@ class Chunk(Data, frozen=True, tag=2):
     A chunk has one block, or several of a whole answer. The last chunk carries the `ending`, so the receiver of the
     whole answer knows that it is complete. Every other chunk ends at the end of a block, where another replica can
     continue. `index`: the index of the last block. `prompt_tokens`: the tokens of the whole prompt. `version`: the
-    version of the weights that decoded the chunk.
+    version of the weights that decoded the chunk. `step_map`: the step of each token, on request.
     """
 
     index: int
@@ -208,6 +215,7 @@ class Chunk(Data, frozen=True, tag=2):
     pieces: Private[tuple[TokenText, ...]] = ()
     prompt_tokens: int = 0
     version: int = 0
+    step_map: Private[tuple[TokenStep, ...]] = ()
 
 
 class TraceStep(TypedDict):
@@ -245,6 +253,7 @@ class Answer(Data, frozen=True):
     ending: Ending
     trace: Private[tuple[TraceStep, ...]] = ()
     pieces: Private[tuple[TokenText, ...]] = ()
+    step_map: Private[tuple[TokenStep, ...]] = ()
 
     @classmethod
     def from_chunks(cls, chunks: Sequence[Chunk], ending: Ending) -> Answer:
@@ -255,6 +264,7 @@ class Answer(Data, frozen=True):
             ending,
             tuple(step for chunk in chunks for step in chunk.trace),
             tuple(piece for chunk in chunks for piece in chunk.pieces),
+            tuple(step for chunk in chunks for step in chunk.step_map),
         )
 
 

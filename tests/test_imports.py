@@ -58,6 +58,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.constraints.constraint",
         "service.data",
         "service.decode.block",
+        "service.decode.step_map",
         "service.decode.knobs",
         "service.decode.modes",
         "service.decode.mode",
@@ -91,6 +92,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.engine",
         "service.parallel",
         "service.decode.block",
+        "service.decode.step_map",
         "service.decode.modes",
         "service.decode.registry",
         "service.model",
@@ -100,6 +102,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.tracebacks",
     ),
     "service.gateway.http": (
+        "service.defaults",
         "service.admission.charge",
         "service.wire",
         "service.text.tools",
@@ -121,7 +124,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.wire",
         "service.text.token_text",
         "service.text.tools",
-        "service.engine.request",
         "service.errors",
     ),
     "service.gateway.anthropic": (

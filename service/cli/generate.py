@@ -13,16 +13,12 @@ from msgspec.structs import asdict
 
 from service.cli.options import (
     AttentionOption,
-    BlockSizeOption,
-    DeviceOption,
-    DtypeOption,
     Knobs,
-    ModelOption,
+    ModelOptions,
     RanksOption,
     ThreadsOption,
-    load_options,
-    ranks_of,
     use_threads,
+    with_fields,
     with_knobs,
 )
 from service.cli.output import notes
@@ -37,9 +33,10 @@ if TYPE_CHECKING:
 
 
 @with_knobs
+@with_fields("options", ModelOptions)
 def command(
     prompt: Annotated[str, typer.Argument(help="The user's message, or with --raw the text to continue.")],
-    model: ModelOption = None,
+    options: ModelOptions,
     mode: Annotated[str | None, typer.Option(help=f"{', '.join(MODES)}; default: speculative.")] = None,
     quality: Annotated[
         str | None, typer.Option(help="lossless, balanced or fast, instead of a mode and its knobs.")
@@ -57,10 +54,7 @@ def command(
     choice: Annotated[list[str] | None, typer.Option(help="A text that the answer may be; repeatable.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text instead of answering a message.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
     attention: AttentionOption = "auto",
-    block_size: BlockSizeOption = None,
     threads: ThreadsOption = None,
     tensor_parallel_size: RanksOption = 1,
 ) -> None:
@@ -75,8 +69,7 @@ def command(
         raise InvalidRequest("the prompt is empty, at least one token is needed", param="prompt")
     constraint = _constraint(schema, regex, choice)
     use_threads(threads, tensor_parallel_size)
-    loading = load_options(device, dtype, block_size)
-    with ranks_of(tensor_parallel_size, model, loading) as (checkpoint, deps):
+    with options.ranks(tensor_parallel_size) as (checkpoint, deps):
         codec = TextCodec.load(checkpoint.path)
         ids = codec.encode(prompt) if raw else codec.encode_message(prompt)
         grammar = None

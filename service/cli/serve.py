@@ -43,7 +43,7 @@ def command(**options: Any) -> None:
 def run(settings: Settings) -> None:
     """Starts the service and prints its address. Exits when it has ended; `Exit` names the statuses."""
     started = time.monotonic()
-    preflight.check(settings)
+    settings = preflight.check(settings)
     for warning in private.check_files(settings):
         _say(f"warning: {warning}")
     _say(f"loading {settings.model_name} …")

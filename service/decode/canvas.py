@@ -156,7 +156,7 @@ class Canvas:
 
     def reveal(self, kind: StepKind, picks: Iterable[Pick]) -> None:
         """Reveals the picks and records the step."""
-        self.record(new_tuple(Step, (kind, tuple(picks), (), (), 0, ())))
+        self.record(new_tuple(Step, (kind, tuple(picks), (), (), 0, (), ())))
 
     def record(self, step: Step, after: Block | None = None) -> None:
         """Reveals the picks of a step and records it. `after`: the state that follows, None: it is computed."""

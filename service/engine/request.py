@@ -18,6 +18,7 @@ from service.decode.knobs import AUTO
 from service.decode.mode import DecodingMode, ScoreMode
 from service.decode.modes import Mode, Static
 from service.decode.registry import leaves_drafts_open, served_without_mrp
+from service.decode.step_map import StepMap, TokenStep
 from service.errors import InvalidRequest, ModeNotAvailable, MrpServeError, PromptTooLong
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
 
@@ -240,6 +241,13 @@ class Completion:
     stats: Stats
     blocks: tuple[BlockEvent, ...] = ()
     constraint_met: bool | None = None
+
+    @property
+    def step_map(self) -> tuple[TokenStep, ...]:
+        """The step of each token, and of the stop token that ended the answer. Empty if its events have no steps."""
+        counted = StepMap()
+        tokens = [token for block in self.blocks for token in counted.add(block.steps)]
+        return tuple(tokens[: len(self.token_ids) + (self.finish_reason == "stop")])
 
     def __repr__(self) -> str:
         speed = f"{self.stats.tokens_per_forward:.2f} tokens a forward"

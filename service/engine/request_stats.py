@@ -76,7 +76,7 @@ class RequestStats:
         self, index: int, tokens: tuple[int, ...], steps: Sequence[Step] = (), end: EventEnd = _GOES_ON
     ) -> None:
         """Adds the event of block `index`: its tokens, its steps, and how the request ends with it."""
-        for kind, revealed, remasked, drafted, accepted, _ in steps:
+        for kind, revealed, remasked, drafted, accepted, *_ in steps:
             if drafted:
                 self._proposed += len(drafted)
                 self._accepted += accepted

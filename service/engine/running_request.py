@@ -73,6 +73,17 @@ class RunningRequest:
         return max(0, self._prompt_blocks - self._unwritten[0].index) if self._unwritten else 0
 
     @property
+    def stores_next(self) -> bool:
+        """Whether the next block that it stores is the first of its prompt without a shared page."""
+        return bool(self._unwritten) and self._unwritten[0].index == self.lease.num_shared
+
+    def skip_stored(self, count: int) -> None:
+        """The next `count` blocks of its prompt are stored by others, and its lease has their pages."""
+        for _ in range(count):
+            self._unwritten.popleft()
+        self.stats.cached_tokens += count * self._block_size
+
+    @property
     def num_pages(self) -> int:
         """The number of pages that each state of its block reads."""
         return self._drafts.pages

@@ -205,7 +205,7 @@ class Replica:
             waited_s=waited_s,
             num_continued=len(sent),
             report_steps=request.stream_steps,
-            keep_steps=request.return_trace or request.return_pieces,
+            keep_steps=request.return_trace or request.return_pieces or request.return_step_map,
             together=1 if request.stop else request.together,  # a stop text ends the request early
             logprobs=LogprobsRequest(request.top_logprobs) if request.top_logprobs else None,
             version=request.resume.version if request.resume.num_blocks else None,

@@ -91,8 +91,12 @@ class TestPredict:
 class TestRefusals:
     @pytest.fixture(autouse=True)
     def nothing_is_loaded(self, monkeypatch):
-        for name in ("evaluate.load", "text.load", "loads.load_in_shape", "speed.load_in_shape"):
-            monkeypatch.setattr(f"benchmarks.{name}", lambda *_, **__: pytest.fail("a checkpoint was loaded"))
+        for name in (
+            "service.cli.options.ModelOptions.load",
+            "benchmarks.loads.load_in_shape",
+            "benchmarks.speed.load_in_shape",
+        ):
+            monkeypatch.setattr(name, lambda *_, **__: pytest.fail("a checkpoint was loaded"))
 
     @pytest.mark.parametrize(
         ("words", "said"),

@@ -37,7 +37,12 @@ def _blocks_of(content: object) -> object:
 
 def _block_of(block: object) -> object:
     kind = block.get("type") if isinstance(block, Mapping) else None
-    if not isinstance(block, Mapping) or kind in _BLOCKS or (text := part_text(block)) is None:
+    if (
+        not isinstance(block, Mapping)
+        or not isinstance(kind, str)
+        or kind in _BLOCKS
+        or (text := part_text(block)) is None
+    ):
         return block
     return {"type": "text", "text": text} if text or kind == "text" else None
 
@@ -104,12 +109,16 @@ class MessageParam(StrictModel):
 
 
 class ToolParam(LenientModel):
-    """A tool that the model may call. Fields that are not here, such as `cache_control` and `strict`, are ignored."""
+    """A tool that the model may call. Fields that are not here, such as `cache_control`, are ignored.
+
+    `strict`: unsupported keywords of `input_schema` are refused, else ignored.
+    """
 
     type: Literal["custom"] | None = None
     name: ToolName
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="JSON schema of an object")
+    strict: bool | None = None
 
 
 class AnyToolChoice(StrictModel):

@@ -64,7 +64,7 @@ _REFUSED: Final = {"container": "", "max_new_tokens": "max_tokens", "mcp_servers
 FIELDS = BodyFields(PASSED - {"stop"}, {"mcp_servers": ([],)}, _REFUSED, _HINTS)
 
 
-_Request = TypeVar("_Request", bound=protocol.PromptRequest)
+_MessagesBody = TypeVar("_MessagesBody", bound=protocol.PromptRequest)
 
 
 def anthropic_router(upstream: Upstream) -> APIRouter:
@@ -124,7 +124,9 @@ def parse_count(body: Mapping[str, Any], context: RequestContext) -> ReplicaRequ
     return to_replica_request(common, context, stream=False, **fields)
 
 
-def _parse(body: Mapping[str, Any], schema: type[_Request], context: RequestContext) -> tuple[_Request, dict[str, Any]]:
+def _parse(
+    body: Mapping[str, Any], schema: type[_MessagesBody], context: RequestContext
+) -> tuple[_MessagesBody, dict[str, Any]]:
     """Anthropic's own fields as a typed request, and the other fields, which are not parsed yet."""
     check_last_turn(body.get("messages"), "messages")
     return parse_body(with_tools_served(body, "custom", context.ignored), FIELDS, schema, context)
@@ -151,7 +153,10 @@ def _tool_use(
     tools: list[protocol.ToolParam], choice: protocol.AnyToolChoice | protocol.NamedToolChoice | None
 ) -> ToolUse | None:
     """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
-    functions = tuple(Tool(tool.name, tool.description, tool.input_schema) for tool in tools)
+    functions = tuple(
+        Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict), f"tools.{index}.input_schema")
+        for index, tool in enumerate(tools)
+    )
     if isinstance(choice, protocol.NamedToolChoice):
         return ToolUse(functions, "required", (choice.name,), parallel=False)
     if choice is None:

@@ -31,7 +31,7 @@ _Thinking = Literal["no", "may", "begun"]
 #: fields that POST /generate parses under the same name; other APIs have their own for the rest
 PASSED: Final = frozenset({*GenerateCommon.model_fields, *KNOBS, "mode", "quality"}) - {
     *PROMPTS,
-    *("model", "max_new_tokens", "stream", "stream_steps"),
+    *("model", "max_new_tokens", "n", "stream", "stream_steps", "return_step_map"),
 }
 
 
@@ -181,7 +181,10 @@ def _thinking(chat: ChatPrompt, context: RequestContext) -> _Thinking:
 
 def _calls(use: ToolUse, name: str, content: Constraint | None) -> Constraint:
     form = TOOL_FORMATS[name]
-    forms = [ToolCallForm(tool.name, form.head(tool.name), tool.schema, form.tail) for tool in use.callable]
+    forms = [
+        ToolCallForm(tool.name, form.head(tool.name), tool.schema, form.tail, tool.param, tool.strict)
+        for tool in use.callable
+    ]
     return Constraint.calls(
         CallTexts(form.opening, form.between, form.closing),
         forms,

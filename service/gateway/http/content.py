@@ -36,8 +36,6 @@ _UNREADABLE: Final = {
 
 def part_text(part: object) -> str | None:
     """The text of a part, or its placeholder. Empty for a part that is skipped, None for a value that is no part."""
-    if isinstance(part, str):
-        return part
     if not isinstance(part, Mapping) or not isinstance(kind := part.get("type"), str):
         return None
     if kind in _TEXTS:

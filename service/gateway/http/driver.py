@@ -69,7 +69,7 @@ class ResponseBuilder(ABC):
         """The events before the first item of a request."""
         return b""
 
-    def step(self, progress: Progress) -> bytes:  # noqa: ARG002
+    def step(self, index: int, progress: Progress) -> bytes:  # noqa: ARG002
         """The events of decoding steps."""
         return b""
 
@@ -186,7 +186,7 @@ class StreamFrames:
             opening = builder.opening(index, item)
         if isinstance(item, Chunk):
             return opening + builder.piece(index, item)
-        return opening + (builder.closing(index, item) if isinstance(item, Ending) else builder.step(item))
+        return opening + (builder.closing(index, item) if isinstance(item, Ending) else builder.step(index, item))
 
 
 # --- routes behind an API key ----------------------------------------------------------------------

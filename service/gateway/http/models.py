@@ -68,7 +68,10 @@ class CardExample(TypedDict):
 
 
 class ServedWeights(TypedDict):
-    """The weights that answer: the last part of their name, and their version (0: the weights of the start)."""
+    """The weights that answer, and their version (0: the weights of the start).
+
+    `model`: the last part of their name. A hub model's ends with `@` and its commit.
+    """
 
     model: str
     version: int

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
@@ -20,7 +21,7 @@ from service.data import Arrival
 from service.decode.modes import KNOBS
 from service.decode.registry import make_mode, these_knobs
 from service.defaults import DEFAULT_MAX_TOKENS
-from service.engine.request import SamplingParams
+from service.engine.request import MAX_SEED, SamplingParams
 from service.errors import InvalidRequest, UnknownModel
 from service.gateway.http.fields import IgnoredFields
 from service.gateway.http.protocol import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Json, ResponseFormat
@@ -122,6 +123,7 @@ def to_replica_request(
         "token_ids": tuple(request.prompt_token_ids) if request.prompt_token_ids else None,
         "messages": tuple(message.model_dump() for message in request.messages) if request.messages else None,
         "return_trace": request.return_trace,
+        "return_step_map": request.return_step_map,
     }
     return ReplicaRequest(
         request_id=secrets.token_hex(12),
@@ -144,6 +146,12 @@ def to_replica_request(
         quality=getattr(request, "quality", None) or "",
         **(parsed | fields),
     )
+
+
+def further_request(request: ReplicaRequest, index: int, **prompt: Any) -> ReplicaRequest:
+    """Answer `index` of a request with several. It has the request's seed + `index`. `prompt`: its own prompt."""
+    seed = (request.sampling.seed + index) % (MAX_SEED + 1)
+    return replace(request, request_id=secrets.token_hex(12), sampling=replace(request.sampling, seed=seed), **prompt)
 
 
 def check_model(name: str, card: ModelCard) -> None:
@@ -208,7 +216,9 @@ def _of_format(form: ResponseFormat) -> Constraint | None:
         )
     if form.type == "text":
         return None
-    return Constraint.json(schema.schema_ if schema else None, _SCHEMA_PARAM if schema else "response_format")
+    if schema is None:
+        return Constraint.json(None, "response_format")
+    return Constraint.json(schema.schema_, _SCHEMA_PARAM, strict=bool(schema.strict))
 
 
 # --- errors ----------------------------------------------------------------------------------------

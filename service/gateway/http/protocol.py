@@ -46,6 +46,8 @@ PROMPTS = ("prompt", "prompt_token_ids", "messages")
 MAX_STOPS = 16
 MAX_SALT = 256
 MAX_CACHE_KEY = 512
+#: the most answers of one request, over all its prompts
+MAX_ANSWERS = 128
 MAX_NEW_TOKENS = 2**31 - 1  # longer than any model; bounds the numbers in error messages
 
 StopText = Annotated[str, Field(min_length=1)]
@@ -101,7 +103,7 @@ TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
 
 
 class JsonSchemaFormat(StrictModel):
-    """A JSON schema as OpenAI's clients send it. `strict` changes nothing, the schema always holds."""
+    """A JSON schema as OpenAI's clients send it. `strict`: unsupported keywords are refused; else they are ignored."""
 
     name: Annotated[str, Field(max_length=64)] | None = None
     description: str | None = None
@@ -155,6 +157,7 @@ class GenerateCommon(StrictModel):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, description="0: off")
     seed: int | None = Field(None, ge=0, le=MAX_SEED, description="default: random; the answer contains it")
+    n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers to the prompt; answer i has the seed `seed` + i")
     stop: StopTexts | None = Field(None, description="one to 16 texts that end the answer; not returned")
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] = Field(
         [], max_length=1024, description="ids that end the answer"
@@ -167,6 +170,9 @@ class GenerateCommon(StrictModel):
     stream: bool = Field(False, description="server-sent events, one per block")
     timeout_s: float | None = Field(None, gt=0, description="default and maximum: the server's limit")
     return_trace: bool = Field(False, description="return the denoising history")
+    return_step_map: bool = Field(
+        False, description="return the number of each token's denoising step, and the token's log-probability there"
+    )
     stream_steps: bool = Field(
         False, description="with `stream`: also an event for each decoding step, while its block is decoded"
     )
@@ -308,7 +314,13 @@ class Usage(TypedDict):
     total_tokens: int
 
 
-class StepFrame(TraceStep):
+class ChoiceIndex(TypedDict):
+    """The number of an answer. Only there if the request has more than one, by `n`."""
+
+    choice: NotRequired[int]
+
+
+class StepFrame(TraceStep, ChoiceIndex):
     """A frame of a stream with `stream_steps`: one decision, before the frame of its block.
 
     `step`: its number in the block. A number that comes again replaces that step and those after it: another replica
@@ -323,15 +335,30 @@ class StepFrame(TraceStep):
 
 
 class Traced(TypedDict):
-    """The decisions of decoding, if the request wants them."""
+    """The decisions of decoding, with `return_trace`. With `return_step_map`, a number for each of `token_ids`.
+
+    `step_map`: the number of the step that revealed the token, over the whole answer, from 1. `speculative` counts the
+    steps of the mode that it verifies. `token_logprobs`: the token's log-probability at that step.
+    """
 
     trace: NotRequired[Sequence[TraceStep]]
+    step_map: NotRequired[Sequence[int]]
+    token_logprobs: NotRequired[Sequence[float]]
 
 
-class Done(TypedDict):
+class StopToken(TypedDict):
+    """The stop token that ended the answer, which is not among `token_ids`, with its step and log-probability."""
+
+    token_id: int
+    step: int
+    logprob: float
+
+
+class Done(ChoiceIndex):
     """The last frame of a stream: the answer without the fields that earlier frames had.
 
-    `constraint_met`: whether the answer satisfies the request's constraint; only there if it has one.
+    `constraint_met`: whether the answer satisfies the request's constraint; only there if it has one. `stop_token`:
+    only there with `return_step_map`; null if no stop token ended the answer.
     """
 
     id: str
@@ -343,6 +370,7 @@ class Done(TypedDict):
     usage: Usage
     stats: AnswerStats
     constraint_met: NotRequired[bool | None]
+    stop_token: NotRequired[StopToken | None]
 
 
 class GenerateAnswer(Done, Traced):
@@ -352,7 +380,14 @@ class GenerateAnswer(Done, Traced):
     token_ids: Sequence[int]
 
 
-class BlockFrame(Traced):
+class GenerateAnswers(TypedDict):
+    """The answers of POST /generate with `n` above 1. `usage` counts the prompt once."""
+
+    choices: list[GenerateAnswer]
+    usage: Usage
+
+
+class BlockFrame(Traced, ChoiceIndex):
     """A frame of a stream: one finished block."""
 
     index: int

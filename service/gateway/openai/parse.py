@@ -5,13 +5,9 @@ The validation of POST /generate parses the fields that both APIs share.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
-from msgspec.structs import replace
-
-from service.engine.request import MAX_SEED
 from service.errors import InvalidRequest
 from service.gateway.http.api_requests import (
     PASSED,
@@ -24,13 +20,12 @@ from service.gateway.http.api_requests import (
 )
 from service.gateway.http.content import check_last_turn
 from service.gateway.http.fields import BodyFields
-from service.gateway.http.parse import RequestContext, to_replica_request
-from service.gateway.http.protocol import GenerateCommon, Json
+from service.gateway.http.parse import RequestContext, further_request, to_replica_request
+from service.gateway.http.protocol import MAX_ANSWERS, Json
 from service.gateway.openai import protocol
 from service.gateway.openai.builder import AnswerOptions, ChatBuilder, CompletionBuilder
 from service.gateway.openai.chat import for_template
 from service.text.tools import AnswerFormat, Tool, ToolUse
-from service.wire import ReplicaRequest
 
 #: the default of completions at OpenAI, vLLM and SGLang: a text to be continued has no end of its own
 _COMPLETION_TOKENS = 16
@@ -102,13 +97,13 @@ HINTS: Final = frozenset(
 )
 
 COMPLETION_FIELDS = BodyFields(
-    PASSED,
+    PASSED | {"return_step_map"},
     {**NEUTRAL, "best_of": (1,), "suffix": ("",), "tool_choice": ("none", "auto"), "tools": ([],)},
     {**REFUSED, "messages": "prompt", "suffix": "", "tools": ""},
     HINTS,
 )
 CHAT_FIELDS = BodyFields(
-    PASSED,
+    PASSED | {"return_step_map"},
     {**NEUTRAL, "echo": (False,), "function_call": ("none", "auto"), "functions": ([],), "verbosity": ("medium",)},
     {**REFUSED, "echo": "", "function_call": "tool_choice", "functions": "tools"},
     HINTS,
@@ -125,12 +120,12 @@ def parse_completion(body: Mapping[str, Any], context: RequestContext) -> Comple
     first = request.prompt[0]
     shared |= {"prompt": first} if isinstance(first, str) else {"prompt_token_ids": list(first)}
     common = parse_shared(shared, context.card, protocol.MAX_TEMPERATURE)
-    fields = _logprobs_fields(common, request.logprobs)
+    fields = _logprobs_fields(request.logprobs)
     replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
     prompts = [prompt for prompt in request.prompt for _ in range(request.n)]
-    further = [_choice(replica_request, index, _prompt(prompts[index])) for index in range(1, len(prompts))]
+    further = [further_request(replica_request, index, **_prompt(prompts[index])) for index in range(1, len(prompts))]
     echoes = [prompt if request.echo and isinstance(prompt, str) else "" for prompt in prompts]
-    options = _options(request, common, request.logprobs)
+    options = _options(request, request.logprobs)
     return CompletionBuilder([replica_request, *further], context.card.name, options, echoes)
 
 
@@ -155,10 +150,10 @@ def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
     thinks = think(request.reasoning_effort, request.chat_template_kwargs)
     chat = ChatPrompt(for_template(request.messages), _tool_use(request), *thinks)
     fields, answer_format = chat_fields(common, chat, context)
-    fields |= _logprobs_fields(common, alternatives)
+    fields |= _logprobs_fields(alternatives)
     replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
-    further = [_choice(replica_request, index, {}) for index in range(1, request.n)]
-    options = _options(request, common, alternatives, answer_format)
+    further = [further_request(replica_request, index) for index in range(1, request.n)]
+    options = _options(request, alternatives, answer_format)
     return ChatBuilder([replica_request, *further], context.card.name, options)
 
 
@@ -180,9 +175,9 @@ def _without_best_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_completion(request: protocol.CompletionRequest) -> None:
     count = request.n * len(request.prompt)
-    if count > protocol.MAX_ANSWERS:
+    if count > MAX_ANSWERS:
         raise InvalidRequest(
-            f"{len(request.prompt)} prompts with n {request.n} are {count} answers, allowed are {protocol.MAX_ANSWERS}",
+            f"{len(request.prompt)} prompts with n {request.n} are {count} answers, allowed are {MAX_ANSWERS}",
             param="n",
         )
     if request.echo and not all(isinstance(prompt, str) for prompt in request.prompt):
@@ -195,32 +190,16 @@ def _prompt(prompt: protocol.CompletionPrompt) -> Json:
     return {"text": prompt, "token_ids": None} if isinstance(prompt, str) else {"text": None, "token_ids": prompt}
 
 
-def _logprobs_fields(common: GenerateCommon, alternatives: int | None) -> Json:
+def _logprobs_fields(alternatives: int | None) -> Json:
     """The fields of a request from which log-probabilities are read. `alternatives`: per token, None for none."""
-    wants = alternatives is not None
-    return {
-        "return_trace": wants or common.return_trace,
-        "return_pieces": wants,
-        "top_logprobs": alternatives or 0,
-    }
-
-
-def _choice(request: ReplicaRequest, index: int, prompt: Json) -> ReplicaRequest:
-    """A further choice. Choice i has the request's seed + i."""
-    seed = (request.sampling.seed + index) % (MAX_SEED + 1)
-    return replace(request, request_id=secrets.token_hex(12), sampling=replace(request.sampling, seed=seed), **prompt)
+    return {"return_pieces": alternatives is not None, "top_logprobs": alternatives or 0}
 
 
 def _options(
-    request: protocol.OpenAiRequest,
-    common: GenerateCommon,
-    alternatives: int | None,
-    answer_format: AnswerFormat | None = None,
+    request: protocol.OpenAiRequest, alternatives: int | None, answer_format: AnswerFormat | None = None
 ) -> AnswerOptions:
     usage = request.stream_options is not None and request.stream_options.include_usage
-    return AnswerOptions(
-        request.stream, request.n, usage, alternatives, common.return_trace, answer_format or AnswerFormat()
-    )
+    return AnswerOptions(request.stream, request.n, usage, alternatives, answer_format or AnswerFormat())
 
 
 # --- tools and thinking ----------------------------------------------------------------------------
@@ -228,8 +207,11 @@ def _options(
 
 def _tool_use(request: protocol.ChatRequest) -> ToolUse | None:
     """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
-    functions = (spec.function for spec in request.tools)
-    tools = tuple(Tool(function.name, function.description, function.parameters) for function in functions)
+    functions = enumerate(spec.function for spec in request.tools)
+    tools = tuple(
+        Tool(item.name, item.description, item.parameters, bool(item.strict), f"tools.{index}.function.parameters")
+        for index, item in functions
+    )
     choice, parallel = request.tool_choice, request.parallel_tool_calls
     if isinstance(choice, protocol.NamedTool):
         return ToolUse(tools, "required", (choice.function.name,), parallel=False)

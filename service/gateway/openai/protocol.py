@@ -13,13 +13,18 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from service.gateway.http.api_requests import ApiRequest, ToolName
-from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json, StrictModel, Usage
+from service.gateway.http.protocol import (
+    MAX_ANSWERS,
+    MAX_NEW_TOKENS,
+    DecodedStats,
+    Json,
+    StopToken,
+    StrictModel,
+    Traced,
+    Usage,
+)
 from service.gateway.openai.chat import ReceivedMessage
 from service.text.tools.calls import MAX_TOOLS
-from service.wire import TraceStep
-
-#: the most choices of one request, over all its prompts
-MAX_ANSWERS = 128
 
 #: OpenAI's limit; POST /generate allows higher temperatures
 MAX_TEMPERATURE = 2
@@ -65,7 +70,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class FunctionSpec(StrictModel):
-    """A function. `strict` changes nothing: arguments always fit the schema `parameters`."""
+    """A function. `strict`: unsupported keywords of `parameters` are refused; else they are ignored."""
 
     name: ToolName
     description: str | None = None
@@ -189,17 +194,20 @@ FinishReasonName = Literal["stop", "length", "tool_calls"]
 
 
 class Met(TypedDict):
-    """Whether the answer satisfies the request's constraint; only there if it has one."""
+    """Whether the answer satisfies the request's constraint; only there if it has one.
+
+    `stop_token`: only there with `return_step_map`; null if no stop token ended the answer.
+    """
 
     constraint_met: NotRequired[bool | None]
+    stop_token: NotRequired[StopToken | None]
 
 
-class ChoiceTokens(TypedDict):
+class ChoiceTokens(Traced):
     """The tokens of a choice, or of a part of it."""
 
     logprobs: Json | None
     token_ids: Sequence[int]
-    trace: NotRequired[Sequence[TraceStep]]
 
 
 class ChoiceEnd(ChoiceTokens, Met):

@@ -24,11 +24,16 @@ MAX_TOOLS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters`: the JSON schema of its arguments; None if it has none."""
+    """A function that the model may call. `parameters`: the JSON schema of its arguments; None if it has none.
+
+    `strict`: whether every keyword of the schema must hold. `param`: the request's field with the schema.
+    """
 
     name: str
     description: str | None = field(default=None, repr=False)
     parameters: Mapping[str, Any] | None = field(default=None, repr=False)
+    strict: bool = False
+    param: str = "tools"
 
     @property
     def definition(self) -> dict[str, Any]:

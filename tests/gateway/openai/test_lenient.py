@@ -218,7 +218,7 @@ SCHEMA = {"enum": ["no", "yes"]}
         {"guided_choice": ["no", "yes"]},
         {"structured_outputs": {"choice": ["no", "yes"], "disable_any_whitespace": False}},
         {"guided_regex": "no|yes"},
-        {"structured_outputs": {"regex": "no|yes"}, "response_format": {"type": "text"}},
+        {"structured_outputs": {"regex": "no|yes"}},
         {"guided_grammar": 'start: "no" | "yes"'},
         {"ebnf": 'root ::= "no" | "yes"'},
         {"guided_json": SCHEMA},

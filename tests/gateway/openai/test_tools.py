@@ -172,6 +172,30 @@ async def test_the_form_of_the_answer_holds_where_nothing_is_called(caller: Repl
     assert contents <= {None, '"x"', '"y"'}
 
 
+UNUSUAL = {
+    "type": "object",
+    "properties": {
+        "names": {"type": "array", "uniqueItems": True, "maxItems": 2, "items": {"enum": ["a", "b"]}},
+        "path": {"type": "string", "format": "path", "pattern": "^(?!/)", "maxLength": 3},
+    },
+    "required": ["names"],
+}
+
+
+async def test_tools_with_unusual_schemas_are_served_with_the_others(qwen3: openai.AsyncOpenAI) -> None:
+    tools = [*TOOLS, tool("find", UNUSUAL), tool("broken", {"properties": {"x": {"type": "strin"}}})]
+    choices: list[Any] = [{"type": "function", "function": {"name": name}} for name in ("find", "broken", "add")]
+    for choice in choices:
+        answer = await qwen3.chat.completions.create(**asked(tools=tools, tool_choice=choice, max_tokens=150))
+        [call] = answer.choices[0].message.tool_calls or []
+        assert call.type == "function"
+        assert call.function.name == choice["function"]["name"]
+        arguments = json.loads(call.function.arguments)
+        if call.function.name == "find":
+            assert {"names"} <= set(arguments) <= {"names", "path"}
+            assert set(arguments["names"]) <= {"a", "b"}
+
+
 async def test_an_answer_that_was_cut_has_a_cut_call(qwen3: openai.AsyncOpenAI) -> None:
     whole = await qwen3.chat.completions.create(**asked(tool_choice=NAMED))
     for tokens in range(1, 50, 6):
@@ -289,11 +313,15 @@ def calling(arguments: str) -> dict[str, Any]:
         ({"tools": [{"type": "function"}]}, "tools.0.function", "Field required"),
         ({"tools": [tool("a", {"type": "array"})]}, "tools", "allowed is 'object'"),
         (
-            {"tools": [tool("a", {"properties": {"x": {"uniqueItems": True}}})]},
-            "tools",
-            "the parameters of 'a': at /properties/x",
+            {"tools": [tool("a"), tool("b", {"properties": {"x": {"uniqueItems": True}}}, strict=True)]},
+            "tools.1.function.parameters",
+            "properties.x.uniqueItems is not supported in a strict schema",
         ),
-        ({"tools": [tool("a", {"properties": {"x": False}, "required": ["x"]})]}, "tools", "tools cannot"),
+        (
+            {"tools": [tool("a", {"properties": {"x": False}, "required": ["x"]}, strict=True)]},
+            "tools",
+            "the parameters of 'a': at /properties/x: Unsatisfiable",
+        ),
         ({"tools": TOOLS * 100}, "tools", "256"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "mul"}}},

@@ -107,13 +107,17 @@ def _form(request: protocol.ResponsesRequest, shared: Mapping[str, Any]) -> dict
             "text.format and response_format are given, allowed is one of them", param="response_format"
         )
     if isinstance(form, protocol.SchemaFormat):
-        return {"response_format": {"type": "json_schema", "json_schema": {"schema": form.schema_}}}
+        schema = {"schema": form.schema_, "strict": form.strict}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
     return {"response_format": {"type": form.type}}
 
 
 def _tool_use(request: protocol.ResponsesRequest) -> ToolUse | None:
     """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
-    tools = tuple(Tool(tool.name, tool.description, tool.parameters) for tool in request.tools)
+    tools = tuple(
+        Tool(tool.name, tool.description, tool.parameters, bool(tool.strict), f"tools.{index}.parameters")
+        for index, tool in enumerate(request.tools)
+    )
     choice, parallel = request.tool_choice, request.parallel_tool_calls
     if isinstance(choice, protocol.FunctionChoice):
         return ToolUse(tools, "required", (choice.name,), parallel=False)

@@ -34,7 +34,7 @@ def _parts_of(content: object) -> object:
     if content is None:
         return []
     if isinstance(content, str):
-        content = [content]
+        return [{"type": "input_text", "text": content}]
     if not isinstance(content, list) or None in (texts := [part_text(part) for part in content]):
         return content
     return [{"type": "input_text", "text": text} for text in texts if text]
@@ -106,7 +106,7 @@ InputItem = Annotated[
 
 
 class FunctionTool(StrictModel):
-    """A function that the model may call. `strict` changes nothing: arguments always fit `parameters`."""
+    """A function that the model may call. `strict`: unsupported keywords of `parameters` are refused, else ignored."""
 
     type: Literal["function"]
     name: ToolName
@@ -137,7 +137,7 @@ class PlainFormat(StrictModel):
 
 
 class SchemaFormat(StrictModel):
-    """JSON that fits a schema. `strict` changes nothing, the schema always holds."""
+    """JSON that fits a schema. `strict`: unsupported keywords are refused, else ignored."""
 
     type: Literal["json_schema"]
     name: str | None = Field(None, max_length=64)
