@@ -299,6 +299,8 @@ class Example:
 class ModelCard:
     """The served model, for clients and the ingress.
 
+    `name`: its name in answers. `aliases`: further names that requests may use. `any_name`: whether any name will do.
+    `created`: the time of the checkpoint's configuration file, in seconds since 1970.
     `quality`: the presets of the checkpoint. `examples`: prompts of its card. `slots`: requests that a replica takes
     at once; on the card of the service, the sum over all replicas. `replica_slots`: the slots of one replica, on either
     card. `tool_format`: the format of its tool calls; None if it cannot call tools, with the reason in
@@ -324,6 +326,13 @@ class ModelCard:
     thinking: ReasoningFormat | None = None
     weights: Weights = Weights()
     num_outdated: int = 0
+    created: int = 0
+    aliases: tuple[str, ...] = ()
+    any_name: bool = False
+
+    def has_name(self, name: str) -> bool:
+        """Whether a request may call the model by this name."""
+        return self.any_name or name == self.name or name in self.aliases
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.tracebacks",
     ),
     "service.gateway.http": (
+        "service.defaults",
         "service.admission.charge",
         "service.wire",
         "service.text.tools",

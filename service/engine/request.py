@@ -339,11 +339,8 @@ def validate(
         )
     total = len(prompt) + request.max_new_tokens
     if total > max_model_len:
-        raise PromptTooLong(
-            f"{len(prompt)} prompt tokens and max_new_tokens {request.max_new_tokens} are {total} tokens, "
-            f"allowed are {max_model_len}",
-            param="max_new_tokens",
-        )
+        excess = f"{len(prompt)} prompt tokens and max_new_tokens {request.max_new_tokens} are {total} tokens"
+        raise PromptTooLong.over(max_model_len, excess, param="max_new_tokens")
 
 
 def _check_drafts(request: GenerationRequest, *, deterministic: bool) -> None:

@@ -20,7 +20,7 @@ from service.errors import SettingsError
 from service.model.files import pinned
 from service.quality.presets import presets_of
 from service.replica.messages import EngineInfo
-from service.settings import Settings, slots_of
+from service.settings import ANY_NAME, Settings, slots_of
 from service.text import TextCodec
 from service.wire import Example, ModelCard, Weights
 
@@ -56,6 +56,9 @@ def make_card(settings: Settings, info: EngineInfo, codec: TextCodec) -> ModelCa
         tools_problem=codec.tools_problem,
         thinking=codec.thinking,
         weights=Weights(0, pinned(settings.model, info.path), settings.model),
+        created=int((info.path / "config.json").stat().st_mtime),
+        aliases=settings.model_names[1:],
+        any_name=ANY_NAME in settings.served_model_name,
     )
 
 

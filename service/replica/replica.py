@@ -21,7 +21,7 @@ from msgspec import structs
 from service.decode.block import MASKED
 from service.engine import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.request import LogprobsRequest, Stats
-from service.errors import MrpServeError
+from service.errors import MrpServeError, PromptTooLong
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
 from service.replica.metrics import ReplicaMetrics
@@ -221,10 +221,16 @@ class Replica:
         )
 
     def _room(self, request: ReplicaRequest, prompt: tuple[int, ...]) -> int:
-        """The tokens that may still be decoded. `prompt`: the prompt without the tokens of other replicas."""
-        limit = request.max_new_tokens
+        """The tokens that may still be decoded. `prompt`: the prompt without the tokens of other replicas.
+
+        PromptTooLong if the prompt of a request that may be shortened leaves no token.
+        """
+        limit, longest = request.max_new_tokens, self._engine.info.max_model_len
         if request.shorten:
-            limit = max(1, min(limit, self._engine.info.max_model_len - len(prompt)))
+            if len(prompt) >= longest:
+                excess = f"the prompt has {len(prompt)} tokens, and an answer has at least one"
+                raise PromptTooLong.over(longest, excess, param="messages" if request.messages else "prompt")
+            limit = min(limit, longest - len(prompt))
         return limit - len(request.resume.token_ids)
 
     async def count(self, request: ReplicaRequest) -> int | Failure:

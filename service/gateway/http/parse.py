@@ -20,10 +20,12 @@ from service.constraints.constraint import Constraint
 from service.data import Arrival
 from service.decode.modes import KNOBS
 from service.decode.registry import make_mode, these_knobs
+from service.defaults import DEFAULT_MAX_TOKENS
 from service.engine.request import MAX_SEED, SamplingParams
 from service.errors import InvalidRequest, UnknownModel
+from service.gateway.http.fields import IgnoredFields
 from service.gateway.http.protocol import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Json, ResponseFormat
-from service.settings import nearest
+from service.settings import nearest, similar
 from service.wire import ModelCard, Origin, ReplicaRequest, Weights
 
 #: characters of a value or a name, and problems, that an error shows
@@ -52,7 +54,8 @@ class RequestContext:
     """The source of all fields of a `ReplicaRequest` that do not stand in the body.
 
     `tenant`, `weight`: the name and the weight of the API key. `salted`: makes a cache salt of that key alone.
-    `weights`: the oldest weights that may answer.
+    `weights`: the oldest weights that may answer. `default_max_tokens`: the longest answer of a request without a
+    limit. `ignored`: gets the names of fields that are not served.
     """
 
     card: ModelCard
@@ -62,6 +65,8 @@ class RequestContext:
     salted: Callable[[str], str] = str
     origin: Origin = field(default_factory=Origin)
     weights: Weights | None = None
+    default_max_tokens: int = DEFAULT_MAX_TOKENS
+    ignored: IgnoredFields = field(default_factory=IgnoredFields)
 
 
 def parse_json(body: bytes) -> Json:
@@ -90,13 +95,16 @@ def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateCommon
 
 
 def to_replica_request(
-    request: GenerateCommon, context: RequestContext, *, stream: bool, **fields: Any
+    request: GenerateCommon, context: RequestContext, *, stream: bool, shorten: bool = False, **fields: Any
 ) -> ReplicaRequest:
     """The request for a replica. `fields`: fields that follow from another API's body.
 
-    UnknownModel, or InvalidRequest if the request is over the server's limits.
+    `shorten`: whether `max_new_tokens` may be more than the prompt leaves of the context. A request without a limit may
+    always be shortened. UnknownModel, or InvalidRequest if the request is over the server's limits.
     """
     card, timeout_limit_s = context.card, context.timeout_limit_s
+    limit = request.max_new_tokens or context.default_max_tokens
+    shorten = shorten or request.max_new_tokens is None
     if request.model is not None:
         check_model(request.model, card)
     mode, knobs = _mode_and_knobs(request, card)
@@ -125,7 +133,8 @@ def to_replica_request(
     }
     return ReplicaRequest(
         request_id=secrets.token_hex(12),
-        max_new_tokens=request.max_new_tokens,
+        max_new_tokens=min(limit, card.max_model_len) if shorten else limit,
+        shorten=shorten,
         timeout_s=timeout_s,
         arrived=Arrival.now(),
         stop=tuple(request.stop or ()),
@@ -152,9 +161,10 @@ def further_request(request: ReplicaRequest, index: int, **prompt: Any) -> Repli
 
 
 def check_model(name: str, card: ModelCard) -> None:
-    """UnknownModel if `name` is not the served model."""
-    if name != card.name:
-        raise UnknownModel(f"model is {name!r}, served is {card.name!r}", param="model")
+    """UnknownModel if `name` is no name of the served model."""
+    if not card.has_name(name):
+        served = " or ".join(map(repr, (card.name, *card.aliases)))
+        raise UnknownModel(f"model is {name!r}, served is {served}", param="model")
 
 
 def _check_quality_is_alone(body: Mapping[str, Any]) -> None:
@@ -266,7 +276,7 @@ def _unknown(path: Sequence[str | int], mode: str | None, schema: type[BaseModel
         used = sorted(set(KNOBS) & set(REQUESTS[mode].model_fields))
         return f"mode {mode!r} does not use {name} ({', '.join(users)} do); {these_knobs(used)}"
     names = {field for schema in REQUESTS.values() for field in schema.model_fields}
-    return f"{name!r} is not a field; {nearest(name, names)}"
+    return f"{name!r} is not a field{similar(name, names)}"
 
 
 def _fields_of(path: Sequence[str | int], schema: type[BaseModel]) -> list[str]:

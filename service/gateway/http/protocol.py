@@ -155,7 +155,13 @@ class GenerateCommon(StrictModel):
     )
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = Field(None, description="a chat")
     model: str | None = Field(None, description="name of the served model, as in GET /v1/models")
-    max_new_tokens: int = Field(256, ge=1, le=MAX_NEW_TOKENS, description="at most the model's length less the prompt")
+    max_new_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_NEW_TOKENS,
+        description="at most the rest of the context after the prompt; default: the rest, up to the server's "
+        "`default_max_tokens`",
+    )
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, description="0: off")

@@ -66,7 +66,7 @@ def _prompt_of(value: object) -> CompletionPrompt | None:
 
 
 #: how much a model is to think; only `none` differs from the others
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class FunctionSpec(StrictModel):
@@ -131,8 +131,12 @@ class TemplateOptions(StrictModel):
     enable_thinking: bool | None = None
 
 
-#: load clients send vLLM's `continuous_usage_stats` with `include_usage`
-StreamOption = Literal["include_usage", "include_obfuscation", "continuous_usage_stats"]
+class StreamOptions(StrictModel):
+    """What a stream has. Load clients send vLLM's `continuous_usage_stats`, which has no effect."""
+
+    include_usage: bool = Field(False, description="a last frame with the token counts; other frames have none")
+    include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
 
 
 class OpenAiRequest(ApiRequest):
@@ -140,12 +144,14 @@ class OpenAiRequest(ApiRequest):
 
     n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers per prompt; answer i has the seed `seed` + i")
     max_tokens: int | None = Field(
-        None, ge=1, le=MAX_NEW_TOKENS, description="default: 16 for completions, 256 for chats"
+        None,
+        ge=1,
+        le=MAX_NEW_TOKENS,
+        description="may be more than the prompt leaves of the context; default: 16 for completions; for chats the "
+        "rest of the context, up to the server's `default_max_tokens`",
     )
     stream: bool = Field(False, description="server-sent events, one per block, then [DONE]")
-    stream_options: dict[StreamOption, bool] | None = Field(
-        None, description="include_usage: a last frame with the token counts; other frames have none"
-    )
+    stream_options: StreamOptions | None = None
 
 
 class CompletionRequest(OpenAiRequest):

@@ -229,7 +229,7 @@ class TestModels:
         assert (model["max_model_len"], model["chat_template"]) == (2048, True)
 
     async def test_the_name_is_the_operators(self, make_generator: MakeGenerator) -> None:
-        async with over(make_generator(served_model_name="mine")) as http:
+        async with over(make_generator(served_model_name=("mine",))) as http:
             assert (await ask(http, body(max_new_tokens=1)))["model"] == "mine"
 
     async def test_health(self, http: httpx.AsyncClient) -> None:

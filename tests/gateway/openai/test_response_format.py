@@ -92,7 +92,7 @@ async def test_a_strict_schema_that_is_not_supported_is_a_bad_request(client: op
     schema = {"type": "array", "items": {"type": "array", "uniqueItems": True, "items": {"const": 1}, "maxItems": 2}}
     form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
     for stream in (False, True):
-        with pytest.raises(openai.UnprocessableEntityError) as caught:
+        with pytest.raises(openai.BadRequestError) as caught:
             await client.chat.completions.create(model="golden", messages=MESSAGES, response_format=form, stream=stream)
         assert caught.value.param == "response_format.json_schema.schema"
         assert "items.uniqueItems is not supported in a strict schema" in caught.value.message
