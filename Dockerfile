@@ -57,7 +57,8 @@ RUN apt-get update \
     && if [ "$DEVICE" = cuda ]; then apt-get install -y --no-install-recommends gcc libc6-dev; fi \
     && rm -rf /var/lib/apt/lists/*
 
-# A login shell, which KubeRay and `ray up` start, forgets PATH; profile.d reminds it. Clusters mount the cache.
+# A login shell, which KubeRay and `ray up` start, forgets PATH; profile.d reminds it. Clusters mount the cache, where
+# Triton keeps its compiled kernels, too: a new container compiles nothing.
 RUN useradd --create-home --uid 1000 mrp \
     && mkdir -p /cache/huggingface && chown -R mrp:mrp /cache \
     && echo "export PATH=/opt/mrp-serve/bin:\$PATH" > /etc/profile.d/mrp-serve.sh
@@ -69,6 +70,7 @@ COPY --from=build /opt/mrp-serve /opt/mrp-serve
 ENV PATH=/opt/mrp-serve/bin:$PATH \
     HOME=/home/mrp \
     HF_HOME=/cache/huggingface \
+    TRITON_CACHE_DIR=/cache/huggingface/triton \
     PYTHONUNBUFFERED=1 \
     RAY_SERVE_THROUGHPUT_OPTIMIZED=1 \
     RAY_SERVE_PROXY_USE_GRPC=1 \

@@ -28,7 +28,7 @@ $(stamp): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(bin)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(if $(TORCH_INDEX),PIP_INDEX_URL="$(TORCH_INDEX)" $(bin)/python -m pip install -qq --disable-pip-version-check --no-deps -c constraints.txt torch)
-	$(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,loadtest,tracing,train]'
+	$(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[batch,dev,loadtest,paper,tracing,train]'
 	@touch $@
 
 serve: $(stamp)  ## serve the demo checkpoint on 127.0.0.1:8000
@@ -60,10 +60,14 @@ test: $(stamp)  ## run the tests, some at a time
 test-slow: $(stamp)  ## run the tests that take long
 	tests/loopback $(bin)/python -m pytest -m slow $(ARGS)
 
-# What a GPU should be asked first: correctness, speed, peers, each in nine minutes. Rows go to dev/lab/results.
+# What a GPU should be asked first: correctness, the speed of 8B, then of all shapes, peers, each in nine minutes. Rows
+# go to dev/lab/results.
 gpu: $(stamp)  ## ask a GPU: correctness, speed, peers
-	for stage in correctness speed peers; do \
-		$(bin)/python -m benchmarks.gpu $$stage --out dev/lab/results $(ARGS) || exit 1; done
+	set -e; ask="$(bin)/python -m benchmarks.gpu"; out=dev/lab/results; \
+		$$ask correctness --out $$out $(ARGS); \
+		$$ask speed --shapes sdar-8b --concurrency 1 32 128 --out $$out/8b $(ARGS); \
+		$$ask speed --out $$out $(ARGS); \
+		$$ask peers --out $$out $(ARGS)
 
 lint: $(stamp)  ## check format, lint and types
 	$(bin)/ruff format --check $(code)

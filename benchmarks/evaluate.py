@@ -14,21 +14,13 @@ from benchmarks.evaluation import Score, Variant, block_only, evaluate
 from benchmarks.options import heldout, run
 from service.calibration.plans import Grid, entropy_bounds, grid_lines, parse_plan, thresholds
 from service.calibration.prompts import demo, tasks_of
-from service.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    ModelOption,
-    OutputOption,
-    ThreadsOption,
-    load,
-    load_options,
-    use_threads,
-)
+from service.cli.options import ModelOptions, OutputOption, ThreadsOption, use_threads, with_fields
 from service.cli.output import Counter, results, table
 from service.decode.modes import Speculative
 from service.decode.registry import make_mode
 from service.engine import Engine, EngineConfig, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model.files import display_name
 from service.model.quantization.schemes import QUANT_SCHEMES
 from service.text import TextCodec
 
@@ -43,8 +35,9 @@ _GRID: Grid = {
 }
 
 
+@with_fields("options", ModelOptions)
 def command(
-    model: ModelOption = None,
+    options: ModelOptions,
     problems: Annotated[int, typer.Option(min=1, help="Held-out problems, drawn without repetition.")] = 300,
     plan: Annotated[
         list[str] | None,
@@ -58,8 +51,6 @@ def command(
     together: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the choice of problems and of sampling.")] = 0,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
     threads: ThreadsOption = None,
     draft_candidates: Annotated[
         int | None, typer.Option(min=0, help="Tokens from which a draft is chosen. 0: the whole vocabulary.")
@@ -70,10 +61,9 @@ def command(
     variants = [parse_variant(words) for words in plan or ()]
     lines = [{"prompt": problem.prompt} for problem in heldout(problems, seed)]
     use_threads(threads)
-    options = load_options(device, dtype)
-    checkpoint = load(model, options)
+    checkpoint = options.load()
     variants = variants or default_variants(with_mrp=checkpoint.mrp is not None)
-    engines = engines_for(variants, checkpoint, options, draft_candidates)
+    engines = engines_for(variants, checkpoint, options.loading, draft_candidates)
     tasks = tasks_of(TextCodec.load(checkpoint.path), lines, demo)
     with Counter(len(tasks) * len(variants)) as counter:
         limits_of_all = max_new_tokens, together
@@ -81,7 +71,7 @@ def command(
             scores, done = latest, [len(score.completions) for score in latest]
             counter.reach(sum(done), f"answers; {min(done)} of {len(tasks)} prompts by every plan")
             if output and min(done) == max(done):
-                content = [_row(score) for score in latest]
+                content = [_row(score) | {"model": display_name(checkpoint.path)} for score in latest]
                 output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     results().print(_table(scores))
 

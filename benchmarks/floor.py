@@ -1,10 +1,13 @@
 """The least time that a forward can take on a device: bytes over its bandwidth or operations over its rate.
 
+A forward has phases that run one after another: the layers' products, attention, the output head. Each is bound by
+memory or by arithmetic, and no device overlaps two of them. So the floor is the sum over the phases.
 Knows sizes and rates; no engine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.machine import Rates
@@ -13,7 +16,7 @@ from service.model import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The bytes that a forward must move and the operations that it must compute."""
+    """The bytes that a phase must move and the operations that it must compute."""
 
     moved: int
     flops: int
@@ -22,13 +25,43 @@ class Need:
         """The least time."""
         return max(self.moved / rates.bytes_per_s, self.flops / rates.flops_per_s)
 
+
+@dataclass(frozen=True, slots=True)
+class ForwardNeed:
+    """The needs of a forward's phases. `products`: of the layers. `head`: the output head and the logits."""
+
+    products: Need
+    attention: Need
+    head: Need
+
+    def __iter__(self) -> Iterator[Need]:
+        return iter((self.products, self.attention, self.head))
+
+    @property
+    def moved(self) -> int:
+        """The bytes of all phases."""
+        return sum(phase.moved for phase in self)
+
+    @property
+    def flops(self) -> int:
+        """The operations of all phases."""
+        return sum(phase.flops for phase in self)
+
+    def seconds(self, rates: Rates) -> float:
+        """The least time: the phases run one after another."""
+        return sum(phase.seconds(rates) for phase in self)
+
     def bound(self, rates: Rates) -> str:
-        """Which of the two it is bound by: "memory" or "arithmetic"."""
-        memory = self.moved / rates.bytes_per_s >= self.flops / rates.flops_per_s
-        return "memory" if memory else "arithmetic"
+        """The bound of most of this time: "memory" or "arithmetic"."""
+        memory = sum(
+            phase.seconds(rates) for phase in self if phase.moved / rates.bytes_per_s >= phase.flops / rates.flops_per_s
+        )
+        return "memory" if 2 * memory >= self.seconds(rates) else "arithmetic"
 
 
-def forward_need(model: ModelConfig, rows: int, context: int, itemsize: int, sequences: int | None = None) -> Need:
+def forward_need(
+    model: ModelConfig, rows: int, context: int, itemsize: int, sequences: int | None = None
+) -> ForwardNeed:
     """A backbone forward over rows, each behind `context` tokens of its sequence, with logits everywhere.
 
     `sequences`: the number of sequences, which are read once each; None: one a row. Moved are the layers' weights, the
@@ -38,14 +71,17 @@ def forward_need(model: ModelConfig, rows: int, context: int, itemsize: int, seq
     """
     tokens = rows * model.block_size
     heads, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    attention = model.hidden_size * (2 * heads + 2 * keys)
+    projections = model.num_layers * model.hidden_size * (2 * heads + 2 * keys)
     read, used = _feed_forwards(model, tokens)
-    layers, head = model.num_layers * attention, model.hidden_size * model.vocab_size
+    head = model.hidden_size * model.vocab_size
     cached = 2 * model.num_layers * keys * ((sequences or rows) * context + tokens)
     scores = 4 * model.num_layers * heads * tokens * (context + model.block_size)
-    matrices = (layers + read) * (itemsize if model.quantization is None else 1)
-    moved = matrices + (head + cached + tokens * model.vocab_size) * itemsize
-    return Need(moved, 2 * (layers + head + used) * tokens + scores)
+    matrices = (projections + read) * (itemsize if model.quantization is None else 1)
+    return ForwardNeed(
+        products=Need(matrices, 2 * (projections + used) * tokens),
+        attention=Need(cached * itemsize, scores),
+        head=Need((head + tokens * model.vocab_size) * itemsize, 2 * head * tokens),
+    )
 
 
 def _feed_forwards(model: ModelConfig, tokens: int) -> tuple[int, int]:

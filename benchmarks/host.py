@@ -23,13 +23,14 @@ from benchmarks.machine import machine_name
 from benchmarks.options import SeveralOption, run
 from benchmarks.steps import HOST_COSTS, host_milliseconds
 from service.calibration.plans import parse_plan
-from service.cli.options import DeviceOption, DtypeOption, ModelOption, OutputOption, load, load_options, use_threads
+from service.cli.options import ModelOptions, OutputOption, use_threads, with_fields
 from service.cli.output import Counter, results, table
 from service.decode.mode import DecodingMode
 from service.engine import AsyncEngine, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import StepCosts
 from service.engine.gil_and_gc import tune_interpreter
 from service.model import Checkpoint
+from service.model.files import display_name
 
 #: seconds between two beats of the timer, and before the first one
 _BEAT_S, _WARM_UP_S = 0.002, 1.0
@@ -47,14 +48,13 @@ _PLANS = [
 ]
 
 
+@with_fields("options", ModelOptions)
 def command(
-    model: ModelOption = None,
+    options: ModelOptions,
     concurrency: SeveralOption = [1, 8, 32, 128],  # noqa: B006
     plan: Annotated[list[str], typer.Option(help="A mode and its knobs; may be given again.")] = _PLANS,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a measurement; the median is reported.")] = 22,
     seconds: Annotated[float, typer.Option(min=0, help="Seconds that the event loop is watched, for each plan.")] = 5,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
     threads: Annotated[
         int,
         typer.Option(min=1, help="CPU threads for torch. With one, the times are CPU times of the engine's thread."),
@@ -64,12 +64,13 @@ def command(
     """Measures the host's time per request and step, and how late an event loop is beside the engine."""
     plans = {text: parse_plan(text) for text in plan}
     use_threads(threads)
-    checkpoint = load(model, load_options(device, dtype))
+    checkpoint = options.load()
     tune_interpreter()
     rows = list[dict[str, Any]]()
     with Counter(len(plans) * (len(concurrency) + bool(seconds))) as counter:
         for text, params in plans.items():
             row: dict[str, Any] = {"plan": text, "machine": machine_name(checkpoint.device), "microseconds": {}}
+            row["model"] = display_name(checkpoint.path)
             for requests in concurrency:
                 milliseconds = host_milliseconds(checkpoint, requests, steps, params)
                 row["microseconds"][requests] = 1e3 * milliseconds / requests

@@ -11,9 +11,8 @@ import typer
 from benchmarks.inflated import InflatedWeights
 from benchmarks.options import run
 from benchmarks.shapes import shape_named
-from service.cli.options import DtypeOption, ModelOption, load_options
+from service.cli.options import DtypeOption, ModelOption, ModelOptions
 from service.cli.output import notes
-from service.demo import CHECKPOINT
 from service.errors import SettingsError
 from service.model import read_config, resolve
 from service.model.checkpoint import write_checkpoint
@@ -33,9 +32,10 @@ def command(
     """Writes a checkpoint of a published shape that computes the same tokens as a small one."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SettingsError(f"out is {out}, which is not an empty folder", param="out")
-    small = resolve(model or CHECKPOINT)
-    options = load_options("cpu", dtype)
-    weights = InflatedWeights(*dequantized(read_config(small), WeightFiles(small)), shape_named(shape), options)
+    options = ModelOptions(model, device="cpu", dtype=dtype)
+    small = resolve(options.name)
+    sources = dequantized(read_config(small), WeightFiles(small))
+    weights = InflatedWeights(*sources, shape_named(shape), options.loading)
     with notes().status("writing …"):
         write_checkpoint(out, weights.raw, weights)
     for pattern in _TEXT_FILES:

@@ -13,15 +13,17 @@ from benchmarks.machine import machine_name
 from benchmarks.options import SeveralOption, ShapeOption, heldout, load_in_shape, run
 from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, encoded, parts, plans_at_load
 from service.calibration.plans import parse_plan
-from service.cli.options import DeviceOption, DtypeOption, ModelOption, OutputOption, use_threads
+from service.cli.options import ModelOptions, OutputOption, use_threads, with_fields
 from service.cli.output import Counter, results, table
 from service.decode.modes import Static
+from service.model.files import display_name
 from service.quality.schema import Plan
 from service.text import TextCodec
 
 
+@with_fields("options", ModelOptions)
 def command(
-    model: ModelOption = None,
+    options: ModelOptions,
     shape: ShapeOption = None,
     concurrency: SeveralOption = [1, 4, 16, 64],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 7,
@@ -33,8 +35,6 @@ def command(
     problems: Annotated[int, typer.Option(min=1, help="Held-out problems from which rounds draw.")] = 256,
     requests: Annotated[int, typer.Option(min=1, help="Requests of a round, at least.")] = 48,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 96,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
     threads: Annotated[
         int, typer.Option(min=1, help="CPU threads for torch. With one, the CPU time is that of the forwards only.")
     ] = 1,
@@ -44,10 +44,11 @@ def command(
     chosen = [Static(), *(parse_plan(text) for text in plan)] if plan else None
     drawn = heldout(problems, seed=1)
     use_threads(threads)
-    checkpoint = load_in_shape(model, shape, device, dtype)
+    checkpoint = load_in_shape(options, shape)
     workload = Workload(encoded(TextCodec.load(checkpoint.path), drawn), temperature, requests, new_tokens)
     plans, rows = chosen or plans_at_load(checkpoint.mrp is not None), list[dict[str, Any]]()
     circumstances = {"temperature": temperature, "shape": shape, "machine": machine_name(checkpoint.device)}
+    circumstances["model"] = display_name(checkpoint.path)
     with Counter(parts(plans, Rounds(concurrency, rounds))) as counter:
         for at_load in compare_at_loads(checkpoint, workload, plans, Rounds(concurrency, rounds, counter.next)):
             rows += [_row(plan, at_load[0]) | circumstances for plan in at_load]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli import main
-from service.cli.options import load, load_options
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
+    from service.cli.options import ModelOptions
     from service.demo import Problem
     from service.model import Checkpoint
 
@@ -41,13 +41,9 @@ def heldout(count: int, seed: int) -> list[Problem]:
     return heldout_problems(count, seed)
 
 
-def load_in_shape(
-    model: str | None, shape: str | None, device: str, dtype: str, block_size: int | None = None
-) -> Checkpoint:
-    """As `load`; where a shape is named, the checkpoint is inflated to it."""
+def load_in_shape(options: ModelOptions, shape: str | None) -> Checkpoint:
+    """Loads the checkpoint; where a shape is named, the checkpoint is inflated to it."""
     from benchmarks.inflated import inflate
     from benchmarks.shapes import shape_named
-    from service.demo import CHECKPOINT
 
-    options = load_options(device, dtype, block_size)
-    return load(model, options) if shape is None else inflate(model or CHECKPOINT, shape_named(shape), options)
+    return options.load() if shape is None else inflate(options.name, shape_named(shape), options.loading)

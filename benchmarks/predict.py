@@ -18,10 +18,11 @@ from rich.table import Table
 from benchmarks.floor import forward_need
 from benchmarks.machine import Rates
 from benchmarks.options import SeveralOption, heldout, run
+from benchmarks.runner_around import RunnerAround
 from benchmarks.shapes import config_in_shape, shape_named
 from benchmarks.throughput import Workload, encoded
 from service.calibration.plans import parse_plan
-from service.cli.options import BlockSizeOption, ModelOption, OutputOption, load, load_options, use_threads
+from service.cli.options import CheckpointOptions, OutputOption, use_threads, with_fields
 from service.cli.output import Counter, results, table
 from service.decode.mode import DecodingMode
 from service.decode.policy import Prediction
@@ -31,7 +32,8 @@ from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending
 from service.errors import InvalidRequest, SettingsError
-from service.model import Checkpoint, ModelConfig
+from service.model import Checkpoint, ModelConfig, load_checkpoint
+from service.model.files import display_name
 from service.quality.schema import Plan
 from service.text import TextCodec
 
@@ -60,13 +62,13 @@ _PLANS = [
 ]
 
 
+@with_fields("options", CheckpointOptions)
 def command(
     shape: Annotated[str, typer.Option(help="Published shape: qwen3-0.6b, sdar-1.7b, sdar-4b, sdar-8b, sdar-30b-a3b.")],
     gpu: Annotated[str, typer.Option(help="rtx-4090, l40s, a100-80gb, h100 or h200, by its data sheet.")],
-    model: ModelOption = None,
+    options: CheckpointOptions,
     concurrency: SeveralOption = [1, 8, 32, 128],  # noqa: B006
     plan: Annotated[list[str], typer.Option(help="A mode and its knobs; may be given again.")] = _PLANS,
-    block_size: BlockSizeOption = None,
     context: Annotated[int, typer.Option(min=0, help="Tokens that a row reads besides its own.")] = 256,
     above_floor: Annotated[float, typer.Option(min=1, help="A forward's time over the least that it can take.")] = 1.25,
     forward_us: Annotated[float, typer.Option(min=0, help="Microseconds to start and read a forward.")] = 200,
@@ -85,17 +87,17 @@ def command(
     sizes, plans = shape_named(shape), [parse_plan(text) for text in plan]
     drawn = heldout(problems, seed=1)
     use_threads(None)
-    checkpoint = load(model, load_options("cpu", "float32", block_size))
+    checkpoint = load_checkpoint(options.name, options.on("cpu", "float32"))
     workload = Workload(encoded(TextCodec.load(checkpoint.path), drawn), fewest=requests)
     assumed = Assumptions(above_floor, 1e-6 * forward_us, 1e-6 * request_us, context=context)
     prices = Prices(config_in_shape(checkpoint, sizes), GPUS[gpu], assumed)
-    rows = list[dict[str, Any]]()
+    rows, name = list[dict[str, Any]](), display_name(checkpoint.path)
     with Counter(len(concurrency) * len(plans)) as counter:
         for together in concurrency:
             first: PredictedSpeed | None = None
             for made in predict(checkpoint, workload, plans, together, prices):
                 first = first or made
-                rows.append(_row(made, first) | {"shape": shape, "gpu": gpu, "assumed": asdict(assumed)})
+                rows.append(_row(made, first) | {"shape": shape, "gpu": gpu, "assumed": asdict(assumed), "model": name})
                 counter.next(f"{together} together, {rows[-1]['plan']}")
     if output:
         output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -181,18 +183,13 @@ class Prices:
         return assumed.forward_s + assumed.above_floor * need.seconds(self._device)
 
 
-class PricedRunner:
-    """A `ModelRunner` that calls another one and adds up the predicted seconds of its forwards."""
+class PricedRunner(RunnerAround):
+    """Adds up the predicted seconds of the forwards of a runner."""
 
     def __init__(self, runner: ModelRunner, prices: Prices) -> None:
-        self._runner, self._prices = runner, prices
-        self.config, self.device = runner.config, runner.device
+        super().__init__(runner)
+        self._prices = prices
         self.seconds, self.forwards, self.rows, self.refines = 0.0, 0, 0, 0
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of its cache."""
-        return self._runner.num_pages
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         """A forward over rows; the backbone's counts the host's work for their requests, too."""
@@ -203,7 +200,7 @@ class PricedRunner:
         else:
             self.seconds += self._prices.mrp(len(rows), sequences)
             self.refines += 1
-        return self._runner.begin(network, rows)
+        return super().begin(network, rows)
 
 
 def _sequences(rows: Sequence[Row]) -> int:
@@ -228,9 +225,17 @@ class PredictedSpeed:
 
 
 def predict(
-    checkpoint: Checkpoint, workload: Workload, plans: Sequence[DecodingMode], concurrency: int, prices: Prices
+    checkpoint: Checkpoint,
+    workload: Workload,
+    plans: Sequence[DecodingMode],
+    concurrency: int,
+    prices: Prices,
+    costs: StepCosts | None = None,
 ) -> Iterator[PredictedSpeed]:
-    """The plans in their order, the same requests for each. InvalidRequest for plans whose MRP has no price."""
+    """The plans in their order, the same requests for each. InvalidRequest for plans whose MRP has no price.
+
+    `costs`: the engine's table of costs; None: the prices.
+    """
     if prices.steps(1).mrp is None and any(params.needs_mrp for params in plans):
         raise InvalidRequest("a plan needs MRP, for which the shape has no sizes", param="plan")
     tokens, size = concurrency * _TOKENS, checkpoint.config.block_size
@@ -240,7 +245,7 @@ def predict(
     stops = frozenset(checkpoint.config.eos_token_ids)
     for params in plans:
         priced = PricedRunner(runner, prices)
-        deps = EngineDeps(costs=prices.steps(config.max_rows), runner=lambda *_, priced=priced: priced)
+        deps = EngineDeps(costs=costs or prices.steps(config.max_rows), runner=lambda *_, priced=priced: priced)
         engine = Engine(checkpoint, config, deps=deps)
         numbers = range(max(workload.fewest, _WAVES * concurrency))
         stats = [done.stats for done in engine.generate(workload.requests(params, numbers, stops))]

@@ -22,24 +22,24 @@ from benchmarks.steps import Platform, StepTime, step_times
 from benchmarks.throughput import RandomWorkload, Rounds, SpeedRow, compare_with_plain_loop
 from service.cli.options import (
     AttentionOption,
-    BlockSizeOption,
-    DeviceOption,
-    DtypeOption,
-    ModelOption,
+    ModelOptions,
     OutputOption,
     ThreadsOption,
     use_threads,
+    with_fields,
 )
 from service.cli.output import Counter, results, table
 from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest
 from service.model import Checkpoint
+from service.model.files import display_name
 
 _Rows = Annotated[list[int], typer.Option(min=1, help="Rows of a step; may be given again.")]
 
 
+@with_fields("options", ModelOptions)
 def command(
-    model: ModelOption = None,
+    options: ModelOptions,
     shape: ShapeOption = None,
     concurrency: SeveralOption = [1, 8, 32],  # noqa: B006
     rows: _Rows = [1, 2, 4, 8, 16, 32, 64],  # noqa: B006
@@ -47,10 +47,7 @@ def command(
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every completion.")] = 64,
     prefix_tokens: Annotated[int, typer.Option(min=0, help="Tokens before the rows of a step.")] = 256,
     prompt_tokens: Annotated[list[int], typer.Option(min=1, help="Prompt lengths; repeatable.")] = [64, 256, 1000],  # noqa: B006
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
     attention: AttentionOption = "auto",
-    block_size: BlockSizeOption = None,
     threads: ThreadsOption = None,
     output: OutputOption = None,
 ) -> None:
@@ -58,7 +55,7 @@ def command(
     from benchmarks.plain_loop import plain_loop_of
 
     use_threads(threads)
-    checkpoint = load_in_shape(model, shape, device, dtype, block_size)
+    checkpoint = load_in_shape(options, shape)
     workload = RandomWorkload(Static(), new_tokens=new_tokens)
     tokens = max(concurrency) * workload.longest(checkpoint.config.block_size)
     engine = Engine(checkpoint, EngineConfig(max_running=max(concurrency), kv_cache_tokens=tokens, attention=attention))
@@ -79,6 +76,7 @@ def command(
     results().print(_speed_table(speed), what, _step_table(steps), _prefix_table(prefix), sep="\n")
     if output:
         result: dict[str, Any] = {"machine": machine_name(checkpoint.device), "shape": shape, "rates": asdict(rates)}
+        result["model"] = display_name(checkpoint.path)
         result["speed"] = [asdict(row) for row in speed]
         result["steps"] = [asdict(step) | {"step": step.step, "ratio": step.ratio} for step in steps]
         result["prefix"] = [asdict(time) for time in prefix]

@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.floor import forward_need
 from benchmarks.machine import Rates
+from benchmarks.runner_around import RunnerAround
 from service.decode.block import MASKED, Block
 from service.decode.mode import DecodingMode
 from service.decode.modes import Static
@@ -30,7 +31,7 @@ from service.engine.forward.model_forward import ExecutionConfig, Network
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending, done, forward_clock
 from service.engine.request import SamplingParams
-from service.model import Checkpoint, ModelConfig
+from service.model import Checkpoint
 from service.model.attention import AUTO, PagedCache
 
 #: KV that a bench may hold, in bytes: sequences share pages where theirs together would be more
@@ -124,19 +125,13 @@ def _median(run: Callable[[], object], checkpoint: Checkpoint, rounds: int) -> f
     return statistics.median(times[1:])
 
 
-class _Counted:
+class _Counted(RunnerAround):
     """A runner, and the seconds spent in it."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self._runner, self._clock = runner, forward_clock(runner.device)
-        self.config: ModelConfig = runner.config
-        self.device: torch.device = runner.device
+        super().__init__(runner)
+        self._clock = forward_clock(runner.device)
         self.seconds = 0.0
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of its cache."""
-        return self._runner.num_pages
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         """A forward, computed at once."""

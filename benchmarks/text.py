@@ -24,19 +24,11 @@ from benchmarks.judges import Interval, LikelihoodJudge, distinct_bigrams, mean_
 from benchmarks.machine import machine_name
 from benchmarks.options import run
 from service.calibration.prompts import PromptTask
-from service.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    ModelOption,
-    OutputOption,
-    ThreadsOption,
-    load,
-    load_options,
-    use_threads,
-)
+from service.cli.options import ModelOptions, OutputOption, ThreadsOption, use_threads, with_fields
 from service.cli.output import Counter, results, table
 from service.engine import SamplingParams
 from service.errors import SettingsError
+from service.model.files import display_name
 from service.text import TextCodec
 from training.demo.text import library_files
 
@@ -66,8 +58,9 @@ class Judgement:
     nats: list[float] | None
 
 
+@with_fields("options", ModelOptions)
 def command(
-    model: ModelOption = None,
+    options: ModelOptions,
     source: Annotated[
         Literal["library", "packages"],
         typer.Option(help="Files of Python's library that the demo's training leaves out, or installed packages."),
@@ -81,8 +74,6 @@ def command(
     together: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the choice of passages and of sampling.")] = 0,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
     threads: ThreadsOption = None,
     output: OutputOption = None,
 ) -> None:
@@ -90,24 +81,25 @@ def command(
     variants = [parse_variant(words) for words in plan or ()]
     drawn = draw(passages, seed, library_files(heldout=True) if source == "library" else package_files())
     use_threads(threads)
-    options = load_options(device, dtype)
-    checkpoint = load(model, options)
+    checkpoint = options.load()
     variants = variants or default_variants(with_mrp=checkpoint.mrp is not None)
     codec, likelihood = TextCodec.load(checkpoint.path), LikelihoodJudge(judge) if judge else None
     tasks = [PromptTask(tuple(codec.encode(passage.prompt)), lambda _: False) for passage in drawn]
-    engines, sampling = engines_for(variants, checkpoint, options), SamplingParams(temperature, seed=seed)
+    engines, sampling = engines_for(variants, checkpoint, options.loading), SamplingParams(temperature, seed=seed)
     with Counter(len(tasks) * len(variants)) as counter:
         for latest in evaluate(engines, tasks, variants, sampling, (max_new_tokens, together)):
             scores = latest
             counter.reach(sum(len(score.completions) for score in scores), "continuations")
-    texts = [codec.encode(passage.continuation)[:max_new_tokens] for passage in drawn]
-    answers = [[completion.token_ids for completion in score.completions] for score in scores]
+    texts: list[Sequence[int]] = [codec.encode(passage.continuation)[:max_new_tokens] for passage in drawn]
+    answers: list[list[Sequence[int]]] = [
+        [completion.token_ids for completion in score.completions] for score in scores
+    ]
     judgements = [judged(drawn, tokens, codec, likelihood) for tokens in (texts, *answers)]
     rows = [_row(score, judgement, judgements[1]) for score, judgement in zip([None, *scores], judgements, strict=True)]
     if output:
-        setting = {"source": source, "passages": passages, "seed": seed, "temperature": temperature}
-        setting |= {"max_new_tokens": max_new_tokens, "judge": judge.name if judge else None}
-        content = {**setting, "machine": machine_name(checkpoint.device), "rows": rows}
+        content: dict[str, Any] = {"source": source, "passages": passages, "seed": seed, "temperature": temperature}
+        content |= {"max_new_tokens": max_new_tokens, "judge": judge.name if judge else None}
+        content |= {"machine": machine_name(checkpoint.device), "model": display_name(checkpoint.path), "rows": rows}
         output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     results().print(_table(rows))
 

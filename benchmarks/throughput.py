@@ -242,6 +242,7 @@ def _shared(checkpoint: Checkpoint, config: EngineConfig) -> Callable[..., Check
     runner = CheckpointRunner(
         checkpoint, pages, None, candidates, ExecutionConfig(config.attention, config.cuda_graphs)
     )
+    runner.prepare(config.max_rows)
     return lambda *_: runner
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: tokens of an answer to a request without a limit: long enough for code and thinking, and its KV pages leave room for
+#: more requests than a forward of a GPU needs (docs/limits.md)
+DEFAULT_MAX_TOKENS = 4096
 #: waiting requests before 429
 MAX_WAITING = 256
 #: seconds that a step of the engine may take, or an exchange between its ranks

@@ -108,6 +108,11 @@ class ConstraintNotAvailable(InvalidRequest):
 class PromptTooLong(InvalidRequest):
     """prompt + max_new_tokens is over the model's length or over the size of the KV cache."""
 
+    @classmethod
+    def over(cls, max_model_len: int, excess: str, *, param: str) -> PromptTooLong:
+        """The error in the words by which clients know it. `excess`: the sizes that are too large, as a clause."""
+        return cls(f"This model's maximum context length is {max_model_len} tokens. However, {excess}.", param=param)
+
 
 class Unauthorized(MrpServeError):
     """An API key is required and is missing or wrong."""

@@ -249,14 +249,16 @@ class Silence:
 def start_child(module: str, *arguments: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Starts `python -m module DESCRIPTOR *arguments`. Returns the process and this end of a pair of sockets.
 
-    The end of either process closes its socket, which the other process notices at once.
+    The end of either process closes its socket, which the other process notices at once. `TORCH_DISABLE_NATIVE_JIT`:
+    torch compiles other kernels of its own if certain packages are installed, with other bits.
     """
+    settings = {"TORCH_DISABLE_NATIVE_JIT": "1", "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     parent, child = socket.socketpair()
     with child:
         process = subprocess.Popen(  # noqa: S603 - this program
             [sys.executable, "-P", "-m", module, str(child.fileno()), *arguments],
             pass_fds=[child.fileno()],
             stdin=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+            env=os.environ | settings,
         )
     return process, parent

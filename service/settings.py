@@ -47,8 +47,12 @@ _GONE = {
 }
 #: letters of an unknown name that are compared with the known ones
 _COMPARED = 80
+#: the similarity of two names of which one is likely to be the other, misspelt
+_MISSPELT = 0.8
 #: the beginning of a hashed API key
 DIGEST = "sha256:"
+#: the name that stands for any name of the model
+ANY_NAME = "*"
 
 if TYPE_CHECKING:
     ModeName = str
@@ -67,8 +71,15 @@ class Settings(BaseSettings):
     config: Path | None = Field(None, description="YAML or JSON file with any of the settings below")
 
     # the model
-    model: str = Field(str(Path(__file__).parent / "demo"), description="folder or hub name of a checkpoint")
-    served_model_name: str | None = Field(None, description="name in answers; default: the last part of `model`")
+    model: str = Field(
+        str(Path(__file__).parent / "demo"),
+        description="folder or hub name of a checkpoint; owner/name@revision pins it",
+    )
+    served_model_name: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="comma-separated names that requests may use, the first one for answers; `*`: any name; default: "
+        "the last part of `model`",
+    )
     device: str = Field("auto", description="auto (cuda if there is one), cpu, cuda, cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: bfloat16 on cuda")
     quantization: Literal["int8", "fp8", "w8a8"] | None = Field(
@@ -117,6 +128,11 @@ class Settings(BaseSettings):
     max_model_len: AtLeastOne | None = Field(
         None, description="the most tokens of prompt and completion together; default: the checkpoint's limit"
     )
+    default_max_tokens: AtLeastOne = Field(
+        defaults.DEFAULT_MAX_TOKENS,
+        description="longest answer of a request without a limit, such as `max_tokens`; also at most the rest of the "
+        "context. Its KV pages are reserved, so more means fewer requests at once",
+    )
     deterministic: bool = Field(
         False, description="same seed, same tokens: in any batch and on any equal replica; slower"
     )
@@ -150,12 +166,22 @@ class Settings(BaseSettings):
         30.0, description="at shutdown, longest wait for requests in progress, in seconds"
     )
     max_body_bytes: AtLeastOne = Field(1024 * 1024, description="longest request body, in bytes")
+    strict_fields: bool = Field(
+        False,
+        description="refuses fields that are not served, on the routes of other APIs; else they are ignored, and the "
+        "answer's header `x-ignored-fields` names them",
+    )
 
     max_failovers: Annotated[int, Field(ge=0)] = Field(3, description="replicas that a request may lose; 0: none")
 
     # the server
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port to listen on")
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="comma-separated origins of web pages that may use the service (CORS), such as "
+        "`https://chat.example`; `*`: any page; default: none",
+    )
     api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
         (), repr=False, description="comma-separated keys or `sha256:<hex>`; no keys and no key file: open"
     )
@@ -208,9 +234,15 @@ class Settings(BaseSettings):
             raise SettingsError(_explain(error)) from None
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """The model's names, first the name in answers."""
+        names = tuple(name for name in self.served_model_name if name != ANY_NAME)
+        return names or (self.model.rstrip("/").rpartition("/")[2].partition("@")[0],)
+
+    @property
     def model_name(self) -> str:
         """The model's name in answers."""
-        return self.served_model_name or self.model.rstrip("/").rpartition("/")[2]
+        return self.model_names[0]
 
     @property
     def slots(self) -> int:
@@ -272,6 +304,17 @@ class Settings(BaseSettings):
             )
         return self
 
+    @field_validator("served_model_name", "allowed_origins", mode="before")
+    @classmethod
+    def _split(cls, value: object, about: ValidationInfo) -> object:
+        names = value.split(",") if isinstance(value, str) else value
+        if not isinstance(names, (list, tuple)):
+            return () if names is None else names
+        names = tuple(name.strip() if isinstance(name, str) else name for name in names)
+        if "" in names:
+            raise SettingsError(f"{about.field_name} has an empty name", param=about.field_name)
+        return names
+
     @field_validator("api_keys", "admin_keys", mode="before")
     @classmethod
     def _hashed(cls, value: object, about: ValidationInfo) -> object:
@@ -312,6 +355,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
     names = sorted(names)
     close = difflib.get_close_matches(name[:_COMPARED], names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+
+
+def similar(name: str, names: Iterable[str]) -> str:
+    """The end of an error about an unknown name: a known name that differs in a few letters, or nothing."""
+    close = difflib.get_close_matches(name[:_COMPARED], sorted(names), n=1, cutoff=_MISSPELT)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _digest(key: str, setting: str | None) -> str:

@@ -21,6 +21,7 @@ from service.decode.block import StepKind
 from service.decode.knobs import KnobValue
 from service.decode.mode import ScoreMode
 from service.decode.modes import Mode
+from service.decode.step_map import TokenStep
 from service.engine.request import FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY
@@ -41,11 +42,21 @@ class Weights(Data, frozen=True):
 
     `version`: 0 for the weights that a replica starts with; every weight update raises it. `base`: the setting `model`.
     Versions are compared only between weights of the same base.
+    `folders`: the folders that have the weights, if `model` is not the only one. A weight comes from the last folder
+    that has it. `mrp_version`: the version that MRP came with. `partial`: whether `model` may have any of the weights.
     """
 
     version: int = 0
     model: str = ""
     base: str = ""
+    folders: tuple[str, ...] = ()
+    mrp_version: int = 0
+    partial: bool = False
+
+    @property
+    def all_folders(self) -> tuple[str, ...]:
+        """The folders that have the weights."""
+        return self.folders or (self.model,)
 
     def older_than(self, other: Weights) -> bool:
         """Whether `other` is newer. Of two weights of one version, every process takes the same for newer."""
@@ -74,12 +85,14 @@ class Resume(Data, frozen=True):
     """The blocks of an answer that other replicas have delivered: their tokens, number and statistics.
 
     `version`: the version of the weights that decoded them. Only these weights may continue the answer.
+    `num_steps`: the number of their steps, if the request wants a step map.
     """
 
     token_ids: Private[tuple[int, ...]] = ()
     num_blocks: int = 0
     stats: Stats = Stats()
     version: int = 0
+    num_steps: int = 0
 
 
 class Scoring(Data, frozen=True):
@@ -111,7 +124,8 @@ class ReplicaRequest(Data, frozen=True):
     `repr` leaves out the prompt and the answer, since it may get into a log.
 
     `arrived`: when the request came to the ingress. `timeout_s` and the times in statistics count from then, time in
-    queues included. `stop_token_ids` are added to the checkpoint's eos ids. `tenant`: the name of its API key;
+    queues included. `bad_words`: the words that the answer may not contain; a replica encodes them for `sampling`.
+    `stop_token_ids` are added to the checkpoint's eos ids. `tenant`: the name of its API key;
     `weight`: that key's weight. `cache_salt`: only requests with the same salt share cached prompts; it contains the
     key's name unless keys share prefixes. `session`: requests of one session should go to the same replica. `resume`:
     the beginning of the answer, which was already sent. `attempt`: the number of earlier attempts. `constraint`: the
@@ -119,6 +133,7 @@ class ReplicaRequest(Data, frozen=True):
     `tools`: the tools that the prompt shows, in the form of chat templates. `think`: whether the prompt asks for
     thinking; None leaves it to the chat template.
     `top_logprobs`: the number of likeliest tokens that are named beside each token, if `return_pieces`.
+    `return_step_map`: whether chunks have the steps of their tokens, as with `return_pieces`.
     `scoring`: positions of the prompt are scored, and nothing is decoded.
     `weights`: the oldest weights that may answer; None: any.
     `quality`: the preset that `params` were chosen by, empty if the request named none.
@@ -138,11 +153,13 @@ class ReplicaRequest(Data, frozen=True):
     weights: Weights | None = None
     quality: str = ""
     stop: Private[tuple[str, ...]] = ()
+    bad_words: Private[tuple[str, ...]] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     return_trace: bool = False
     stream_steps: bool = False
     return_pieces: bool = False
+    return_step_map: bool = False
     cache_salt: str = ""
     priority: int = DEFAULT_PRIORITY
     tenant: str = ""
@@ -179,6 +196,7 @@ class Ending(Data, frozen=True, tag=3):
 
     `constraint_met`: whether the answer satisfies the request's constraint; None without one. `stop_text`: the text of
     the request's `stop` that ended the answer, None if none did. `position_scores`: the result of `scoring`.
+    `stop_token`: the stop token that ended the answer, with its step, if the request wants a step map.
     """
 
     finish_reason: FinishReason
@@ -188,6 +206,7 @@ class Ending(Data, frozen=True, tag=3):
     constraint_met: bool | None = None
     stop_text: Private[str | None] = None
     position_scores: Private[tuple[PositionScores, ...]] = ()
+    stop_token: Private[TokenStep | None] = None
 
 
 class Chunk(Data, frozen=True, tag=2):
@@ -196,7 +215,7 @@ class Chunk(Data, frozen=True, tag=2):
     A chunk has one block, or several of a whole answer. The last chunk carries the `ending`, so the receiver of the
     whole answer knows that it is complete. Every other chunk ends at the end of a block, where another replica can
     continue. `index`: the index of the last block. `prompt_tokens`: the tokens of the whole prompt. `version`: the
-    version of the weights that decoded the chunk.
+    version of the weights that decoded the chunk. `step_map`: the step of each token, on request.
     """
 
     index: int
@@ -208,6 +227,7 @@ class Chunk(Data, frozen=True, tag=2):
     pieces: Private[tuple[TokenText, ...]] = ()
     prompt_tokens: int = 0
     version: int = 0
+    step_map: Private[tuple[TokenStep, ...]] = ()
 
 
 class TraceStep(TypedDict):
@@ -245,6 +265,7 @@ class Answer(Data, frozen=True):
     ending: Ending
     trace: Private[tuple[TraceStep, ...]] = ()
     pieces: Private[tuple[TokenText, ...]] = ()
+    step_map: Private[tuple[TokenStep, ...]] = ()
 
     @classmethod
     def from_chunks(cls, chunks: Sequence[Chunk], ending: Ending) -> Answer:
@@ -255,6 +276,7 @@ class Answer(Data, frozen=True):
             ending,
             tuple(step for chunk in chunks for step in chunk.trace),
             tuple(piece for chunk in chunks for piece in chunk.pieces),
+            tuple(step for chunk in chunks for step in chunk.step_map),
         )
 
 
@@ -277,6 +299,8 @@ class Example:
 class ModelCard:
     """The served model, for clients and the ingress.
 
+    `name`: its name in answers. `aliases`: further names that requests may use. `any_name`: whether any name will do.
+    `created`: the time of the checkpoint's configuration file, in seconds since 1970.
     `quality`: the presets of the checkpoint. `examples`: prompts of its card. `slots`: requests that a replica takes
     at once; on the card of the service, the sum over all replicas. `replica_slots`: the slots of one replica, on either
     card. `tool_format`: the format of its tool calls; None if it cannot call tools, with the reason in
@@ -302,6 +326,13 @@ class ModelCard:
     thinking: ReasoningFormat | None = None
     weights: Weights = Weights()
     num_outdated: int = 0
+    created: int = 0
+    aliases: tuple[str, ...] = ()
+    any_name: bool = False
+
+    def has_name(self, name: str) -> bool:
+        """Whether a request may call the model by this name."""
+        return self.any_name or name == self.name or name in self.aliases
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--share", type=float, default=1.0, help="of all chosen tests run this share, the same ones every time"
     )
+    parser.addoption("--write-counts", action="store_true", help="store lower counts of the virtual CUDA device")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -48,14 +48,34 @@ def drawn_knobs(rng: random.Random, block_size: int) -> dict[str, Any]:
 def drawn_margin(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
     """Some `margin` for fields with which it is allowed on every server."""
     named = fields["mode"] == "speculative" and fields.get("mrp_steps", "auto") != "auto"
-    whole = fields.get("top_p", 1) >= 1 and not fields.get("top_k", 0)
+    whole = fields.get("top_p", 1) >= 1 and not fields.get("top_k", 0) and not fields.get("min_p", 0)
     return {"margin": rng.choice(THRESHOLDS)} if named and whole and rng.random() < 0.5 else {}
 
 
 def drawn_sampling(rng: random.Random) -> dict[str, Any]:
-    """Some of `temperature`, `top_p` and `top_k`, and a seed."""
-    fields = {"temperature": rng.choice(TEMPERATURES), "top_p": rng.choice(TOP_P), "top_k": rng.choice(TOP_K)}
-    return {**_some(rng, fields), "seed": rng.choice([*SEEDS, rng.randrange(MAX_SEED)])}
+    """Some of `temperature`, `top_p`, `top_k`, `min_p` and the penalties, and a seed."""
+    fields = {
+        "temperature": rng.choice(TEMPERATURES),
+        "top_p": rng.choice(TOP_P),
+        "top_k": rng.choice(TOP_K),
+        "min_p": rng.choice([0, 0, TINY, 0.1, ALMOST_ONE, 1]),
+    }
+    more = drawn_penalties(rng) if rng.random() < 0.4 else {}
+    return {**_some(rng, fields), **more, "seed": rng.choice([*SEEDS, rng.randrange(MAX_SEED)])}
+
+
+def drawn_penalties(rng: random.Random) -> dict[str, Any]:
+    """Some of the parameters that depend on the tokens of the sequence."""
+    fields = {
+        "repetition_penalty": rng.choice([0.01, ALMOST_ONE, 1, 1.2, 100]),
+        "frequency_penalty": rng.choice([-2, -0.0, TINY, 0.5, 2]),
+        "presence_penalty": rng.choice([-2.0, 1e-300, 0.5, 2]),
+        "logit_bias": {
+            rng.randrange(60): rng.choice([-100, -0.0, TINY, 3.5, 100]) for _ in range(rng.choice([0, 1, 9]))
+        },
+        "min_tokens": rng.choice([0, 1, 7]),
+    }
+    return _some(rng, fields)
 
 
 def drawn_prompt(rng: random.Random, allowed: list[int], longest: int, block_size: int) -> list[int]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from pathlib import Path
 
 from service.constraints import Constraint
 from service.engine import AsyncEngine, BlockEvent, BlockProgress, EngineState, GenerationRequest
+from service.model.config import CheckedUpdate
 from service.replica.core import EngineCore
 from service.replica.messages import EngineInfo
 
@@ -45,16 +47,17 @@ class InProcessEngine:
         finally:
             await items.aclose()
 
-    async def check_weights(self, model: str) -> None:
-        await asyncio.to_thread(self._core.check_weights, model)
+    async def check_weights(self, folders: tuple[str, ...], *, is_partial: bool) -> CheckedUpdate:
+        return await asyncio.to_thread(self._core.check_weights, folders, is_partial=is_partial)
 
-    async def load_weights(self, model: str) -> Path:
-        self._apply, path = await asyncio.to_thread(self._core.load_weights, model)
+    async def load_weights(self, folders: tuple[str, ...], *, newest_only: bool) -> Path:
+        load = partial(self._core.load_weights, folders, newest_only=newest_only)
+        self._apply, path = await asyncio.to_thread(load)
         return path
 
-    async def apply_weights(self, version: int, *, abort: bool) -> None:
+    async def apply_weights(self, versions: tuple[int, int], *, abort: bool) -> None:
         assert self._apply is not None
-        await self._engine.update_weights(self._apply, version, cut=abort)
+        await self._engine.update_weights(self._apply, versions, cut=abort)
 
     def close(self) -> None:
         self._engine.stop()

@@ -104,10 +104,22 @@ class Reference:
 
     @torch.inference_mode()
     def read(
-        self, hidden: Tensor, state: Block, start: int, sampling: SamplingParams, judge: Sequence[int] = ()
+        self,
+        hidden: Tensor,
+        state: Block,
+        start: int,
+        sampling: SamplingParams,
+        judge: Sequence[int] = (),
+        sequence: Standing | None = None,
     ) -> Prediction:
-        """hidden `[L, H]` of a block at absolute position `start`. Each pick tells its two likeliest tokens."""
-        logits = self.checkpoint.backbone.logits(hidden).float() / (sampling.temperature or 1.0)
+        """hidden `[L, H]` of a block at absolute position `start`. Each pick tells its two likeliest tokens.
+
+        `sequence`: what penalties, bias and forbidden tokens depend on; None: the request has none of them.
+        """
+        logits = self.checkpoint.backbone.logits(hidden).float()
+        if sequence is not None:
+            logits = torch.stack([plain_adjusted(row, sequence, state, p) for p, row in enumerate(logits)])
+        logits = logits / (sampling.temperature or 1.0)
         probabilities = (logits - logits.logsumexp(-1, keepdim=True)).exp()  # rounded as the engine rounds it
         picks, entropies = [], []
         for position in state.masked:
@@ -136,7 +148,7 @@ class Reference:
         logits[self.config.mask_token_id] = -torch.inf
         if sampling.temperature == 0:
             return logits
-        kept = plain_filter(logits.softmax(-1).tolist(), sampling.top_k, sampling.top_p)
+        kept = plain_filter(logits.softmax(-1).tolist(), sampling.top_k, sampling.top_p, sampling.min_p)
         return torch.tensor([value if ok else -math.inf for value, ok in zip(logits.tolist(), kept, strict=True)])
 
     # --- decoding ----------------------------------------------------------------------------------
@@ -147,7 +159,8 @@ class Reference:
         clean, head = prompt[: len(prompt) // size * size], prompt[len(prompt) // size * size :]
         forwards, steps = 0, list[list[Step]]()
         while True:
-            canvas, used = self.decode(clean, head, request.params, request.sampling)
+            standing = (Standing(request, [*clean, *head]),) if request.sampling.adjusts_logits else ()
+            canvas, used = self.decode(clean, head, request.params, request.sampling, *standing)
             forwards, clean, head = forwards + used, clean + list(canvas.block.tokens), []
             steps.append(canvas.steps)
             output = clean[len(prompt) :][: request.max_new_tokens]
@@ -158,31 +171,107 @@ class Reference:
                 return Decoded(tuple(output), "length", forwards, steps)
 
     def decode(
-        self, clean: Sequence[int], head: Sequence[int], params: DecodingMode, sampling: SamplingParams
+        self,
+        clean: Sequence[int],
+        head: Sequence[int],
+        params: DecodingMode,
+        sampling: SamplingParams,
+        sequence: Standing | None = None,
     ) -> tuple[Canvas, int]:
         """One block, and how many Evaluates it took."""
         canvas = Canvas(Block((*head, *[MASKED] * (self.config.block_size - len(head)))))
+        if sequence is not None:
+            canvas.without_bad_words = sequence.without_bad_words
         policy, forwards, start = params.decode(canvas), 0, len(clean)
         query = next(policy)
         while True:
             if isinstance(query, Evaluate):
                 forwards += 1
-                readings = tuple(self.read(self.evaluate(clean, s), s, start, sampling) for s in query.states)
+                readings = tuple(
+                    self.read(self.evaluate(clean, s), s, start, sampling, (), sequence) for s in query.states
+                )
             else:
                 hidden = self.refine(clean, query.state, query.after.handle)
-                readings = (self.read(hidden, query.state, start, sampling, query.rescore),)
+                readings = (self.read(hidden, query.state, start, sampling, query.rescore, sequence),)
             try:
                 query = policy.send(readings)
             except StopIteration:
                 return canvas, forwards
 
 
-def plain_filter(probabilities: Sequence[float], top_k: int, top_p: float) -> list[bool]:
-    """Which tokens top-k and top-p leave: fewer than k are better; of the k best, the better ones weigh less than p."""
+@dataclass(frozen=True)
+class Standing:
+    """A request, and its tokens before the masked positions of the present block."""
+
+    request: GenerationRequest
+    before: Sequence[int]
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        """The tokens before the answer."""
+        return self.before[: len(self.request.prompt_token_ids) - self.request.num_continued]
+
+    def standing(self, state: Block) -> list[int]:
+        """The tokens of the whole sequence, MASKED at masked positions of the block."""
+        size = len(state.tokens)
+        return [*self.before[: len(self.before) // size * size], *state.tokens]
+
+    def without_bad_words(self, state: Block, picks: tuple[Pick, ...]) -> tuple[Pick, ...]:
+        """The longest beginning of the picks, at least one, after whose first pick none completes a bad word."""
+        for count in range(len(picks), 1, -1):
+            after = self.standing(state.reveal(picks[:count]))[len(self.prompt) :]
+            before = self.standing(state.reveal(picks[:1]))[len(self.prompt) :]
+            if self.bad_words_in(after) == self.bad_words_in(before):
+                return picks[:count]
+        return picks[:1]
+
+    def bad_words_in(self, answer: Sequence[int]) -> set[tuple[int, tuple[int, ...]]]:
+        """The words that stand in an answer, and where."""
+        words = self.request.sampling.bad_words_token_ids
+        return {
+            (start, word)
+            for word in words
+            for start in range(len(answer))
+            if tuple(answer[start : start + len(word)]) == word
+        }
+
+
+def plain_adjusted(logits: Tensor, sequence: Standing, state: Block, position: int) -> Tensor:
+    """logits `[V]` of a position -> the adjusted logits, token after token by the definition in docs/sampling.md.
+
+    The position itself is read as masked.
+    """
+    request, sampling = sequence.request, sequence.request.sampling
+    standing = sequence.standing(state.remask((position,)))
+    prompt, answer = sequence.prompt, standing[len(sequence.prompt) :]
+    index = len(standing) - len(state.tokens) + position - len(prompt)
+    if index < 0:
+        return logits
+    before, in_words = sequence.bad_words_in(answer), {t for word in sampling.bad_words_token_ids for t in word}
+    adjusted = logits.tolist()
+    for token in range(len(adjusted)):
+        value = adjusted[token] + sampling.logit_bias.get(token, 0.0)
+        count = answer.count(token)
+        if count or token in prompt:
+            value = value / sampling.repetition_penalty if value > 0 else value * sampling.repetition_penalty
+        value -= sampling.frequency_penalty * count + sampling.presence_penalty * (count > 0)
+        if index < sampling.min_tokens and token in request.stop_token_ids:
+            value = -math.inf
+        if token in in_words and sequence.bad_words_in([*answer[:index], token, *answer[index + 1 :]]) != before:
+            value = -math.inf
+        adjusted[token] = value
+    return torch.tensor(adjusted)
+
+
+def plain_filter(probabilities: Sequence[float], top_k: int, top_p: float, min_p: float = 0.0) -> list[bool]:
+    """Which tokens the filters leave: at least min_p times as likely as the likeliest token; fewer than k are better;
+    of the k best, the better ones weigh less than p."""
+    probabilities = [value if value >= min_p * max(probabilities) else 0.0 for value in probabilities]
     best = sorted(probabilities, reverse=True)[: top_k or None]
     total = sum(best)
     kept = []
     for probability in probabilities:
         better = sum(other for other in best if other > probability)
-        kept.append(probability >= best[-1] and (top_p >= 1 or better / total < top_p))
+        likely = probability > 0 or min_p == 0
+        kept.append(likely and probability >= best[-1] and (top_p >= 1 or better / total < top_p))
     return kept

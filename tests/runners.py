@@ -24,6 +24,15 @@ class Around:
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         return done(self.evaluate(rows) if network == "backbone" else self.refine(rows))
 
+    def prepare(self, max_rows: int) -> None:
+        self.runner.prepare(max_rows)
+
+    def measure_bytes(self, max_rows: int) -> int:
+        return self.runner.measure_bytes(max_rows)
+
+    def pop_eager_forwards(self) -> int:
+        return self.runner.pop_eager_forwards()
+
     def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         return self.runner.begin("backbone", rows)()
 

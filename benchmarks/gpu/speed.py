@@ -46,35 +46,42 @@ VARIED: tuple[DecodingMode, ...] = (Static(), Speculative(1, 4))
 
 
 def measure_speed(rows: Rows, device: torch.device, dtype: torch.dtype, extent: Extent) -> None:
-    """Small shapes first. A row for each step, for each plan at each load, and for each variant at the highest load."""
+    """Steps of all shapes come first, since they take seconds. Then the plans and the variants of each shape.
+
+    A row for each step, for each plan at each load, and for each variant at the highest load.
+    """
     rates = measure_rates(device, dtype)
     rows.write("rates", **asdict(rates))
+    options = LoadOptions(dtype, str(device))
+    for form in (None, *QUANT_SCHEMES):
+        for shape in extent.shapes:
+            if rows.over(f"steps of {shape}, {form or dtype}"):
+                return
+            _steps(rows, shape, replace(options, quantization=form), extent, Platform(rates))
     for shape in extent.shapes:
         if rows.over(shape):
             return
-        checkpoint = inflate(CHECKPOINT, SHAPES[shape], LoadOptions(dtype, str(device)))
-        for step in step_times(checkpoint, extent.rows, extent.context, extent.rounds, Platform(rates)):
-            rows.write("step", shape=shape, **asdict(step), step=step.step, ratio=step.ratio)
-        _quantized_steps(rows, shape, LoadOptions(dtype, str(device)), extent, Platform(rates))
-        for concurrency in extent.concurrencies:
-            if rows.over(f"{shape}, {concurrency} together"):
-                break
-            for row in _loads(checkpoint, concurrency, extent, PLANS):
-                rows.write("plan", shape=shape, **row)
-        for name, config in VARIANTS.items():
-            if rows.over(f"{shape}, {name}"):
-                break
-            for row in _loads(checkpoint, max(extent.concurrencies), extent, VARIED, config):
-                rows.write("variant", shape=shape, variant=name, **row)
+        _plans(rows, shape, inflate(CHECKPOINT, SHAPES[shape], options), extent)
 
 
-def _quantized_steps(rows: Rows, shape: str, options: LoadOptions, extent: Extent, platform: Platform) -> None:
-    for form in QUANT_SCHEMES:
-        if rows.over(f"{shape}, {form}"):
+def _steps(rows: Rows, shape: str, options: LoadOptions, extent: Extent, platform: Platform) -> None:
+    checkpoint = inflate(CHECKPOINT, SHAPES[shape], options)
+    form = {"quantization": options.quantization} if options.quantization else {}
+    for step in step_times(checkpoint, extent.rows, extent.context, extent.rounds, platform):
+        rows.write("step", shape=shape, **form, **asdict(step), step=step.step, ratio=step.ratio)
+
+
+def _plans(rows: Rows, shape: str, checkpoint: Checkpoint, extent: Extent) -> None:
+    for concurrency in extent.concurrencies:
+        if rows.over(f"{shape}, {concurrency} together"):
             return
-        checkpoint = inflate(CHECKPOINT, SHAPES[shape], replace(options, quantization=form))
-        for step in step_times(checkpoint, extent.rows, extent.context, extent.rounds, platform):
-            rows.write("step", shape=shape, quantization=form, **asdict(step), step=step.step, ratio=step.ratio)
+        for row in _loads(checkpoint, concurrency, extent, PLANS):
+            rows.write("plan", shape=shape, **row)
+    for name, config in VARIANTS.items():
+        if rows.over(f"{shape}, {name}"):
+            return
+        for row in _loads(checkpoint, max(extent.concurrencies), extent, VARIED, config):
+            rows.write("variant", shape=shape, variant=name, **row)
 
 
 def _loads(

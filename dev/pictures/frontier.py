@@ -52,14 +52,15 @@ def draw_frontier(file: QualityFile, folder: Path) -> list[Path]:
     """Writes the pictures; the same file gives the same pictures."""
     paths = []
     for page in PAGES:
-        with mpl.rc_context(_style(page)):
+        with mpl.rc_context(page_style(page)):
             figure = frontier_figure(file, page)
             paths.append(folder / f"{STEM}{page.suffix}.png")
             figure.savefig(paths[-1], dpi=130)
     return paths
 
 
-def _style(page: Page) -> dict[Any, Any]:
+def page_style(page: Page) -> dict[Any, Any]:
+    """matplotlib's settings for a page."""
     return {
         **STYLE,
         "grid.color": page.faint,

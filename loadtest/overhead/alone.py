@@ -22,12 +22,12 @@ class Alone:
     def __init__(self, model: str | None, threads: int, max_running: int) -> None:
         import torch
 
-        from service.cli.options import load, load_options
+        from service.cli.options import ModelOptions
         from service.engine import Engine, EngineConfig
         from service.text import TextCodec
 
         torch.set_num_threads(threads)
-        checkpoint = load(model, load_options("auto", "auto"))
+        checkpoint = ModelOptions(model).load()
         self._codec = TextCodec.load(checkpoint.path)
         self._ends = frozenset(checkpoint.config.eos_token_ids)
         self._engine: Engine = Engine(checkpoint, EngineConfig(max_running=max_running))

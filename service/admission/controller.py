@@ -120,15 +120,13 @@ class AdmissionController:
     def _check_length(self, request: ReplicaRequest) -> None:
         """PromptTooLong over the model's length. Such a request would be demand until a replica refuses it."""
         prompt, most = len(request.token_ids or ()), self._max_model_len
-        if prompt + request.max_new_tokens <= most or request.scoring is not None or request.shorten:
+        least = 1 if request.shorten else request.max_new_tokens
+        if prompt + least <= most or request.scoring is not None:
             return
-        raise PromptTooLong(
-            f"{prompt} prompt tokens and max_new_tokens {request.max_new_tokens} are "
-            f"{prompt + request.max_new_tokens} tokens, allowed are {most}"
-            if request.token_ids is not None
-            else f"max_new_tokens is {request.max_new_tokens}, prompt and answer may have {most} tokens together",
-            param="max_new_tokens",
-        )
+        excess = f"max_new_tokens is {least}"
+        if prompt:
+            excess = f"{prompt} prompt tokens and max_new_tokens {least} are {prompt + least} tokens"
+        raise PromptTooLong.over(most, excess, param="max_new_tokens")
 
     async def _enter(self, request: ReplicaRequest) -> None:
         try:

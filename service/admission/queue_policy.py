@@ -120,11 +120,8 @@ class QueuePolicy:
         return None
 
     def _seconds(self, ticket: Ticket) -> float:
-        """The seconds of its tenant's share that a request takes.
-
-        While no rate is known, a full queue is assumed to take `max_queue_s`.
-        """
+        """The seconds of its tenant's share that a request takes. A guess while no rate is known."""
         rate = self._throughput.rate
         if rate is None:
-            return self._max_queue_s / self._max_waiting
+            return self._throughput.guessed_s
         return ticket.cost * self._throughput.ratio / (rate * _PROMISED_RATE * self._queue.share(ticket))

@@ -96,6 +96,16 @@ class Throughput:
         return self._blocks / self._slot_seconds
 
     @property
+    def guessed_s(self) -> float:
+        """Seconds between two answers, for the time before the rate is known.
+
+        Each slot is assumed to give an answer in the time for which all have been taken, at least in `_FIRST_S`. A
+        client that returns after it meets a known rate.
+        """
+        self._update()
+        return max(_FIRST_S, self._full_seconds) / max(1, self._slots)
+
+    @property
     def rate(self) -> float | None:
         """Blocks per second of all slots together. None until it is known, and while there are no slots."""
         rate = self.rate_per_slot

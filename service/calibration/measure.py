@@ -24,6 +24,7 @@ from service.decode.mode import DecodingMode
 from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.errors import SettingsError
 from service.model import Checkpoint
+from service.model.files import display_name
 from service.quality.schema import Measured, Plan, PlanResult
 
 #: the most timed chunks of a concurrency
@@ -88,6 +89,7 @@ class Calibration:
 
     def run(self, notebook: Notebook) -> Iterator[PlanChunk]:
         """Does the jobs that the notebook lacks; yields every job when the notebook has it."""
+        self._engine.prepare()
         for plan in self._plans.values():  # to warm up
             self._engine.generate([self._request(plan, 0, _WARM_UP_TOKENS)])
         for job in self.jobs:
@@ -155,7 +157,7 @@ def circumstances(checkpoint: Checkpoint, scope: Scope, prompts: Mapping[str, An
     clock: Clock = "cpu" if alone else "wall"
     return Measured(
         at=datetime.now(UTC).date().isoformat(),
-        model=checkpoint.path.resolve().name,
+        model=display_name(checkpoint.path),
         max_new_tokens=scope.max_new_tokens,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         dtype=str(checkpoint.dtype).removeprefix("torch."),

@@ -16,15 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from service.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    ModelOption,
+    ModelOptions,
     OutputOption,
-    QuantizationOption,
     RanksOption,
     ThreadsOption,
-    load_options,
-    ranks_of,
     use_threads,
     with_fields,
 )
@@ -74,10 +69,9 @@ RawOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(ModelOptions):
     """The options of a measurement: plans over prompts at several loads, and the devices. None: a default."""
 
-    model: ModelOption = None
     prompts: PromptsOption = None
     scorer: ScorerOption = None
     plan: PlansOption = None
@@ -86,9 +80,6 @@ class Measurement:
     timed: TimedOption = 256
     max_new_tokens: NewTokensOption = 256
     raw: RawOption = False
-    device: DeviceOption = "auto"
-    dtype: DtypeOption = "auto"
-    quantization: QuantizationOption = None
     threads: ThreadsOption = None
     tensor_parallel_size: RanksOption = 1
 
@@ -147,8 +138,7 @@ def measured(options: Measurement, target: Target) -> Iterator[tuple[QualityFile
     scope.check(len(lines.lines))
     chosen = [parse_plan(text) for text in options.plan or ()]
     use_threads(options.threads, options.tensor_parallel_size)
-    loading = load_options(options.device, options.dtype, quantization=options.quantization)
-    with ranks_of(options.tensor_parallel_size, options.model, loading) as (checkpoint, deps):
+    with options.ranks(options.tensor_parallel_size) as (checkpoint, deps):
         config = checkpoint.config
         default = default_plans(config.block_size, has_mrp=config.mrp is not None)
         tasks = tasks_of(TextCodec.load(checkpoint.path), lines.lines, scorer, raw=options.raw)

@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from service.cli.options import BlockSizeOption, DeviceOption, DtypeOption, QuantizationOption, load, load_options
+from service.cli.options import ModelOptions, with_fields
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
-    from service.model import Checkpoint, ModelConfig
+    from pathlib import Path
+
+    from service.model import Checkpoint, ModelConfig, MrpConfig
     from service.text import TextCodec
 
 #: the values of `tensor_parallel_size` that are shown
 _SIZES = (2, 4, 8)
 
 
-def command(
-    model: Annotated[str | None, typer.Argument(help="A folder or a hub name. Default: the shipped demo.")] = None,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    block_size: BlockSizeOption = None,
-    quantization: QuantizationOption = None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Options(ModelOptions):
+    model: Annotated[
+        str | None, typer.Argument(help="A folder, or a hub name such as owner/name@revision. Default: the demo.")
+    ] = None
+
+
+@with_fields("options", _Options)
+def command(options: _Options) -> None:
     """Loads a checkpoint as serving does, decodes a block with it, and prints its facts.
 
     A part that cannot be used is a warning if the rest can be served.
     """
     from service.text import TextCodec
 
-    checkpoint = load(model, load_options(device, dtype, block_size, quantization))
+    checkpoint = options.load()
     codec = TextCodec.load(checkpoint.path)
-    facts = _facts(checkpoint) | _text(codec) | _memory(checkpoint)
+    facts = _facts(checkpoint, options) | _text(codec) | _memory(checkpoint)
     seconds = _decode_a_block(checkpoint)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in facts.items():
@@ -73,26 +77,27 @@ def _memory(checkpoint: Checkpoint) -> dict[str, str]:
     return {"memory": device, "fits": f"{cache}, {fitted.max_running} requests, {work}"}
 
 
-def _facts(checkpoint: Checkpoint) -> dict[str, str]:
+def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
     from service.decode.modes import MODES
     from service.model.attention import PagedCache
     from service.model.checkpoint import num_parameters
+    from service.model.files import revision_of
 
     config, mrp = checkpoint.config, checkpoint.config.mrp
     backbone = num_parameters(replace(config, mrp=None))
     module = num_parameters(config) - backbone
     page = PagedCache.bytes_per_page(config, checkpoint.dtype)
     modes = [name for name, params in MODES.items() if mrp or params.served_without_mrp]
-    kind = (
-        f"{mrp.num_layers} layers, {'residual' if mrp.residual else 'direct'}, scale {mrp.scale:g}" if mrp else "none"
-    )
+    sources = _Sources(checkpoint.path, options)
     return {
         "checkpoint": str(checkpoint.path),
+        **({"revision": revision} if (revision := revision_of(checkpoint.path)) else {}),
         "family": str(checkpoint.raw["model_type"]),
         "backbone": f"{backbone / 1e6:,.2f} M parameters, {config.num_layers} layers, hidden {config.hidden_size}",
         **_experts(config, backbone),
-        "MRP": f"{kind}, {module / 1e6:,.2f} M parameters" if mrp else kind,
-        "block size": str(config.block_size),
+        "MRP": f"{mrp.num_layers} layers, {module / 1e6:,.2f} M parameters" if mrp else "none",
+        **(_kind(mrp, sources) if mrp else {}),
+        "block size": f"{config.block_size}, {sources.of('block_size', options.block_size)}",
         "vocabulary": f"{config.vocab_size} tokens, mask {config.mask_token_id}, end {list(config.eos_token_ids)}",
         "longest sequence": f"{config.max_positions} tokens",
         "modes": ", ".join(modes),
@@ -101,6 +106,39 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
         "KV cache": f"{page / config.block_size / 1024:,.2f} KiB a token",
         **_devices(checkpoint),
     }
+
+
+def _kind(mrp: MrpConfig, sources: _Sources) -> dict[str, str]:
+    """The kind of the MRP module, and the source of each fact."""
+    kind = "residual" if mrp.residual else "direct (no residual)"
+    return {
+        "MRP's kind": f"{kind}, {sources.of('mrp_residual', sources.options.mrp_residual)}",
+        "MRP's scale": f"{mrp.scale:g}, {sources.of('mrp_scale', sources.options.mrp_scale)}",
+    }
+
+
+class _Sources:
+    """Where the values of a checkpoint's config come from."""
+
+    def __init__(self, path: Path, options: ModelOptions) -> None:
+        from service.model.files import read_keys
+        from service.model.published_modules import published_module
+
+        self.options, self._keys = options, read_keys(path)
+        self._module = published_module(path, self._keys)
+
+    def of(self, key: str, option: object) -> str:
+        """The source of a value. `option`: the operator's value, None without one."""
+        if option is not None:
+            return f"by --{key.replace('_', '-')}"
+        if self._module is not None:
+            says = (
+                f"; config.json says {self._keys[key]}"
+                if self._keys.get(key) not in (None, self._module.keys[key])
+                else ""
+            )
+            return f"by the name {self._module.name} (docs/modules.md){says}"
+        return "by config.json" if self._keys.get(key) is not None else "the default: config.json has no such key"
 
 
 def _types(checkpoint: Checkpoint) -> str:

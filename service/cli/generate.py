@@ -13,16 +13,12 @@ from msgspec.structs import asdict
 
 from service.cli.options import (
     AttentionOption,
-    BlockSizeOption,
-    DeviceOption,
-    DtypeOption,
     Knobs,
-    ModelOption,
+    ModelOptions,
     RanksOption,
     ThreadsOption,
-    load_options,
-    ranks_of,
     use_threads,
+    with_fields,
     with_knobs,
 )
 from service.cli.output import notes
@@ -37,9 +33,10 @@ if TYPE_CHECKING:
 
 
 @with_knobs
+@with_fields("options", ModelOptions)
 def command(
     prompt: Annotated[str, typer.Argument(help="The user's message, or with --raw the text to continue.")],
-    model: ModelOption = None,
+    options: ModelOptions,
     mode: Annotated[str | None, typer.Option(help=f"{', '.join(MODES)}; default: speculative.")] = None,
     quality: Annotated[
         str | None, typer.Option(help="lossless, balanced or fast, instead of a mode and its knobs.")
@@ -49,6 +46,12 @@ def command(
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     top_p: float = 1.0,
     top_k: int = 0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    min_tokens: int = 0,
+    bad_word: Annotated[list[str] | None, typer.Option(help="Word that the answer lacks; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="Default: random.")] = None,
     schema: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="JSON schema that the answer fits.")
@@ -57,10 +60,7 @@ def command(
     choice: Annotated[list[str] | None, typer.Option(help="A text that the answer may be; repeatable.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text instead of answering a message.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
     attention: AttentionOption = "auto",
-    block_size: BlockSizeOption = None,
     threads: ThreadsOption = None,
     tensor_parallel_size: RanksOption = 1,
 ) -> None:
@@ -75,8 +75,7 @@ def command(
         raise InvalidRequest("the prompt is empty, at least one token is needed", param="prompt")
     constraint = _constraint(schema, regex, choice)
     use_threads(threads, tensor_parallel_size)
-    loading = load_options(device, dtype, block_size)
-    with ranks_of(tensor_parallel_size, model, loading) as (checkpoint, deps):
+    with options.ranks(tensor_parallel_size) as (checkpoint, deps):
         codec = TextCodec.load(checkpoint.path)
         ids = codec.encode(prompt) if raw else codec.encode_message(prompt)
         grammar = None
@@ -91,6 +90,12 @@ def command(
                 top_p=top_p,
                 top_k=top_k,
                 seed=secrets.randbits(63) if seed is None else seed,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                frequency_penalty=frequency_penalty,
+                presence_penalty=presence_penalty,
+                min_tokens=min_tokens,
+                bad_words_token_ids=codec.encode_bad_words(bad_word or ()),
             ),
             max_new_tokens,
             frozenset(checkpoint.config.eos_token_ids),
@@ -154,7 +159,7 @@ def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:
     engine.validate(request)
     with notes().status("measuring the cost of forwards …") as status:
         if leaves_drafts_open(request.params):
-            engine.prepare()
+            engine.measure_costs()
         status.update("prefill …")
         engine.submit(request)
         while engine.has_work:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli import calibrate, check, generate, key, serve, train
+from service.cli import batch, calibrate, check, generate, key, serve, train
 from service.cli.output import WIDE, is_on_a_terminal
 from service.errors import MrpServeError
 
@@ -43,6 +43,7 @@ def _program(
 
 app.command("serve")(serve.command)
 app.command("generate")(generate.command)
+app.command("batch")(batch.command)
 app.command("check")(check.command)
 app.command("key")(key.command)
 app.command("calibrate")(calibrate.calibrate)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the functions that load the checkpoint and the devices they name.
+"""Options that several commands share. The options of a model also load it.
 
 A command may have an option for each knob of the modes, or for each field of a dataclass.
 """
@@ -6,9 +6,10 @@ A command may have an option for each knob of the modes, or for each field of a 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from service.model import Checkpoint, LoadOptions
 
 ModelOption = Annotated[
-    str | None, typer.Option("--model", "-m", help="Checkpoint: a folder or a hub name. Default: the shipped demo.")
+    str | None,
+    typer.Option(
+        "--model", "-m", help="Checkpoint: a folder, or a hub name such as owner/name@revision. Default: the demo."
+    ),
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DtypeOption = Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")]
-QuantizationOption = Annotated[
-    str | None, typer.Option(help="Keeps the layers' matrices in 8 bits: int8, fp8 or w8a8. Default: in the dtype.")
-]
 BlockSizeOption = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]
 AttentionOption = Annotated[str, typer.Option(help="auto (triton on CUDA if it is installed), eager or triton.")]
 RanksOption = Annotated[
@@ -51,38 +52,77 @@ def _in_a_folder(output: Path | None) -> Path | None:
 OutputOption = Annotated[Path | None, typer.Option(callback=_in_a_folder, help="Writes the rows as JSON.")]
 
 
-def load(model: str | None, options: LoadOptions) -> Checkpoint:
-    """Loads the named checkpoint, None for the demo. Raises CheckpointError or SettingsError."""
-    from service.demo import CHECKPOINT
-    from service.model import load_checkpoint
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """The options of every command that loads a checkpoint. None keeps the checkpoint's value."""
 
-    return load_checkpoint(model or CHECKPOINT, options)
+    model: ModelOption = None
+    block_size: BlockSizeOption = None
+    mrp_residual: Annotated[
+        bool | None,
+        typer.Option("--mrp-residual/--no-mrp-residual", help="Overrides whether MRP's output is added to its input."),
+    ] = None
+    mrp_scale: Annotated[float | None, typer.Option(help="Overrides the factor of MRP's output.")] = None
+
+    @property
+    def name(self) -> str | Path:
+        """The name of the checkpoint."""
+        from service.demo import CHECKPOINT
+
+        return self.model or CHECKPOINT
+
+    def on(self, device: str, dtype: str, quantization: str | None = None) -> LoadOptions:
+        """The options of loading, by the names of device, dtype and quantization. Raises SettingsError."""
+        from service.model import LoadOptions
+        from service.model.device import pick_device, pick_dtype
+        from service.model.quantization.schemes import scheme_named
+
+        if self.mrp_scale is not None and not math.isfinite(self.mrp_scale):
+            raise SettingsError(f"mrp_scale is {self.mrp_scale}, expected a finite number", param="mrp_scale")
+        picked = pick_device(device)
+        return LoadOptions(
+            pick_dtype(dtype, picked),
+            picked,
+            self.block_size,
+            self.mrp_residual,
+            self.mrp_scale,
+            quantization=scheme_named(quantization).name if quantization else None,
+        )
 
 
-@contextmanager
-def ranks_of(size: int, model: str | None, options: LoadOptions) -> Iterator[tuple[Checkpoint, EngineDeps]]:
-    """As `load`, on `size` devices, and the dependencies of an engine on them. The processes end with the block."""
-    from service.demo import CHECKPOINT
-    from service.engine import EngineDeps
-    from service.parallel import TensorParallelExecutor
+@dataclass(frozen=True, slots=True)
+class ModelOptions(CheckpointOptions):
+    """The options of a checkpoint, its device and the type of its weights."""
 
-    if size == 1:
-        yield load(model, options), EngineDeps()
-        return
-    with TensorParallelExecutor(size, options.device) as executor:
-        yield executor.load(model or CHECKPOINT, options), EngineDeps(ranks=executor)
+    device: DeviceOption = "auto"
+    dtype: DtypeOption = "auto"
+    quantization: Annotated[
+        str | None, typer.Option(help="Keeps the layers' matrices in 8 bits: int8, fp8 or w8a8. Default: in the dtype.")
+    ] = None
 
+    @property
+    def loading(self) -> LoadOptions:
+        """The options of loading. Raises SettingsError."""
+        return self.on(self.device, self.dtype, self.quantization)
 
-def load_options(
-    device: str, dtype: str, block_size: int | None = None, quantization: str | None = None
-) -> LoadOptions:
-    """Options by the names of device, dtype and quantization. Raises SettingsError."""
-    from service.model import LoadOptions
-    from service.model.device import pick_device, pick_dtype
-    from service.model.quantization.schemes import scheme_named
+    def load(self) -> Checkpoint:
+        """Loads the checkpoint. Raises CheckpointError or SettingsError."""
+        from service.model import load_checkpoint
 
-    picked, scheme = pick_device(device), scheme_named(quantization).name if quantization else None
-    return LoadOptions(pick_dtype(dtype, picked), picked, block_size, quantization=scheme)
+        return load_checkpoint(self.name, self.loading)
+
+    @contextmanager
+    def ranks(self, size: int) -> Iterator[tuple[Checkpoint, EngineDeps]]:
+        """As `load`, on `size` devices, and the dependencies of an engine on them. The processes end with the block."""
+        from service.engine import EngineDeps
+        from service.parallel import TensorParallelExecutor
+
+        if size == 1:
+            yield self.load(), EngineDeps()
+            return
+        loading = self.loading
+        with TensorParallelExecutor(size, loading.device) as executor:
+            yield executor.load(self.name, loading), EngineDeps(ranks=executor)
 
 
 def use_threads(threads: int | None, processes: int = 1) -> None:

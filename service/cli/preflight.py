@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from service.cli import private
 from service.errors import SettingsError
+from service.model.files import pinned
 from service.settings import Settings
 
 
-def check(settings: Settings) -> None:
-    """SettingsError or CheckpointError if the service could not start. Downloads a checkpoint of the hub."""
+def check(settings: Settings) -> Settings:
+    """The settings with a hub model pinned to its commit, so that all replicas load the same weights.
+
+    SettingsError or CheckpointError if the service could not start. Downloads a checkpoint of the hub.
+    """
     private.token()
     _check_settings(settings)
     _check_device(settings.device)
     _check_attention(settings)
-    _check_checkpoint(settings)
+    folder = _check_checkpoint(settings)
     _check_port(settings.host, settings.port)
+    return settings.model_copy(update={"model": pinned(settings.model, folder)})
 
 
 def check_room(settings: Settings, resources: Mapping[str, float], units: tuple[str, ...]) -> None:
@@ -79,8 +85,11 @@ def _check_attention(settings: Settings) -> None:
         check_backend(settings.attention, torch.device(device), pick_dtype(settings.dtype, device))
 
 
-def _check_checkpoint(settings: Settings) -> None:
-    """Checks the checkpoint's config and calibration, and that the files of weights and tokenizer are whole."""
+def _check_checkpoint(settings: Settings) -> Path:
+    """Checks the checkpoint's config and calibration, and that the files of weights and tokenizer are whole.
+
+    Returns its folder.
+    """
     from service.model import parse_config, read_config, resolve
     from service.model.config import Shard
     from service.model.files import check_weights
@@ -96,6 +105,7 @@ def _check_checkpoint(settings: Settings) -> None:
     file_of(folder, settings.quality_file, file_name(scheme, activation_parts(scheme, ranks)))
     check_weights(folder)
     check_tokenizer(folder)
+    return folder
 
 
 def _check_port(host: str, port: int) -> None:

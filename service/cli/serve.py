@@ -14,18 +14,14 @@ import time
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, get_args
-
-import typer
+from typing import Any
 
 from service.cli import cluster, draining, preflight, private
 from service.cli.guard import Exit, Order, guarded
 from service.cli.log_pipe import LogPipe
 from service.cli.processes import IngressWatch, ProcessWatch, needed
-from service.settings import ALIASES, Settings
-
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
+from service.cli.settings_options import read_settings, settings_options
+from service.settings import Settings
 
 #: seconds that the end may take beyond draining
 _END_S = 15.0
@@ -37,13 +33,13 @@ _LOST_DRAIN_S, _LOST_END_S = 3.0, 4.0
 
 def command(**options: Any) -> None:
     """Serves a checkpoint over HTTP until it is interrupted."""
-    run(Settings(**{name: value for name, value in options.items() if value is not None}))
+    run(read_settings(options))
 
 
 def run(settings: Settings) -> None:
     """Starts the service and prints its address. Exits when it has ended; `Exit` names the statuses."""
     started = time.monotonic()
-    preflight.check(settings)
+    settings = preflight.check(settings)
     for warning in private.check_files(settings):
         _say(f"warning: {warning}")
     _say(f"loading {settings.model_name} …")
@@ -137,32 +133,4 @@ def _warning(settings: Settings) -> str:
     return f"\nwarning: no API keys are set, so whoever reaches {settings.host}:{settings.port} may use the service"
 
 
-def _option(name: str, field: FieldInfo, *, alias: bool = False) -> inspect.Parameter:
-    """A setting as an option. The default None means not given, so that environment and file still count.
-
-    An option with an alias of the setting is not listed in the help.
-    """
-    aliases = "".join(f"; also --{other.replace('_', '-')}" for other, setting in ALIASES.items() if setting == name)
-    default = "" if field.default in (None, ()) else f" (default: {_short(field.default)})"
-    kind, flag = _plain_type(field.annotation), name.replace("_", "-")
-    names = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
-    option = typer.Option(None, names, help=f"{field.description}{default}{aliases}", show_default=False, hidden=alias)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
-
-
-def _plain_type(annotation: Any) -> Any:
-    """The type into which a flag's text is converted: the first plain type of the annotation, else text."""
-    if annotation in (bool, int, float, str, Path):
-        return annotation
-    plain = [_plain_type(part) for part in get_args(annotation) if part is not type(None)]
-    return plain[0] if plain and plain[0] in (bool, int, float, Path) else str
-
-
-def _short(value: object) -> str:
-    return "the shipped demo" if isinstance(value, str) and os.sep in value else str(value)
-
-
-command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [_option(name, field) for name, field in Settings.model_fields.items()]
-    + [_option(alias, Settings.model_fields[name], alias=True) for alias, name in ALIASES.items()]
-)
+command.__signature__ = inspect.Signature(settings_options())  # type: ignore[attr-defined]

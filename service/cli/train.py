@@ -30,7 +30,7 @@ def _above_zero(value: float) -> float:
 
 
 def command(
-    backbone: Annotated[str, typer.Option(help="SDAR checkpoint: a folder or a hub name.")],
+    backbone: Annotated[str, typer.Option(help="SDAR checkpoint: a folder, or a hub name: owner/name@revision.")],
     data: Annotated[
         Path, typer.Option(help="JSONL: `messages`, or `prompt` and `completion`, or `text` on every line.")
     ],

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from service.constraints.json_schema import supported_schema
 from service.data import Data, Private
 from service.errors import InvalidRequest
 
@@ -58,19 +59,25 @@ class CallTexts:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallForm:
-    """A call of the tool `name`: `head`, its arguments as JSON that fits `schema`, `tail`."""
+    """A call of the tool `name`: `head`, its arguments as JSON that fits `schema`, `tail`.
+
+    `param`: the field with the schema. `strict`: whether every keyword of the schema must hold.
+    """
 
     name: str
     head: str
     schema: Mapping[str, Any]
     tail: str
+    param: str = "tools"
+    strict: bool = False
 
 
 class Constraint(Data, frozen=True):
     """A constraint on a whole answer. `source`: a schema or a list of texts as JSON, a pattern, a grammar.
 
     `param`: the field of the request, which errors name. `lead`: the text before the constrained text. `content`: the
-    constraint on an answer without calls, for the kind `calls`.
+    constraint on an answer without calls, for the kind `calls`. `ignored`: the ignored keywords with the field of
+    their schema, such as `tools.function.parameters.uniqueItems`.
     """
 
     kind: ConstraintKind
@@ -78,13 +85,20 @@ class Constraint(Data, frozen=True):
     param: str
     lead: Lead | None = None
     content: Constraint | None = None
+    ignored: tuple[str, ...] = ()
 
     @classmethod
-    def json(cls, schema: Mapping[str, Any] | bool | None, param: str) -> Constraint:
-        """JSON that fits a schema; None: any JSON object. InvalidRequest if the schema is too large."""
+    def json(cls, schema: Mapping[str, Any] | bool | None, param: str, *, strict: bool = True) -> Constraint:
+        """JSON that fits a schema; None: any JSON object. InvalidRequest if the schema is too large.
+
+        `strict`: whether an unsupported keyword is an InvalidRequest. Else it is ignored.
+        """
+        if schema is None:
+            return cls("json", _dumped(_ANY_OBJECT), param)
         _check_depth(schema, param)
-        source = json.dumps(_ANY_OBJECT if schema is None else schema, ensure_ascii=False, separators=(",", ":"))
-        return cls("json", _within(source, MAX_SCHEMA, param), param)
+        _within(_dumped(schema), MAX_SCHEMA, param)
+        supported, ignored = _supported(schema, param, strict)
+        return cls("json", _dumped(supported), param, ignored=ignored)
 
     @classmethod
     def regex(cls, pattern: str) -> Constraint:
@@ -116,21 +130,47 @@ class Constraint(Data, frozen=True):
         parallel: bool,
         content: Constraint | None = None,
     ) -> Constraint:
-        """Calls of tools, after a text or none. InvalidRequest if the schemas are too large.
+        """Calls of tools, after a text or none. InvalidRequest if the schemas are too large, or strict and unsupported.
 
         `required`: calls only. `parallel`: several calls. `content`: the constraint on an answer without calls; None:
         any text that does not begin a call.
         """
         for form in forms:
-            _check_depth(form.schema, "tools")
+            _check_depth(form.schema, form.param)
+        _within(_dumped([form.schema for form in forms]), MAX_TOOL_SCHEMAS, "tools")
+        schemas = [_supported(form.schema, form.param, form.strict) for form in forms]
         source = {
             "texts": [texts.opening, texts.between, texts.closing],
-            "forms": [[form.name, form.head, form.schema, form.tail] for form in forms],
+            "forms": [
+                [form.name, form.head, schema, form.tail, form.strict]
+                for form, (schema, _) in zip(forms, schemas, strict=True)
+            ],
             "required": required,
             "parallel": parallel,
         }
-        written = json.dumps(source, ensure_ascii=False, separators=(",", ":"))
-        return cls("calls", _within(written, MAX_TOOL_SCHEMAS, "tools"), "tools", content=None if required else content)
+        ignored = dict.fromkeys(path for _, paths in schemas for path in paths)
+        return cls(
+            "calls",
+            _dumped(source),
+            "tools",
+            content=None if required else content,
+            ignored=(*ignored, *(() if content is None else content.ignored)),
+        )
+
+
+def _supported(schema: Any, param: str, strict: bool) -> tuple[Any, tuple[str, ...]]:
+    """The schema without unsupported keywords, and their names. InvalidRequest if `strict` and there is one."""
+    supported, ignored = supported_schema(schema)
+    if ignored and strict:
+        raise InvalidRequest(
+            f"{param} cannot be used: {', '.join(ignored)[:400]} is not supported in a strict schema", param=param
+        )
+    field = ".".join(name for name in param.split(".") if not name.isdecimal())
+    return supported, tuple(dict.fromkeys(f"{field}.{path.rpartition('.')[2]}" for path in ignored))
+
+
+def _dumped(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _within(source: str, limit: int, param: str) -> str:

@@ -10,6 +10,7 @@ other tokens is not allowed in free text. So a mark in the answer's text is alwa
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -18,8 +19,9 @@ from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
 from msgspec.structs import replace
 
-from service.constraints.checks import check_grammar, check_schema, simplified, unsound_part
+from service.constraints.checks import check_grammar, check_schema
 from service.constraints.constraint import Constraint, ConstraintKind, Lead
+from service.constraints.json_schema import without_patterns
 from service.constraints.matcher import GuidanceGrammar
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintFailed, InvalidRequest
@@ -38,17 +40,27 @@ _JSON_OPTIONS: Final[Any] = {
     "lenient": False,
 }
 
+_ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
+#: the indices of the schema of a tool and of its strictness, in a constraint's source
+_SCHEMA, _STRICT = 2, 4
+
+_log = logging.getLogger(__name__)
+
 #: text -> token
 TokenMarks = Mapping[str, int]
 
 
 def compile_grammar(constraint: Constraint, vocabulary: TokenVocabulary) -> GuidanceGrammar:
     """The grammar of a constraint, whose first mask was computed. InvalidRequest if there is an error in it."""
+    constraint = _with_lenient_tools(constraint, _is_unsafe)
     text = _text(constraint, vocabulary)
     if constraint.lead is not None:
         text = _with_lead(constraint.lead, text, vocabulary.marks)
     matcher = _matcher(text, vocabulary, _MAX_CALLS_SIZE if constraint.kind == "calls" else _MAX_SIZE)
     if matcher.is_error():
+        lenient = _with_lenient_tools(constraint, lambda schema: _schema_matcher(schema, vocabulary).is_error())
+        if lenient != constraint:
+            return compile_grammar(lenient, vocabulary)
         if constraint.lead is not None:  # the error is clearer without the lead
             compile_grammar(replace(constraint, lead=None), vocabulary)
         raise _wrong(constraint, _reason(constraint, matcher, vocabulary))
@@ -64,8 +76,6 @@ def compile_grammar(constraint: Constraint, vocabulary: TokenVocabulary) -> Guid
 def _text(constraint: Constraint, vocabulary: TokenVocabulary) -> str:
     """The grammar as the library takes it, without the lead."""
     for tool, schema in _schemas(constraint):
-        if reason := unsound_part(schema):
-            raise _wrong(constraint, _tool_prefix(tool) + reason)
         try:
             check_schema(schema)
         except ValueError as error:
@@ -82,10 +92,36 @@ def _text(constraint: Constraint, vocabulary: TokenVocabulary) -> str:
         raise _wrong(constraint, f"{error}") from None
 
 
+def _with_lenient_tools(constraint: Constraint, is_wrong: Callable[[Any], bool]) -> Constraint:
+    """The constraint with other schemas for wrong ones of tools that are not strict: without patterns, or any object.
+
+    So one tool never refuses the others.
+    """
+    if constraint.kind != "calls":
+        return constraint
+    source = json.loads(constraint.source)
+    wrong = [form for form in source["forms"] if not form[_STRICT] and is_wrong(form[_SCHEMA])]
+    for form in wrong:
+        plain = without_patterns(form[_SCHEMA])
+        form[_SCHEMA] = _ANY_OBJECT if is_wrong(plain) else plain
+    if not wrong:
+        return constraint
+    _log.warning("%d of %d tools have wrong schemas, which are not enforced", len(wrong), len(source["forms"]))
+    return replace(constraint, source=json.dumps(source, ensure_ascii=False))
+
+
+def _is_unsafe(schema: Any) -> bool:
+    try:
+        check_schema(schema)
+    except ValueError:
+        return True
+    return False
+
+
 def _schemas(constraint: Constraint) -> list[tuple[str, Any]]:
     """The schemas of a constraint, with the names of their tools."""
     if constraint.kind == "calls":
-        return [(name, schema) for name, _, schema, _ in json.loads(constraint.source)["forms"]]
+        return [(name, schema) for name, _, schema, *_ in json.loads(constraint.source)["forms"]]
     return [("", json.loads(constraint.source))] if constraint.kind == "json" else []
 
 
@@ -94,8 +130,7 @@ def _tool_prefix(tool: str) -> str:
 
 
 def _json(source: str) -> str:
-    schema = json.dumps(simplified(json.loads(source)), ensure_ascii=False)
-    return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
+    return LLMatcher.grammar_from_json_schema(source, overrides=_JSON_OPTIONS)
 
 
 def _choice(source: str) -> str:
@@ -130,7 +165,13 @@ def _matcher(grammar: str, vocabulary: TokenVocabulary, size: int = _MAX_SIZE) -
     return LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits)
 
 
+def _schema_matcher(schema: Any, vocabulary: TokenVocabulary) -> LLMatcher:
+    return _matcher(_json(json.dumps(schema)), vocabulary)
+
+
 def _wrong(constraint: Constraint, reason: str) -> InvalidRequest:
+    if "coerce_one_of" in reason:  # an option of the library, which a request cannot set
+        reason = reason.partition("oneOf")[0] + "the parts of oneOf do not exclude each other"
     line = " ".join(reason.split())[:400]
     return InvalidRequest(f"{constraint.param} cannot be used: {line}", param=constraint.param)
 
@@ -143,7 +184,7 @@ def _reason(constraint: Constraint, matcher: LLMatcher, vocabulary: TokenVocabul
     for tool, schema in _schemas(constraint):
         if constraint.kind == "json":
             return _path(schema, vocabulary) + matcher.get_error()
-        schema_matcher = _matcher(_json(json.dumps(schema)), vocabulary)
+        schema_matcher = _schema_matcher(schema, vocabulary)
         if schema_matcher.is_error():
             return _tool_prefix(tool) + _path(schema, vocabulary) + schema_matcher.get_error()
     return matcher.get_error()
@@ -211,8 +252,8 @@ def _calls_grammar(constraint: Constraint, content: str | None, marks: TokenMark
         f"BEFORE: {_free((opening,), unlike) if opening in marks else _ending(opening, unlike)}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(source["forms"]))),
     ]
-    for i, (_, head, schema, tail) in enumerate(source["forms"]):
-        options = {"x-guidance": _JSON_OPTIONS, **simplified(schema)}
+    for i, (_, head, schema, tail, _) in enumerate(source["forms"]):
+        options = {"x-guidance": _JSON_OPTIONS, **schema}
         rules.append(f"call_{i}: {_literal(head, marks)} arguments_{i} {_literal(tail, marks)}")
         rules.append(f"arguments_{i}: %json {json.dumps(options, ensure_ascii=False)}")
     return _joined("\n".join(rules), parts)

@@ -92,6 +92,7 @@ class Step(NamedTuple):
     the grammar allowed one text only.
     `drafted`: the verified picks. The first `accepted` of them are the first picks of `revealed`.
     `gains`: (expected, actual) tokens gained by each state of a tree of drafts.
+    `sizes`: the numbers of picks of the plain mode's steps that `revealed` covers, in order. Empty: it is one step.
     """
 
     kind: StepKind
@@ -100,6 +101,7 @@ class Step(NamedTuple):
     drafted: tuple[Pick, ...] = ()
     accepted: int = 0
     gains: tuple[tuple[float, int], ...] = ()
+    sizes: tuple[int, ...] = ()
 
     @property
     def proposed(self) -> int:

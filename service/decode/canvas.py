@@ -117,7 +117,8 @@ class Canvas:
     """The block on which a policy works.
 
     `budget`: returns the current draft budget. `ends`: whether the answer ends in a state, so that nothing after it is
-    needed. `grammar`: the grammar of the answer in this block, None for a free answer.
+    needed. `grammar`: the grammar of the answer in this block, None for a free answer. `without_bad_words`: the first
+    picks that complete no bad word together, at least one; None if the request has none.
     """
 
     block: Block
@@ -125,14 +126,20 @@ class Canvas:
     budget: Callable[[], DraftBudget] = DraftBudget
     ends: Callable[[Block], bool] = _complete
     grammar: BlockGrammar | None = None
+    without_bad_words: Callable[[Block, tuple[Pick, ...]], tuple[Pick, ...]] | None = None
 
     def rule(self, rule: Rule) -> Rule:
         """The rule by which this block is filled: with a grammar, from left to right."""
         return rule if self.grammar is None else rule.in_order
 
     def choose(self, rule: Rule, prediction: Prediction, block: Block) -> tuple[Pick, ...]:
-        """The picks that a rule reveals in a state. With a grammar: the first picks that are allowed, perhaps none."""
+        """The picks that a rule reveals in a state, or the first of them that are allowed.
+
+        With a grammar perhaps none.
+        """
         picks = rule(prediction)
+        if self.without_bad_words is not None:
+            picks = self.without_bad_words(block, picks)
         return picks if self.grammar is None else self.grammar.allowed(block, picks)
 
     def after(self, block: Block, picks: Iterable[Pick]) -> Block:
@@ -156,7 +163,7 @@ class Canvas:
 
     def reveal(self, kind: StepKind, picks: Iterable[Pick]) -> None:
         """Reveals the picks and records the step."""
-        self.record(new_tuple(Step, (kind, tuple(picks), (), (), 0, ())))
+        self.record(new_tuple(Step, (kind, tuple(picks), (), (), 0, (), ())))
 
     def record(self, step: Step, after: Block | None = None) -> None:
         """Reveals the picks of a step and records it. `after`: the state that follows, None: it is computed."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -41,7 +41,7 @@ from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, Waiting
 from service.errors import InvalidRequest, SettingsError, WeightsChanged
 from service.model.checkpoint import Checkpoint, LoadOptions
-from service.model.device import DeviceMemory
+from service.model.device import DeviceMemory, use_device
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Ranks(Protocol):
     ) -> ModelForward:
         """The networks over all ranks. `checkpoint`: the part of this process."""
 
-    def fetch(self, name: str, options: LoadOptions) -> Checkpoint:
+    def fetch(self, folders: Sequence[str], options: LoadOptions, *, newest_only: bool) -> Checkpoint:
         """Loads new weights for all parts beside the served weights. Returns the part of this process."""
 
     def apply(self, fresh: Checkpoint) -> None:
@@ -92,7 +92,7 @@ class Engine:
     """Decodes requests with one checkpoint. Not thread-safe.
 
     `progress`: the decoding steps of the last `step`, for requests with `report_steps`.
-    `version`: the version of the weights, which `update_weights` sets.
+    `version`, `mrp_version`: the versions of the weights, and of MRP among them. `update_weights` sets them.
     """
 
     def __init__(
@@ -114,7 +114,9 @@ class Engine:
         candidates = config.candidates(self.model.vocab_size)
         networks = deps.ranks.networks if deps.ranks else LocalModelForward
         execution = ExecutionConfig(config.attention, config.cuda_graphs, networks=networks)
+        use_device(checkpoint.device)
         runner = deps.runner(checkpoint, num_pages, partition, candidates, execution)
+        self._runner, self._max_rows = runner, config.max_rows
         has_mrp, clock = checkpoint.mrp is not None, forward_clock(checkpoint.device, checkpoint.shard.size)
         measured = partial(measure, runner, config.max_rows, has_mrp, clock)
         costs = deps.costs
@@ -124,6 +126,7 @@ class Engine:
         self._observer = SafeObserver(observer)
         self._clock = deps.clock
         self.version, self._held = 0, False
+        self.mrp_version = 0 if has_mrp else None
         self.progress: list[BlockProgress] = []
         self._executor = ForwardExecutor(runner, self._clock)
         self._overlap = TwoBatchOverlap(config.overlap, self._planner, asynchronous=checkpoint.device.type == "cuda")
@@ -132,8 +135,21 @@ class Engine:
         self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
 
     def prepare(self) -> None:
+        """Warms up all forwards, then measures their costs. After that no request waits for either."""
+        self._runner.prepare(self._max_rows)
+        self.measure_costs()
+
+    def measure_costs(self) -> None:
         """Measures the costs of forwards, so that the first request that needs them does not wait."""
         self._planner.costs()
+
+    def measure_bytes(self) -> int:
+        """The bytes on CUDA of captured graphs and the largest forward, beside weights and KV cache. Warms up first."""
+        return self._runner.measure_bytes(self._max_rows)
+
+    def use_device(self) -> None:
+        """Makes the engine's device the current one of the calling thread. A thread that steps the engine calls it."""
+        use_device(self._runner.device)
 
     # --- requests ----------------------------------------------------------------------------------
 
@@ -183,8 +199,10 @@ class Engine:
             self.abort(request_id)
         return request_ids
 
-    def update_weights(self, apply: Callable[[], None], version: int) -> None:
+    def update_weights(self, apply: Callable[[], None], version: int, mrp_version: int | None = None) -> None:
         """Lets `apply` change the weights, and drops the KV of the old weights. No request may run.
+
+        `mrp_version`: the version of MRP; None: `version`.
 
         An error of `apply` is the end of the engine: it may have changed some weights only.
         """
@@ -195,6 +213,8 @@ class Engine:
         apply()
         self._pages.clear()
         self.version, self._held = version, False
+        if self.mrp_version is not None:
+            self.mrp_version = version if mrp_version is None else mrp_version
 
     # --- decoding ----------------------------------------------------------------------------------
 
@@ -203,7 +223,7 @@ class Engine:
         if self._held:
             return
         for running in self._scheduler.admit():
-            running.stats.begin(self._clock, self.version)
+            running.stats.begin(self._clock, self.version, self.mrp_version)
             try:
                 if running.request.version not in {None, self.version}:
                     raise WeightsChanged(
@@ -232,7 +252,8 @@ class Engine:
             self._overlap.note(self._clock() - start - self._executor.pop_seconds(), len(ended.requests))
         events += self._collect(list(self._scheduler.running))
         lookups = self._scheduler.pop_lookups()
-        self._observer.on_step(StepReport(self._clock() - start, rows, forwards, self.state(), *lookups))
+        eager = self._runner.pop_eager_forwards()
+        self._observer.on_step(StepReport(self._clock() - start, rows, forwards, self.state(), *lookups, eager))
         return events
 
     def _begin_micro_batches(self) -> int:

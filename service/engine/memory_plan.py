@@ -28,8 +28,6 @@ GRAPH_ROWS: tuple[int, ...] = (
 )
 #: bytes per sampled logit: fp32 with six more copies (a greedy logit exists in the weights' type and in fp32)
 _SAMPLED_BYTES = 28
-#: bytes of the driver for a captured forward beside its tensors; a guess, not measured
-_GRAPH_BYTES = 2**20
 #: tokens of a forward on a GPU, and the share of the memory that its tensors may take
 _FORWARD_TOKENS, _FORWARD_SHARE = 4096, 0.25
 #: the mean tokens of a request for which the plan has room, if the model allows more
@@ -43,19 +41,18 @@ class RequestedSizes:
     """The requested sizes. None: the largest size that fits.
 
     `memory_utilization`: the share of a GPU's memory that may be used, weights included; on a CPU the share of the free
-    memory. `cuda_graphs`: whether forwards on CUDA are captured, which takes memory.
+    memory.
     """
 
     kv_cache_tokens: int | None = None
     max_running: int | None = None
     max_rows: int | None = None
     memory_utilization: float = 0.9
-    cuda_graphs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Sizes that fit. `kv_bytes`: the bytes of the KV cache. `forward_bytes`: the estimate for tensors and graphs."""
+    """Sizes that fit. `kv_bytes`: the bytes of the KV cache. `forward_bytes`: those of forwards, graphs included."""
 
     kv_cache_tokens: int
     max_running: int
@@ -69,18 +66,19 @@ def most_running(kind: str) -> int:
     return defaults.MAX_RUNNING_CPU if kind == "cpu" else defaults.MAX_RUNNING_GPU
 
 
-def plan_memory(sizes: RequestedSizes, model: ModelConfig, itemsize: int, memory: DeviceMemory) -> MemoryPlan:
+def plan_memory(
+    sizes: RequestedSizes, model: ModelConfig, itemsize: int, memory: DeviceMemory, measured: int | None = None
+) -> MemoryPlan:
     """The sizes that fit into the free memory. `itemsize`: bytes of one weight.
 
+    `measured`: the bytes that the largest forward and all CUDA graphs take; None: the estimate of a forward alone.
     SettingsError, which names `kv_cache_tokens`, if there is no room for two blocks.
     """
     cpu = memory.kind == "cpu"
     budget = memory.free if cpu else memory.free - memory.total
     budget = int(budget * sizes.memory_utilization) if cpu else int(budget + memory.total * sizes.memory_utilization)
     rows = sizes.max_rows or _rows(model, itemsize, budget, cpu)
-    forward = forward_bytes(model, rows, itemsize)
-    if sizes.cuda_graphs and memory.kind == "cuda":
-        forward += graph_bytes(model, rows, itemsize)
+    forward = forward_bytes(model, rows, itemsize) if measured is None else measured
     running = sizes.max_running or most_running(memory.kind)
     page = page_bytes(model, itemsize)
     if sizes.kv_cache_tokens is None:
@@ -109,17 +107,6 @@ def forward_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
     logits = rows * model.block_size * model.vocab_size
     greedy, sampled = min(logits, MAX_LOGITS) * (4 + itemsize), min(logits, MAX_SAMPLED_LOGITS) * _SAMPLED_BYTES
     return _activations(model, rows, itemsize) + max(greedy, sampled)
-
-
-def graph_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
-    """The estimated bytes of captured forwards over up to `rows` rows, of the backbone and of MRP.
-
-    Graphs share the memory of tensors within a forward. Each keeps its inputs (with MRP's anchors) and results.
-    """
-    graphs = [size for size in GRAPH_ROWS if size <= rows] or [rows]
-    networks = 2 if model.mrp else 1
-    hidden = (2 * networks - 1) * sum(graphs) * model.block_size * model.hidden_size * itemsize
-    return _activations(model, graphs[-1], itemsize) + hidden + networks * len(graphs) * _GRAPH_BYTES
 
 
 def _activations(model: ModelConfig, rows: int, itemsize: int) -> int:

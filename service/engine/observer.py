@@ -34,7 +34,8 @@ class StepReport:
     """One engine step. `forwards`: kind of forward -> number of requests that had a row in it.
 
     `tokens_looked_up`: prompt tokens that the requests admitted in this step looked up in the prefix cache.
-    `tokens_cached`: the looked-up tokens that were in the cache.
+    `tokens_cached`: the looked-up tokens that were in the cache. `eager_forwards`: the forwards on CUDA since the last
+    report that ran without a CUDA graph.
     """
 
     seconds: float
@@ -43,6 +44,7 @@ class StepReport:
     state: EngineState
     tokens_looked_up: int = 0
     tokens_cached: int = 0
+    eager_forwards: int = 0
 
 
 class Observer(Protocol):

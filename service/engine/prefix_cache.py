@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeAlias
 
 from service.errors import SettingsError
@@ -103,6 +104,19 @@ class PrefixCache:
             self._evict()
         return Lease([node.page for node in nodes] + [self._free.pop() for _ in range(missing)], prefix, nodes)
 
+    def extend(self, lease: Lease) -> int:
+        """Shares the next blocks of the lease's prefix that others have written. Returns the number of these blocks.
+
+        The request must not have begun to write them. Its own pages for them become free.
+        """
+        before = lease.num_shared
+        for node in list(self._match(lease.prefix, lease.nodes)):
+            self._free.append(lease.pages[lease.num_shared])
+            lease.pages[lease.num_shared] = node.page
+            self._hold(node)
+            lease.nodes.append(node)
+        return lease.num_shared - before
+
     def publish(self, lease: Lease, tokens: BlockTokens) -> None:
         """Shares the request's next block, which is written and final (MRP's part included if it is needed).
 
@@ -139,10 +153,10 @@ class PrefixCache:
         if self.num_used:
             raise AssertionError("pages are in use while the cache is emptied")
 
-    def _match(self, prefix: Prefix) -> Iterator[_Node]:
-        """The nodes of the leading blocks, as far as the tree has them with all needed parts."""
-        nodes = self._roots
-        for tokens in prefix.blocks:
+    def _match(self, prefix: Prefix, held: Sequence[_Node] = ()) -> Iterator[_Node]:
+        """The nodes of the leading blocks after those that are held, as far as the tree has them with all parts."""
+        nodes = held[-1].children if held else self._roots
+        for tokens in islice(prefix.blocks, len(held), None):
             node = nodes.get((prefix.salt, tokens))
             if node is None or (prefix.mrp and not node.mrp):
                 return

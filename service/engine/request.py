@@ -5,10 +5,12 @@ All values are frozen. Everything from the scheduler to the API uses them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import add
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import msgspec
 from msgspec.structs import astuple, replace
 
 from service.data import Data, Private
@@ -18,6 +20,7 @@ from service.decode.knobs import AUTO
 from service.decode.mode import DecodingMode, ScoreMode
 from service.decode.modes import Mode, Static
 from service.decode.registry import leaves_drafts_open, served_without_mrp
+from service.decode.step_map import StepMap, TokenStep
 from service.errors import InvalidRequest, ModeNotAvailable, MrpServeError, PromptTooLong
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
 
@@ -32,18 +35,38 @@ else:
     AnyMode = Mode | ScoreMode  # the types to which a message is decoded
 
 MAX_SEED = 2**63 - 1
+#: the bound of a token's `logit_bias`, OpenAI's
+MAX_LOGIT_BIAS = 100.0
+#: sampling parameter -> its least and its highest value; `min_p` and penalties as in vLLM, whose `repetition_penalty`
+#: may be any number above 0
+PARAMETER_RANGES: Mapping[str, tuple[float, float]] = {
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+}
 
 
 class SamplingParams(Data, frozen=True):
-    """The sampling of a token. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 filter nothing.
+    """The sampling of a token, with vLLM's names. `docs/sampling.md` defines each parameter for masked positions.
 
-    The noise depends only on (seed, absolute position, tokens revealed in the block, token id).
+    Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 filter nothing. The noise depends only on (seed,
+    absolute position, tokens revealed in the block, token id). `logit_bias`: token id -> number added to its logit.
+    `min_tokens`: the answer's first positions at which no stop token may stand. `bad_words_token_ids`: the words that
+    the answer may not contain, as token ids.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Private[dict[int, float]] = msgspec.field(default_factory=dict)
+    min_tokens: int = 0
+    bad_words_token_ids: Private[tuple[tuple[int, ...], ...]] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= 100:
@@ -54,11 +77,40 @@ class SamplingParams(Data, frozen=True):
             raise InvalidRequest(f"top_k is {self.top_k}, allowed is 0 (off) or more", param="top_k")
         if not 0 <= self.seed <= MAX_SEED:
             raise InvalidRequest(f"seed is {self.seed}, allowed are 0 to {MAX_SEED}", param="seed")
+        if self.min_p or self.adjusts_logits:
+            self._check_adjustments()
 
     @property
     def filtered(self) -> bool:
-        """Whether top-k or top-p leave tokens out."""
-        return bool(self.top_k) or self.top_p < 1
+        """Whether top-k, top-p or min-p leave tokens out."""
+        return bool(self.top_k) or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether logits change before temperature and filters."""
+        return (
+            self.repetition_penalty != 1
+            or self.frequency_penalty != 0
+            or self.presence_penalty != 0
+            or bool(self.logit_bias)
+            or self.min_tokens != 0
+            or bool(self.bad_words_token_ids)
+        )
+
+    def _check_adjustments(self) -> None:
+        for name, (least, most) in PARAMETER_RANGES.items():
+            if not least <= (value := getattr(self, name)) <= most:
+                raise InvalidRequest(f"{name} is {value}, allowed are {least} to {most}", param=name)
+        if self.min_tokens < 0:
+            raise InvalidRequest(f"min_tokens is {self.min_tokens}, allowed is 0 (off) or more", param="min_tokens")
+        for token, bias in self.logit_bias.items():
+            if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+                raise InvalidRequest(
+                    f"logit_bias of token {token} is {bias}, allowed are {-MAX_LOGIT_BIAS} to {MAX_LOGIT_BIAS}",
+                    param="logit_bias",
+                )
+        if not all(self.bad_words_token_ids):
+            raise InvalidRequest("bad_words has a word without tokens", param="bad_words")
 
 
 class LogprobsRequest(NamedTuple):
@@ -142,6 +194,7 @@ class Stats(Data, frozen=True):
     `cached_tokens`: tokens of the prompt that were in the prefix cache.
     `forced_tokens`: tokens that the request's grammar forced, for which no forward was needed.
     `prefill_s`: when the last whole block of the prompt was stored; None if the prompt has no whole block.
+    `weight_version`, `mrp_version`: the versions of the weights, and of MRP among them; None if there is no MRP.
     """
 
     forwards: ForwardCounts = ForwardCounts()
@@ -156,6 +209,8 @@ class Stats(Data, frozen=True):
     prefill_s: float | None = None
     first_block_s: float | None = None
     total_s: float = 0.0
+    weight_version: int = 0
+    mrp_version: int | None = None
 
     @property
     def tokens_per_forward(self) -> float:
@@ -241,6 +296,13 @@ class Completion:
     blocks: tuple[BlockEvent, ...] = ()
     constraint_met: bool | None = None
 
+    @property
+    def step_map(self) -> tuple[TokenStep, ...]:
+        """The step of each token, and of the stop token that ended the answer. Empty if its events have no steps."""
+        counted = StepMap()
+        tokens = [token for block in self.blocks for token in counted.add(block.steps)]
+        return tuple(tokens[: len(self.token_ids) + (self.finish_reason == "stop")])
+
     def __repr__(self) -> str:
         speed = f"{self.stats.tokens_per_forward:.2f} tokens a forward"
         return f"Completion({self.request_id!r}, {len(self.token_ids)} tokens, {self.finish_reason!r}, {speed})"
@@ -264,6 +326,8 @@ def validate(
     request.params.check(model.block_size)
     if request.params.drafts_decide:
         _check_drafts(request, deterministic=deterministic)
+    if request.sampling.adjusts_logits:
+        _check_tokens(request, model)
     scored = isinstance(request.params, ScoreMode)
     prompt = request.prompt_token_ids
     _check_prompt(tuple(token for token in prompt if token != MASKED) if scored else prompt, model, scored=scored)
@@ -275,11 +339,8 @@ def validate(
         )
     total = len(prompt) + request.max_new_tokens
     if total > max_model_len:
-        raise PromptTooLong(
-            f"{len(prompt)} prompt tokens and max_new_tokens {request.max_new_tokens} are {total} tokens, "
-            f"allowed are {max_model_len}",
-            param="max_new_tokens",
-        )
+        excess = f"{len(prompt)} prompt tokens and max_new_tokens {request.max_new_tokens} are {total} tokens"
+        raise PromptTooLong.over(max_model_len, excess, param="max_new_tokens")
 
 
 def _check_drafts(request: GenerationRequest, *, deterministic: bool) -> None:
@@ -287,9 +348,9 @@ def _check_drafts(request: GenerationRequest, *, deterministic: bool) -> None:
     sampling = request.sampling
     if sampling.temperature and sampling.filtered:
         raise InvalidRequest(
-            f"top_p is {sampling.top_p} and top_k is {sampling.top_k}, allowed with a margin are top_p 1 and top_k 0, "
-            "or temperature 0: the margin is between the two likeliest tokens, of which the other fields may leave one "
-            "out",
+            f"top_p is {sampling.top_p}, top_k {sampling.top_k} and min_p {sampling.min_p}, allowed with a margin are "
+            "top_p 1, top_k 0 and min_p 0, or temperature 0: the margin is between the two likeliest tokens, of which "
+            "the other fields may leave one out",
             param="margin",
         )
     if deterministic and leaves_drafts_open(request.params):
@@ -298,6 +359,22 @@ def _check_drafts(request: GenerationRequest, *, deterministic: bool) -> None:
             "would choose the drafts, and they the answer",
             param="mrp_steps",
         )
+
+
+def _check_tokens(request: GenerationRequest, model: ModelConfig) -> None:
+    """InvalidRequest if a token of the sampling parameters is not in the vocabulary, or if they forbid all tokens."""
+    sampling, mask = request.sampling, model.mask_token_id
+    words = {token for word in sampling.bad_words_token_ids for token in word}
+    for param, tokens in (("logit_bias", sampling.logit_bias), ("bad_words", words)):
+        bad = next((token for token in tokens if not 0 <= token < model.vocab_size or token == mask), None)
+        if bad is not None:
+            raise InvalidRequest(
+                f"{param} has token {bad}, allowed are 0 to {model.vocab_size - 1} without the mask token {mask}",
+                param=param,
+            )
+    forbidden = words | (request.stop_token_ids if sampling.min_tokens else set())
+    if all(token in forbidden for token in range(model.vocab_size) if token != mask):
+        raise InvalidRequest("bad_words and min_tokens leave no token of the vocabulary", param="bad_words")
 
 
 def _check_prompt(prompt: tuple[int, ...], model: ModelConfig, *, scored: bool) -> None:

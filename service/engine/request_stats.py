@@ -55,10 +55,14 @@ class RequestStats:
         self._first_block_s: float | None = None
         self._clock: Callable[[], float]
         self._version: int
+        self._mrp_version: int | None
 
-    def begin(self, clock: Callable[[], float], version: int) -> None:
-        """The request has left the queue. `clock`: the engine's. `version`: the version of the weights it is served."""
-        self._clock, self._version = clock, version
+    def begin(self, clock: Callable[[], float], version: int, mrp_version: int | None = None) -> None:
+        """The request has left the queue. `clock`: the engine's.
+
+        `version`, `mrp_version`: the versions of the weights that answer, and of MRP among them.
+        """
+        self._clock, self._version, self._mrp_version = clock, version, mrp_version
         self._queue_s = self._age()
 
     def count(self, kinds: Iterable[ForwardKind]) -> None:
@@ -76,7 +80,7 @@ class RequestStats:
         self, index: int, tokens: tuple[int, ...], steps: Sequence[Step] = (), end: EventEnd = _GOES_ON
     ) -> None:
         """Adds the event of block `index`: its tokens, its steps, and how the request ends with it."""
-        for kind, revealed, remasked, drafted, accepted, _ in steps:
+        for kind, revealed, remasked, drafted, accepted, *_ in steps:
             if drafted:
                 self._proposed += len(drafted)
                 self._accepted += accepted
@@ -90,7 +94,7 @@ class RequestStats:
         stats = Stats(
             ForwardCounts(*self._forwards.values()), self.decoded_tokens, self._proposed, self._accepted,
             self._remasked, self._forced, self._mrp_steps, self.cached_tokens, self._queue_s, self._prefill_s,
-            self._first_block_s, age,
+            self._first_block_s, age, self._version, self._mrp_version,
         )  # fmt: skip
         event = BlockEvent(
             self._request.request_id, index, tokens, stats, end.reason,

@@ -17,6 +17,7 @@ from service.decode.policy import Decoding, Evaluate, Prediction, Query, Refine
 from service.decode.registry import only_drafts
 from service.engine.drafting.planner import RequestDrafts
 from service.engine.forward.rows import Row
+from service.engine.logit_adjuster import LogitAdjuster
 from service.engine.prefix_cache import BlockTokens, Lease
 from service.engine.request import FinishReason, ForwardKind, GenerationRequest
 from service.engine.request_stats import EventEnd, RequestStats
@@ -40,6 +41,10 @@ class RunningRequest:
         self._block_size = block_size
         self._entropy = request.params.rule.needs_entropy
         self._only_drafts = drafts.uses_mrp and only_drafts(request.params)
+        head = len(request.prompt_token_ids) % block_size
+        self._adjuster = LogitAdjuster(request, head) if request.sampling.adjusts_logits else None
+        # a draft vocabulary is not adjusted
+        self._draft_vocabulary = self._only_drafts and self._adjuster is None
         self._num_output = self._num_blocks = 0
         self._unwritten: deque[Row] = deque()
         self._for_mrp: list[Row] = []
@@ -71,6 +76,17 @@ class RunningRequest:
     def num_prompt_rows(self) -> int:
         """The number of blocks of its prompt that are not stored yet."""
         return max(0, self._prompt_blocks - self._unwritten[0].index) if self._unwritten else 0
+
+    @property
+    def stores_next(self) -> bool:
+        """Whether the next block that it stores is the first of its prompt without a shared page."""
+        return bool(self._unwritten) and self._unwritten[0].index == self.lease.num_shared
+
+    def skip_stored(self, count: int) -> None:
+        """The next `count` blocks of its prompt are stored by others, and its lease has their pages."""
+        for _ in range(count):
+            self._unwritten.popleft()
+        self.stats.cached_tokens += count * self._block_size
 
     @property
     def num_pages(self) -> int:
@@ -176,6 +192,8 @@ class RunningRequest:
             Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._drafts.budget, ends=self._settled
         )
         self._num_noted = 0
+        if self._adjuster is not None:
+            self._canvas.without_bad_words = self._adjuster.without_bad_words
         if self._matcher is not None:
             self._canvas.grammar = BlockGrammar(self._matcher, self._head)
             self._canvas.begin()
@@ -202,6 +220,8 @@ class RunningRequest:
             self._store(block, self._prompt_blocks + self._num_blocks - 1)
             if self._matcher is not None:
                 self._matcher.advance(block.tokens[self._head :])
+            if self._adjuster is not None:
+                self._adjuster.advance(block.tokens[self._head :])
             self._start_block()
             query = next(self._decoding, None)
         self._query = query
@@ -265,22 +285,24 @@ class RunningRequest:
         index, pages, masks = self._prompt_blocks + self._num_blocks, self.lease.pages, self._masks
         request = self.request
         logprobs = request.logprobs_with(query.top_logprobs) if query.top_logprobs else request.logprobs
-        sampling, entropy, drafts = request.sampling, self._entropy, self._only_drafts
+        sampling, entropy, drafts, adjuster = request.sampling, self._entropy, self._draft_vocabulary, self._adjuster
         return [
             new_tuple(Row, (
                 state, index, pages, False, sampling, (), None, entropy, drafts,
                 masks.get(state) if masks else None, logprobs,
+                adjuster.adjustments(state, masks.get(state)) if adjuster else (),
             ))
             for state in query.states
         ]  # fmt: skip
 
     def _refined(self, query: Refine) -> Row:
         """MRP's row for a query, anchored on an earlier prediction."""
-        state, after = query.state, query.after
+        state, after, mask = query.state, query.after, self._masks.get(query.state)
         return Row(
             state, self._prompt_blocks + self._num_blocks, self.lease.pages, False, self.request.sampling,
-            query.rescore, after.handle, self._entropy, self._only_drafts, self._masks.get(state),
+            query.rescore, after.handle, self._entropy, self._draft_vocabulary, mask,
             None if self._only_drafts else self.request.logprobs,
+            self._adjuster.adjustments(state, mask, query.rescore) if self._adjuster else (),
         )  # fmt: skip
 
     def _store(self, block: Block, index: int) -> None:

@@ -27,6 +27,9 @@ from service.engine.running_request import RunningRequest
 from service.engine.scoring import ScoringRequest
 from service.fair_queue import FairQueue, Ticket
 
+#: the tokens of a prompt from which on requests wait for another request that stores the same prompt
+_LONG_PREFIX = 64
+
 #: the requests that have rows in a forward, and the rows
 StepRows = list[tuple[RunningRequest, list[Row]]]
 
@@ -58,6 +61,7 @@ class Scheduler:
         self._pages, self._block_size = pages, block_size
         self._max_running, self._max_rows = config.max_running, config.max_rows
         self._prompt_rows = max(1, prompt_rows)
+        self._long_prefix = -(-_LONG_PREFIX // block_size)
         self._left_out: list[RunningRequest] = []
         self._planner = planner
 
@@ -109,6 +113,9 @@ class Scheduler:
         """
         live = [running for running in self.running if running.finish_reason is None]  # some failed when they started
         prompts = {running: count for running in live if (count := running.num_prompt_rows)}
+        if prompts and self._pages.shares:
+            followers = self._share_prompts(prompts, busy)
+            live = [running for running in live if running not in followers]
         prompt_rows = self._prompt_rows if len(prompts) < len(live) else self._max_rows
         free = [running for running in live if running not in busy] if busy else live
         ready, limits = self._in_order(free, prompts), self._tenant_limits(live, prompts, prompt_rows)
@@ -124,6 +131,34 @@ class Scheduler:
         for running, rows in served:
             by_tenant[running.request.tenant].append((running, rows))
         return [pair for part in by_tenant.values() for pair in self._without_poor_drafts(part)]
+
+    def _share_prompts(
+        self, prompts: dict[RunningRequest, int], busy: Collection[RunningRequest]
+    ) -> set[RunningRequest]:
+        """Lets requests use blocks that others have stored since their admission. Updates `prompts`.
+
+        Returns the requests that wait, since another request stores their next blocks. They are no longer in `prompts`.
+        A short prompt is not worth a wait.
+        """
+        followers, stored = set[RunningRequest](), set[object]()
+        for running in [running for running in prompts if running.stores_next]:
+            lease, prefix = running.lease, running.lease.prefix
+            if running not in busy and (count := self._pages.extend(lease)):
+                running.skip_stored(count)
+                self._lookups = self._lookups[0], self._lookups[1] + count * self._block_size
+                prompts[running] -= count
+                if not prompts[running]:
+                    del prompts[running]
+                    continue
+            start = lease.num_shared
+            path = tuple(prefix.blocks[start : start + self._long_prefix])
+            key = (lease.nodes[-1] if lease.nodes else None, prefix.salt, prefix.mrp, path)
+            if key not in stored:
+                stored.add(key)
+            elif running not in busy and len(prefix.blocks) >= self._long_prefix:
+                followers.add(running)
+                del prompts[running]
+        return followers
 
     def _tenant_limits(
         self, live: list[RunningRequest], prompts: Mapping[RunningRequest, int], prompt_rows: int

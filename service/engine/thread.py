@@ -41,7 +41,7 @@ class _WeightChange:
     """A change of the weights by `apply`. `cut`: running requests are ended; else they finish first."""
 
     apply: Callable[[], None] = field(repr=False)
-    version: int
+    versions: tuple[int, int]
     cut: bool
     done: Future[None] = field(default_factory=Future)
 
@@ -164,13 +164,14 @@ class EngineThread:
                 self._inbox.aborted.append(request_id)
                 self._changed.notify()
 
-    async def update_weights(self, apply: Callable[[], None], version: int, *, cut: bool) -> None:
+    async def update_weights(self, apply: Callable[[], None], versions: tuple[int, int], *, cut: bool) -> None:
         """Lets `apply` change the weights on the engine's thread, when no request runs. Waiting requests stay queued.
 
+        `versions`: the versions of the weights and of MRP.
         `cut`: running requests end with WeightsChanged; else they finish first. One update_weights at a time. Raises
         ReplicaStopping if the engine stops or has stopped; EngineFailed if `apply` fails, which ends the engine.
         """
-        change = _WeightChange(apply, version, cut)
+        change = _WeightChange(apply, versions, cut)
         change.done.set_running_or_notify_cancel()  # the caller's cancellation does not stop it
         with self._changed:
             if self._stopping or self._failure is not None:
@@ -183,6 +184,7 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
+            self._engine.use_device()
             while (inbox := self._wait()) is not None:
                 if inbox:
                     self._handle(inbox)
@@ -245,7 +247,7 @@ class EngineThread:
         change = self._change
         if change is None or self._engine.state().num_running:
             return
-        self._engine.update_weights(change.apply, change.version)
+        self._engine.update_weights(change.apply, *change.versions)
         self._change = None
         change.done.set_result(None)
 

@@ -1,8 +1,10 @@
 """The errors of each route, in the shape of its API.
 
 Errors of the OpenAI routes have OpenAI's `type` and field names. Errors of Anthropic's routes have Anthropic's shape
-and types, with the code and field of this service's errors. An invalid request has the status 400 there, not 422. The
-error of a prompt that does not fit begins with the words by which agents know that they must shorten the conversation.
+and types, with the code and field of this service's errors. An invalid request has the status 400 on both, as at OpenAI
+and Anthropic: some clients repeat a request after 422. This service's own routes answer 422, as their clients expect.
+The error of a prompt that does not fit has the code or the words by which agents know that they must shorten the
+conversation.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ def error_response(error: MrpServeError, request_id: str, path: str, headers: Ma
     if write is anthropic_error:
         headers = {**headers, "request-id": request_id}
         error = in_anthropic_terms(error) if error.status == 422 else error
+    elif write is openai_error and error.status == 422:
+        error = renamed(error, {})
+        error.status = 400
     return problem(error, request_id, headers, write)
 
 
@@ -46,6 +51,9 @@ _OPENAI_TYPES: Final[Mapping[int, str]] = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+
+#: OpenAI's code for a prompt that does not fit
+_OPENAI_TOO_LONG: Final = "context_length_exceeded"
 
 #: name of a field in this service -> its name in OpenAI's API
 _OPENAI_NAMES: Final = {"max_new_tokens": "max_tokens", "prompt_token_ids": "prompt"}
@@ -65,7 +73,10 @@ def in_openai_terms(error: MrpServeError) -> MrpServeError:
 def openai_error(error: MrpServeError, request_id: str) -> OpenAiErrorAnswer:
     """The body of an error of the OpenAI routes."""
     kind = "server_error" if error.status >= 500 else _OPENAI_TYPES.get(error.status, "invalid_request_error")
-    return {"error": {**error_json(error, request_id)["error"], "type": kind}}
+    detail = error_json(error, request_id)["error"]
+    if isinstance(error, PromptTooLong):
+        detail["code"] = _OPENAI_TOO_LONG
+    return {"error": {**detail, "type": kind}}
 
 
 # --- Anthropic -------------------------------------------------------------------------------------

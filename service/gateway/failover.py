@@ -106,7 +106,8 @@ class Attempts:
     def _resume(self) -> Resume:
         if (last := self._last) is None:
             return Resume()
-        return Resume(tuple(self._token_ids), last.index + 1, last.stats, last.version)
+        num_steps = max((token.step for token in last.step_map), default=0)
+        return Resume(tuple(self._token_ids), last.index + 1, last.stats, last.version, num_steps)
 
     def _may_follow(self, error: MrpServeError) -> bool:
         """Whether to try another replica. QueueFull is tried again only after a first attempt was accepted."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from service.admission.charge import TokenCharge
@@ -28,8 +29,10 @@ from service.gateway.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, erro
 from service.gateway.failover import REASONS, FailoverPolicy
 from service.gateway.http.driver import JsonAnswer, Upstream, locked
 from service.gateway.http.errors import install_error_handlers
+from service.gateway.http.fields import IGNORED, IgnoredFields, IgnoredFieldsLog
 from service.gateway.http.generate import generate_router
-from service.gateway.http.middleware import BodyLimit, OriginGate, RequestId, sent_key
+from service.gateway.http.gzip_body import GzipBody
+from service.gateway.http.middleware import REQUEST_ID, BodyLimit, HeadAsGet, OriginGate, RequestId, sent_key
 from service.gateway.http.models import Models, models_json
 from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors
 from service.gateway.http.parse import RequestContext
@@ -48,6 +51,10 @@ from service.settings import Settings
 from service.telemetry.metrics import Registry
 from service.telemetry.tracing import Tracing
 from service.wire import ModelCard, ReplicaRequest, Snapshot, Weights
+
+#: methods that pages of other sites may use, and headers of an answer that they may read
+CORS_METHODS = ("GET", "HEAD", "POST")
+CORS_EXPOSED = (REQUEST_ID, IGNORED, "request-id", "retry-after")
 
 
 class Ingress:
@@ -81,6 +88,7 @@ class Ingress:
         self._availability = Availability(backend, self._admission, settings.request_timeout_s, self._see_card)
         self._weights = ServiceWeights(backend, settings.model, self._availability.look)
         self._load = LoadHysteresis()
+        self._ignored_fields = IgnoredFieldsLog()
         self.draining = Draining()
         failover = FailoverPolicy(settings.max_failovers, self._count_failover, lambda: self._weights.newest)
         self._answers = RequestPipeline(backend, self._admission, self.draining, failover, settings.model_name)
@@ -94,13 +102,20 @@ class Ingress:
         app = documented(telemetry(self._tracing), OpenAiErrorAnswer, AnthropicErrorAnswer)
         install_error_handlers(app, self._count_rejected, error_response)
         self._add_routes(app)
-        limited = BodyLimit(app, self._settings.max_body_bytes)
+        most = self._settings.max_body_bytes
+        limited = BodyLimit(GzipBody(HeadAsGet(app), most), most)
         gate = DrainGate(limited, self.draining, self._count_rejected)
         return RequestId(RequestLog(self._guarded(gate, host)), answer=answers_request_id)
 
     def _guarded(self, app: ASGIApp, host: str | None) -> ASGIApp:
-        """Without API keys, not for pages of other sites. Serve's proxies listen elsewhere than `host` says."""
-        return app if self._keys.configured else OriginGate(app, self._count_rejected, host)
+        """Pages of other sites get answers if `allowed_origins` names them, or if they have an API key.
+
+        Without `allowed_origins`, browsers show no answer to them. Serve's proxies listen elsewhere than `host` says.
+        """
+        origins = self._settings.allowed_origins
+        if not self._keys.configured:
+            app = OriginGate(app, self._count_rejected, host, origins)
+        return CORSMiddleware(app, origins, CORS_METHODS, ["*"], expose_headers=CORS_EXPOSED) if origins else app
 
     @property
     def replicas_wanted(self) -> float:
@@ -219,7 +234,17 @@ class Ingress:
         key, card = request.state.api_key, await self._card()
         salted = str if self._settings.share_prefixes_between_keys else key.salted
         limit_s = self._settings.request_timeout_s
-        return RequestContext(card, limit_s, key.name, key.weight, salted, current_origin(), self._weights.newest)
+        return RequestContext(
+            card,
+            limit_s,
+            key.name,
+            key.weight,
+            salted,
+            current_origin(),
+            self._weights.newest,
+            self._settings.default_max_tokens,
+            IgnoredFields(self._settings.strict_fields, self._ignored_fields),
+        )
 
     def _see_card(self, card: ModelCard) -> None:
         self._weights.see(card)

@@ -64,15 +64,17 @@ class ServiceWeights:
         if self._catching_up is None and time.monotonic() >= self._due:
             self._catching_up = asyncio.create_task(self._catch_up(newest))
 
-    async def update(self, model: str, version: int | None) -> list[WeightUpdateResult]:
-        """Gives all replicas other weights. `version`: None is the next one.
+    async def update(self, model: str, version: int | None, *, partial: bool = False) -> list[WeightUpdateResult]:
+        """Gives all replicas other weights. `version`: None is the next one. `partial`: `model` may have any of them.
 
         WeightsRefused if a replica cannot take them: nothing is changed then. WeightsConflict if newer ones answer.
         WeightUpdateFailed if some replicas could not take them after all: those answer nothing until they have.
         """
         async with self._updating:
-            weights = self._next_weights(serving(await self.look()), model, version)
-            _raise_first(await self._backend.check_weights(weights))
+            weights = self._next_weights(serving(await self.look()), model, version, partial=partial)
+            checked = await self._backend.check_weights(weights)
+            _raise_first(checked)
+            weights = checked[0].weights
             results = await self._backend.update_weights(weights)
             if all(result.error is not None for result in results):
                 _raise_first(results)
@@ -88,12 +90,14 @@ class ServiceWeights:
         _raise_if_some_failed(results)
         return results
 
-    def _next_weights(self, card: ModelCard, model: str, version: int | None) -> Weights:
+    def _next_weights(self, card: ModelCard, model: str, version: int | None, *, partial: bool) -> Weights:
         current = self.newest or card.weights
-        weights = Weights(current.version + 1 if version is None else version, model, self._base)
-        if version is not None and version <= current.version and weights != current:
+        if (version, model) == (current.version, current.model):
+            return current
+        if version is not None and version <= current.version:
             raise WeightsConflict(f"version is {version}, allowed is more than {current.version}", param="version")
-        return weights
+        number = current.version + 1 if version is None else version
+        return Weights(number, model, self._base, (*current.all_folders, model), current.mrp_version, partial)
 
     async def _catch_up(self, newest: Weights) -> None:
         try:
@@ -140,6 +144,9 @@ class UpdateWeightsRequest(BaseModel):
     version: Annotated[int, Field(ge=1, le=_LAST)] | None = Field(
         None, description="higher than that of the weights that answer; default: the next one"
     )
+    partial: bool = Field(
+        False, description="the folder has any of the weights; others stay. By default it has the backbone's, at least"
+    )
 
 
 class ReplicaWeights(BaseModel):
@@ -148,6 +155,7 @@ class ReplicaWeights(BaseModel):
     replica: str
     model: str
     version: int
+    mrp_version: int
     behind: bool
 
 
@@ -156,6 +164,7 @@ class KnownWeights(BaseModel):
 
     model: str
     version: int
+    mrp_version: int
     replicas: list[ReplicaWeights]
 
 
@@ -165,6 +174,7 @@ class ReplicaUpdate(BaseModel):
     replica: str
     model: str
     version: int
+    mrp_version: int
     seconds: float
 
 
@@ -173,6 +183,7 @@ class UpdateWeightsAnswer(BaseModel):
 
     model: str
     version: int
+    mrp_version: int
     replicas: list[ReplicaUpdate]
 
 
@@ -205,7 +216,7 @@ def admin_router(weights: ServiceWeights, keys: KeyRing) -> APIRouter:
     @router.post("/weights", **_docs())
     async def update_weights(request: Request) -> Response:
         order = _parse(parse_json(await request.body()))
-        results = await weights.update(order.model, order.version)
+        results = await weights.update(order.model, order.version, partial=order.partial)
         rows = [
             {"replica": result.replica, **_named(result.weights), "seconds": round(result.seconds, 3)}
             for result in results
@@ -230,7 +241,7 @@ def _parse(body: dict[str, Any]) -> UpdateWeightsRequest:
 
 
 def _named(weights: Weights) -> dict[str, Any]:
-    return {"model": weights.model, "version": weights.version}
+    return {"model": weights.model, "version": weights.version, "mrp_version": weights.mrp_version}
 
 
 @cache

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from service.model.backbone import Backbone
 from service.model.config import ModelConfig, Shard
+from service.model.device import check_quantization
 from service.model.families import family_named, parse_config
 from service.model.files import read_config, resolve
 from service.model.layers import AllReduce, DecoderLayer
@@ -132,9 +133,10 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
 def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, options: LoadOptions) -> Checkpoint:
     """A checkpoint of the weights of any source, made on its device. `path`: the folder of the checkpoint."""
     config = config_of(raw, options)
+    check_quantization(config.quantization, torch.device(options.device))
     if published := published_scheme(raw):
         source = PrequantizedWeights(source, published)
-    backbone, mrp = _empty_networks(options.shard.divide(config))
+    backbone, mrp = empty_networks(options.shard.divide(config))
     load_weights(path, config, (backbone, mrp), source, TensorOptions(options.device, options.dtype, options.shard))
     if config.tie_word_embeddings:
         backbone.tie()
@@ -167,7 +169,7 @@ def _cast_tables(module: nn.Module, dtype: torch.dtype) -> None:
 
 def num_parameters(config: ModelConfig) -> int:
     """The number of parameters of backbone and MRP together."""
-    return sum(weight.numel() for network in _empty_networks(config) if network for weight in network.parameters())
+    return sum(weight.numel() for network in empty_networks(config) if network for weight in network.parameters())
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, wide: Collection[str] = ()) -> int:
@@ -176,7 +178,7 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, wide: Collection[str] 
     `wide`: `Checkpoint.wide_layers`.
     """
     size = 0
-    for network in _empty_networks(config):
+    for network in empty_networks(config):
         for name, weight in network.named_parameters(type(network).__name__) if network else ():
             if config.quantization is not None and is_quantized(name) and name not in wide:
                 scales = weight.numel() // weight.shape[-1] * scales_per_row(weight.shape[-1], config.scale_columns)
@@ -186,8 +188,8 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, wide: Collection[str] 
     return size
 
 
-def _empty_networks(config: ModelConfig) -> tuple[Backbone, Mrp | None]:
-    """Networks on the meta device, which have shapes and no numbers."""
+def empty_networks(config: ModelConfig) -> tuple[Backbone, Mrp | None]:
+    """The networks of a config on the meta device, which have shapes and no numbers."""
     with torch.device("meta"), _WithoutInit():
         backbone = family_named(config.family).network(config)
         return backbone, Mrp(config, config.mrp) if config.mrp else None

@@ -8,6 +8,7 @@ Embedding, norms, routers and the output head are whole on every rank.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from service.errors import SettingsError
 
@@ -161,3 +162,13 @@ def _divides(size: int, config: ModelConfig) -> bool:
         sizes += [config.experts.intermediate_size, config.experts.shared_size]
     heads = config.num_kv_heads
     return all(inner % size == 0 for inner in sizes) and (heads % size == 0 or size % heads == 0)
+
+
+class CheckedUpdate(NamedTuple):
+    """Weights that can replace the served ones. `folders`: the folders that are still needed, the last one the newest.
+
+    `has_mrp`: whether the newest folder has weights of MRP.
+    """
+
+    folders: tuple[str, ...]
+    has_mrp: bool

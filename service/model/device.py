@@ -7,6 +7,7 @@ group counts, not the machine's memory.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,16 @@ import torch
 from service.errors import SettingsError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+#: The texts by which torch, Triton and NVIDIA's libraries say "out of memory" in errors of other types. A full device
+#: is the usual cause of `NOT_INITIALIZED`: cuBLAS allocates when it is first used.
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "cudaErrorMemoryAllocation",
+)
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 #: limit and use of a control group, of version 2 and 1; and the file cache in it, which the kernel gives back
@@ -33,14 +44,30 @@ def pick_device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        kind = torch.device(name).type
+        device = torch.device(name)
     except RuntimeError as error:
         raise SettingsError(
             f"device is {name!r}, expected 'auto', 'cpu', 'cuda' or 'cuda:N'", param="device"
         ) from error
-    if kind == "cuda" and not torch.cuda.is_available():
+    if device.type == "cuda" and not torch.cuda.is_available():
         raise SettingsError(f"device is {name!r}, but torch sees no CUDA device here", param="device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise SettingsError(f"device is {name!r}, but torch sees {count} CUDA devices here", param="device")
     return name
+
+
+def check_quantization(name: str | None, device: torch.device) -> None:
+    """SettingsError if a device cannot compute with a quantization scheme: fp8 needs compute capability 8.9."""
+    if name != "fp8" or device.type != "cuda":
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (8, 9):
+        raise SettingsError(
+            f"quantization fp8 needs compute capability 8.9, and {device} has {major}.{minor}: take int8 or another "
+            "device",
+            param="quantization",
+        )
 
 
 def pick_dtype(name: str, device: str) -> torch.dtype:
@@ -103,6 +130,41 @@ def memory_of(device: torch.device) -> DeviceMemory:
             total = min(total, int(bytes_))
             free = min(free, max(0, int(bytes_) - int(used.read_text()) + cache))
     return DeviceMemory("cpu", free, total)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on the host or on the device.
+
+    An error that was raised while another was handled also counts by that one: a failed capture hides its cause.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY):
+        return True
+    earlier = error.__cause__ or error.__context__
+    return isinstance(error, RuntimeError) and earlier is not None and is_out_of_memory(earlier)
+
+
+def use_device(device: torch.device) -> None:
+    """Makes a CUDA device the current one of this thread, where Triton starts kernels. The device `cuda` stays."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
+def measure_peak(device: torch.device, run: Callable[[], object]) -> int:
+    """The most bytes that torch reserves on a CUDA device during a call, beyond the bytes in use before it."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_reserved(device)
+    run()
+    return torch.cuda.max_memory_reserved(device) - before
+
+
+def free_bytes(device: torch.device) -> int:
+    """The free bytes of a CUDA device, after torch has given back the memory that it holds for reuse."""
+    torch.cuda.empty_cache()
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return free
 
 
 def _numbers(text: str) -> dict[str, int]:

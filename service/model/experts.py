@@ -8,6 +8,7 @@ Shapes: T tokens, `k` experts of a token, E experts, H hidden, I an expert's inn
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import cast
 
 import torch
@@ -18,6 +19,7 @@ from service.model.config import ExpertsConfig, GroupsConfig
 from service.model.layer_ops import silu_and_mul
 from service.model.layers import FeedForward
 from service.model.quantization.layers import QuantizedExperts
+from service.model.triton_support import has_triton
 
 #: torch's product of groups of rows with a matrix each, which reads the groups' ends on the device; None in older torch
 _grouped_mm = getattr(F, "grouped_mm", None)
@@ -106,6 +108,22 @@ class Experts(nn.Module):
     def _indices(self, like: Tensor) -> Tensor:
         return torch.arange(len(self.gate_up_proj), device=like.device)
 
+    @property
+    def waits(self) -> bool:
+        """Whether the host waits for the device in a forward, to learn the number of tokens of each expert."""
+        return any(_waits(matrices) for matrices in (self.gate_up_proj, self.down_proj))
+
+
+def waits_for_experts(network: nn.Module) -> bool:
+    """Whether any layer's experts make the host wait (`Experts.waits`). Such a forward cannot be captured."""
+    return any(module.waits for module in network.modules() if isinstance(module, Experts))
+
+
+def _waits(matrices: Tensor | QuantizedExperts) -> bool:
+    if isinstance(matrices, Tensor):
+        return not _has_kernel(matrices)
+    return not has_triton(matrices.values.device)
+
 
 def _times(rows: Tensor, matrices: Tensor | QuantizedExperts, expert: int) -> Tensor:
     """rows `[M, A]` times one of the matrices `[E, B, A]` -> `[M, B]`."""
@@ -116,7 +134,7 @@ def _grouped(rows: Tensor, matrices: Tensor | QuantizedExperts, ends: Tensor) ->
     """rows `[P, A]`, sorted by group, matrices `[E, B, A]`, the end of each group `[E]` int32 -> `[P, B]`."""
     if not isinstance(matrices, Tensor):
         return matrices.grouped(rows, ends)
-    if rows.device.type != "cpu" and _grouped_mm is not None and _has_kernel(matrices):
+    if _grouped_mm is not None and _has_kernel(matrices):
         return cast(Tensor, _grouped_mm(rows.to(matrices.dtype), matrices.transpose(1, 2), offs=ends))
     stops = ends.tolist()  # on a GPU this waits for it
     groups = zip([0, *stops], stops, matrices, strict=False)
@@ -124,8 +142,18 @@ def _grouped(rows: Tensor, matrices: Tensor | QuantizedExperts, ends: Tensor) ->
 
 
 def _has_kernel(matrices: Tensor) -> bool:
-    """Whether torch's grouped product takes such matrices `[E, B, A]`: bfloat16, and rows of whole 16 bytes."""
-    return matrices.dtype == torch.bfloat16 and all(size % 8 == 0 for size in matrices.shape[1:])
+    """Whether torch's grouped product has a kernel for matrices `[E, B, A]`: bfloat16, and rows of whole 16 bytes.
+
+    The device must have compute capability 9.0. For older ones torch copies the groups' ends to the host and waits.
+    """
+    if _grouped_mm is None or matrices.device.type != "cuda" or matrices.dtype != torch.bfloat16:
+        return False
+    return all(size % 8 == 0 for size in matrices.shape[1:]) and _capability(matrices.device) >= (9, 0)
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 class SoftmaxRouter(nn.Module):

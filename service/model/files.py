@@ -15,12 +15,18 @@ from safetensors import SafetensorError, safe_open
 
 from service.errors import CheckpointError
 from service.model.families import FAMILIES
+from service.model.published_modules import published_module
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "README.md")
+#: the folders of a revision in the hub's local cache: `models--OWNER--MODEL/snapshots/COMMIT`
+_REPOSITORY, _SNAPSHOTS = "models--", "snapshots"
 
 
 def resolve(name: str | Path) -> Path:
-    """The local folder of a checkpoint; a hub name is downloaded (or found in the local hub cache)."""
+    """The local folder of a checkpoint; a hub name is downloaded (or found in the local hub cache).
+
+    A hub name may end with `@` and a revision: a commit, a tag or a branch. CheckpointError if there is no such model.
+    """
     try:
         path = Path(name).expanduser()
         is_folder = path.is_dir()
@@ -28,19 +34,47 @@ def resolve(name: str | Path) -> Path:
         raise CheckpointError(f"{str(name)!r} is no path of a folder: {error}") from error
     if is_folder:
         return path
-    if str(name).count("/") != 1 or str(name).startswith((".", "/", "~")):
+    repository, _, revision = str(name).partition("@")
+    if repository.count("/") != 1 or repository.startswith((".", "/", "~")):
         raise CheckpointError(f"{str(name)!r} is neither a folder nor a hub name such as 'owner/model'")
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(str(name), allow_patterns=list(_FILES)))
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(_FILES)))
     except Exception as error:  # the hub client raises many unrelated types
         why = " ".join(str(error).split())
         raise CheckpointError(f"{str(name)!r} could not be fetched from the hub: {why}") from error
 
 
+def pinned(name: str, path: Path) -> str:
+    """The name of a checkpoint in `path`; a hub name with its commit, so that it names the same weights later."""
+    commit = revision_of(path)
+    return f"{name.partition('@')[0]}@{commit}" if commit else name
+
+
+def revision_of(path: Path) -> str | None:
+    """The commit of a checkpoint in the hub's local cache. None for any other folder."""
+    is_snapshot = path.parent.name == _SNAPSHOTS and path.parents[1].name.startswith(_REPOSITORY)
+    return path.name if is_snapshot else None
+
+
+def display_name(path: Path) -> str:
+    """The name of a checkpoint in result files: `OWNER/MODEL@COMMIT`, or the name of its folder without a path."""
+    commit = revision_of(path)
+    if commit is None:
+        return path.resolve().name
+    return f"{path.parents[1].name.removeprefix(_REPOSITORY).replace('--', '/')}@{commit}"
+
+
 def read_config(path: Path) -> dict[str, Any]:
-    """The parsed config.json of a checkpoint folder, its family checked."""
+    """The parsed config.json of a checkpoint folder, its family checked. A published MRP module's kind is added."""
+    raw = read_keys(path)
+    module = published_module(path, raw)
+    return raw | {"eos_token_id": _end_tokens(path, raw)} | (module.keys if module else {})
+
+
+def read_keys(path: Path) -> dict[str, Any]:
+    """The keys of config.json as they are, its family checked."""
     try:
         raw = _parsed(path / "config.json")
     except FileNotFoundError:
@@ -51,7 +85,7 @@ def read_config(path: Path) -> dict[str, Any]:
         kind = raw.get("model_type") if isinstance(raw, dict) else None
         supported = ", ".join(sorted(FAMILIES))
         raise CheckpointError(f"{path}/config.json: model_type is {kind!r}, supported are {supported}")
-    return raw | {"eos_token_id": _end_tokens(path, raw)}
+    return raw
 
 
 def _parsed(file: Path) -> Any:

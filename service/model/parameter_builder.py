@@ -5,7 +5,7 @@ There is never a second copy of more than one weight, or of more than one slice 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -23,11 +23,15 @@ from service.model.weight_mapping import FusedShards, ShardDim, WeightMapping, W
 
 
 class TensorOptions(NamedTuple):
-    """The device, the type and the shard of new parameters."""
+    """The device, the type and the shard of new parameters.
+
+    `changed`: only parameters with one of these weights are built, others stay on the meta device. None: all are built.
+    """
 
     device: str
     dtype: torch.dtype
     shard: Shard = Shard()
+    changed: Collection[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Weight updates: weights of the same shape replace the weights of a loaded checkpoint.
+"""Weight updates: weights of the same shape replace the weights of a loaded checkpoint, or some of them.
+
+The served weights are an overlay of folders: a weight comes from the last folder that has it. A folder may have all
+weights, the backbone's alone, MRP's alone, or any others.
 
 The new numbers are copied into the loaded tensors. So captured graphs, compiled kernels and every reference to a tensor
 stay valid. Replicas (`service/replica`) and ranks (`service/parallel`) call this.
@@ -6,7 +9,7 @@ stay valid. Replicas (`service/replica`) and ranks (`service/parallel`) call thi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,28 +18,60 @@ import torch
 from torch import nn
 
 from service.errors import CheckpointError
-from service.model.checkpoint import Checkpoint, LoadOptions, build_checkpoint, config_of
-from service.model.config import ModelConfig, Shard
+from service.model.checkpoint import Checkpoint, LoadOptions, config_of, empty_networks
+from service.model.config import CheckedUpdate, ModelConfig, Shard
 from service.model.files import read_config, resolve
+from service.model.parameter_builder import TensorOptions
 from service.model.quantization.schemes import published_scheme
-from service.model.weights import WeightFiles, WeightShapes
+from service.model.weight_mapping import WeightSource
+from service.model.weights import MRP_PREFIX, OverlaidWeights, WeightFiles, WeightShapes, load_weights
 
 
-def check_update(name: str | Path, served: ModelConfig, options: LoadOptions) -> None:
-    """Checks that the weights of a checkpoint can replace the served ones. Reads only configs and headers.
+def check_update(
+    folders: Sequence[str], served: ModelConfig, options: LoadOptions, *, partial: bool = False
+) -> CheckedUpdate:
+    """Checks that the weights of folders can replace the served ones. Reads only configs and headers.
 
     CheckpointError, which names the first field or weight that differs. `served`: the config of the whole model.
+    `partial`: the last folder may have any of the weights; else it has the whole backbone, with or without MRP.
     """
-    path = resolve(name)
-    raw = _checked_config(path, served, options)
-    build_checkpoint(path, raw, WeightShapes(path), replace(options, device="meta", quantization=None, shard=Shard()))
+    paths = [resolve(folder) for folder in folders]
+    shapes = [WeightShapes(path) for path in paths]
+    newest = shapes[-1]
+    if not newest.names:
+        raise CheckpointError(f"{paths[-1]}: its files have no weights")
+    has_mrp = any(name.startswith(MRP_PREFIX) for name in newest.names)
+    _check_config(paths[-1], served, options, partial=partial, has_mrp=has_mrp)
+    wide = replace(served, quantization=None)
+    if not partial:
+        _build(paths[-1], wide if has_mrp else replace(wide, mrp=None), newest, options)
+        if has_mrp or served.mrp is None:
+            return CheckedUpdate((folders[-1],), has_mrp)
+    needed = _needed(shapes)
+    for index in needed[:-1]:
+        if _is_published_quantized(paths[index]):
+            raise CheckpointError(
+                f"{paths[-1]}: it has some of the weights only, and the others are published in 8 bits ({paths[index]})"
+            )
+    _build(paths[-1], wide, OverlaidWeights(shapes[index] for index in needed), options)
+    return CheckedUpdate(tuple(folders[index] for index in needed), has_mrp)
 
 
-def load_update(name: str | Path, served: ModelConfig, options: LoadOptions) -> Checkpoint:
-    """Loads the weights of a checkpoint into the host's memory. CheckpointError as in `check_update`."""
-    path = resolve(name)
-    raw = _checked_config(path, served, options)
-    return build_checkpoint(path, raw, WeightFiles(path), replace(options, device="cpu"))
+def load_update(
+    folders: Sequence[str | Path], served: ModelConfig, options: LoadOptions, *, newest_only: bool = False
+) -> Checkpoint:
+    """Loads the weights of checked folders into the host's memory. CheckpointError for a weight that cannot be read.
+
+    `newest_only`: only the weights of the last folder; all other parameters have no numbers.
+    """
+    paths = [resolve(folder) for folder in folders]
+    sources = [WeightFiles(path) for path in paths]
+    backbone, mrp = empty_networks(options.shard.divide(served))
+    tensors = TensorOptions("cpu", options.dtype, options.shard, sources[-1].names if newest_only else None)
+    load_weights(paths[-1], served, (backbone, mrp), OverlaidWeights(sources), tensors)
+    if served.tie_word_embeddings:
+        backbone.tie()
+    return Checkpoint(paths[-1], served, {}, backbone, mrp, options.shard)
 
 
 @torch.no_grad()
@@ -48,18 +83,44 @@ def apply_update(served: Checkpoint, loaded: Checkpoint) -> None:
     for module, new_module in pairs:
         new_tensors = new_module.state_dict()
         for name, tensor in module.state_dict().items():
-            tensor.copy_(new_tensors[name])
+            new = new_tensors.get(name)  # a layer that is not updated is not quantized, so its tensors differ in name
+            if new is not None and not new.is_meta:
+                tensor.copy_(new)
 
 
-def _checked_config(path: Path, served: ModelConfig, options: LoadOptions) -> dict[str, Any]:
-    """The parsed config.json. It must equal the config of the served weights."""
+def _needed(shapes: Sequence[WeightShapes]) -> list[int]:
+    """The indices of folders with a weight that no later folder has, ascending."""
+    needed, names = list[int](), set[str]()
+    for index in reversed(range(len(shapes))):
+        if not names.issuperset(shapes[index].names):
+            needed.insert(0, index)
+            names.update(shapes[index].names)
+    return needed
+
+
+def _build(path: Path, config: ModelConfig, source: WeightSource, options: LoadOptions) -> None:
+    """Builds networks without numbers. CheckpointError if a weight is missing, not used or of another shape."""
+    load_weights(path, config, empty_networks(config), source, TensorOptions("meta", options.dtype, Shard()))
+
+
+def _check_config(path: Path, served: ModelConfig, options: LoadOptions, *, partial: bool, has_mrp: bool) -> None:
+    """CheckpointError if config.json does not equal the config of the served weights. `partial`: it may be missing.
+
+    Without weights of MRP, its part of the config does not count.
+    """
+    if partial and not (path / "config.json").exists():
+        return
     raw = read_config(path)
     if published_scheme(raw) is not None:
         raise CheckpointError(f"{path}: these weights are published in 8 bits; only wide weights can be updated")
-    difference = next(_differences(config_of(raw, options), served), None)
+    config = config_of(raw, options)
+    difference = next(_differences(config if has_mrp else replace(config, mrp=served.mrp), served), None)
     if difference is not None:
         raise CheckpointError(f"{path}: {difference}")
-    return raw
+
+
+def _is_published_quantized(path: Path) -> bool:
+    return (path / "config.json").exists() and published_scheme(read_config(path)) is not None
 
 
 def _differences(new: Any, served: Any, owner: str = "") -> Iterator[str]:

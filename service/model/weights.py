@@ -6,7 +6,7 @@ config file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from service.model.weight_mapping import WeightMapping, WeightSource, prefixed
 
 #: bytes that are read from a file before it is opened anew
 _MAX_MAPPED = 2**26
-_MRP_PREFIX = "mrp_modules.0.model."
+MRP_PREFIX = "mrp_modules.0.model."
 
 
 class WeightFiles:
@@ -90,6 +90,22 @@ class WeightShapes:
         return torch.empty(self._shapes[name], device="meta")
 
 
+class OverlaidWeights:
+    """The weights of several sources. Of sources that have the same weight, the last one counts."""
+
+    def __init__(self, sources: Iterable[WeightSource]) -> None:
+        self._owners = {name: source for source in sources for name in source.names}
+
+    @property
+    def names(self) -> Collection[str]:
+        """See `WeightSource`."""
+        return self._owners.keys()
+
+    def read(self, name: str) -> Tensor:
+        """See `WeightSource`."""
+        return self._owners[name].read(name)
+
+
 def load_weights(
     path: Path, config: ModelConfig, modules: tuple[Backbone, Mrp | None], source: WeightSource, options: TensorOptions
 ) -> None:
@@ -106,9 +122,11 @@ def load_weights(
     scheme = None if config.quantization is None else scheme_named(config.quantization)
     for target in list(_targets(shard_config, *modules)):
         mapping = target.mapping_in(source.names)
-        _replace(target, builder, mapping, scheme if is_quantized(target.name) else None)
-        unused -= {part.name for part in mapping}
-    if any(name.startswith(_MRP_PREFIX) and ".experts." in name for name in unused):
+        names = {part.name for part in mapping}
+        if options.changed is None or not names.isdisjoint(options.changed):
+            _replace(target, builder, mapping, scheme if is_quantized(target.name) else None)
+        unused -= names
+    if any(name.startswith(MRP_PREFIX) and ".experts." in name for name in unused):
         raise CheckpointError(f"{path}: its MRP module has experts, which is not supported: MRP's layers are dense")
     if unused:
         raise CheckpointError(f"{path}: {len(unused)} weights are not used, first: {', '.join(sorted(unused)[:3])}")
@@ -157,7 +175,7 @@ def _targets(config: ModelConfig, backbone: Backbone, mrp: Mrp | None) -> Iterat
         yield _Target(backbone, name, family.weight_mappings(config, name))
     if mrp is not None:
         for name, _ in mrp.named_parameters():
-            yield _Target(mrp, name, [prefixed(_MRP_PREFIX, qwen3.module_weights(config, name))])
+            yield _Target(mrp, name, [prefixed(MRP_PREFIX, qwen3.module_weights(config, name))])
 
 
 def _replace(target: _Target, builder: ParameterBuilder, mapping: WeightMapping, scheme: QuantScheme | None) -> None:

@@ -14,6 +14,7 @@ import os
 import queue
 import subprocess
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -166,16 +167,18 @@ class TensorParallelExecutor:
         self._memory = [ready.memory for ready in answers if ready.memory is not None]
         return checkpoint
 
-    def fetch(self, name: str | Path, options: LoadOptions) -> Checkpoint:
+    def fetch(self, folders: Sequence[str], options: LoadOptions, *, newest_only: bool = False) -> Checkpoint:
         """This rank's part of new weights, in the host's memory. Every other rank loads its part at the same time.
 
         Forwards go on meanwhile. CheckpointError as in `model.weight_update`; all ranks then keep the served weights.
         """
-        path, served = resolve(name), self._loaded()
+        paths, served = tuple(str(resolve(folder)) for folder in folders), self._loaded()
         for worker in self._workers:
-            worker.send(messages.LoadShard(str(path), replace(options, shard=Shard(worker.rank, self.size))))
+            part = replace(options, shard=Shard(worker.rank, self.size))
+            worker.send(messages.LoadShard(paths, part, newest_only))
         try:
-            fresh = load_update(path, served.config, replace(options, shard=Shard(0, self.size)))
+            part = replace(options, shard=Shard(0, self.size))
+            fresh = load_update(paths, served.config, part, newest_only=newest_only)
         finally:
             answers = self._answers(None)
         problem = next((ready.problem for ready in answers if ready.problem is not None), None)
@@ -269,10 +272,17 @@ class DriverNetworks:
 
     def __init__(self, executor: TensorParallelExecutor, local: LocalModelForward) -> None:
         self._executor, self._local = executor, local
+        self.graphs = local.graphs
 
     @property
     def num_pages(self) -> int:
         return self._local.num_pages
+
+    def is_known(self, network: Network, group: RowGroup) -> bool:
+        return self._local.is_known(network, group)
+
+    def pop_eager_forwards(self) -> int:
+        return self._local.pop_eager_forwards()
 
     def forward(self, which: Network, group: RowGroup) -> OrderedHidden:
         return self._executor.forward(self._local, which, group)

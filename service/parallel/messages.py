@@ -42,10 +42,11 @@ class LoadCheckpoint(Data, frozen=True, tag=2):
 
 
 class LoadShard(Data, frozen=True, tag=3):
-    """Loads a part of new weights beside the served ones, while forwards go on."""
+    """Loads a part of new weights beside the served ones, while forwards go on. The fields are `load_update`'s."""
 
-    path: str
+    folders: tuple[str, ...]
     options: LoadOptions
+    newest_only: bool
 
 
 class ApplyShard(Data, frozen=True, tag=4):

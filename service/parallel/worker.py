@@ -79,7 +79,8 @@ class Worker:
         try:
             if self._checkpoint is None:
                 raise AssertionError("weights are to be loaded before a checkpoint is")
-            self._fresh = load_update(command.path, self._checkpoint.config, command.options)
+            served, newest_only = self._checkpoint.config, command.newest_only
+            self._fresh = load_update(command.folders, served, command.options, newest_only=newest_only)
         except MrpServeError as error:
             problem = error
         except Exception as error:  # noqa: BLE001 - rank 0 raises it

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from service.decode.block import Pick, Step
+from service.decode.step_map import StepMap, TokenStep
 from service.engine.request import BlockEvent, BlockProgress, FinishReason, Stats
 from service.text.detokenizer import IdLogprobs, TextStream, TokenTextStream
 from service.wire import Chunk, Ending, Progress, ReplicaRequest, TraceStep
@@ -35,6 +36,7 @@ class AnswerBlocks:
     stats: Stats = field(init=False)
     ending: Ending | None = field(init=False, default=None)
     _num_tokens: int = field(init=False)
+    _steps: StepMap = field(init=False)
     _held: list[Chunk] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -44,6 +46,7 @@ class AnswerBlocks:
             self.pieces.push(resume.token_ids)
         self.stats = resume.stats
         self._num_tokens = len(resume.token_ids)
+        self._steps = StepMap(resume.num_steps)
 
     def push(self, event: BlockEvent) -> Chunk | None:
         """The chunk of the last `together` events, None if more are to come. Not to be called after the ending."""
@@ -65,6 +68,7 @@ class AnswerBlocks:
             tuple(piece for chunk in chunks for piece in chunk.pieces),
             self.prompt_tokens,
             chunks[-1].version,
+            tuple(step for chunk in chunks for step in chunk.step_map),
         )
 
     def _chunk(self, event: BlockEvent) -> Chunk | None:
@@ -75,7 +79,11 @@ class AnswerBlocks:
             piece += self.text.finish()
         self.stats = self._stats(event.stats)
         self._num_tokens += len(token_ids)
-        self.ending = self._ending(reason, event.constraint_met)
+        step_map = self._steps.add(event.steps) if self.request.return_step_map or self.request.return_pieces else []
+        stop_token = None
+        if event.finish_reason == "stop" and not self.text.stopped and step_map:
+            stop_token = step_map[len(event.token_ids)]
+        self.ending = self._ending(reason, event.constraint_met, stop_token)
         if before := self.request.resume.num_blocks:
             event = replace(event, index=event.index + before)
         trace = trace_steps(event) if self.request.return_trace else ()
@@ -84,8 +92,9 @@ class AnswerBlocks:
         count = self.request.top_logprobs
         pieces = () if self.pieces is None else self.pieces.push(token_ids, _likeliest(event.steps, count))
         return Chunk(
-            event.index, piece, token_ids, self.stats, trace, self.ending, pieces, self.prompt_tokens, event.version
-        )
+            event.index, piece, token_ids, self.stats, trace, self.ending, pieces, self.prompt_tokens, event.version,
+            tuple(step_map[: len(token_ids)]),
+        )  # fmt: skip
 
     def progress(self, event: BlockProgress) -> Progress:
         """New steps of a block. They change nothing of the answer."""
@@ -99,12 +108,14 @@ class AnswerBlocks:
         rest, resume = stats.later_by(self.waited_s), self.request.resume
         return resume.stats.continued(rest) if resume.num_blocks else rest
 
-    def _ending(self, reason: FinishReason | None, met: bool | None) -> Ending | None:
+    def _ending(self, reason: FinishReason | None, met: bool | None, stop_token: TokenStep | None) -> Ending | None:
         if reason is None:
             return None
         if self.request.constraint is not None and self.text.stopped:
             met = False  # a stop text cut the answer
-        return Ending(reason, self.prompt_tokens, self._num_tokens, self.stats, met, self.text.stopped_by)
+        return Ending(
+            reason, self.prompt_tokens, self._num_tokens, self.stats, met, self.text.stopped_by, stop_token=stop_token
+        )
 
 
 def _likeliest(steps: Sequence[Step], count: int) -> list[IdLogprobs]:

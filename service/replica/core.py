@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Literal
 from service.constraints import Constraint, GrammarCompiler, Owner
 from service.constraints.vocabulary import TokenVocabulary
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, Observer
-from service.engine.memory_plan import RequestedSizes, plan_memory
+from service.engine.memory_plan import MemoryPlan, RequestedSizes, plan_memory
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.device import DeviceMemory, memory_of, pick_device, pick_dtype
+from service.model.config import CheckedUpdate
+from service.model.device import DeviceMemory, is_out_of_memory, memory_of, pick_device, pick_dtype
 from service.model.weight_update import apply_update, check_update, load_update
 from service.parallel import TensorParallelExecutor
 from service.replica.messages import EngineInfo
@@ -76,16 +78,16 @@ class EngineCore:
         grammar = await self.compiler.compile(constraint, Owner(request.tenant, request.cache_salt))
         return replace(request, grammar=grammar, delay_s=time.monotonic() - began)
 
-    def check_weights(self, model: str) -> None:
+    def check_weights(self, folders: Sequence[str], *, is_partial: bool) -> CheckedUpdate:
         """Whether other weights could be loaded. Raises the errors of `model.weight_update.check_update`. Blocks."""
-        check_update(model, self.info.config, self._options)
+        return check_update(folders, self.info.config, self._options, partial=is_partial)
 
-    def load_weights(self, model: str) -> tuple[Callable[[], None], Path]:
-        """Loads new weights. Returns the function that applies them, and their folder. Blocks."""
+    def load_weights(self, folders: Sequence[str], *, newest_only: bool) -> tuple[Callable[[], None], Path]:
+        """Loads new weights. Returns the function that applies them, and the newest folder. Blocks."""
         if self.ranks is None:
-            fresh = load_update(model, self.info.config, self._options)
+            fresh = load_update(folders, self.info.config, self._options, newest_only=newest_only)
             return partial(apply_update, self._checkpoint, fresh), fresh.path
-        fresh = self.ranks.fetch(model, self._options)
+        fresh = self.ranks.fetch(folders, self._options, newest_only=newest_only)
         return partial(self.ranks.apply, fresh), fresh.path
 
     def close(self) -> None:
@@ -131,18 +133,48 @@ def _prepared(core: EngineCore) -> EngineCore:
 
 
 def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) -> EngineConfig:
-    """The engine's limits: the settings, or where they are open the largest that fit beside the weights."""
+    """The engine's limits: the settings, or where they are open the largest that fit beside the weights.
+
+    On one CUDA device the KV cache gets the memory that captured graphs and the largest forward leave. These are tried
+    with a small cache first.
+    """
     sizes = RequestedSizes(
         kv_cache_tokens=_number(settings.kv_cache_tokens),
         max_running=_number(settings.max_running),
         max_rows=_number(settings.max_rows),
         memory_utilization=settings.memory_utilization,
-        cuda_graphs=settings.cuda_graphs == "auto" and checkpoint.shard.size == 1,
     )
-    fitted = plan_memory(sizes, checkpoint.shard_config, checkpoint.dtype.itemsize, memory)
+    plan = partial(plan_memory, model=checkpoint.shard_config, itemsize=checkpoint.dtype.itemsize, memory=memory)
+    fitted = plan(sizes)
+    if sizes.kv_cache_tokens is None and checkpoint.device.type == "cuda" and checkpoint.shard.size == 1:
+        rows, measured = _measured(checkpoint, _config(settings, fitted))
+        fitted = plan(replace(sizes, max_rows=rows), measured=measured)
     _log.info(
-        "KV cache of %d tokens, %d requests, %d rows", fitted.kv_cache_tokens, fitted.max_running, fitted.max_rows
+        "KV cache of %d tokens, %d requests, %d rows; forwards and graphs take %.0f MiB",
+        fitted.kv_cache_tokens,
+        fitted.max_running,
+        fitted.max_rows,
+        fitted.forward_bytes / 2**20,
     )
+    return _config(settings, fitted)
+
+
+def _measured(checkpoint: Checkpoint, config: EngineConfig) -> tuple[int, int]:
+    """The most rows of a forward that the device can compute, and the bytes of all graphs and of such a forward."""
+    size = checkpoint.config.block_size
+    tokens = max(2 * size, min(config.kv_cache_tokens // 2, checkpoint.config.max_positions))
+    while True:
+        try:
+            return config.max_rows, Engine(checkpoint, replace(config, kv_cache_tokens=tokens)).measure_bytes()
+        except RuntimeError as error:
+            if config.max_rows <= size + 2 or not is_out_of_memory(error):
+                raise
+        finally:
+            gc.collect()  # graphs and networks refer to each other
+        config = replace(config, max_rows=max(size + 2, config.max_rows // 2))
+
+
+def _config(settings: Settings, fitted: MemoryPlan) -> EngineConfig:
     return EngineConfig(
         fitted.max_running,
         fitted.max_rows,

@@ -13,6 +13,7 @@ from service.engine.streams import EngineOutput
 from service.errors import MrpServeError
 from service.messagepack import MessagePack
 from service.model import ModelConfig
+from service.model.config import CheckedUpdate
 from service.telemetry.metrics import SumsData
 
 # --- to the engine's process -----------------------------------------------------------------------
@@ -38,21 +39,27 @@ class Abort(Data, frozen=True, tag=3):
 
 
 class CheckWeights(Data, frozen=True, tag=1):
-    """Checks whether the engine could serve these weights."""
+    """Checks whether the engine could serve the weights of these folders. `partial`: as in `check_update`."""
 
-    model: str
+    folders: tuple[str, ...]
+    partial: bool
 
 
 class LoadWeights(Data, frozen=True, tag=2):
-    """Loads new weights beside the served ones."""
+    """Loads new weights beside the served ones. `newest_only`: only those of the last folder."""
 
-    model: str
+    folders: tuple[str, ...]
+    newest_only: bool
 
 
 class ApplyWeights(Data, frozen=True, tag=3):
-    """Replaces the served weights by the loaded ones. `abort`: running requests end; else they finish first."""
+    """Replaces the served weights by the loaded ones. `abort`: running requests end; else they finish first.
+
+    `version`, `mrp_version`: the versions of the new weights, and of MRP among them.
+    """
 
     version: int
+    mrp_version: int
     abort: bool
 
 
@@ -125,11 +132,12 @@ class EngineAlive(Data, frozen=True, tag=5):
 
 
 class EngineReply(Data, frozen=True, tag=6):
-    """The result of an `EngineCall`. `path`: the folder of loaded weights."""
+    """The result of an `EngineCall`. `path`: the folder of loaded weights. `checked`: the result of `CheckWeights`."""
 
     number: int
     error: MrpServeError | None = None
     path: str = ""
+    checked: CheckedUpdate | None = None
 
 
 #: the codecs of the two ends, by the messages that come there

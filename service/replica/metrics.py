@@ -31,6 +31,8 @@ class EngineMetrics:
             self._sink.observe("rows_per_forward", report.rows)
         for kind, count in report.forwards.items():
             self._sink.add("forwards_total", count, kind=kind)
+        if report.eager_forwards:
+            self._sink.add("eager_forwards_total", report.eager_forwards)
         if report.tokens_looked_up:
             self._sink.add("prefix_cache_queries_total", report.tokens_looked_up)
             self._sink.add("prefix_cache_hits_total", report.tokens_cached)

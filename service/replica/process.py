@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from importlib import import_module
 from math import inf
 from typing import Any, NoReturn
@@ -198,28 +199,30 @@ class EngineProcess(Frames):
 
     async def _reply(self, call: messages.EngineCall) -> None:
         error: MrpServeError | None = None
-        path = ""
+        reply = messages.EngineReply(call.number)
         try:
-            path = await self._run(call.procedure)
+            reply = await self._run(call)
         except MrpServeError as problem:
             error = problem
         except Exception as problem:  # noqa: BLE001 - the log gets its place, the replica no message
             error = unexpected_error(problem, "")
-        self._send(messages.EngineReply(call.number, error, path))
+        self._send(reply if error is None else messages.EngineReply(call.number, error))
 
-    async def _run(self, procedure: messages.Procedure) -> str:
-        match procedure:
-            case messages.CheckWeights(model):
-                await asyncio.to_thread(self._core.check_weights, model)
-            case messages.LoadWeights(model):
-                self._apply, path = await asyncio.to_thread(self._core.load_weights, model)
-                return str(path)
-            case messages.ApplyWeights(version, abort):
+    async def _run(self, call: messages.EngineCall) -> messages.EngineReply:
+        match call.procedure:
+            case messages.CheckWeights(folders, is_partial):
+                checked = await asyncio.to_thread(self._core.check_weights, folders, is_partial=is_partial)
+                return messages.EngineReply(call.number, checked=checked)
+            case messages.LoadWeights(folders, newest_only):
+                load = partial(self._core.load_weights, folders, newest_only=newest_only)
+                self._apply, path = await asyncio.to_thread(load)
+                return messages.EngineReply(call.number, path=str(path))
+            case messages.ApplyWeights(version, mrp_version, abort):
                 apply, self._apply = self._apply, None
                 if apply is None:
                     raise AssertionError("weights are to be applied before they are loaded")
-                await self._steps.thread.update_weights(apply, version, cut=abort)
-        return ""
+                await self._steps.thread.update_weights(apply, (version, mrp_version), cut=abort)
+        return messages.EngineReply(call.number)
 
 
 def _named_deps(name: str) -> EngineDeps:

@@ -25,6 +25,7 @@ from service.engine.request import BlockEvent, BlockProgress, GenerationRequest,
 from service.engine.streams import RequestStreams
 from service.errors import InvalidRequest, MrpServeError, ReplicaLost, ReplicaStopping
 from service.ipc import HUNG_S, LOOK_S, Frames, Silence, start_child
+from service.model.config import CheckedUpdate
 from service.replica import messages
 from service.replica.metrics import ReplicaMetrics
 from service.settings import Settings
@@ -66,7 +67,7 @@ class EngineProcessClient(Frames):
         self._state = EngineState(0, 0, 0, 0)
         self._sums: list[bytes] = []
         self._numbers = itertools.count()
-        self._calls: dict[int, asyncio.Future[str]] = {}
+        self._calls: dict[int, asyncio.Future[messages.EngineReply]] = {}
         self._ready: asyncio.Future[messages.EngineInfo] = asyncio.get_running_loop().create_future()
         self._last_step, self._applying, self._closed = clock(), False, False
         self._silence = Silence(clock)
@@ -149,26 +150,32 @@ class EngineProcessClient(Frames):
 
     # --- weights -----------------------------------------------------------------------------------
 
-    async def check_weights(self, model: str) -> None:
+    async def check_weights(self, folders: tuple[str, ...], *, is_partial: bool) -> CheckedUpdate:
         """Checks whether the engine could serve other weights. Raises `check_update`'s errors."""
-        await self._call(messages.CheckWeights(model))
+        checked = (await self._call(messages.CheckWeights(folders, is_partial))).checked
+        if checked is None:
+            raise AssertionError("the reply to a check has no result")
+        return checked
 
-    async def load_weights(self, model: str) -> Path:
-        """Loads new weights beside the served ones. Returns their folder. Raises the errors of `check_weights`."""
-        return Path(await self._call(messages.LoadWeights(model)))
+    async def load_weights(self, folders: tuple[str, ...], *, newest_only: bool) -> Path:
+        """Loads new weights beside the served ones. Returns the newest folder. Raises `check_update`'s errors."""
+        return Path((await self._call(messages.LoadWeights(folders, newest_only))).path)
 
-    async def apply_weights(self, version: int, *, abort: bool) -> None:
-        """Replaces the served weights by the loaded ones. `abort`: running requests end; else they finish first."""
+    async def apply_weights(self, versions: tuple[int, int], *, abort: bool) -> None:
+        """Replaces the served weights by the loaded ones. `versions`: the versions of the weights and of MRP.
+
+        `abort`: running requests end; else they finish first.
+        """
         self._applying = True
         try:
-            await self._call(messages.ApplyWeights(version, abort))
+            await self._call(messages.ApplyWeights(*versions, abort))
         finally:
             self._last_step, self._applying = self._clock(), False
 
-    async def _call(self, procedure: messages.Procedure) -> str:
+    async def _call(self, procedure: messages.Procedure) -> messages.EngineReply:
         self._check_running()
         number = next(self._numbers)
-        reply: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[messages.EngineReply] = asyncio.get_running_loop().create_future()
         self._calls[number] = reply
         self.send(messages.EngineCall(number, procedure))
         try:
@@ -230,7 +237,7 @@ class EngineProcessClient(Frames):
         if pending is None or pending.done():
             return
         if reply.error is None:
-            pending.set_result(reply.path)
+            pending.set_result(reply)
         else:
             pending.set_exception(reply.error)
 

@@ -16,10 +16,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from msgspec import structs
+
 from service.decode.block import MASKED
 from service.engine import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.request import LogprobsRequest, Stats
-from service.errors import MrpServeError
+from service.errors import MrpServeError, PromptTooLong
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
 from service.replica.metrics import ReplicaMetrics
@@ -122,8 +124,15 @@ class Replica:
         prompt = await self._encode(replica_request)
         waited_s = replica_request.arrived.waited_s()
         request = self._request(replica_request, prompt, waited_s)
+        if words := replica_request.bad_words:
+            token_ids = await self._run(sum(map(len, words)), lambda: self._codec.encode_bad_words(words))
+            sampling = structs.replace(request.sampling, bad_words_token_ids=token_ids)
+            request = replace(request, sampling=sampling)
         pieces = self._codec.token_texts() if replica_request.return_pieces else None
-        text, size = self._codec.stream(replica_request.stop), self._engine.info.config.block_size
+        text, size = (
+            self._codec.stream(replica_request.stop, request.sampling.min_tokens),
+            self._engine.info.config.block_size,
+        )
         answer = AnswerBlocks(replica_request, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
         return answer, self._engine.generate(request, replica_request.constraint)
 
@@ -205,17 +214,23 @@ class Replica:
             waited_s=waited_s,
             num_continued=len(sent),
             report_steps=request.stream_steps,
-            keep_steps=request.return_trace or request.return_pieces,
+            keep_steps=request.return_trace or request.return_pieces or request.return_step_map,
             together=1 if request.stop else request.together,  # a stop text ends the request early
             logprobs=LogprobsRequest(request.top_logprobs) if request.top_logprobs else None,
             version=request.resume.version if request.resume.num_blocks else None,
         )
 
     def _room(self, request: ReplicaRequest, prompt: tuple[int, ...]) -> int:
-        """The tokens that may still be decoded. `prompt`: the prompt without the tokens of other replicas."""
-        limit = request.max_new_tokens
+        """The tokens that may still be decoded. `prompt`: the prompt without the tokens of other replicas.
+
+        PromptTooLong if the prompt of a request that may be shortened leaves no token.
+        """
+        limit, longest = request.max_new_tokens, self._engine.info.max_model_len
         if request.shorten:
-            limit = max(1, min(limit, self._engine.info.max_model_len - len(prompt)))
+            if len(prompt) >= longest:
+                excess = f"the prompt has {len(prompt)} tokens, and an answer has at least one"
+                raise PromptTooLong.over(longest, excess, param="messages" if request.messages else "prompt")
+            limit = min(limit, longest - len(prompt))
         return limit - len(request.resume.token_ids)
 
     async def count(self, request: ReplicaRequest) -> int | Failure:

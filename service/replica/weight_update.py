@@ -11,6 +11,8 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from service.errors import CheckpointError, MrpServeError, SettingsError, WeightsBehind, WeightsRefused
 from service.quality.presets import presets_of
 from service.replica.remote import EngineProcessClient
@@ -42,8 +44,18 @@ class WeightUpdater:
             )
 
     async def check(self, weights: Weights) -> WeightUpdateResult:
-        """Whether the replica could serve the weights. Reads configs and headers only."""
-        return await self._result(self._engine.check_weights(weights.model))
+        """Whether the replica could serve the weights. Reads configs and headers only.
+
+        The result has the weights with the folders that are still needed, and with MRP's version.
+        """
+        checked: list[Weights] = []
+        result = await self._result(self._check(weights, checked))
+        return replace(result, weights=checked[0]) if checked else result
+
+    async def _check(self, weights: Weights, checked: list[Weights]) -> None:
+        folders, has_mrp = await self._engine.check_weights(weights.all_folders, is_partial=weights.partial)
+        mrp_version = weights.version if has_mrp else weights.mrp_version
+        checked.append(structs.replace(weights, folders=folders, mrp_version=mrp_version))
 
     async def update(self, weights: Weights) -> WeightUpdateResult:
         """Serves the weights from now on, unless it serves newer ones. An update goes on if the caller leaves."""
@@ -55,10 +67,11 @@ class WeightUpdater:
     async def _update(self, weights: Weights) -> None:
         async with self._updating:
             if self.card.weights.older_than(weights):
-                path = await self._engine.load_weights(weights.model)
+                newest_only = _follows(weights, self.card.weights)
+                path = await self._engine.load_weights(weights.all_folders, newest_only=newest_only)
                 info = self._engine.info
                 presets = presets_of(path, info.config, self._quality_file, info.activation_parts)
-                await self._engine.apply_weights(weights.version, abort=self._abort)
+                await self._engine.apply_weights((weights.version, weights.mrp_version), abort=self._abort)
                 self.card = replace(self.card, weights=weights, quality=presets)
 
     async def _result(self, work: Coroutine[Any, Any, None]) -> WeightUpdateResult:
@@ -74,3 +87,13 @@ class WeightUpdater:
         except Exception as problem:  # noqa: BLE001 - Serve would log the whole traceback
             error = unexpected_error(problem, "")
         return WeightUpdateResult(self._replica, self.card.weights, time.monotonic() - began, error)
+
+
+def _follows(weights: Weights, served: Weights) -> bool:
+    """Whether only the newest folder of `weights` differs from the served weights.
+
+    Its other folders are then served folders in the same order. Folders between them are overlaid by the newest one.
+    """
+    *earlier, _ = weights.all_folders
+    served_folders = iter(served.all_folders)
+    return bool(earlier) and all(folder in served_folders for folder in earlier)

@@ -79,6 +79,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache"),
     Metric("generation_tokens_total", "counter", "Tokens decoded", ("mode",)),
     Metric("forwards_total", "counter", "Forwards in which a request had a row, over all requests", ("kind",)),
+    Metric("eager_forwards_total", "counter", "Forwards on CUDA without a CUDA graph; 0 where all are captured"),
     Metric("tokens_revealed_total", "counter", "Positions revealed, by the source of the token", ("mode", "source")),
     Metric("tokens_remasked_total", "counter", "Revealed positions masked again"),
     Metric("spec_decode_num_draft_tokens_total", "counter", "Drafts verified"),

@@ -7,7 +7,7 @@ control tokens are special.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -105,6 +105,19 @@ class TextCodec:
             raise InvalidRequest("the prompt holds a control token that this vocabulary cannot write as text")
         return [self._unknown if token in self._control else token for token in ids]
 
+    def encode_bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """The ids of each word as `SamplingParams.bad_words_token_ids` takes them, at a text's beginning and within it.
+
+        As in vLLM, the ids after a space count if they are a word of the same length that begins with another token.
+        """
+        ids = list[tuple[int, ...]]()
+        for word in words:
+            first, within = (tuple(self.encode(space + word.lstrip())) for space in ("", " "))
+            ids.append(first)
+            if len(within) == len(first) and within[:1] != first[:1]:
+                ids.append(within)
+        return tuple(ids)
+
     def encode_chat(self, messages: Messages, tools: ToolDefinitions = (), *, think: bool | None = None) -> list[int]:
         """Ids of messages (`role`, `content`) in the chat template, ready for the assistant's answer.
 
@@ -147,9 +160,9 @@ class TextCodec:
         """The text of one token, of a control token its name. A part of a character is `\ufffd`."""
         return self._special.decode([token], skip_special_tokens=False)
 
-    def stream(self, stop: Sequence[str] = ()) -> TextStream:
-        """A detokenizer of one answer."""
-        return TextStream(self._special, tuple(stop))
+    def stream(self, stop: Sequence[str] = (), min_tokens: int = 0) -> TextStream:
+        """A detokenizer of one answer. No stop text is searched in the text of the first `min_tokens` tokens."""
+        return TextStream(self._special, tuple(stop), min_tokens)
 
     def token_texts(self) -> TokenTextStream:
         """A detokenizer of each token of one answer."""

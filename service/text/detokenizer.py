@@ -56,10 +56,12 @@ class TextStream:
     """Decodes the token ids of one answer. Never returns a part of a character or of a stop text.
 
     `stopped_by`: the stop text that ended the answer; later ids are ignored. The returned texts together are the
-    answer up to the first complete stop text. If several are complete at once, the longest one counts.
+    answer up to the first complete stop text. If several are complete at once, the longest one counts. Stop texts are
+    not searched in the text of the first `min_tokens` tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int = 0) -> None:
+        self._unsearched = min_tokens if stop else 0
         self._stops = StopMatcher(stop) if stop else None
         self._decoder = IncrementalDetokenizer(tokenizer)
         self._held = ""
@@ -76,7 +78,12 @@ class TextStream:
         for count, token in enumerate(ids):
             if self.stopped:
                 return ready, tuple(ids[:count])
-            ready += self._add(self._decoder.step(token))
+            text = self._decoder.step(token)
+            if self._unsearched:
+                self._unsearched -= 1
+                ready += text
+            else:
+                ready += self._add(text)
         return ready, tuple(ids)
 
     def finish(self) -> str:

@@ -41,6 +41,15 @@ class TestProgress:
         assert counts(said) == [(done, 8) for done in (2, 4, 6, 8)]
         assert "2/8  answers; 0 of 4 prompts by every plan" in said
 
+    def test_batch_compares_the_same_answers(self, run, capsys, tmp_path):
+        words = ["--rounds", 1, "--lines", 4, "--plan", "dynamic threshold=0.5", "--output", tmp_path / "rows.json"]
+        assert run("batch", *words) == 0
+        shown = capsys.readouterr()
+        assert counts(shown.err) == [(1, 2), (2, 2)]
+        [measured] = json.loads((tmp_path / "rows.json").read_text())["rounds"]
+        assert measured["tokens"] > 80
+        assert f"{measured['engine_s'] / measured['batch_s']:.3f}" in shown.out
+
 
 class TestEvaluate:
     def test_compares_plans_and_writes_rows(self, run, capsys, tmp_path):
@@ -91,8 +100,12 @@ class TestPredict:
 class TestRefusals:
     @pytest.fixture(autouse=True)
     def nothing_is_loaded(self, monkeypatch):
-        for name in ("evaluate.load", "text.load", "loads.load_in_shape", "speed.load_in_shape"):
-            monkeypatch.setattr(f"benchmarks.{name}", lambda *_, **__: pytest.fail("a checkpoint was loaded"))
+        for name in (
+            "service.cli.options.ModelOptions.load",
+            "benchmarks.loads.load_in_shape",
+            "benchmarks.speed.load_in_shape",
+        ):
+            monkeypatch.setattr(name, lambda *_, **__: pytest.fail("a checkpoint was loaded"))
 
     @pytest.mark.parametrize(
         ("words", "said"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import machine, steps
-from benchmarks.floor import Need, forward_need
+from benchmarks.floor import ForwardNeed, Need, forward_need
 from benchmarks.machine import Rates, measure_rates
 from benchmarks.plain_loop import PlainLoop
 from benchmarks.shapes import SHAPES, random_checkpoint, shape_named
@@ -75,7 +75,7 @@ def test_step_times_are_medians_of_forwards_over_every_count_of_rows(tiny, monke
     assert [time.context for time in times] == [8, 8]
     for one in times:
         need = forward_need(tiny.config, one.rows, 8, 2)
-        assert one.floor == pytest.approx(max(need.moved, need.flops) / 1e6)
+        assert one.floor == pytest.approx(sum(max(phase.moved, phase.flops) for phase in need) / 1e6)
         assert one.ratio == one.step / one.floor
 
 
@@ -102,10 +102,23 @@ def test_of_experts_those_are_moved_that_tokens_ask_for():
     assert many.moved - beside == pytest.approx(2 * (head + rest + 48 * 128 * 4.72e6), rel=0.01)
 
 
-def test_the_larger_of_memory_and_arithmetic_bounds():
+def test_phases_run_one_after_another_and_each_has_a_bound_of_its_own():
     rates = Rates(bytes_per_s=100.0, flops_per_s=1000.0)
-    assert (Need(200, 1000).seconds(rates), Need(200, 1000).bound(rates)) == (2.0, "memory")
-    assert (Need(200, 5000).seconds(rates), Need(200, 5000).bound(rates)) == (5.0, "arithmetic")
+    memory, arithmetic = Need(200, 1000), Need(200, 5000)
+    assert (memory.seconds(rates), arithmetic.seconds(rates)) == (2.0, 5.0)
+    mixed = ForwardNeed(products=arithmetic, attention=memory, head=memory)
+    assert (mixed.seconds(rates), mixed.bound(rates)) == (9.0, "arithmetic")
+    assert (mixed.moved, mixed.flops) == (600, 7000)
+    assert ForwardNeed(arithmetic, Need(600, 0), memory).bound(rates) == "memory"
+
+
+def test_the_floor_of_many_rows_adds_attention_to_products():
+    """The 8B shape, 128 rows of 16: products are bound by arithmetic, attention by memory."""
+    config = replace(parse_config(tiny_config() | asdict(shape_named("sdar-8b"))), block_size=16)
+    need, rates = forward_need(config, 128, 1024, 2), Rates(4.8e12, 989e12)
+    assert need.attention.seconds(rates) == need.attention.moved / 4.8e12
+    assert need.products.seconds(rates) == need.products.flops / 989e12
+    assert need.seconds(rates) > 1.05 * max(need.moved / 4.8e12, need.flops / 989e12)
 
 
 def test_rates_are_measured_here(monkeypatch):

@@ -117,13 +117,13 @@ def test_refuses_what_makes_no_sense(run, capsys, options, more, said):
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_loaded(run, capsys, options, more, monkeypatch):
-    monkeypatch.setattr("service.cli.calibrate.ranks_of", lambda *_: pytest.fail("the checkpoint was loaded"))
+    monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("the checkpoint was loaded"))
     assert run("calibrate", *options, *more) == 1
     assert capsys.readouterr().err.startswith("mrp-serve: ")
 
 
 def test_the_demo_too_is_told_of_the_rule_before_it_is_loaded(run, capsys, monkeypatch):
-    monkeypatch.setattr("service.cli.calibrate.ranks_of", lambda *_: pytest.fail("the checkpoint was loaded"))
+    monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("the checkpoint was loaded"))
     assert run("calibrate", "--count", 20, "--timed", 8) == 1
     assert capsys.readouterr().err == (
         "mrp-serve: concurrency is 32, allowed is at most half the timed prompts, 4: "

@@ -16,9 +16,11 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-b"
 
 def test_check_says_what_a_checkpoint_is(run, capsys):
     assert run("check", GOLDEN, "--device", "cpu") == 0
-    said = capsys.readouterr().out
-    assert "3 layers, residual, scale 1" in said
-    assert ", ".join(MODES) in " ".join(said.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "MRP 3 layers, 0.13 M parameters" in said
+    assert "MRP's kind residual, the default: config.json has no such key MRP's scale 1, the default" in said
+    assert "block size 4, by config.json" in said
+    assert ", ".join(MODES) in said
     assert "512 tokens, mask 509, end [510]" in said
 
 
@@ -75,7 +77,7 @@ def test_bad_options_say_what_is_allowed(run, capsys, option, value, message):
     assert message in capsys.readouterr().err
 
 
-COMMANDS = "serve generate check key calibrate frontier quality train-mrp"
+COMMANDS = "serve generate batch check key calibrate frontier quality train-mrp"
 
 
 def test_commands_are_listed(run, capsys):

@@ -30,13 +30,13 @@ def test_generate_as_json_uses_the_servers_default_mode(run, capsys):
 
 def test_generate_measures_forwards_before_the_answers_time_begins(run, priced, capsys, monkeypatch):
     order = []
-    for name in ("prepare", "submit"):
+    for name in ("measure_costs", "submit"):
         done = getattr(Engine, name)
         monkeypatch.setattr(Engine, name, lambda *given, name=name, done=done: order.append(name) or done(*given))
     assert run("generate", STORY, "--max-new-tokens", 4) == 0
-    assert order == ["prepare", "submit"]
+    assert order == ["measure_costs", "submit"]
     assert run("generate", STORY, "--mode", "static", "--max-new-tokens", 4) == 0
-    assert order == ["prepare", "submit", "submit"]
+    assert order == ["measure_costs", "submit", "submit"]
     assert len(capsys.readouterr().err.splitlines()) == 2  # the statistics, in a line each
 
 

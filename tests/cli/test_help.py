@@ -4,9 +4,11 @@ import inspect
 
 import pytest
 
-from service.cli import calibrate, generate
+from benchmarks import evaluate, host, loads, predict, speed, text
+from service.cli import calibrate, check, generate
 from service.decode.knobs import knobs_in
 from service.decode.modes import KNOBS, MODES
+from service.settings import Settings
 
 
 def helps(command):
@@ -38,3 +40,27 @@ def test_generate_has_an_option_for_every_knob_and_says_whose_it_is():
 @pytest.mark.parametrize("option", ["concurrency", "timed"])
 def test_calibrate_says_how_many_prompts_must_be_timed(option):
     assert "half" in helps(calibrate.calibrate)[option] or "twice" in helps(calibrate.calibrate)[option]
+
+
+KIND = ("model", "block_size", "mrp_residual", "mrp_scale")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        generate.command,
+        check.command,
+        calibrate.calibrate,
+        calibrate.frontier,
+        *(benchmark.command for benchmark in (evaluate, host, loads, predict, speed, text)),
+    ],
+)
+def test_every_command_that_decodes_has_the_options_of_a_checkpoint(command):
+    """They have the names of the settings of `serve`."""
+    assert helps(command).keys() >= set(KIND)
+    assert Settings.model_fields.keys() >= set(KIND)
+
+
+def test_a_scale_that_is_no_number_is_refused(run, capsys):
+    assert run("check", "--device", "cpu", "--mrp-scale", "nan") == 1
+    assert "mrp_scale is nan, expected a finite number" in capsys.readouterr().err

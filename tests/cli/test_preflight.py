@@ -9,9 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from service.cli import cluster, preflight
+from service.demo import CHECKPOINT
 from service.errors import SettingsError
 from service.settings import Settings
 from tests.tiny import GOLDEN
@@ -119,6 +121,16 @@ def test_what_can_start_is_let_through_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_hub_model_is_pinned_to_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So replicas that start later load the same weights, and answers keep the model's name."""
+    folder = tmp_path / "models--owner--model" / "snapshots" / "0123abc"
+    shutil.copytree(CHECKPOINT, folder)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(folder))
+    settings = preflight.check(Settings(model="owner/model@main", port=_free()))
+    assert settings.model == "owner/model@0123abc"
+    assert settings.model_name == "model"
 
 
 def _free() -> int:

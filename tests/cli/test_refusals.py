@@ -18,7 +18,7 @@ import pytest
     ],
 )
 def test_one_line_says_what_is_allowed(run, capsys, words, said, monkeypatch, tmp_path):
-    monkeypatch.setattr("service.cli.calibrate.ranks_of", lambda *_: pytest.fail("the checkpoint was loaded"))
+    monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("the checkpoint was loaded"))
     monkeypatch.chdir(tmp_path)
     assert run(*words) == 1
     error = capsys.readouterr().err
@@ -36,7 +36,7 @@ def test_the_demos_scorer_names_a_prompt_that_is_not_the_demos(run, capsys, tmp_
 
 
 def test_answers_are_looked_for_before_anything_is_loaded(run, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("service.cli.calibrate.ranks_of", lambda *_: pytest.fail("the checkpoint was loaded"))
+    monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("the checkpoint was loaded"))
     file = tmp_path / "prompts.jsonl"
     lines = [{"prompt": "a", "answer": "b"}, {"prompt": "c"}]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -45,7 +45,10 @@ def vocabulary(marked: bool) -> TokenVocabulary:
 def calls(
     *tools: Tool, required: bool = False, parallel: bool = True, lead: Lead | None = None, content: Any = None
 ) -> Constraint:
-    forms = [ToolCallForm(tool.name, FORMAT.head(tool.name), tool.schema, FORMAT.tail) for tool in tools]
+    forms = [
+        ToolCallForm(tool.name, FORMAT.head(tool.name), tool.schema, FORMAT.tail, tool.param, tool.strict)
+        for tool in tools
+    ]
     texts = CallTexts(FORMAT.opening, FORMAT.between, FORMAT.closing)
     made = Constraint.calls(texts, forms, required=required, parallel=parallel, content=content)
     return replace(made, lead=lead)
@@ -158,37 +161,54 @@ def test_schemas_hold_and_answers_are_read_back(marked: bool, rounds: int) -> No
     assert thought > rounds / 10 or not marked  # spelled marks are rare
 
 
-def test_a_wrong_schema_is_named_with_its_tool() -> None:
-    wrong = {"type": "object", "properties": {"a": {"items": {"uniqueItems": True}}}}
+WRONG = {"type": "object", "properties": {"a": {"items": {"minItems": -1}}}}
+
+
+def test_a_wrong_schema_of_a_strict_tool_is_refused() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        compile_grammar(calls(*TOOLS, Tool("third", None, wrong)), vocabulary(True))
+        compile_grammar(calls(*TOOLS, Tool("third", None, WRONG, strict=True)), vocabulary(True))
     assert caught.value.param == "tools"
     assert "the parameters of 'third': at /properties/a/items: " in caught.value.message
-    narrow = calls(Tool("x", None, {"properties": {"a": {"exclusiveMinimum": 0, "maximum": 0.5}}}))
-    with pytest.raises(InvalidRequest, match="the parameters of 'x': at /properties/a: an exclusive whole bound"):
-        compile_grammar(narrow, vocabulary(True))
+    narrow = {"properties": {"a": {"exclusiveMinimum": 0, "maximum": 0.5}}}
+    with pytest.raises(InvalidRequest, match=r"tools.7 cannot be used: properties.a.exclusiveMinimum is not supported"):
+        calls(Tool("x", None, narrow, strict=True, param="tools.7"))
     with pytest.raises(InvalidRequest, match="characters, allowed are"):
         calls(Tool("x", None, {"description": "a" * 300_000}))
 
 
+@pytest.mark.parametrize(
+    ("schema", "allowed", "refused"),
+    [
+        (WRONG, '{"made": ["up"]}', "[]"),
+        ({"type": "object", "properties": {"a": {"pattern": "("}, "b": {"type": "null"}}}, '{"b": null}', '{"b": 1}'),
+        ({"properties": {"a": False}, "required": ["a"]}, "{}", "1"),
+        ({"not": {}}, "{}", "1"),
+        ({"properties": {"a": {"pattern": "a{900}", "allOf": [{"pattern": "b{9000}" * 900}]}}}, "{}", '{"b": 1}'),
+    ],
+)
+def test_a_wrong_schema_never_refuses_the_other_tools(schema: Any, allowed: str, refused: str) -> None:
+    others = [Tool(f"tool_{number}", None, ADD) for number in range(40)]
+    grammar = compile_grammar(calls(*others, Tool("wrong", None, schema), required=True), vocabulary(True))
+    assert taken(grammar, True, FORMAT.written(("wrong", allowed)))
+    assert not taken(grammar, True, FORMAT.written(("wrong", refused)))
+    assert taken(grammar, True, FORMAT.written(("tool_7", '{"a": 12}')))
+    assert not taken(grammar, True, FORMAT.written(("tool_7", '{"a": "12"}')))
+
+
 def test_errors_are_told_as_if_each_part_stood_alone() -> None:
-    wrong = Constraint.json({"items": {"not": {}}}, "response_format")
+    wrong = Constraint.json({"items": {"minItems": -1}}, "response_format")
     grammar = Constraint.grammar("start: b")
     for constraint, param, said in (
-        (calls(*TOOLS, content=wrong, lead=LEAD), "response_format", 'at /items: Unimplemented keys: ["not"]'),
-        (replace(wrong, lead=LEAD), "response_format", 'at /items: Unimplemented keys: ["not"]'),
+        (calls(*TOOLS, content=wrong, lead=LEAD), "response_format", "at /items: Expected positive integer"),
+        (replace(wrong, lead=LEAD), "response_format", "at /items: Expected positive integer"),
         (replace(grammar, lead=LEAD), "grammar", 'unknown name: "b"'),
-        (calls(Tool("x", None, wrong_object()), lead=LEAD), "tools", "of 'x': at /properties/a: Unimplemented keys"),
+        (calls(Tool("x", None, WRONG, strict=True), lead=LEAD), "tools", "of 'x': at /properties/a/items: Expected"),
     ):
         with pytest.raises(InvalidRequest) as caught:
             compile_grammar(constraint, vocabulary(True))
         assert caught.value.param == param
         assert said in caught.value.message
         assert "call_0" not in caught.value.message
-
-
-def wrong_object() -> dict[str, Any]:
-    return {"properties": {"a": {"uniqueItems": True}}}
 
 
 def test_keywords_that_ask_for_nothing_change_nothing() -> None:

@@ -65,8 +65,8 @@ def test_what_multiplies_too_much_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ({"$ref": "#name"}, "is '#name', allowed beside several patterns are paths"),
-        ({"$ref": "#/a/b"}, "is '#/a/b', allowed"),
+        ({"$ref": "#name", "$anchor": "name"}, "is '#name', allowed beside several patterns are paths"),
+        ({"$ref": "#/a/b", "$anchor": "name"}, "is '#/a/b', allowed"),
         ({"$id": "http://a/b"}, "at the root only"),
         ({"anyOf": 1}, "wrong type"),
         ({"properties": []}, "wrong type"),

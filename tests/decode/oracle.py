@@ -75,16 +75,16 @@ def run(
             assert len(query.gains) in {0, len(query.states) - 1}
             states = query.states[:read] if query.gains else query.states
             predictions = tuple(
-                _prediction(state, backbone, params, top_logprobs=query.top_logprobs) for state in states
+                prediction(state, backbone, params, top_logprobs=query.top_logprobs) for state in states
             )
         else:
             assert query.after.handle in handles, "refines a reading it never got"
             assert mrp is not None
-            predictions = (_prediction(query.state, mrp, params, query.rescore),)
-        handles |= {prediction.handle for prediction in predictions}
+            predictions = (prediction(query.state, mrp, params, query.rescore),)
+        handles |= {read.handle for read in predictions}
 
 
-def _prediction(
+def prediction(
     state: Block, says: Says, params: DecodingMode, rescore: tuple[int, ...] = (), top_logprobs: int = 0
 ) -> Prediction:
     assert state.masked or rescore, "asked about a block in which there is nothing to say"

@@ -40,13 +40,17 @@ def any_request(rng: random.Random, name: str, checkpoint: Checkpoint, longest: 
     knobs |= drawn_margin(rng, knobs | sampling)
     prompt = drawn_prompt(rng, allowed, longest - 1, config.block_size)
     room = longest - len(prompt)
+    stops = frozenset(rng.choice([[], config.eos_token_ids, rng.sample(allowed, 5), allowed, [10**12]]))
+    if len(stops) == len(allowed):
+        sampling["min_tokens"] = 0
+    sampling.get("logit_bias", {}).pop(config.mask_token_id, None)
     return GenerationRequest(
         name,
         tuple(prompt),
         make_mode(knobs.pop("mode"), knobs),
         SamplingParams(**sampling),
         max_new_tokens=rng.choice([1, room, rng.randint(1, room), rng.randint(1, min(room, 12))]),
-        stop_token_ids=frozenset(rng.choice([[], config.eos_token_ids, rng.sample(allowed, 5), allowed, [10**12]])),
+        stop_token_ids=stops,
         timeout_s=rng.choice([None, None, None, None, 1e-9, 1e-3, 0.02, 1e9]),
         priority=rng.randint(0, 9),
         tenant=rng.choice(["", "a", "b"]),

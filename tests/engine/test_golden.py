@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from service.decode.modes import Speculative, Static
+from service.decode.modes import Direct, Speculative, Static
 from service.decode.registry import make_mode
 from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import StepCosts
-from service.model import Checkpoint, load_checkpoint
+from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE
 from tests.reference import Reference
 from tests.thinned import fast_only, fast_rows
@@ -148,3 +148,47 @@ def test_the_reference_of_the_other_tests_agrees(name: str) -> None:
         done = reference.generate(one)
         assert list(done.token_ids) == entry["token_ids"]
         assert done.denoise_forwards <= entry["backbone_denoise_forwards"]
+
+
+# --- the other published kinds of modules ------------------------------------------------------------
+
+KIND_OPTIONS = ("mrp_scale", "mrp_residual")
+
+
+def kinds() -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The decodes of `kinds.json` by checkpoint and kind."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for entry in json.loads((GOLDEN / "kinds.json").read_text()):
+        groups.setdefault((entry["checkpoint"], next(name for name in KIND_OPTIONS if name in entry)), []).append(entry)
+    return groups
+
+
+def test_the_kinds_are_on_every_checkpoint_with_one_to_three_steps() -> None:
+    assert kinds().keys() == {(name, kind) for name in GOLDEN_NAMES for kind in KIND_OPTIONS}
+    assert all({entry["mrp_steps"] for entry in group} == {1, 2, 3} for group in kinds().values())
+
+
+@pytest.mark.parametrize(("name", "kind"), kinds())
+@pytest.mark.parametrize("together", [1, 16])
+def test_the_other_kinds(name: str, kind: str, together: int) -> None:
+    """As the published loop decodes them, and with drafts by them `static` stays the same."""
+    group = kinds()[name, kind]
+    other = load_checkpoint(GOLDEN / name, LoadOptions(**{kind: group[0][kind]}))
+    engine = Engine(other, EngineConfig(together, kv_cache_tokens=4096))
+    asked = [
+        GenerationRequest(
+            str(number),
+            tuple(entry["prompt_token_ids"]),
+            Direct(entry["mrp_steps"]),
+            max_new_tokens=entry["max_new_tokens"],
+            stop_token_ids=frozenset([STOP]),
+        )
+        for number, entry in enumerate(group)
+    ]
+    for entry, done in zip(group, engine.generate(asked), strict=True):
+        assert_golden(entry, done)
+    static, drafted = (
+        [done.token_ids for done in engine.generate([replace(request, params=params) for request in asked])]
+        for params in (Static(), Speculative(3))
+    )
+    assert static == drafted

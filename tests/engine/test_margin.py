@@ -267,7 +267,7 @@ def test_what_the_margin_accepts_keeps_to_the_grammar(name: str) -> None:
 def test_with_filters_a_margin_is_not_defined(sampling: SamplingParams) -> None:
     engine = Engine(golden(FAST), EngineConfig(kv_cache_tokens=512))
     with pytest.raises(
-        InvalidRequest, match=r"allowed with a margin are top_p 1 and top_k 0, or temperature 0"
+        InvalidRequest, match=r"allowed with a margin are top_p 1, top_k 0 and min_p 0, or temperature 0"
     ) as caught:
         engine.submit(GenerationRequest("x", (1, 2), Speculative(2, margin=0.5), sampling))
     assert caught.value.param == "margin"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Remask, Speculative, Static
-from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest
+from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.model import Checkpoint
 from tests.engine.helpers import (
     ALL_MODES,
@@ -155,6 +155,72 @@ class TestMrp:
         assert ask(engine, PROMPT[:7], Speculative(2)).stats.cached_tokens == 0
 
 
+class TestWhatIsBeingWritten:
+    """Requests with one prompt of 20 blocks that come together: one stores it, the others wait and read."""
+
+    LONG = tuple(range(50)) + tuple(range(33))
+
+    @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
+    def test_a_long_prompt_is_stored_by_one_of_them(self, checkpoint: Checkpoint, params: DecodingMode) -> None:
+        engine, runner = checked(checkpoint)
+        many = [request(name, self.LONG, params, sampling=SamplingParams(0.9, seed=1)) for name in "abcdef"]
+        first, *others = engine.generate(many)
+        assert (first.stats.cached_tokens, first.stats.forwards.prefill) == (0, 1)
+        assert {(one.stats.cached_tokens, one.stats.forwards.prefill) for one in others} == {(80, 0)}
+        assert {one.token_ids for one in others} == {first.token_ids}
+        assert runner.compared
+        assert engine.state().kv_pages_used == 0
+
+    def test_chunk_after_chunk(self, checkpoint: Checkpoint) -> None:
+        """Beside a request that decodes, the prompt is stored in four steps, by one of them alone."""
+        engine = Engine(checkpoint, EngineConfig(max_prefill_tokens=20, kv_cache_tokens=1024))
+        engine.submit(request("decodes", PROMPT, tokens=60))
+        engine.step()
+        for name in "abc":
+            engine.submit(request(name, self.LONG, tokens=4))
+        prefills = dict[str, tuple[int, int]]()
+        while engine.has_work:
+            for event in engine.step():
+                prefills[event.request_id] = event.stats.forwards.prefill, event.stats.cached_tokens
+            audit(engine._pages, leases(engine))
+        assert [prefills[name] for name in "abc"] == [(4, 0), (0, 80), (0, 80)]
+
+    def test_if_that_one_is_aborted_the_next_one_goes_on(self, checkpoint: Checkpoint) -> None:
+        engine = Engine(checkpoint, EngineConfig(max_prefill_tokens=20, kv_cache_tokens=1024))
+        engine.submit(request("decodes", PROMPT, tokens=60))
+        engine.step()
+        for name in "abc":
+            engine.submit(request(name, self.LONG, tokens=4))
+        for _ in range(2):
+            engine.step()
+        engine.abort("a")
+        prefills = dict[str, tuple[int, int]]()
+        while engine.has_work:
+            for event in engine.step():
+                prefills[event.request_id] = event.stats.forwards.prefill, event.stats.cached_tokens
+        assert prefills["b"][1] == 40
+        assert prefills["c"] == (0, 80)
+
+    def test_a_short_prompt_is_not_waited_for(self, engine: Engine) -> None:
+        first, second = engine.generate([request(name, PROMPT) for name in "ab"])
+        assert first.stats.forwards.prefill == second.stats.forwards.prefill == 1
+
+    def test_another_salt_does_not_wait(self, engine: Engine) -> None:
+        many = [request(salt, self.LONG, cache_salt=salt) for salt in "ab"]
+        assert [one.stats.forwards.prefill for one in engine.generate(many)] == [1, 1]
+
+    def test_without_a_cache_every_one_stores_its_own(self, checkpoint: Checkpoint) -> None:
+        engine = Engine(checkpoint, EngineConfig(prefix_cache=False))
+        done = engine.generate([request(name, self.LONG) for name in "ab"])
+        assert [one.stats.forwards.prefill for one in done] == [1, 1]
+
+    def test_what_was_read_counts_as_looked_up_in_the_cache(self, checkpoint: Checkpoint) -> None:
+        reports = Recorder()
+        engine = Engine(checkpoint, observer=reports)
+        engine.generate([request(name, self.LONG) for name in "abc"])
+        assert sum(report.tokens_cached for report in reports.reports) == 160
+
+
 class TestWhatIsNotWritten:
     @pytest.mark.parametrize("broken", ["evaluate", "refine"])
     def test_a_step_that_fails_shares_nothing(self, checkpoint: Checkpoint, broken: str) -> None:
@@ -250,6 +316,7 @@ def run(
     checkpoint = reference.checkpoint
     engine, runner = engine_over(lambda usual: WriteOnce(usual, checkpoint), checkpoint, **limits)
     runner.engine, runner.reference = engine, reference
+    engine._scheduler._long_prefix = rng.choice([1, 2, 16])  # blocks from which on a request waits for another
     waiting, tokens, done = list(reversed(requests)), {one.request_id: () for one in requests}, {}
     while waiting or engine.has_work:
         while waiting and (rng.random() < 0.5 or not engine.has_work):

@@ -39,7 +39,7 @@ def checkpoint() -> Checkpoint:
 @pytest.fixture
 def new(checkpoint: Checkpoint, other: Path) -> Callable[[], None]:
     """Puts the other weights in the place of the checkpoint's."""
-    return partial(apply_update, checkpoint, load_update(other, checkpoint.config, LoadOptions()))
+    return partial(apply_update, checkpoint, load_update([other], checkpoint.config, LoadOptions()))
 
 
 def engine_of(checkpoint: Checkpoint, config: EngineConfig = LIMITS) -> Engine:
@@ -127,7 +127,7 @@ class Running:
         )
 
     def update_weights(self, new: Callable[[], None], *, cut: bool = False) -> asyncio.Task[None]:
-        return asyncio.ensure_future(self.worker.update_weights(new, 1, cut=cut))
+        return asyncio.ensure_future(self.worker.update_weights(new, (1, 1), cut=cut))
 
 
 @pytest.fixture

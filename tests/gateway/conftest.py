@@ -47,7 +47,7 @@ def give_template(folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     model = give_template(tmp_path_factory.mktemp("checkpoint") / "golden")
-    return Settings(model=str(model), device="cpu", dtype="float32", kv_cache_tokens=8192)
+    return Settings(model=str(model), device="cpu", dtype="float32", kv_cache_tokens=8192, default_max_tokens=256)
 
 
 @pytest.fixture(scope="session")

@@ -27,8 +27,9 @@ def client(app: ASGIApp, **headers: str) -> httpx.AsyncClient:
 
 
 def over(backend: Backend | Replica, *, listens: bool = False, **given: Any) -> httpx.AsyncClient:
-    """A client of a fresh ingress over a backend."""
-    backend, settings = LocalBackend(backend) if isinstance(backend, Replica) else backend, Settings(**given)
+    """A client of a fresh ingress over a backend. Answers without a limit are short."""
+    backend = LocalBackend(backend) if isinstance(backend, Replica) else backend
+    settings = Settings(**{"default_max_tokens": 256, **given})
     host = settings.host if listens else None
     return client(Ingress("i0", settings, backend).app(answers_request_id=True, host=host))
 

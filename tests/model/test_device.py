@@ -1,10 +1,11 @@
-"""How much memory a CPU has: the machine's, or what a container's limit leaves."""
+"""How much memory a CPU has: the machine's, or what a container's limit leaves. Which devices can do what."""
 
 import pytest
 import torch
 
+from service.errors import SettingsError
 from service.model import device
-from service.model.device import memory_of
+from service.model.device import check_quantization, is_out_of_memory, memory_of, pick_device
 
 MEMINFO = "MemTotal:       24684180 kB\nMemFree:        22000000 kB\nMemAvailable:   22500000 kB\n"
 
@@ -37,3 +38,67 @@ def test_a_containers_limit_counts_and_its_file_cache_does_not(machine):
 def test_this_machine_has_some():
     found = memory_of(torch.device("cpu"))
     assert 0 < found.free <= found.total
+
+
+def chained(error: Exception, cause: Exception) -> Exception:
+    """The error as it is raised while the cause is handled."""
+    error.__context__ = cause
+    return error
+
+
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+INVALIDATED = "CUDA error: operation failed due to a previous error during capture"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FULL,
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:116] DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        chained(RuntimeError(INVALIDATED), FULL),
+        chained(RuntimeError(INVALIDATED), RuntimeError("CUDA error: out of memory")),
+    ],
+    ids=str,
+)
+def test_every_form_of_out_of_memory_is_known(error):
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(INVALIDATED),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"),
+        ValueError("a prompt about running out of memory"),
+        chained(ValueError("bookkeeping"), FULL),
+    ],
+    ids=str,
+)
+def test_other_errors_are_not_out_of_memory(error):
+    assert not is_out_of_memory(error)
+
+
+def test_a_cuda_device_must_exist(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [pick_device(name) for name in ("cuda", "cuda:1", "cpu")] == ["cuda", "cuda:1", "cpu"]
+    with pytest.raises(SettingsError, match="torch sees 2 CUDA devices"):
+        pick_device("cuda:2")
+
+
+def test_fp8_needs_a_device_with_fp8(monkeypatch):
+    capability = [(8, 9)]
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability[0])
+    check_quantization("fp8", torch.device("cuda"))
+    check_quantization("fp8", torch.device("cpu"))
+    capability[0] = (8, 0)
+    check_quantization("int8", torch.device("cuda"))
+    with pytest.raises(SettingsError, match=r"needs compute capability 8\.9.*has 8\.0"):
+        check_quantization("fp8", torch.device("cuda"))

@@ -182,7 +182,7 @@ def test_another_form_cannot_be_asked_for(tmp_path: Path) -> None:
 def test_they_cannot_take_the_place_of_served_weights(tmp_path: Path) -> None:
     small, meant = publish(tmp_path, GOLDEN_NAMES[0], "w8a8")
     with pytest.raises(CheckpointError, match="published in 8 bits; only wide weights can be updated"):
-        check_update(small, load_checkpoint(meant).config, LoadOptions())
+        check_update([str(small)], load_checkpoint(meant).config, LoadOptions())
 
 
 def test_the_same_files_can_be_read_wide(tmp_path: Path) -> None:

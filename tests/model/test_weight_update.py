@@ -25,8 +25,8 @@ def state(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def updated(served: Checkpoint, other: Path, options: LoadOptions) -> None:
-    check_update(other, served.config, options)
-    apply_update(served, load_update(other, served.config, options))
+    check_update([str(other)], served.config, options)
+    apply_update(served, load_update([other], served.config, options))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def cut_short(folder: Path) -> None:
         (lambda folder: change_weights(folder, lambda w: w.update(more=torch.zeros(1))), "not used, first: more"),
         (lambda folder: change_config(folder, rope_theta=5.0), r"rope_theta is 5\.0, that of the served weights is"),
         (lambda folder: change_config(folder, eos_token_id=3), r"eos_token_ids is \(3,\), that of the served weights"),
-        (without_mrp, "it has no mrp, the served weights have"),
+        (without_mrp, r"weight 'mrp_modules\.0\.model\.\S+' is missing"),
         (cut_short, "not a readable safetensors file"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
@@ -111,9 +111,8 @@ def test_what_differs_is_refused_by_its_headers_and_by_itself(
 ) -> None:
     served, other = load_checkpoint(FIRST), other_weights(tmp_path / "other")
     spoil(other)
-    for look in (check_update, load_update):
-        with pytest.raises(CheckpointError, match=said):
-            look(other, served.config, LoadOptions())
+    with pytest.raises(CheckpointError, match=said):
+        check_update([str(other)], served.config, LoadOptions())
 
 
 def test_an_mrp_that_the_served_weights_lack_is_refused(tmp_path: Path) -> None:
@@ -122,7 +121,7 @@ def test_an_mrp_that_the_served_weights_lack_is_refused(tmp_path: Path) -> None:
     served = load_checkpoint(bare)
     assert served.mrp is None
     with pytest.raises(CheckpointError, match="it has mrp, the served weights have none"):
-        check_update(FIRST, served.config, LoadOptions())
+        check_update([str(FIRST)], served.config, LoadOptions())
 
 
 def test_a_check_reads_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +131,93 @@ def test_a_check_reads_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError
 
     monkeypatch.setattr("service.model.weights.WeightFiles.read", read)
-    check_update(FIRST, served.config, LoadOptions(quantization=None))
+    check_update([str(FIRST)], served.config, LoadOptions(quantization=None))
     with pytest.raises(CheckpointError, match="neither a folder nor a hub name"):
-        check_update("/no/such/folder", served.config, LoadOptions())
+        check_update(["/no/such/folder"], served.config, LoadOptions())
+
+
+# --- some of the weights ---------------------------------------------------------------------------
+
+
+def kept_weights(folder: Path, keep: Callable[[str], bool]) -> Path:
+    """The folder with these of its weights."""
+    change_weights(folder, lambda weights: [weights.pop(name) for name in list(weights) if not keep(name)])
+    return folder
+
+
+def expected_state(first: Path, *others: Path, options: LoadOptions, tmp_path: Path) -> dict[str, Tensor]:
+    """The tensors of a fresh load of one folder that has the last weight of each name."""
+    weights = load_file(first / "model.safetensors")
+    for other in others:
+        weights |= load_file(other / "model.safetensors")
+    folder = other_weights(tmp_path / "joined", first)
+    save_file(weights, folder / "model.safetensors")
+    return state(load_checkpoint(folder, options))
+
+
+def one_matrix(name: str) -> bool:
+    return name == "model.layers.1.self_attn.k_proj.weight"
+
+
+OPTIONS = [LoadOptions(), LoadOptions(torch.bfloat16), LoadOptions(quantization="int8")]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("newest_only", [True, False])
+def test_a_backbone_alone_leaves_mrp_as_it_is(tmp_path: Path, options: LoadOptions, newest_only: bool) -> None:
+    """Whether its config.json tells of MRP or not."""
+    backbone = kept_weights(other_weights(tmp_path / "backbone"), lambda name: not name.startswith("mrp"))
+    served, folders = load_checkpoint(FIRST, options), (str(FIRST), str(backbone))
+    assert check_update(folders, served.config, options) == (folders, False)
+    change_config(backbone, num_mrp_heads=0, num_nextn_predict_layers=0)
+    assert check_update(folders, served.config, options) == (folders, False)
+    apply_update(served, load_update(folders, served.config, options, newest_only=newest_only))
+    expected = expected_state(FIRST, backbone, options=options, tmp_path=tmp_path)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in state(served).items())
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("newest_only", [True, False])
+@pytest.mark.parametrize("keep", [lambda name: name.startswith("mrp"), one_matrix], ids=["mrp", "one"])
+def test_any_weights_leave_the_others_as_they_are(
+    tmp_path: Path, options: LoadOptions, newest_only: bool, keep: Callable[[str], bool]
+) -> None:
+    """A part of a fused parameter, too. Such a folder needs no config.json."""
+    some = kept_weights(other_weights(tmp_path / "some"), keep)
+    (some / "config.json").unlink()
+    served, folders = load_checkpoint(FIRST, options), (str(FIRST), str(some))
+    assert check_update(folders, served.config, options, partial=True) == (folders, keep("mrp"))
+    apply_update(served, load_update(folders, served.config, options, newest_only=newest_only))
+    expected = expected_state(FIRST, some, options=options, tmp_path=tmp_path)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in state(served).items())
+
+
+def test_folders_that_nothing_comes_from_are_left_out(tmp_path: Path) -> None:
+    served = load_checkpoint(FIRST)
+    first, second = (
+        kept_weights(other_weights(tmp_path / name), lambda name: not name.startswith("mrp")) for name in "ab"
+    )
+    folders = (str(FIRST), str(first), str(second))
+    assert check_update(folders, served.config, LoadOptions()).folders == (str(FIRST), str(second))
+    whole = other_weights(tmp_path / "c")
+    assert check_update((*folders, str(whole)), served.config, LoadOptions()) == ((str(whole),), True)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "is_partial", "said"),
+    [
+        (lambda folder: kept_weights(folder, one_matrix), False, "is missing"),
+        (lambda folder: change_weights(folder, lambda w: w.update(more=torch.zeros(1))), True, "not used, first: more"),
+        (lambda folder: change_weights(folder, reshaped), True, "has shape"),
+        (lambda folder: kept_weights(folder, lambda _: False), True, "its files have no weights"),
+        (lambda folder: change_config(folder, rope_theta=5.0), True, r"rope_theta is 5\.0"),
+    ],
+)
+def test_a_part_that_does_not_fit_is_refused(
+    tmp_path: Path, spoil: Callable[[Path], object], is_partial: bool, said: str
+) -> None:
+    """Without `partial`, a backbone that lacks a weight is not taken for a part."""
+    served, other = load_checkpoint(FIRST), other_weights(tmp_path / "other")
+    spoil(other)
+    with pytest.raises(CheckpointError, match=said):
+        check_update((str(FIRST), str(other)), served.config, LoadOptions(), partial=is_partial)

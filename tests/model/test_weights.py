@@ -257,22 +257,26 @@ class TestErrors:
 
 
 class TestNames:
-    @pytest.mark.parametrize("name", ["nothing-here", "./nothing/here", "/nothing/here", "a/b/c", "~/nothing"])
+    @pytest.mark.parametrize(
+        "name", ["nothing-here", "./nothing/here", "/nothing/here", "a/b/c", "~/nothing", "name@main", "@a/b"]
+    )
     def test_what_cannot_be_a_hub_name(self, name: str) -> None:
         with pytest.raises(CheckpointError, match="neither a folder nor a hub name such as 'owner/model'"):
             resolve(name)
 
     def test_a_hub_name_is_fetched_without_code_or_pickle(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked: list[tuple[str, list[str]]] = []
+        asked: list[tuple[str, str | None, list[str]]] = []
 
-        def snapshot_download(name: str, *, allow_patterns: list[str]) -> str:
-            asked.append((name, allow_patterns))
+        def snapshot_download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+            asked.append((name, revision, allow_patterns))
             return str(FIRST)
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
         assert load_checkpoint("heavyball/sdar-1.7b-mrp-3lyr").path == FIRST
-        assert asked[0][0] == "heavyball/sdar-1.7b-mrp-3lyr"
-        assert not {pattern for pattern in asked[0][1] if pattern.endswith((".bin", ".py", ".pt", "*"))}
+        assert asked[0][:2] == ("heavyball/sdar-1.7b-mrp-3lyr", None)
+        assert not {pattern for pattern in asked[0][2] if pattern.endswith((".bin", ".py", ".pt", "*"))}
+        assert resolve("heavyball/sdar-1.7b-mrp-3lyr@v1.0") == FIRST
+        assert asked[1][:2] == ("heavyball/sdar-1.7b-mrp-3lyr", "v1.0")
 
     def test_a_hub_that_cannot_be_reached(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def snapshot_download(name: str, **_: object) -> str:

@@ -137,10 +137,10 @@ def test_all_ranks_take_other_weights(pair: TensorParallelExecutor, tmp_path: Pa
     engine, asked = engine_of(pair, name), requests(name)
     other = other_weights(tmp_path / "other", GOLDEN / name)
     with pytest.raises(CheckpointError, match="that of the served weights is"):
-        pair.fetch(GOLDEN / GOLDEN_NAMES[1], LoadOptions())
+        pair.fetch([str(GOLDEN / GOLDEN_NAMES[1])], LoadOptions())
     for entry, done in zip(expected(name), engine.generate(asked), strict=True):
         assert_golden(entry, done)
-    fresh = pair.fetch(other, LoadOptions())
+    fresh = pair.fetch([str(other)], LoadOptions())
     engine.update_weights(lambda: pair.apply(fresh), 1)
     wanted = Engine(load_checkpoint(other), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FAIR))
     assert [one.token_ids for one in engine.generate(asked)] == [one.token_ids for one in wanted.generate(asked)]

@@ -28,7 +28,7 @@ from service.errors import CheckpointError, EngineFailed, InvalidRequest
 from service.ipc import Malformed
 from service.messagepack import MessagePack
 from service.model import LoadOptions, load_checkpoint
-from service.model.config import Shard
+from service.model.config import CheckedUpdate, Shard
 from service.model.device import DeviceMemory
 from service.parallel import messages as ranks
 from service.replica import messages
@@ -80,12 +80,17 @@ def test_every_message_of_the_engines_process_comes_back_equal(name: str) -> Non
         messages.Compiled("a"),
         messages.EngineAlive(),
         messages.EngineReply(3, path="folder"),
+        messages.EngineReply(3, checked=CheckedUpdate(("a", "b"), has_mrp=True)),
     ]
     assert [again(messages.AT_REPLICA, message) for message in sent] == sent
 
 
 def test_every_message_to_the_engines_process_comes_back_equal() -> None:
-    procedures = [messages.CheckWeights("m"), messages.LoadWeights("m"), messages.ApplyWeights(3, abort=True)]
+    procedures = [
+        messages.CheckWeights(("m",), partial=True),
+        messages.LoadWeights(("m", "n"), newest_only=True),
+        messages.ApplyWeights(3, 2, abort=True),
+    ]
     sent = [messages.Start("{}"), messages.Abort("a"), *(messages.EngineCall(1, procedure) for procedure in procedures)]
     assert [again(messages.AT_ENGINE, message) for message in sent] == sent
 
@@ -127,7 +132,7 @@ def test_every_message_of_ranks_comes_back_equal() -> None:
     sent = [
         ranks.Join(1, 2, "cpu", "store", 60.0, ordered=True, threads=3),
         ranks.LoadCheckpoint("folder", options),
-        ranks.LoadShard("folder", options),
+        ranks.LoadShard(("folder", "other"), options, newest_only=True),
         ranks.ApplyShard(),
         ranks.OpenNetworks(8, ShapePolicy(1, fixed_shapes=True), "eager"),
     ]

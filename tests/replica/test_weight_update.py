@@ -19,10 +19,11 @@ from tests.tiny import GOLDEN, GOLDEN_NAMES
 async def test_it_takes_the_calibration_of_as_many_devices_as_divide_activations(tmp_path: Path) -> None:
     config = replace(load_checkpoint(GOLDEN / GOLDEN_NAMES[0]).config, quantization="w8a8")
 
-    async def load_weights(model: str) -> Path:
-        return Path(model)
+    async def load_weights(folders: tuple[str, ...], *, newest_only: bool) -> Path:
+        assert not newest_only
+        return Path(folders[-1])
 
-    async def apply_weights(version: int, *, abort: bool) -> None:
+    async def apply_weights(versions: tuple[int, int], *, abort: bool) -> None:
         pass
 
     info = EngineInfo(str(tmp_path), config, 2, 128, 4, deterministic=False)

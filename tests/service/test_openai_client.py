@@ -60,8 +60,8 @@ def test_knobs_and_stop_texts(client: openai.OpenAI) -> None:
 
 
 def test_errors_and_the_clients_own_time_limit(service: Service, client: openai.OpenAI) -> None:
-    with pytest.raises(openai.UnprocessableEntityError, match="presence_penalty"):
-        client.completions.create(model=MODEL, prompt=PROMPT, presence_penalty=1)
+    with pytest.raises(openai.BadRequestError, match="suffix"):
+        client.completions.create(model=MODEL, prompt=PROMPT, suffix="w1")
     with pytest.raises(openai.AuthenticationError), openai.OpenAI(base_url=f"{service.url}/v1", api_key="no") as other:
         other.models.list()
     with pytest.raises(openai.APITimeoutError):

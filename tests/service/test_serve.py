@@ -123,7 +123,7 @@ def test_no_proxy_runs_before_the_only_ingress(client, service):
         ({"authorization": "Bearer wrong"}, {}, 401, "API key is wrong"),
         ({"authorization": ""}, {}, 401, "API key is missing"),
         ({}, {"threshold": 0.5}, 422, "does not use threshold"),
-        ({}, {"max_new_tokens": 10**6}, 422, "allowed are 2048"),
+        ({}, {"max_new_tokens": 10**6}, 422, "context length is 2048"),
         ({}, {"prompt_token_ids": [509]}, 422, "mask token 509"),
         ({}, {"prompt_token_ids": [512]}, 422, "allowed are 0 to 511"),
         ({}, {"timeout_s": 1e-6}, 504, "nothing was decoded"),

@@ -24,8 +24,8 @@ from service.text.tools import (
     ToolFormat,
     ToolUse,
     collect,
-    parse_arguments,
     parse_output,
+    past_arguments,
 )
 
 QWEN3 = TOOL_FORMATS["qwen3"]
@@ -181,9 +181,6 @@ def test_a_format_with_one_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> Non
         (lambda: ToolUse((), "required"), "there are no tools"),
         (lambda: ToolUse((Tool("a"),) * 300), "300 tools"),
         (lambda: Tool("a", None, {"type": "string"}).schema, "allowed is 'object'"),
-        (lambda: parse_arguments("[1]", "x"), "a JSON object is expected"),
-        (lambda: parse_arguments("{", "x"), "no JSON"),
-        (lambda: parse_arguments('{"a": NaN}', "x"), "no JSON"),
     ],
 )
 def test_wrong_tools_are_refused(wrong: Callable[[], object], said: str) -> None:
@@ -196,4 +193,17 @@ def test_what_may_be_called() -> None:
     assert ToolUse(tools).callable == tools
     assert ToolUse(tools, "none").callable == ()
     assert ToolUse(tools, "required", ("b",)).callable == tools[1:]
-    assert parse_arguments(" ", "x") == {}
+
+
+@pytest.mark.parametrize(
+    ("received", "arguments"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ({"a": 1}, {"a": 1}),
+        ('{"a": 1, "b": "x', {"a": 1}),
+        ('{"a": "\\u00', {}),
+        *((nothing, {}) for nothing in (" ", "", None, "null", "[1]", [1], 7, '{"a": NaN}', "no JSON")),
+    ],
+)
+def test_arguments_of_earlier_calls(received: object, arguments: dict[str, Any]) -> None:
+    assert past_arguments(received) == arguments

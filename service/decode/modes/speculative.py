@@ -189,25 +189,29 @@ def _walk(canvas: Canvas, predictions: Sequence[Prediction], drafts: Drafts, cho
 
     `predictions`: the predictions of the canvas's block and of the first drafts.
     """
-    block, revealed = canvas.block, list[Pick]()
+    block, revealed, sizes = canvas.block, list[Pick](), list[int]()
     accepted: dict[int, tuple[Pick, ...]] = {}
     index = 0
     while index < len(predictions):
         prediction = predictions[index]
         picks = choose(prediction, block)
         revealed += picks
+        sizes.append(len(picks))
         block = canvas.after(block, picks)
         draft = drafts.get(block)
         if draft is None:
             break
         index = draft.number
         accepted[index] = picks
-    canvas.record(_verified(revealed, drafts, accepted), block)
+    canvas.record(_verified(revealed, sizes, drafts, accepted), block)
     return prediction
 
 
-def _verified(revealed: list[Pick], drafts: Drafts, accepted: Mapping[int, tuple[Pick, ...]]) -> Step:
-    """The step of a walk. `accepted`: the numbers of the drafts on its way, with the picks that led to each."""
+def _verified(revealed: list[Pick], sizes: list[int], drafts: Drafts, accepted: Mapping[int, tuple[Pick, ...]]) -> Step:
+    """The step of a walk. `sizes`: as in `Step`.
+
+    `accepted`: the numbers of the drafts on its way, with the picks that led to each.
+    """
     drafted = [pick for picks in accepted.values() for pick in picks]
     num_accepted, gains = len(drafted), list[tuple[float, int]]()
     for number, picks, expected in drafts.values():
@@ -216,7 +220,8 @@ def _verified(revealed: list[Pick], drafts: Drafts, accepted: Mapping[int, tuple
         else:
             gains.append((expected, 0))
             drafted += picks
-    return new_tuple(Step, ("verify", tuple(revealed), (), tuple(drafted), num_accepted, tuple(gains)))
+    fields = ("verify", tuple(revealed), (), tuple(drafted), num_accepted, tuple(gains), tuple(sizes))
+    return new_tuple(Step, fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Forwards that are captured once and replayed: a CUDA graph starts all kernels of a forward by one call of the host.
 
 A graph has fixed shapes and addresses. Rows are padded to the next size of a graph, inputs are copied to fixed
-buffers, and the attention's tables are loaded into fixed tables (`GraphCapable`). A graph is captured when its shape
-first comes. Padding rows see themselves and write to no page, and their output is dropped.
+buffers, and the attention's tables are loaded into fixed tables (`GraphCapable`). `warm_up.py` has all graphs captured
+before requests come; without it a graph is captured when its shape first comes. Padding rows see themselves and write
+to no page, and their output is dropped.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 from service.engine.memory_plan import GRAPH_ROWS
 from service.model.attention import GraphAttention, GraphCapable, RowKv
 from service.model.attention.tile_schedule import ScheduleShape, TileSchedule
+from service.model.device import is_out_of_memory
 from service.model.layers import Attend
 
 _log = logging.getLogger(__name__)
@@ -44,43 +47,83 @@ NetworkCall = Callable[[Inputs, Attend], Tensor]
 
 
 class CudaCapture:
-    """A `Capture` by CUDA graphs, which share the memory of tensors that live only within a forward."""
+    """A `Capture` by CUDA graphs, which share the memory of tensors that live only within a forward.
 
-    def __init__(self) -> None:
+    All captures use one stream: cuBLAS keeps a workspace for every stream on which it has run.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
 
     def __call__(self, function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Runs it first, so that kernels and workspaces are ready. CaptureFailed if only capturing fails."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        """Runs it first, so that kernels and workspaces are ready. CaptureFailed if only capturing fails.
+
+        OutOfMemoryError if there is no memory. Other captures and allocations go on after any error.
+        """
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
             function()
-        torch.cuda.current_stream().wait_stream(stream)
+        current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads, such as one that asks for free memory, do not disturb it.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 result = function()
-        except torch.OutOfMemoryError:
+        except Exception as error:
+            self._abandon(current)
+            if is_out_of_memory(error):
+                raise torch.OutOfMemoryError(str(error)) from error
+            if isinstance(error, RuntimeError):
+                raise CaptureFailed(str(error)) from error
             raise
-        except RuntimeError as error:
-            raise CaptureFailed(str(error)) from error
         return graph.replay, result
+
+    def _abandon(self, stream: torch.cuda.Stream) -> None:
+        """Ends a failed capture by hand, and begins a pool anew.
+
+        If a capture ends by an error, torch leaves the capture's stream current. Torch before 2.13 also leaves the pool
+        open: all later allocations would go there, and `torch.cuda.empty_cache` would fail.
+        """
+        torch.cuda.set_stream(stream)
+        with suppress(RuntimeError):  # torch has closed the pool
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)  # noqa: SLF001 - there is no public function
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 class Graphs:
-    """The graphs of a runner's networks. `min_rows`: one more graph size besides `GRAPH_ROWS`."""
+    """The graphs of a runner's networks. `min_rows`: one more graph size besides `GRAPH_ROWS`.
+
+    A shape whose capture failed runs without a graph; other shapes are captured all the same. Where memory ran out, the
+    shape is tried again when it comes again.
+    """
 
     def __init__(self, attention: GraphCapable, capture: Capture, min_rows: int = 1) -> None:
         self._attention, self._capture = attention, capture
-        self._sizes = sorted({*GRAPH_ROWS, min_rows})
-        self._graphs: dict[tuple[NetworkCall, ScheduleShape], _Graph] = {}
-        self._works = True
+        self.sizes = sorted({*GRAPH_ROWS, min_rows})
+        self._graphs: dict[tuple[NetworkCall, ScheduleShape], _Graph | None] = {}
+        self._sealed = False
+
+    def __len__(self) -> int:
+        return sum(graph is not None for graph in self._graphs.values())
 
     def size(self, rows: int) -> int | None:
         """The size of the graph for a number of rows, or None if no graph is large enough."""
-        index = bisect_left(self._sizes, rows)
-        return self._sizes[index] if self._works and index < len(self._sizes) else None
+        index = bisect_left(self.sizes, rows)
+        return self.sizes[index] if index < len(self.sizes) else None
+
+    def is_known(self, network: NetworkCall, rows: Sequence[RowKv], width: int | None) -> bool:
+        """Whether the rows have a graph, or can have none."""
+        size = self.size(len(rows))
+        if size is None:
+            return True
+        return (network, self._attention.capacity(self._attention.plan(rows, width, size), width)) in self._graphs
+
+    def seal(self) -> None:
+        """Captures nothing from now on. Shapes without a graph run without one."""
+        self._sealed = True
 
     def run(self, network: NetworkCall, rows: Sequence[RowKv], width: int | None, inputs: Inputs) -> Tensor | None:
         """-> hidden states `[R, L, H]` of the rows, or None if there is no graph for them."""
@@ -88,18 +131,17 @@ class Graphs:
         if size is None:
             return None
         work = self._attention.plan(rows, width, size)
-        capacity = self._attention.capacity(work, width)
-        graph = self._graphs.get((network, capacity))
-        if graph is None:
+        shape = self._attention.capacity(work, width)
+        graph = self._graphs.get((network, shape))
+        if graph is None and not self._sealed and (network, shape) not in self._graphs:
+            graph = _Graph(network, self._attention.for_graph(shape), size, inputs)
             try:
-                graph = _Graph(network, self._attention.for_graph(capacity), size, inputs)
                 graph.capture(inputs, work, self._capture)
             except CaptureFailed as error:
-                self._works = False
-                _log.warning("forwards run without CUDA graphs, because one could not be captured: %s", error)
-                return None
-            self._graphs[network, capacity] = graph
-        return graph.run(inputs, work)
+                graph = None
+                _log.warning("forwards of %d rows run without a CUDA graph; its capture failed: %s", size, error)
+            self._graphs[network, shape] = graph
+        return None if graph is None else graph.run(inputs, work)
 
 
 class _Graph:

@@ -1,6 +1,6 @@
 """Logits -> tokens, confidences and entropies of all sampled positions of a forward at once.
 
-Confidence is the full-vocabulary softmax probability after temperature, before top-k and top-p.
+Confidence is the full-vocabulary softmax probability after temperature, before min-p, top-k and top-p.
 At temperature > 0 the token is the Gumbel-argmax with noise that is a hash of (seed, absolute position, tokens revealed
 in the block, token id): the same request meets the same noise in any batch, on any replica and any device, in
 `speculative` as in `static`. Only the rounding of the logits may still differ: it depends on a batch's shape and
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from service.engine.forward.rows import Candidates
-from service.engine.forward.sampling_batch import Integers, SamplingBatch
+from service.engine.forward.sampling_batch import Integers, SamplingBatch, SamplingMetadata
 from service.model import triton_support
 from service.model.transfer import to_device_async
 
@@ -62,18 +62,20 @@ class TritonLogitsSampler:
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor | None]:
         count, width = logits.shape
-        params = to_device_async(_kernel_params(batch), logits.device)
+        filtered = np.flatnonzero(batch.metadata.filtered[batch.row])
+        min_logit = batch.metadata.min_logit[batch.row] if len(filtered) else None
+        params = to_device_async(_kernel_params(batch, min_logit), logits.device)
         out = torch.empty(count, 3, dtype=torch.float64, device=logits.device)
         total = torch.empty(count, dtype=torch.float32, device=logits.device)
-        noise = bool(batch.random.any())
+        noise, min_p = bool(batch.random.any()), min_logit is not None and bool(min_logit.max() > -np.inf)
         self._kernel[count,](
             logits, params, out, total, width, logits.stride(0), self.mask_token_id,
-            STEP=_KERNEL_STEP, NOISE=noise, num_warps=_WARPS,
+            STEP=_KERNEL_STEP, NOISE=noise, MIN_P=min_p, num_warps=_WARPS,
         )  # fmt: skip
-        filtered = np.flatnonzero(batch.metadata.filtered[batch.row])
-        if len(filtered):
-            indices = to_device_async(filtered, logits.device)
-            out.index_copy_(0, indices, sample(logits[indices], batch.select(filtered), self.mask_token_id))
+        ranked = filtered[batch.metadata.ranked[batch.row[filtered]]] if len(filtered) else filtered
+        if len(ranked):
+            indices = to_device_async(ranked, logits.device)
+            out.index_copy_(0, indices, sample(logits[indices], batch.select(ranked), self.mask_token_id))
         return out, total
 
 
@@ -83,14 +85,16 @@ def logits_sampler_for(mask_token_id: int, device: torch.device, dtype: torch.dt
     return kind(mask_token_id)
 
 
-def _kernel_params(batch: SamplingBatch) -> NDArray[np.int32]:
-    """The kernel's parameters of each position, `[M, 5]`."""
-    params = np.zeros((len(batch), 5), np.int32)
+def _kernel_params(batch: SamplingBatch, min_logit: NDArray[np.float32] | None) -> NDArray[np.int32]:
+    """The kernel's parameters of each position, `[M, 6]`. `min_logit` `[M]`: as in `SamplingMetadata`."""
+    params = np.zeros((len(batch), 6), np.int32)
     params[:, 0] = batch.temperature.view(np.int32)
     params[:, 1] = random = batch.random
     if random.any():
         params[:, 2:4] = noise_keys(batch).astype(np.uint32).view(np.int32)
     params[:, 4] = batch.token
+    if min_logit is not None:
+        params[:, 5] = min_logit.view(np.int32)
     return params
 
 
@@ -146,7 +150,7 @@ def choose_tokens(
     if candidates is None:
         scores[:, mask_token_id] = -torch.inf
     if len(random):
-        scores = _apply_top_k_top_p(scores, batch)
+        scores = _apply_filters(scores, batch)
         scores = _add_noise(scores, batch, random, candidates.tokens if candidates else None)
     columns = scores.argmax(-1)
     confidences = _probability(scaled, columns, total)
@@ -170,24 +174,36 @@ def entropies(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return terms.sum(-1)
 
 
-def _apply_top_k_top_p(scores: Tensor, batch: SamplingBatch) -> Tensor:
-    """Sets scores that top-k, then top-p of the rest, exclude to -inf; ties at the border stay. `[M, V]`, in place."""
+def _apply_filters(scores: Tensor, batch: SamplingBatch) -> Tensor:
+    """Sets scores that min-p, then top-k, then top-p of the rest, exclude to -inf; ties at the border stay.
+
+    scores: `[M, V]`, in place.
+    """
     filtered = np.flatnonzero(batch.metadata.filtered[batch.row])
     if not len(filtered):
         return scores
-    vocabulary, rows, metadata = scores.shape[-1], batch.row[filtered], batch.metadata
-    indices = to_device_async(filtered, scores.device)
-    part = scores[indices]
+    rows, indices = batch.row[filtered], to_device_async(filtered, scores.device)
+    part, min_logit = scores[indices], batch.metadata.min_logit[rows]
+    if min_logit.max() > -np.inf:
+        least = part.amax(-1, keepdim=True) + to_device_async(min_logit, scores.device)[:, None]
+        part = part.masked_fill_(part < least, -torch.inf)
+    scores[indices] = _apply_top_k_top_p(part, batch.metadata, rows)
+    return scores
+
+
+def _apply_top_k_top_p(part: Tensor, metadata: SamplingMetadata, rows: Integers) -> Tensor:
+    """part `[N, V]` -> the scores that top-k and top-p leave, -inf for others. `rows` `[N]`: the positions' rows."""
+    vocabulary, device, counts = part.shape[-1], part.device, metadata.top_k[rows]
+    if not metadata.ranked[rows].any():
+        return part
     ordered = part.sort(dim=-1, descending=True).values
-    counts = metadata.top_k[rows]
-    top_k = to_device_async(np.where(counts > 0, np.minimum(counts, vocabulary), vocabulary), scores.device)
-    top_p = to_device_async(metadata.top_p[rows], scores.device)
-    outside = torch.arange(vocabulary, device=scores.device) >= top_k[:, None]
+    top_k = to_device_async(np.where(counts > 0, np.minimum(counts, vocabulary), vocabulary), device)
+    top_p = to_device_async(metadata.top_p[rows], device)
+    outside = torch.arange(vocabulary, device=device) >= top_k[:, None]
     probabilities = ordered.masked_fill(outside, -torch.inf).softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
     border = ordered.masked_fill(outside | (before >= top_p[:, None]), torch.inf).amin(-1, keepdim=True)
-    scores[indices] = part.masked_fill(part < border, -torch.inf)
-    return scores
+    return part.masked_fill(part < border, -torch.inf)
 
 
 def _add_noise(scores: Tensor, batch: SamplingBatch, random: Integers, candidates: Tensor | None) -> Tensor:

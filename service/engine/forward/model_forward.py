@@ -19,6 +19,7 @@ from service.engine.forward.rows import Row, anchors_of, to_tensors
 from service.errors import SettingsError
 from service.model.attention import AUTO, AttentionBackend, GraphCapable, PagedCache, attention_backend
 from service.model.checkpoint import Checkpoint
+from service.model.experts import waits_for_experts
 from service.model.layers import Attend
 
 #: one of a checkpoint's networks
@@ -40,6 +41,16 @@ class ModelForward(Protocol):
         For MRP the rows have anchors, and the hidden states are the next anchors. Padding rows stay last.
         """
 
+    @property
+    def graphs(self) -> Graphs | None:
+        """The CUDA graphs of forwards. None if forwards are not captured."""
+
+    def is_known(self, network: Network, group: RowGroup) -> bool:
+        """Whether the group's shape has a CUDA graph, or can have none. False if forwards are not captured."""
+
+    def pop_eager_forwards(self) -> int:
+        """The number of forwards on CUDA since the last call that ran without a graph."""
+
 
 class ShapePolicy(NamedTuple):
     """The shapes of all forwards. `min_rows`: their least number of rows. `fixed_shapes`: whether shapes are fixed."""
@@ -57,7 +68,9 @@ class LocalModelForward:
         self._fixed_shapes = shapes.fixed_shapes
         self._cache = PagedCache(checkpoint.shard_config, num_pages, checkpoint.device, checkpoint.dtype)
         self._attention = attention_backend(self._cache, execution.attention)
-        self._graphs = _graphs_for(self._attention, execution, checkpoint.device, shapes.min_rows)
+        captured = execution if shapes.fixed_shapes or not waits_for_experts(checkpoint.backbone) else None
+        self.graphs = _graphs_for(self._attention, captured, checkpoint.device, shapes.min_rows)
+        self._eager_forwards = 0
         self._networks: dict[Network, NetworkCall] = {"backbone": self._backbone_hidden, "mrp": self._mrp_hidden}
 
     @property
@@ -66,12 +79,20 @@ class LocalModelForward:
 
     def forward(self, network: Network, group: RowGroup) -> OrderedHidden:
         rows, width, call = group.members, group.width, self._networks[network]
-        if self._graphs is not None:
-            states = self._graphs.run(call, rows, width, self._inputs(rows))
+        if self.graphs is not None:
+            states = self.graphs.run(call, rows, width, self._inputs(rows))
             if states is not None:
                 return range(len(rows)), states
+        self._eager_forwards += self._device.type == "cuda"
         attend = self._attention.prepare(rows, width)
         return attend.order, call(self._inputs([rows[index] for index in attend.order]), attend)
+
+    def is_known(self, network: Network, group: RowGroup) -> bool:
+        return self.graphs is not None and self.graphs.is_known(self._networks[network], group.members, group.width)
+
+    def pop_eager_forwards(self) -> int:
+        count, self._eager_forwards = self._eager_forwards, 0
+        return count
 
     def _inputs(self, rows: Sequence[Row]) -> Inputs:
         tokens, positions = to_tensors(rows, self._mask, self._device)
@@ -107,10 +128,12 @@ class ExecutionConfig:
 
 
 def _graphs_for(
-    attention: AttentionBackend, execution: ExecutionConfig, device: torch.device, min_rows: int
+    attention: AttentionBackend, execution: ExecutionConfig | None, device: torch.device, min_rows: int
 ) -> Graphs | None:
     """The graphs. None if the device has none, the attention cannot be captured, or the configuration excludes them."""
-    capture = execution.capture or (CudaCapture() if device.type == "cuda" else None)
+    if execution is None:
+        return None
+    capture = execution.capture or (CudaCapture(device) if device.type == "cuda" else None)
     if capture is None or not execution.cuda_graphs or not isinstance(attention, GraphCapable):
         return None
     return Graphs(attention, capture, min_rows)

@@ -10,7 +10,7 @@ without a later row of MRP cost nothing more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,6 +64,21 @@ class Anchor(NamedTuple):
         return self.output.has_candidates is not None and bool(self.output.has_candidates[self.row])
 
 
+class LogitAdjustment(NamedTuple):
+    """The changes at the masked positions of a state.
+
+    `tokens` `[K]`, distinct: the tokens whose logits change at every position. `bias`, `divisor`, `penalty`: `[K]`
+    float32. A logit first gets the bias. Then it is divided by the divisor, or multiplied if it is not positive. Then
+    the penalty is subtracted. `forbidden`: position in the block -> further tokens that may not stand there.
+    """
+
+    tokens: NDArray[np.int32]
+    bias: NDArray[np.float32]
+    divisor: NDArray[np.float32]
+    penalty: NDArray[np.float32]
+    forbidden: Mapping[int, Sequence[int]]
+
+
 class Row(NamedTuple):
     """One block of tokens to put through the model.
 
@@ -73,7 +88,8 @@ class Row(NamedTuple):
     reads. `entropy`: whether the entropies of the masked positions are computed.
     `drafts`: whether MRP's picks of the block are drafts only, so that they may be chosen from candidates. `mask`: the
     tokens allowed at the leftmost masked position, a bit each, `[V / 8]`; None: all. `logprobs`: the log-probabilities
-    wanted of each masked position.
+    wanted of each masked position. `adjustments`: the changes of logits, of the masked positions first, then of each
+    position of `rescore`; empty: none.
     """
 
     state: Block
@@ -87,6 +103,7 @@ class Row(NamedTuple):
     drafts: bool = False
     mask: NDArray[np.uint8] | None = None
     logprobs: LogprobsRequest | None = None
+    adjustments: tuple[LogitAdjustment, ...] = ()
 
 
 def to_tensors(rows: Sequence[Row], mask_token_id: int, device: torch.device) -> Sequence[Tensor]:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Protocol, TypeVar
 
@@ -23,21 +24,24 @@ from service.decode.policy import Prediction
 from service.engine.forward.logits_sampler import logits_sampler_for
 from service.engine.forward.model_forward import ExecutionConfig, Network, ShapePolicy
 from service.engine.forward.partition import BatchPartition, WholeBatch, join
-from service.engine.forward.rows import Row
+from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.sampler import Sampler
+from service.engine.forward.warm_up import WarmUpRows, needed_sizes
 from service.engine.memory_plan import MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.model.attention import resolve_backend
 from service.model.checkpoint import Checkpoint
 from service.model.config import ModelConfig
+from service.model.device import free_bytes, is_out_of_memory, measure_peak
 
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-#: the texts by which torch's CPU allocator and cuBLAS say "out of memory" in plain RuntimeErrors
-_OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 #: the number of full forwards after which the limit of rows doubles, and the most of them
 _PATIENCE, _MAX_PATIENCE = 32, 4096
+
+#: the most rows of a warm-up forward where there are no graphs
+_EAGER_ROWS = 64
 
 #: Waits until a forward is done, and returns a result for every row.
 Pending = Callable[[], list[_T]]
@@ -59,6 +63,15 @@ class ModelRunner(Protocol):
         The `handle` of a Prediction is the next anchor. Forwards are computed in their order of beginning.
         """
 
+    def prepare(self, max_rows: int) -> None:
+        """Compiles the kernels and captures the CUDA graphs of all forwards of up to `max_rows` rows."""
+
+    def measure_bytes(self, max_rows: int) -> int:
+        """The bytes on CUDA that all graphs and the largest forward take beside the weights and the cache."""
+
+    def pop_eager_forwards(self) -> int:
+        """The number of forwards on CUDA since the last call that ran without a CUDA graph."""
+
 
 class CheckpointRunner:
     """The networks of a checkpoint over one paged KV cache. `num_candidates`: draft candidates a position, 0: none."""
@@ -74,7 +87,7 @@ class CheckpointRunner:
         execution = execution or ExecutionConfig()
         attention = resolve_backend(execution.attention, checkpoint.device, checkpoint.dtype)
         execution = replace(execution, attention=attention)
-        self.config, self.device = checkpoint.config, checkpoint.device
+        self.config, self.device, self._dtype = checkpoint.config, checkpoint.device, checkpoint.dtype
         vocab_size = checkpoint.config.vocab_size
         self._partition = partition or WholeBatch(
             max(1, MAX_LOGITS // vocab_size), max(1, MAX_SAMPLED_LOGITS // vocab_size)
@@ -83,10 +96,63 @@ class CheckpointRunner:
         self._model = execution.networks(checkpoint, num_pages, shapes, execution)
         logits_sampler = logits_sampler_for(self.config.mask_token_id, checkpoint.device, checkpoint.dtype)
         self._sampler = Sampler(checkpoint.backbone, logits_sampler, self._partition, num_candidates)
+        has_mrp = checkpoint.mrp is not None
+        self._warm_up = WarmUpRows(self.config, num_pages, self._partition, has_mrp=has_mrp)
+        self._networks: tuple[Network, ...] = ("backbone", "mrp") if has_mrp else ("backbone",)
 
     @property
     def num_pages(self) -> int:
         return self._model.num_pages
+
+    def prepare(self, max_rows: int) -> None:
+        """Does nothing on a CPU. A shape for which memory is too short has no graph."""
+        if self.device.type != "cuda":
+            return
+        start, free = time.monotonic(), free_bytes(self.device)
+        graphs = self._model.graphs
+        sizes = needed_sizes(graphs.sizes, max_rows) if graphs is not None else [min(max_rows, _EAGER_ROWS)]
+        for rows in self._warm_up.shapes(sizes):
+            self._compute_once(rows)
+        for rows in self._warm_up.samplings():
+            for row, prediction in zip(rows, self.begin("backbone", rows)(), strict=True):
+                if "mrp" in self._networks:
+                    self.begin("mrp", [row._replace(anchor=prediction.handle, rescore=(), logprobs=None)])()
+        if graphs is not None:
+            graphs.seal()
+            _log.info(
+                "captured %d CUDA graphs in %.1f s; they take %.0f MiB",
+                len(graphs),
+                time.monotonic() - start,
+                (free - free_bytes(self.device)) / 2**20,
+            )
+        self._model.pop_eager_forwards()
+
+    def measure_bytes(self, max_rows: int) -> int:
+        free = free_bytes(self.device)
+        self.prepare(max_rows)
+        taken = max(0, free - free_bytes(self.device))
+
+        def largest() -> None:
+            for rows in self._warm_up.largest(max_rows):
+                self.begin("backbone", rows)()
+
+        return taken + measure_peak(self.device, largest)
+
+    def pop_eager_forwards(self) -> int:
+        return self._model.pop_eager_forwards()
+
+    def _compute_once(self, rows: Sequence[Row]) -> None:
+        """A forward of each network over rows, unless it has its graph. A shape without memory is left out."""
+        config = self.config
+        hidden = torch.zeros(1, config.block_size, config.hidden_size, device=self.device, dtype=self._dtype)
+        anchored = [row._replace(anchor=Anchor(ForwardOutput(hidden), 0)) for row in rows]
+        for network in self._networks:
+            members = anchored if network == "mrp" else rows
+            if all(self._model.is_known(network, group) for group in self._partition.rows(members)):
+                continue
+            pending = _attempt(partial(self.begin, network), members)
+            if pending is not None:
+                pending()
 
     @torch.inference_mode()
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
@@ -162,8 +228,7 @@ def _attempt(
     try:
         return forward(rows)
     except (RuntimeError, MemoryError) as error:
-        typed = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not typed and not any(text in str(error) for text in _OUT_OF_MEMORY):
+        if not is_out_of_memory(error):
             raise
         _log.warning("a forward over %d rows ran out of memory: %s", len(rows), str(error))
     # Here, after the handler, the traceback is gone, and with it the tensors of the forward. For the same reason the

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from service.decode.block import Pick, PositionLogprobs, new_tuple
 from service.decode.policy import Prediction
+from service.engine.forward.logit_adjustments import adjust_logits
 from service.engine.forward.logits_sampler import LogitsSampler, apply_grammar_masks, apply_temperature, sample
 from service.engine.forward.partition import BatchPartition, join
 from service.engine.forward.rows import Anchor, Candidates, ForwardOutput, Row, gathered
@@ -78,6 +79,7 @@ class Sampler:
         positions = to_device_async(batch.flat, flat.device)
         logits = self._backbone.logits(flat[positions])
         apply_grammar_masks(logits, batch)
+        logits = adjust_logits(logits, batch, self._mask)
         collector.add(logits, batch)
         if not self._logits_sampler.keeps_logits and drafts is not None:
             drafts.fill(batch, positions, logits, self._mask)
@@ -232,8 +234,9 @@ def _candidates(output: ForwardOutput) -> Candidates:
 class LogprobsCollector:
     """Collects the log-probabilities that requests want: of a position's top tokens and of the tokens they name.
 
-    They are of the full softmax at the request's temperature, over the tokens that a grammar allows. The mask token is
-    not among the top tokens. `add` gets the logits of each group of positions, then `begin` copies the results.
+    They are of the full softmax of the adjusted logits at the request's temperature, over the tokens that a grammar
+    allows. The mask token is not among the top tokens. `add` gets the logits of each group of positions, then `begin`
+    copies the results.
     """
 
     def __init__(self, batch: SamplingBatch, mask_token_id: int) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import log
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.decode.block import MASKED
-from service.engine.forward.rows import Row
+from service.engine.forward.rows import LogitAdjustment, Row
 from service.engine.request import LogprobsRequest, SamplingParams
 
 Integers = NDArray[np.int64]
@@ -34,9 +35,12 @@ class SamplingMetadata:
     """The sampling parameters of a forward's rows, an array `[R]` each. `length`: the tokens of a block.
 
     `random`: whether the temperature is above 0, so that noise decides. `filtered`: whether noise decides among the
-    tokens of top-k or top-p. `temperature`: the divisor of logits, 1 for greedy rows. `top_k` 0 and `top_p` infinite:
-    all tokens. `start`: the absolute position of the block. `revealed`: its number of revealed tokens. `entropy`:
-    whether any row needs entropies. `masks`, `logprobs`: `Row.mask` and `Row.logprobs` by row, where they are not None.
+    tokens of top-k, top-p or min-p. `ranked`: whether it does among the tokens of top-k or top-p, which need the logits
+    in order. `temperature`: the divisor of logits, 1 for greedy rows. `top_k` 0 and `top_p` infinite: all tokens.
+    `min_logit`: the logarithm of min-p where noise decides, -inf: all tokens. `start`: the absolute position of the
+    block. `revealed`: its number of revealed tokens. `entropy`: whether any row needs entropies. `masks`, `logprobs`:
+    `Row.mask` and `Row.logprobs` by row, where they are not None. `adjustments`: `Row.adjustments` of all rows, in
+    order. `first_adjustment`: the index in them of a row's first adjustment, -1 for none; None if no row has any.
     """
 
     def __init__(self, rows: Sequence[Row], length: int) -> None:
@@ -52,6 +56,12 @@ class SamplingMetadata:
         return np.array([params.filtered and params.temperature > 0 for params in self._sampling])
 
     @cached_property
+    def ranked(self) -> NDArray[np.bool_]:
+        return np.array(
+            [(params.top_k > 0 or params.top_p < 1) and params.temperature > 0 for params in self._sampling]
+        )
+
+    @cached_property
     def temperature(self) -> NDArray[np.float32]:
         values = [max(params.temperature, _COLDEST) if params.temperature else 1.0 for params in self._sampling]
         return np.array(values, np.float32)
@@ -63,6 +73,11 @@ class SamplingMetadata:
     @cached_property
     def top_p(self) -> NDArray[np.float32]:
         values = [max(params.top_p, _LEAST_TOP_P) if params.top_p < 1 else np.inf for params in self._sampling]
+        return np.array(values, np.float32)
+
+    @cached_property
+    def min_logit(self) -> NDArray[np.float32]:
+        values = [log(params.min_p) if params.min_p and params.temperature else -np.inf for params in self._sampling]
         return np.array(values, np.float32)
 
     @cached_property
@@ -88,6 +103,17 @@ class SamplingMetadata:
     @cached_property
     def logprobs(self) -> dict[int, LogprobsRequest]:
         return {index: row.logprobs for index, row in enumerate(self.rows) if row.logprobs is not None}
+
+    @cached_property
+    def adjustments(self) -> list[LogitAdjustment]:
+        return [adjustment for row in self.rows for adjustment in row.adjustments]
+
+    @cached_property
+    def first_adjustment(self) -> Integers | None:
+        if not self.adjustments:
+            return None
+        counts = np.array([len(row.adjustments) for row in self.rows], np.int64)
+        return np.where(counts > 0, counts.cumsum() - counts, -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,6 +177,23 @@ class SamplingBatch:
             return []
         indices = np.flatnonzero(np.isin(self.row, list(values)) & self.chosen)
         return [(index, values[row]) for index, row in zip(indices.tolist(), self.row[indices].tolist(), strict=True)]
+
+    @property
+    def adjusted(self) -> bool:
+        """Whether any position has adjusted logits."""
+        first = self.metadata.first_adjustment
+        return first is not None and bool((first[self.row] >= 0).any())
+
+    def adjustment_indices(self) -> Integers:
+        """The index of each position's adjustment in `metadata.adjustments`, -1 for none."""
+        first = self.metadata.first_adjustment
+        if first is None:
+            return np.full(len(self), -1)
+        indices = first[self.row]
+        for index in np.flatnonzero((indices >= 0) & ~self.chosen).tolist():
+            rescore = self.metadata.rows[self.row[index]].rescore
+            indices[index] += 1 + rescore.index(int(self.position[index]))
+        return indices
 
     def leftmost(self) -> NDArray[np.bool_]:
         """Whether a position is the leftmost masked one of its row."""

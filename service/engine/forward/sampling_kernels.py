@@ -2,6 +2,7 @@
 
 A program walks once over the logits of one position, as they are stored, and keeps for every lane a running maximum,
 sum of exponentials, and sum of these times the logits (online softmax): nothing as wide as the vocabulary is stored.
+Min-p is a share of the highest probability. If any position has it, tokens are chosen in a second walk.
 Gumbel noise is the hash of `logits_sampler.py`, computed where it is added.
 """
 
@@ -35,9 +36,27 @@ def _gumbel(tokens, first, second):
 
 
 @triton.jit
+def _choose(best, chosen, token, possible, scaled, noisy, first, second, NOISE: tl.constexpr):
+    """The best scores and their tokens after another step of tokens, of which `possible` may be chosen."""
+    score = scaled
+    if NOISE:
+        score = score + tl.where(noisy, _gumbel(token, first, second), 0.0)
+    better = possible & (score > best)
+    return tl.where(better, score, best), tl.where(better, token, chosen)
+
+
+@triton.jit
+def _load_scaled(row, token, there, temperature):
+    """The logits of tokens over the temperature."""
+    scaled = tl.load(row + token, mask=there, other=0.0).to(tl.float32) / temperature
+    return tl.where(there, tl.maximum(scaled, LOWEST), LOWEST)
+
+
+@triton.jit
 def sample(
     logits,  # [M, V], V_STRIDE numbers from row to row
-    params,  # [M, 5] int32: temperature's bits, whether noise is added, two words of the noise's key, token or -1
+    params,  # [M, 6] int32: temperature's bits, whether noise is added, two words of the noise's key, token or -1,
+    #          the bits of min-p's logarithm
     out,  # [M, 3] float64: token, confidence, entropy
     total_out,  # [M] float32: the logsumexp of the logits over the temperature
     V,
@@ -45,11 +64,12 @@ def sample(
     MASK_TOKEN,
     STEP: tl.constexpr,
     NOISE: tl.constexpr,
+    MIN_P: tl.constexpr,
 ):
     """Grid: positions."""
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * V_STRIDE
-    param = params + index * 5
+    param = params + index * 6
     temperature = tl.load(param).to(tl.float32, bitcast=True)
     lane = tl.arange(0, STEP)
     peak = tl.full([STEP], LOWEST, tl.float32)
@@ -57,15 +77,14 @@ def sample(
     moment = tl.full([STEP], 0.0, tl.float32)
     best = tl.full([STEP], LOWEST, tl.float32)
     chosen = tl.full([STEP], 0, tl.int32)
-    if NOISE:
-        noisy = tl.load(param + 1) > 0
-        first = tl.load(param + 2).to(tl.uint32, bitcast=True)
-        second = tl.load(param + 3).to(tl.uint32, bitcast=True)
+    likeliest = tl.full([STEP], LOWEST, tl.float32)
+    noisy = tl.load(param + 1) > 0
+    first = tl.load(param + 2).to(tl.uint32, bitcast=True)
+    second = tl.load(param + 3).to(tl.uint32, bitcast=True)
     for start in range(0, V, STEP):
         token = start + lane
         there = token < V
-        scaled = tl.load(row + token, mask=there, other=0.0).to(tl.float32) / temperature
-        scaled = tl.where(there, tl.maximum(scaled, LOWEST), LOWEST)
+        scaled = _load_scaled(row, token, there, temperature)
         higher = tl.maximum(peak, scaled)
         part = tl.where(there, tl.exp(scaled - higher), 0.0)
         shrink = tl.exp(peak - higher)
@@ -73,12 +92,19 @@ def sample(
         moment = (moment + total * (peak - higher)) * shrink + part * (scaled - higher)
         total = total * shrink + part
         peak = higher
-        score = scaled
-        if NOISE:
-            score = score + tl.where(noisy, _gumbel(token, first, second), 0.0)
-        better = there & (token != MASK_TOKEN) & (score > best)
-        best = tl.where(better, score, best)
-        chosen = tl.where(better, token, chosen)
+        possible = there & (token != MASK_TOKEN)
+        if MIN_P:
+            likeliest = tl.where(possible, tl.maximum(likeliest, scaled), likeliest)
+        else:
+            best, chosen = _choose(best, chosen, token, possible, scaled, noisy, first, second, NOISE)
+    if MIN_P:
+        least = tl.max(likeliest, 0) + tl.load(param + 5).to(tl.float32, bitcast=True)
+        for start in range(0, V, STEP):
+            token = start + lane
+            there = token < V
+            scaled = _load_scaled(row, token, there, temperature)
+            possible = there & (token != MASK_TOKEN) & (scaled >= least)
+            best, chosen = _choose(best, chosen, token, possible, scaled, noisy, first, second, NOISE)
     highest = tl.max(peak, 0)
     below = peak - highest
     shrink = tl.exp(below)

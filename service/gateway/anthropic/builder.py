@@ -10,8 +10,6 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pydantic_core import from_json
-
 from service.errors import MrpServeError
 from service.gateway.anthropic.protocol import (
     ContentBlock,
@@ -177,16 +175,8 @@ def blocks_of(events: Iterable[Json]) -> list[ContentBlock]:
             texts[-1] += event["delta"][_PIECES[blocks[-1]["type"]][2]]
     for block, text in zip(blocks, texts, strict=True):
         field = _PIECES[block["type"]][0]
-        block[field] = _input(text) if field == "input" else text
+        block[field] = tools.past_arguments(text) if field == "input" else text
     return blocks
-
-
-def _input(text: str) -> Json:
-    try:
-        value = from_json(text or "{}", allow_partial=True)
-    except ValueError:  # cut within an escape
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _usage(ending: Ending) -> MessageUsage:

@@ -5,14 +5,16 @@ The models of the bodies have Anthropic's own fields. POST /generate parses the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from service.gateway.http.api_requests import ApiRequest, LenientModel, ToolName
+from service.gateway.http.content import part_text
 from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json, StopTexts, StrictModel
+from service.text.tools import past_arguments
 from service.text.tools.calls import MAX_TOOLS
 from service.wire import TraceStep
 
@@ -22,8 +24,27 @@ MAX_TEMPERATURE = 1
 # --- messages --------------------------------------------------------------------------------------
 
 
+#: types of blocks that are not texts
+_BLOCKS = frozenset({"redacted_thinking", "thinking", "tool_result", "tool_use"})
+
+
 def _blocks_of(content: object) -> object:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    """The blocks of a content. Images and documents leave a placeholder, blocks of other types are skipped."""
+    if content is None or isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return [block for block in map(_block_of, content) if block] if isinstance(content, list) else content
+
+
+def _block_of(block: object) -> object:
+    kind = block.get("type") if isinstance(block, Mapping) else None
+    if (
+        not isinstance(block, Mapping)
+        or not isinstance(kind, str)
+        or kind in _BLOCKS
+        or (text := part_text(block)) is None
+    ):
+        return block
+    return {"type": "text", "text": text} if text or kind == "text" else None
 
 
 class TextBlock(LenientModel):
@@ -52,7 +73,7 @@ class ToolUseBlock(LenientModel):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: Annotated[dict[str, Any], BeforeValidator(past_arguments, json_schema_input_type=dict[str, Any])]
 
 
 TextBlocks = Annotated[
@@ -88,12 +109,16 @@ class MessageParam(StrictModel):
 
 
 class ToolParam(LenientModel):
-    """A tool that the model may call. Fields that are not here, such as `cache_control` and `strict`, are ignored."""
+    """A tool that the model may call. Fields that are not here, such as `cache_control`, are ignored.
+
+    `strict`: unsupported keywords of `input_schema` are refused, else ignored.
+    """
 
     type: Literal["custom"] | None = None
     name: ToolName
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="JSON schema of an object")
+    strict: bool | None = None
 
 
 class AnyToolChoice(StrictModel):

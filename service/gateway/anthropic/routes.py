@@ -7,8 +7,7 @@ makes them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
@@ -18,13 +17,15 @@ from service.gateway.anthropic.builder import MessageBuilder
 from service.gateway.errors import AnthropicErrorAnswer, in_anthropic_terms
 from service.gateway.http.api_requests import (
     PASSED,
-    BodyFields,
     ChatPrompt,
     chat_fields,
-    parse_own,
+    parse_body,
     parse_shared_of_chat,
+    with_tools_served,
 )
+from service.gateway.http.content import check_last_turn
 from service.gateway.http.driver import Api, JsonAnswer, Upstream, locked, respond
+from service.gateway.http.fields import BodyFields
 from service.gateway.http.openapi import body_docs, errors, route_docs, shared_schema
 from service.gateway.http.parse import RequestContext, parse_json, to_replica_request
 from service.text.tools import Tool, ToolUse, assistant_message, tool_message
@@ -44,11 +45,6 @@ _OF_ROLE: Final = {
     "tool_result": "user",
 }
 
-_NO_OPS: Mapping[str, tuple[Any, ...]] = {
-    "container": (),
-    "mcp_servers": ([],),
-}
-
 _HINTS = frozenset(
     {
         "betas",
@@ -62,7 +58,13 @@ _HINTS = frozenset(
     }
 )
 
-FIELDS = BodyFields(PASSED - {"stop"}, _NO_OPS, _HINTS)
+#: client fields that need a state or a server of Anthropic
+_REFUSED: Final = {"container": "", "max_new_tokens": "max_tokens", "mcp_servers": "", "stop": "stop_sequences"}
+
+FIELDS = BodyFields(PASSED - {"stop"}, {"mcp_servers": ([],)}, _REFUSED, _HINTS)
+
+
+_MessagesBody = TypeVar("_MessagesBody", bound=protocol.PromptRequest)
 
 
 def anthropic_router(upstream: Upstream) -> APIRouter:
@@ -73,8 +75,7 @@ def anthropic_router(upstream: Upstream) -> APIRouter:
 
     @router.post("/messages", **answered, **_body(protocol.MessagesRequest, {**_CHAT, "max_tokens": 64}))
     async def messages(request: Request) -> Response:
-        api = BETA_MESSAGES if "anthropic-beta" in request.headers else MESSAGES
-        return _with_id(await respond(api, upstream, request), request)
+        return _with_id(await respond(MESSAGES, upstream, request), request)
 
     @router.post("/messages/count_tokens", **counted, **_body(protocol.CountRequest, _CHAT))
     async def count_tokens(request: Request) -> Response:
@@ -82,7 +83,7 @@ def anthropic_router(upstream: Upstream) -> APIRouter:
         replica_request = parse_count(body, context)
         charge = await upstream.admit(request, [replica_request])
         tokens: protocol.TokenCount = {"input_tokens": await upstream.count_tokens(replica_request, charge)}
-        return _with_id(JsonAnswer(tokens), request)
+        return _with_id(JsonAnswer(tokens, headers=context.ignored.headers), request)
 
     return router
 
@@ -104,29 +105,31 @@ def _body(body: type[protocol.PromptRequest], example: dict[str, Any]) -> dict[s
 # --- the requests ----------------------------------------------------------------------------------
 
 
-def parse_messages(body: Mapping[str, Any], context: RequestContext, *, betas: bool = False) -> MessageBuilder:
-    """Parses a body of POST /v1/messages. Raises InvalidRequest or UnknownModel with the reason.
-
-    `betas`: whether the client uses betas, so that unknown fields are ignored.
-    """
-    card = context.card
-    fields, shared = FIELDS.split(body, protocol.MessagesRequest, strict=not betas)
-    request = parse_own(fields, protocol.MessagesRequest, card)
-    shared |= {"max_new_tokens": min(request.max_tokens, card.max_model_len), "stop": request.stop_sequences}
+def parse_messages(body: Mapping[str, Any], context: RequestContext) -> MessageBuilder:
+    """Parses a body of POST /v1/messages. Raises InvalidRequest or UnknownModel with the reason."""
+    request, shared = _parse(body, protocol.MessagesRequest, context)
+    shared |= {"max_new_tokens": request.max_tokens, "stop": request.stop_sequences}
     shared |= _form(request, shared)
-    common = parse_shared_of_chat(shared, card, protocol.MAX_TEMPERATURE)
-    fields, answer_format = chat_fields(common, _prompt(request, card), card)
+    common = parse_shared_of_chat(shared, context.card, protocol.MAX_TEMPERATURE)
+    fields, answer_format = chat_fields(common, _prompt(request, context.card), context)
     replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
-    return MessageBuilder(replica_request, card.name, request, answer_format)
+    return MessageBuilder(replica_request, context.card.name, request, answer_format)
 
 
 def parse_count(body: Mapping[str, Any], context: RequestContext) -> ReplicaRequest:
-    """The request whose prompt is to be counted. Raises as above. Unknown fields are ignored."""
-    fields, shared = FIELDS.split(body, protocol.CountRequest, strict=False)
-    request = parse_own(fields, protocol.CountRequest, context.card)
+    """The request whose prompt is to be counted. Raises as above."""
+    request, shared = _parse(body, protocol.CountRequest, context)
     common = parse_shared_of_chat({**shared, "max_new_tokens": 1}, context.card, protocol.MAX_TEMPERATURE)
-    fields, _ = chat_fields(common, _prompt(request, context.card), context.card)
+    fields, _ = chat_fields(common, _prompt(request, context.card), context)
     return to_replica_request(common, context, stream=False, **fields)
+
+
+def _parse(
+    body: Mapping[str, Any], schema: type[_MessagesBody], context: RequestContext
+) -> tuple[_MessagesBody, dict[str, Any]]:
+    """Anthropic's own fields as a typed request, and the other fields, which are not parsed yet."""
+    check_last_turn(body.get("messages"), "messages")
+    return parse_body(with_tools_served(body, "custom", context.ignored), FIELDS, schema, context)
 
 
 def _prompt(request: protocol.PromptRequest, card: ModelCard) -> ChatPrompt:
@@ -150,7 +153,10 @@ def _tool_use(
     tools: list[protocol.ToolParam], choice: protocol.AnyToolChoice | protocol.NamedToolChoice | None
 ) -> ToolUse | None:
     """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
-    functions = tuple(Tool(tool.name, tool.description, tool.input_schema) for tool in tools)
+    functions = tuple(
+        Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict), f"tools.{index}.input_schema")
+        for index, tool in enumerate(tools)
+    )
     if isinstance(choice, protocol.NamedToolChoice):
         return ToolUse(functions, "required", (choice.name,), parallel=False)
     if choice is None:
@@ -173,8 +179,6 @@ def _think(thinking: protocol.ThinkingParam | None, card: ModelCard) -> bool | N
 
 
 MESSAGES: Final = Api(parse_messages, lambda error, _: in_anthropic_terms(error))
-#: for clients that use betas
-BETA_MESSAGES: Final = Api(partial(parse_messages, betas=True), MESSAGES.rename)
 
 # --- messages --------------------------------------------------------------------------------------
 

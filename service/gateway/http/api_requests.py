@@ -1,12 +1,7 @@
-"""The common part of the bodies of other APIs: fields of POST /generate, tools, thinking, and fields without effect.
-
-A field that is not served is ignored if its value changes nothing about the answer, else it is refused by name. A
-field with the value `null` counts as left out.
-"""
+"""The common part of the bodies of other APIs: fields of POST /generate, tools and thinking."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -17,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from service.constraints.constraint import CallTexts, Constraint, Lead, ToolCallForm
 from service.decode.modes import KNOBS
 from service.errors import InvalidRequest
-from service.gateway.http.parse import check_model, constraint_of, explain, parse_generate
+from service.gateway.http.fields import BodyFields, IgnoredFields
+from service.gateway.http.parse import RequestContext, check_model, constraint_of, explain, parse_generate
 from service.gateway.http.protocol import PROMPTS, GenerateCommon, Json, StrictModel
-from service.settings import nearest
+from service.gateway.http.translate import translated
 from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
 from service.text.tools.formats import REASONING_END, REASONING_GAP, REASONING_START
 from service.wire import ModelCard
@@ -35,51 +31,8 @@ _Thinking = Literal["no", "may", "begun"]
 #: fields that POST /generate parses under the same name; other APIs have their own for the rest
 PASSED: Final = frozenset({*GenerateCommon.model_fields, *KNOBS, "mode", "quality"}) - {
     *PROMPTS,
-    *("model", "max_new_tokens", "stream", "stream_steps"),
+    *("model", "max_new_tokens", "n", "stream", "stream_steps", "return_step_map"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class BodyFields:
-    """The fields of an API besides the fields of its own model.
-
-    `passed`: fields that POST /generate parses. `no_ops`: field that is not served -> its values that change nothing.
-    `hints`: labels and hints, which no answer depends on.
-    """
-
-    passed: frozenset[str]
-    no_ops: Mapping[str, tuple[Any, ...]]
-    hints: frozenset[str]
-
-    def split(
-        self, body: Mapping[str, Any], model: type[BaseModel], *, strict: bool = True
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The fields of the API's own model, and the fields that POST /generate parses. InvalidRequest for any other.
-
-        `strict`: whether unknown fields are refused, else they are ignored.
-        """
-        names = {*model.model_fields, *self.passed}
-        present = {name: value for name, value in body.items() if value is not None and name not in self.hints}
-        for name, value in present.items():
-            if name in names:
-                continue
-            if name not in self.no_ops:
-                if strict:
-                    raise InvalidRequest(f"{name[:80]!r} is not a field; {nearest(name, names)}", param=name)
-            elif not any(_same(value, no_op) for no_op in self.no_ops[name]):
-                allowed = " or ".join(json.dumps(no_op) for no_op in (*self.no_ops[name], None))
-                received = json.dumps(value, ensure_ascii=False)[:80]
-                message = f"{name} is {received}, which is not served; allowed is {allowed}"
-                raise InvalidRequest(message, param=name)
-        return (
-            {name: value for name, value in present.items() if name in model.model_fields},
-            {name: value for name, value in present.items() if name in self.passed},
-        )
-
-
-def _same(value: object, other: object) -> bool:
-    """Equality of JSON values: false differs from 0, 0.0 equals 0."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 class LenientModel(BaseModel):
@@ -97,17 +50,60 @@ class ApiRequest(StrictModel):
 _ApiRequest = TypeVar("_ApiRequest", bound=ApiRequest)
 
 
-def parse_own(fields: Mapping[str, Any], schema: type[_ApiRequest], card: ModelCard) -> _ApiRequest:
+def parse_body(
+    body: Mapping[str, Any], fields: BodyFields, schema: type[_ApiRequest], context: RequestContext
+) -> tuple[_ApiRequest, dict[str, Any]]:
+    """An API's own fields as a typed request, and the fields that POST /generate parses, which are not parsed yet.
+
+    Fields that are not served are ignored, at any depth. Raises InvalidRequest or UnknownModel with the reason.
+    """
+    own_fields, shared = fields.split(translated(body, context.ignored), schema, context.ignored)
+    return parse_own(own_fields, schema, context), shared
+
+
+def parse_own(fields: Mapping[str, Any], schema: type[_ApiRequest], context: RequestContext) -> _ApiRequest:
     """The fields of an API's own model as a typed request. Raises InvalidRequest or UnknownModel with the reason."""
     for name, field in schema.model_fields.items():
         if field.is_required() and name not in fields:
             raise InvalidRequest(f"{name} is missing", param=name)
     try:
-        request = schema.model_validate(fields)
+        request = _validated(fields, schema, context.ignored)
     except ValidationError as error:
         raise explain(error.errors(include_url=False), schema) from None
-    check_model(request.model, card)
+    check_model(request.model, context.card)
     return request
+
+
+def _validated(fields: Mapping[str, Any], schema: type[_ApiRequest], ignored: IgnoredFields) -> _ApiRequest:
+    """The validated fields. Objects in a body may have fields that are not served, unless `ignored` is strict."""
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as error:
+        if ignored.strict:
+            raise
+        request = schema.model_validate(fields, extra="ignore")
+        for problem in error.errors(include_url=False, include_input=False):
+            if problem["type"] == "extra_forbidden":
+                ignored.add(".".join(part for part in problem["loc"] if isinstance(part, str)))
+        return request
+
+
+def with_tools_served(body: Mapping[str, Any], served: str, ignored: IgnoredFields) -> Mapping[str, Any]:
+    """A body without tools of other types, such as `web_search`. A strict request keeps them, to be refused.
+
+    `served`: the API's type of a client's tool.
+    """
+    tools = body.get("tools")
+    if ignored.strict or not isinstance(tools, list):
+        return body
+    tools_served = []
+    for tool in tools:
+        kind = tool.get("type") if isinstance(tool, Mapping) else None
+        if kind == served or not isinstance(kind, str):
+            tools_served.append(tool)
+        else:
+            ignored.add(f"tools.{kind}")
+    return {**body, "tools": tools_served}
 
 
 def parse_shared(shared: Mapping[str, Any], card: ModelCard, max_temperature: float) -> GenerateCommon:
@@ -141,14 +137,14 @@ class ChatPrompt:
     think_param: str = "thinking"
 
 
-def chat_fields(request: GenerateCommon, chat: ChatPrompt, card: ModelCard) -> tuple[Json, AnswerFormat]:
+def chat_fields(request: GenerateCommon, chat: ChatPrompt, context: RequestContext) -> tuple[Json, AnswerFormat]:
     """The fields of a chat's request, for `to_replica_request`, and how its answers are read.
 
-    A constraint of the request holds after the thinking, and where no tool is called. InvalidRequest if the checkpoint
-    cannot be given tools, cannot think, or cannot do without.
+    A constraint of the request holds after the thinking, and where no tool is called. A checkpoint that cannot think
+    answers without. InvalidRequest if the checkpoint cannot be given tools, or cannot do without thinking.
     """
-    use, think, constraint = chat.tool_use, chat.think, constraint_of(request)
-    thinking = _thinking(card, think, chat.think_param)
+    card, use, think, constraint = context.card, chat.tool_use, chat.think, constraint_of(request)
+    thinking = _thinking(chat, context)
     tool_format: str | None = None
     tools: tuple[Json, ...] = ()
     if use is not None and use.callable:
@@ -170,21 +166,25 @@ def chat_fields(request: GenerateCommon, chat: ChatPrompt, card: ModelCard) -> t
     return fields, AnswerFormat(tool_format, thinking)
 
 
-def _thinking(card: ModelCard, think: bool | None, param: str) -> _Thinking:
-    if card.thinking is None:
-        if think:
-            raise InvalidRequest("this checkpoint does not think, as far as its chat template says", param=param)
+def _thinking(chat: ChatPrompt, context: RequestContext) -> _Thinking:
+    thinking = context.card.thinking
+    if thinking is None:
+        if chat.think:
+            context.ignored.add(chat.think_param)
         return "no"
-    if think is False and not card.thinking.switch:
-        raise InvalidRequest("the chat template of this checkpoint cannot turn thinking off", param=param)
-    if think is False:
+    if chat.think is False and not thinking.switch:
+        raise InvalidRequest("the chat template of this checkpoint cannot turn thinking off", param=chat.think_param)
+    if chat.think is False:
         return "no"
-    return "begun" if card.thinking.opened_by_prompt else "may"
+    return "begun" if thinking.opened_by_prompt else "may"
 
 
 def _calls(use: ToolUse, name: str, content: Constraint | None) -> Constraint:
     form = TOOL_FORMATS[name]
-    forms = [ToolCallForm(tool.name, form.head(tool.name), tool.schema, form.tail) for tool in use.callable]
+    forms = [
+        ToolCallForm(tool.name, form.head(tool.name), tool.schema, form.tail, tool.param, tool.strict)
+        for tool in use.callable
+    ]
     return Constraint.calls(
         CallTexts(form.opening, form.between, form.closing),
         forms,

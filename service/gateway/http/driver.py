@@ -1,7 +1,8 @@
 """The way of a request through a route of any API: parse, admit, decode, and build the answer or the stream.
 
-A route gives its `Api`. The status of a stream is sent after the first item, so an error before it has its own HTTP
-status. A later error is an event. However the response ends, its requests to replicas end with it.
+A route gives its `Api`. The status of a stream is sent with the first item, so an error before it has its own HTTP
+status. After some seconds without an item the status is sent alone. A later error is an event. However the response
+ends, its requests to replicas end with it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from service.admission.charge import TokenCharge
 from service.errors import MrpServeError
 from service.gateway.http.errors import CountError
 from service.gateway.http.parse import RequestContext, parse_json
-from service.gateway.http.streams import FrameStream, all_of, first_of, merged
+from service.gateway.http.streams import STATUS_S, FrameStream, all_of, first_of, merged
 from service.tracebacks import unexpected_error
 from service.wire import Answer, Answering, Chunk, Ending, ModelCard, Progress, ReplicaRequest
 
@@ -68,7 +69,7 @@ class ResponseBuilder(ABC):
         """The events before the first item of a request."""
         return b""
 
-    def step(self, progress: Progress) -> bytes:  # noqa: ARG002
+    def step(self, index: int, progress: Progress) -> bytes:  # noqa: ARG002
         """The events of decoding steps."""
         return b""
 
@@ -134,7 +135,7 @@ async def respond(api: Api, upstream: Upstream, request: Request) -> Response:
         answers = await all_of(
             [complete(index, replica_request) for index, replica_request in enumerate(builder.requests)]
         )
-        return JsonAnswer(await builder.whole(answers))
+        return JsonAnswer(await builder.whole(answers), headers=context.ignored.headers)
     frames = StreamFrames(api, builder, upstream.count, request.scope["request_id"])
     streams = [upstream.stream(replica_request, charge) for replica_request in builder.requests]
     items: AsyncGenerator[Any]
@@ -144,8 +145,8 @@ async def respond(api: Api, upstream: Upstream, request: Request) -> Response:
     else:
         items, events = merged(streams), lambda pair: frames.events(*pair)
     with api.renamed():
-        first = await first_of(items)
-    return FrameStream(frames.written(first, items, events), items)
+        first = await first_of(items, STATUS_S)
+    return FrameStream(frames.written(first, items, events), items, context.ignored.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +160,14 @@ class StreamFrames:
     opened: set[int] = field(default_factory=set)
 
     async def written(
-        self, first: Any, items: AsyncGenerator[Any], events: Callable[[Any], bytes]
+        self, first: Awaitable[Any], items: AsyncGenerator[Any], events: Callable[[Any], bytes]
     ) -> AsyncGenerator[bytes]:
         """The frames of all items, each as `events` writes it.
 
         An error is the last frame. The status is sent then, so nothing else can report it.
         """
         try:
-            yield events(first)
+            yield events(await first)
             async for item in items:
                 if frame := events(item):
                     yield frame
@@ -185,7 +186,7 @@ class StreamFrames:
             opening = builder.opening(index, item)
         if isinstance(item, Chunk):
             return opening + builder.piece(index, item)
-        return opening + (builder.closing(index, item) if isinstance(item, Ending) else builder.step(item))
+        return opening + (builder.closing(index, item) if isinstance(item, Ending) else builder.step(index, item))
 
 
 # --- routes behind an API key ----------------------------------------------------------------------

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 from typing_extensions import TypedDict
 
 from service.errors import MrpServeError
@@ -78,6 +79,8 @@ def install_error_handlers(app: FastAPI, count: CountError, respond: Respond) ->
     @app.exception_handler(HTTPException)
     async def routing(request: Request, error: HTTPException) -> JSONResponse:
         message = f"{request.method} {request.url.path}: {error.detail}"
+        if error.status_code == 404 and (served := _similar_path(app, request)):
+            message += f"; did you mean {served}? It depends on the client's base URL"
         return answer(request, _HttpError(error.status_code, message), dict(error.headers or {}))
 
     @app.exception_handler(ClientDisconnect)
@@ -88,6 +91,17 @@ def install_error_handlers(app: FastAPI, count: CountError, respond: Respond) ->
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         request.scope[LOGGED] = True  # Starlette raises the error again after this handler
         return answer(request, unexpected_error(error, request.scope["request_id"]))
+
+
+def _similar_path(app: FastAPI, request: Request) -> str | None:
+    """The route of a path without `/v1`, or with it twice. None if there is none."""
+    root = request.scope.get("root_path", "")
+    path = request.scope["path"].removeprefix(root)
+    for similar in (f"/v1{path}", path.removeprefix("/v1")):
+        scope = {**request.scope, "path": root + similar}
+        if any(route.matches(scope)[0] is not Match.NONE for route in app.routes):
+            return similar
+    return None
 
 
 def error_json(error: MrpServeError, request_id: str) -> ErrorAnswer:

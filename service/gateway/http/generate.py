@@ -12,27 +12,45 @@ from service.errors import MrpServeError
 from service.gateway.http.driver import Api, ResponseBuilder, Upstream, locked, respond
 from service.gateway.http.errors import error_json
 from service.gateway.http.openapi import generate_docs
-from service.gateway.http.parse import RequestContext, parse_generate, to_replica_request
-from service.gateway.http.protocol import AnswerStats, BlockFrame, DecodedStats, Done, GenerateAnswer, StepFrame, Traced
+from service.gateway.http.parse import RequestContext, further_request, parse_generate, to_replica_request
+from service.gateway.http.protocol import (
+    AnswerStats,
+    BlockFrame,
+    ChoiceIndex,
+    DecodedStats,
+    Done,
+    GenerateAnswer,
+    GenerateAnswers,
+    StepFrame,
+    StopToken,
+    Traced,
+    Usage,
+)
 from service.gateway.http.streams import frame
 from service.quality.schema import knobs_of
 from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 
 
 class GenerateBuilder(ResponseBuilder):
-    """Builds the answer to one POST /generate."""
+    """Builds the answers to one POST /generate."""
 
-    def __init__(self, request: ReplicaRequest, model: str, *, stream: bool) -> None:
-        super().__init__([request], stream=stream)
-        self._request, self._model = request, model
+    def __init__(self, requests: Sequence[ReplicaRequest], model: str, *, stream: bool) -> None:
+        super().__init__(requests, stream=stream)
+        self._model = model
 
-    async def whole(self, answers: Sequence[Answer]) -> GenerateAnswer:
-        [answer] = answers
-        done, traced = self._done(answer.ending), self._traced(answer)
-        return {"text": answer.text, "token_ids": answer.token_ids, **done, **traced}
+    async def whole(self, answers: Sequence[Answer]) -> GenerateAnswer | GenerateAnswers:
+        choices = [self._answer(index, answer) for index, answer in enumerate(answers)]
+        if len(choices) == 1:
+            return choices[0]
+        completion = sum(answer.ending.completion_tokens for answer in answers)
+        return {"choices": choices, "usage": _usage(answers[0].ending.prompt_tokens, completion)}
 
-    def step(self, progress: Progress) -> bytes:
-        return b"".join(frame("step", step) for step in _steps(progress))
+    def _answer(self, index: int, answer: Answer) -> GenerateAnswer:
+        done, record = self._done(index, answer.ending), traced(self.requests[index], answer)
+        return {"text": answer.text, "token_ids": answer.token_ids, **done, **record}
+
+    def step(self, index: int, progress: Progress) -> bytes:
+        return b"".join(frame("step", step) for step in _steps(progress, self._choice(index)))
 
     def piece(self, index: int, chunk: Chunk) -> bytes:
         body: BlockFrame = {
@@ -40,21 +58,22 @@ class GenerateBuilder(ResponseBuilder):
             "text": chunk.text,
             "token_ids": chunk.token_ids,
             "stats": stats_of(chunk.stats),
-            **self._traced(chunk),
+            **traced(self.requests[index], chunk),
+            **self._choice(index),
         }
         return frame("block", body)
 
     def closing(self, index: int, ending: Ending) -> bytes:
-        return frame("done", self._done(ending))
+        return frame("done", self._done(index, ending))
 
     def error(self, error: MrpServeError, request_id: str) -> bytes:
         return frame("error", error_json(error, request_id))
 
-    def _traced(self, part: Answer | Chunk) -> Traced:
-        return {"trace": part.trace} if self._request.return_trace else {}
+    def _choice(self, index: int) -> ChoiceIndex:
+        return {"choice": index} if len(self.requests) > 1 else {}
 
-    def _done(self, ending: Ending) -> Done:
-        request = self._request
+    def _done(self, index: int, ending: Ending) -> Done:
+        request = self.requests[index]
         body: Done = {
             "id": f"gen-{request.request_id}",
             "model": self._model,
@@ -62,22 +81,23 @@ class GenerateBuilder(ResponseBuilder):
             "mode": request.params.mode,
             "knobs": knobs_of(request.params),
             "seed": request.sampling.seed,
-            "usage": {
-                "prompt_tokens": ending.prompt_tokens,
-                "completion_tokens": ending.completion_tokens,
-                "total_tokens": ending.prompt_tokens + ending.completion_tokens,
-            },
+            "usage": _usage(ending.prompt_tokens, ending.completion_tokens),
             "stats": stats_of(ending.stats),
         }
+        if len(self.requests) > 1:
+            body["choice"] = index
         if request.constraint is not None:
             body["constraint_met"] = ending.constraint_met
+        if request.return_step_map:
+            body["stop_token"] = stop_token_of(ending)
         return body
 
 
 def _parse(body: Mapping[str, Any], context: RequestContext) -> GenerateBuilder:
     request = parse_generate(body, context.card.default_mode)
-    replica_request = to_replica_request(request, context, stream=request.stream)
-    return GenerateBuilder(replica_request, context.card.name, stream=request.stream)
+    first = to_replica_request(request, context, stream=request.stream)
+    requests = [first, *(further_request(first, index) for index in range(1, request.n))]
+    return GenerateBuilder(requests, context.card.name, stream=request.stream)
 
 
 GENERATE_API: Final = Api(_parse)
@@ -94,7 +114,7 @@ def generate_router(upstream: Upstream) -> APIRouter:
     return router
 
 
-def _steps(progress: Progress) -> list[StepFrame]:
+def _steps(progress: Progress, choice: ChoiceIndex) -> list[StepFrame]:
     """One frame for each step."""
     return [
         {
@@ -103,6 +123,7 @@ def _steps(progress: Progress) -> list[StepFrame]:
             "texts": {token: progress.texts[token] for token in _tokens(step)},
             "prompt_positions": progress.prompt_positions,
             "ms": milliseconds(progress.total_s),
+            **choice,
         }
         for index, step in enumerate(progress.steps, progress.first)
     ]
@@ -110,6 +131,26 @@ def _steps(progress: Progress) -> list[StepFrame]:
 
 def _tokens(step: TraceStep) -> set[int]:
     return {token for _, token, _ in (*step["revealed"], *step["drafted"])}
+
+
+def traced(request: ReplicaRequest, part: Answer | Chunk) -> Traced:
+    """The record of decoding that a request wants."""
+    record: Traced = {"trace": part.trace} if request.return_trace else {}
+    if request.return_step_map:
+        record["step_map"] = [token.step for token in part.step_map]
+        record["token_logprobs"] = [token.logprob for token in part.step_map]
+    return record
+
+
+def stop_token_of(ending: Ending) -> StopToken | None:
+    """The stop token that ended an answer, None if none did."""
+    if (token := ending.stop_token) is None:
+        return None
+    return {"token_id": token.token, "step": token.step, "logprob": token.logprob}
+
+
+def _usage(prompt: int, completion: int) -> Usage:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def stats_of(stats: Stats) -> AnswerStats:
@@ -134,6 +175,8 @@ def stats_of(stats: Stats) -> AnswerStats:
         "queue_ms": milliseconds(stats.queue_s),
         "first_block_ms": None if first_s is None else milliseconds(first_s),
         "total_ms": milliseconds(stats.total_s),
+        "weight_version": stats.weight_version,
+        "mrp_version": stats.mrp_version,
     }
 
 

@@ -9,7 +9,7 @@ import asyncio
 import ipaddress
 import re
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -120,14 +120,16 @@ class BodyLimit:
 class OriginGate:
     """Answers 403 to requests of other sites' pages. `host`: where the service listens, None for any name.
 
+    `allowed`: the origins whose pages may use the service; `*` is any.
+
     It keeps pages of other sites from using a service without API keys by the browser of somebody who may reach it.
     Browsers say where a request comes from; other clients say nothing and pass. A service on loopback is also asked
     only by names that cannot lead elsewhere, so a page cannot make its own name an address of this machine (DNS
     rebinding).
     """
 
-    def __init__(self, app: ASGIApp, count: CountError, host: str | None = None) -> None:
-        self._app, self._count = app, count
+    def __init__(self, app: ASGIApp, count: CountError, host: str | None = None, allowed: Collection[str] = ()) -> None:
+        self._app, self._count, self._allowed = app, count, allowed
         self._name = host if host is not None and is_local(host) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,10 +151,12 @@ class OriginGate:
         if method in _SAFE or (site := headers.get("sec-fetch-site")) in _OWN_SITE:
             return
         origin = headers.get("origin")
+        if origin is not None and (origin in self._allowed or "*" in self._allowed):
+            return
         if site is not None or (origin is not None and urlsplit(origin).netloc != headers.get("host")):
             raise Forbidden(
                 f"the request comes from a page of another site ({(origin or site or '')[:80]!r}), which without API "
-                "keys is not allowed"
+                "keys is not allowed; the setting `allowed_origins` names the pages that are"
             )
 
 
@@ -173,6 +177,18 @@ def is_local(name: str, *, or_address: bool = False) -> bool:
     except ValueError:
         return False
     return or_address or address.is_loopback
+
+
+class HeadAsGet:
+    """Answers HEAD as GET. Servers leave out the body of such an answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
 
 
 class CancelOnDisconnect:

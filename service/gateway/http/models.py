@@ -1,8 +1,13 @@
-"""The answer of GET /v1/models: the model, its limits, its modes and the presets of `quality`."""
+"""The answer of GET /v1/models: the model, its limits, its modes and the presets of `quality`.
+
+Clients of several APIs read the same list. OpenAI's read `data`. Anthropic's also read each entry's `display_name`, and
+`has_more` of the list. Codex reads `models`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
@@ -63,23 +68,35 @@ class CardExample(TypedDict):
 
 
 class ServedWeights(TypedDict):
-    """The weights that answer: the last part of their name, and their version (0: the weights of the start)."""
+    """The weights that answer, and their version (0: the weights of the start).
+
+    `model`: the last part of their name. A hub model's ends with `@` and its commit.
+    """
 
     model: str
     version: int
 
 
-class Model(TypedDict):
-    """The served model and its limits. `tools`: the format of calls, null if it takes no tools."""
+class ModelName(TypedDict):
+    """A name of the served model, as OpenAI and Anthropic list it. `root`: its name in answers."""
 
     id: str
     object: Literal["model"]
+    type: Literal["model"]
+    display_name: str
     created: int
+    created_at: str
     owned_by: str
+    root: str
+    max_model_len: int
+
+
+class Model(ModelName):
+    """The served model and its limits. `tools`: the format of calls, null if it takes no tools."""
+
     weights: ServedWeights
     block_size: int
     vocab_size: int
-    max_model_len: int
     mrp: Mapping[str, Any] | None
     modes: Sequence[str]
     default_mode: str
@@ -93,28 +110,53 @@ class Model(TypedDict):
 
 
 class Models(TypedDict):
-    """The answer of GET /v1/models."""
+    """The answer of GET /v1/models. `models`: empty, so Codex uses its own instructions and options.
+
+    `data`: the model with all fields, then its further names.
+    """
 
     object: Literal["list"]
-    data: list[Model]
+    data: list[Model | ModelName]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
+    models: list[Any]
 
 
 def models_json(card: ModelCard) -> Models:
-    """OpenAI's list with one model, and the fields that this service adds."""
-    return {"object": "list", "data": [model_json(card)]}
-
-
-def model_json(card: ModelCard) -> Model:
-    """The served model."""
+    """The list of the model's names, the fields of all clients, and the fields that this service adds."""
     return {
-        "id": card.name,
+        "object": "list",
+        "data": [model_json(card), *(_model_name(card, alias) for alias in card.aliases)],
+        "has_more": False,
+        "first_id": card.name,
+        "last_id": (card.name, *card.aliases)[-1],
+        "models": [],
+    }
+
+
+def _model_name(card: ModelCard, name: str) -> ModelName:
+    created = datetime.fromtimestamp(card.created, UTC)
+    return {
+        "id": name,
         "object": "model",
-        "created": 0,
+        "type": "model",
+        "display_name": name,
+        "created": card.created,
+        "created_at": created.isoformat().replace("+00:00", "Z"),
         "owned_by": "mrp-serve",
+        "root": card.name,
+        "max_model_len": card.max_model_len,
+    }
+
+
+def model_json(card: ModelCard, name: str | None = None) -> Model:
+    """The served model. `name`: the name by which it is called."""
+    return {
+        **_model_name(card, name or card.name),
         "weights": {"model": card.weights.name, "version": card.weights.version},
         "block_size": card.block_size,
         "vocab_size": card.vocab_size,
-        "max_model_len": card.max_model_len,
         "mrp": card.mrp,
         "modes": card.modes,
         "default_mode": card.default_mode,

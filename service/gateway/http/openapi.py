@@ -34,6 +34,7 @@ from service.gateway.http.protocol import (
     BlockFrame,
     Done,
     GenerateAnswer,
+    GenerateAnswers,
     GenerateDefault,
     GenerateQuality,
     StepFrame,
@@ -101,6 +102,7 @@ EXAMPLES: Final[Mapping[str, Any]] = {
 _STREAM = (
     "Server-sent events: `block` frames (BlockFrame), then `done` (Done) or `error` (ErrorAnswer). "
     "With `stream_steps` also `step` frames (StepFrame), each before the frame of its block. "
+    "With `n` above 1, the frames of all answers come as they are ready, with the number of their `choice`. "
     "A comment line every 15 s keeps proxies awake."
 )
 
@@ -140,7 +142,10 @@ def generate_docs() -> dict[str, Any]:
     body = GENERATE.json_schema(ref_template=_REF)
     body.pop("$defs")
     body["oneOf"] += [{"$ref": _REF.format(model=model.__name__)} for model in (GenerateDefault, GenerateQuality)]
-    answer = {"model": GenerateAnswer, "content": {"text/event-stream": {"schema": {"description": _STREAM}}}}
+    answer = {
+        "model": GenerateAnswer | GenerateAnswers,
+        "content": {"text/event-stream": {"schema": {"description": _STREAM}}},
+    }
     return {
         "tags": [DECODING],
         "summary": "Continue a prompt, at once or block by block",

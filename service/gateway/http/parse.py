@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
@@ -19,10 +20,12 @@ from service.constraints.constraint import Constraint
 from service.data import Arrival
 from service.decode.modes import KNOBS
 from service.decode.registry import make_mode, these_knobs
-from service.engine.request import SamplingParams
+from service.defaults import DEFAULT_MAX_TOKENS
+from service.engine.request import MAX_SEED, SamplingParams
 from service.errors import InvalidRequest, UnknownModel
+from service.gateway.http.fields import IgnoredFields
 from service.gateway.http.protocol import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Json, ResponseFormat
-from service.settings import nearest
+from service.settings import nearest, similar
 from service.wire import ModelCard, Origin, ReplicaRequest, Weights
 
 #: characters of a value or a name, and problems, that an error shows
@@ -32,6 +35,8 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False)
 #: the fields that constrain an answer; the replica compiles the constraint
 _CONSTRAINTS = ("response_format", "regex", "choice", "grammar")
 _SCHEMA_PARAM = "response_format.json_schema.schema"
+#: the fields that `SamplingParams` has under the same name
+_SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name in GenerateCommon.model_fields)
 #: blocks of a whole answer that come in one chunk
 _TOGETHER = 16
 
@@ -49,7 +54,8 @@ class RequestContext:
     """The source of all fields of a `ReplicaRequest` that do not stand in the body.
 
     `tenant`, `weight`: the name and the weight of the API key. `salted`: makes a cache salt of that key alone.
-    `weights`: the oldest weights that may answer.
+    `weights`: the oldest weights that may answer. `default_max_tokens`: the longest answer of a request without a
+    limit. `ignored`: gets the names of fields that are not served.
     """
 
     card: ModelCard
@@ -59,6 +65,8 @@ class RequestContext:
     salted: Callable[[str], str] = str
     origin: Origin = field(default_factory=Origin)
     weights: Weights | None = None
+    default_max_tokens: int = DEFAULT_MAX_TOKENS
+    ignored: IgnoredFields = field(default_factory=IgnoredFields)
 
 
 def parse_json(body: bytes) -> Json:
@@ -87,13 +95,16 @@ def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateCommon
 
 
 def to_replica_request(
-    request: GenerateCommon, context: RequestContext, *, stream: bool, **fields: Any
+    request: GenerateCommon, context: RequestContext, *, stream: bool, shorten: bool = False, **fields: Any
 ) -> ReplicaRequest:
     """The request for a replica. `fields`: fields that follow from another API's body.
 
-    UnknownModel, or InvalidRequest if the request is over the server's limits.
+    `shorten`: whether `max_new_tokens` may be more than the prompt leaves of the context. A request without a limit may
+    always be shortened. UnknownModel, or InvalidRequest if the request is over the server's limits.
     """
     card, timeout_limit_s = context.card, context.timeout_limit_s
+    limit = request.max_new_tokens or context.default_max_tokens
+    shorten = shorten or request.max_new_tokens is None
     if request.model is not None:
         check_model(request.model, card)
     mode, knobs = _mode_and_knobs(request, card)
@@ -102,22 +113,28 @@ def to_replica_request(
         raise InvalidRequest(
             f"timeout_s is {timeout_s}, allowed is 0 < timeout_s <= {timeout_limit_s}", param="timeout_s"
         )
+    if request.min_tokens > request.max_new_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {request.min_tokens}, allowed are 0 to max_new_tokens, {request.max_new_tokens}",
+            param="min_tokens",
+        )
     if "constraint" not in fields:
         fields["constraint"] = constraint_of(request)
     seed = secrets.randbits(53) if request.seed is None else request.seed
     parsed: Json = {
         "params": make_mode(mode, knobs),
-        "sampling": SamplingParams(
-            temperature=request.temperature, top_p=request.top_p, top_k=request.top_k, seed=seed
-        ),
+        "sampling": SamplingParams(**{name: getattr(request, name) for name in _SAMPLING} | {"seed": seed}),
+        "bad_words": tuple(request.bad_words),
         "text": request.prompt,
         "token_ids": tuple(request.prompt_token_ids) if request.prompt_token_ids else None,
         "messages": tuple(message.model_dump() for message in request.messages) if request.messages else None,
         "return_trace": request.return_trace,
+        "return_step_map": request.return_step_map,
     }
     return ReplicaRequest(
         request_id=secrets.token_hex(12),
-        max_new_tokens=request.max_new_tokens,
+        max_new_tokens=min(limit, card.max_model_len) if shorten else limit,
+        shorten=shorten,
         timeout_s=timeout_s,
         arrived=Arrival.now(),
         stop=tuple(request.stop or ()),
@@ -137,10 +154,17 @@ def to_replica_request(
     )
 
 
+def further_request(request: ReplicaRequest, index: int, **prompt: Any) -> ReplicaRequest:
+    """Answer `index` of a request with several. It has the request's seed + `index`. `prompt`: its own prompt."""
+    seed = (request.sampling.seed + index) % (MAX_SEED + 1)
+    return replace(request, request_id=secrets.token_hex(12), sampling=replace(request.sampling, seed=seed), **prompt)
+
+
 def check_model(name: str, card: ModelCard) -> None:
-    """UnknownModel if `name` is not the served model."""
-    if name != card.name:
-        raise UnknownModel(f"model is {name!r}, served is {card.name!r}", param="model")
+    """UnknownModel if `name` is no name of the served model."""
+    if not card.has_name(name):
+        served = " or ".join(map(repr, (card.name, *card.aliases)))
+        raise UnknownModel(f"model is {name!r}, served is {served}", param="model")
 
 
 def _check_quality_is_alone(body: Mapping[str, Any]) -> None:
@@ -198,7 +222,9 @@ def _of_format(form: ResponseFormat) -> Constraint | None:
         )
     if form.type == "text":
         return None
-    return Constraint.json(schema.schema_ if schema else None, _SCHEMA_PARAM if schema else "response_format")
+    if schema is None:
+        return Constraint.json(None, "response_format")
+    return Constraint.json(schema.schema_, _SCHEMA_PARAM, strict=bool(schema.strict))
 
 
 # --- errors ----------------------------------------------------------------------------------------
@@ -210,10 +236,20 @@ def explain(problems: Sequence[Any], schema: type[BaseModel]) -> InvalidRequest:
     `schema`: the model of the body.
     """
     explained = [_explain(problem, schema) for problem in problems[:_EXPLAINED]]
-    messages = list(dict.fromkeys(message for _, message in explained))
+    messages = _with_lists_once(dict.fromkeys(message for _, message in explained))
     if len(problems) > _EXPLAINED:
         messages.append(f"and {len(problems) - _EXPLAINED} more")
     return InvalidRequest("; ".join(messages), param=explained[0][0])
+
+
+def _with_lists_once(messages: Iterable[str]) -> list[str]:
+    """The messages. Only the first of those with the same list of fields has it."""
+    shortened, lists = list[str](), set[str]()
+    for message in messages:
+        rest, _, fields = message.partition("; known are ")
+        shortened.append(rest if fields in lists else message)
+        lists.add(fields)
+    return shortened
 
 
 def _explain(problem: Mapping[str, Any], schema: type[BaseModel]) -> tuple[str | None, str]:
@@ -240,7 +276,7 @@ def _unknown(path: Sequence[str | int], mode: str | None, schema: type[BaseModel
         used = sorted(set(KNOBS) & set(REQUESTS[mode].model_fields))
         return f"mode {mode!r} does not use {name} ({', '.join(users)} do); {these_knobs(used)}"
     names = {field for schema in REQUESTS.values() for field in schema.model_fields}
-    return f"{name!r} is not a field; {nearest(name, names)}"
+    return f"{name!r} is not a field{similar(name, names)}"
 
 
 def _fields_of(path: Sequence[str | int], schema: type[BaseModel]) -> list[str]:

@@ -34,7 +34,7 @@ from typing_extensions import TypedDict
 from service.constraints.constraint import MAX_CHOICES, MAX_GRAMMAR, MAX_REGEX
 from service.decode.knobs import AUTO, Knob, KnobValue, knobs_in
 from service.decode.modes import KNOBS, MODES
-from service.engine.request import MAX_SEED, FinishReason
+from service.engine.request import MAX_LOGIT_BIAS, MAX_SEED, FinishReason
 from service.errors import InvalidRequest
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
 from service.quality.schema import QualityName
@@ -44,8 +44,12 @@ Json = dict[str, Any]
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 MAX_STOPS = 16
+MAX_BIASED = 1024
+MAX_BAD_WORDS = 256
 MAX_SALT = 256
 MAX_CACHE_KEY = 512
+#: the most answers of one request, over all its prompts
+MAX_ANSWERS = 128
 MAX_NEW_TOKENS = 2**31 - 1  # longer than any model; bounds the numbers in error messages
 
 StopText = Annotated[str, Field(min_length=1)]
@@ -100,8 +104,15 @@ ONE_PROMPT: list[JsonValue] = [
 TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
 
 
+#: JSON has texts as keys
+LogitBias = dict[
+    Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
+]
+BadWord = Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]
+
+
 class JsonSchemaFormat(StrictModel):
-    """A JSON schema as OpenAI's clients send it. `strict` changes nothing, the schema always holds."""
+    """A JSON schema as OpenAI's clients send it. `strict`: unsupported keywords are refused; else they are ignored."""
 
     name: Annotated[str, Field(max_length=64)] | None = None
     description: str | None = None
@@ -144,11 +155,29 @@ class GenerateCommon(StrictModel):
     )
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = Field(None, description="a chat")
     model: str | None = Field(None, description="name of the served model, as in GET /v1/models")
-    max_new_tokens: int = Field(256, ge=1, le=MAX_NEW_TOKENS, description="at most the model's length less the prompt")
+    max_new_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_NEW_TOKENS,
+        description="at most the rest of the context after the prompt; default: the rest, up to the server's "
+        "`default_max_tokens`",
+    )
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, description="0: off")
+    min_p: float = Field(0.0, ge=0, le=1, description="only tokens at least `min_p` times as likely as the likeliest")
     seed: int | None = Field(None, ge=0, le=MAX_SEED, description="default: random; the answer contains it")
+    n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers to the prompt; answer i has the seed `seed` + i")
+    repetition_penalty: float = Field(
+        1.0, ge=0.01, le=100, description="divides the logits of tokens of prompt and answer; 1: off"
+    )
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, description="subtracted for each occurrence in the answer")
+    presence_penalty: float = Field(0.0, ge=-2, le=2, description="subtracted for tokens of the answer")
+    logit_bias: LogitBias = Field({}, max_length=MAX_BIASED, description="token id -> number added to its logit")
+    min_tokens: int = Field(0, ge=0, le=MAX_NEW_TOKENS, description="tokens before the first stop token or text")
+    bad_words: Annotated[list[BadWord], Field(fail_fast=True)] = Field(
+        [], max_length=MAX_BAD_WORDS, description="words that the answer does not contain"
+    )
     stop: StopTexts | None = Field(None, description="one to 16 texts that end the answer; not returned")
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] = Field(
         [], max_length=1024, description="ids that end the answer"
@@ -161,6 +190,9 @@ class GenerateCommon(StrictModel):
     stream: bool = Field(False, description="server-sent events, one per block")
     timeout_s: float | None = Field(None, gt=0, description="default and maximum: the server's limit")
     return_trace: bool = Field(False, description="return the denoising history")
+    return_step_map: bool = Field(
+        False, description="return the number of each token's denoising step, and the token's log-probability there"
+    )
     stream_steps: bool = Field(
         False, description="with `stream`: also an event for each decoding step, while its block is decoded"
     )
@@ -268,6 +300,9 @@ class AnswerStats(TypedDict):
 
     `forced_tokens`: tokens that a constraint forced, for which no forward was needed.
 
+    `weight_version`: the version of the weights that answered. `mrp_version`: the version that MRP came with, null
+    without MRP. If it is lower, drafts come from an older module.
+
     Times count from the arrival of the request at the ingress.
     """
 
@@ -283,6 +318,8 @@ class AnswerStats(TypedDict):
     queue_ms: float
     first_block_ms: float | None
     total_ms: float
+    weight_version: int
+    mrp_version: int | None
 
 
 class DecodedStats(AnswerStats):
@@ -302,7 +339,13 @@ class Usage(TypedDict):
     total_tokens: int
 
 
-class StepFrame(TraceStep):
+class ChoiceIndex(TypedDict):
+    """The number of an answer. Only there if the request has more than one, by `n`."""
+
+    choice: NotRequired[int]
+
+
+class StepFrame(TraceStep, ChoiceIndex):
     """A frame of a stream with `stream_steps`: one decision, before the frame of its block.
 
     `step`: its number in the block. A number that comes again replaces that step and those after it: another replica
@@ -317,15 +360,30 @@ class StepFrame(TraceStep):
 
 
 class Traced(TypedDict):
-    """The decisions of decoding, if the request wants them."""
+    """The decisions of decoding, with `return_trace`. With `return_step_map`, a number for each of `token_ids`.
+
+    `step_map`: the number of the step that revealed the token, over the whole answer, from 1. `speculative` counts the
+    steps of the mode that it verifies. `token_logprobs`: the token's log-probability at that step.
+    """
 
     trace: NotRequired[Sequence[TraceStep]]
+    step_map: NotRequired[Sequence[int]]
+    token_logprobs: NotRequired[Sequence[float]]
 
 
-class Done(TypedDict):
+class StopToken(TypedDict):
+    """The stop token that ended the answer, which is not among `token_ids`, with its step and log-probability."""
+
+    token_id: int
+    step: int
+    logprob: float
+
+
+class Done(ChoiceIndex):
     """The last frame of a stream: the answer without the fields that earlier frames had.
 
-    `constraint_met`: whether the answer satisfies the request's constraint; only there if it has one.
+    `constraint_met`: whether the answer satisfies the request's constraint; only there if it has one. `stop_token`:
+    only there with `return_step_map`; null if no stop token ended the answer.
     """
 
     id: str
@@ -337,6 +395,7 @@ class Done(TypedDict):
     usage: Usage
     stats: AnswerStats
     constraint_met: NotRequired[bool | None]
+    stop_token: NotRequired[StopToken | None]
 
 
 class GenerateAnswer(Done, Traced):
@@ -346,7 +405,14 @@ class GenerateAnswer(Done, Traced):
     token_ids: Sequence[int]
 
 
-class BlockFrame(Traced):
+class GenerateAnswers(TypedDict):
+    """The answers of POST /generate with `n` above 1. `usage` counts the prompt once."""
+
+    choices: list[GenerateAnswer]
+    usage: Usage
+
+
+class BlockFrame(Traced, ChoiceIndex):
     """A frame of a stream: one finished block."""
 
     index: int

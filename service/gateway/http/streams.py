@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
@@ -14,6 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_S = 15.0
+#: seconds for which a stream's status waits for its first item, so that an error before it has its own status
+STATUS_S = 2.0
 
 MEDIA_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -27,11 +29,16 @@ def frame(event: str, data: Any) -> bytes:
 
 
 class FrameStream(StreamingResponse):
-    """A response made of frames. The frames and their items are closed however the response ends."""
+    """A response made of frames. The frames and their items are closed however the response ends.
 
-    def __init__(self, frames: AsyncGenerator[bytes], items: AsyncGenerator[Any]) -> None:
+    `headers`: further headers.
+    """
+
+    def __init__(
+        self, frames: AsyncGenerator[bytes], items: AsyncGenerator[Any], headers: Mapping[str, str] = {}
+    ) -> None:
         self._frames, self._items = frames, items
-        super().__init__(self._frames, media_type=MEDIA_TYPE, headers=HEADERS)
+        super().__init__(self._frames, media_type=MEDIA_TYPE, headers={**HEADERS, **headers})
 
     async def stream_response(self, send: Send) -> None:
         """Sends the frames, and comments while none comes."""
@@ -78,13 +85,18 @@ async def kept_alive(send: Send, period_s: float) -> AsyncIterator[Send]:
         raise group.exceptions[0] from None
 
 
-async def first_of(items: AsyncGenerator[_T]) -> _T:
-    """The first item. If it raises, `items` is closed."""
+async def first_of(items: AsyncGenerator[_T], within_s: float) -> asyncio.Future[_T]:
+    """The first item, which may still be to come after `within_s` seconds. If it raises before, `items` is closed."""
+    first = _following(items)
     try:
-        return await anext(items)
+        await asyncio.wait([first], timeout=within_s)
+        if first.done():
+            first.result()
     except BaseException:
-        await items.aclose()
+        first.cancel()
+        await _finished(_close([first], [items]))
         raise
+    return first
 
 
 async def all_of(jobs: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
@@ -120,7 +132,8 @@ async def merged(streams: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[
         await _finished(_close(list(pending), streams))
 
 
-def _following(stream: AsyncGenerator[_T]) -> asyncio.Future[_T | None]:
+def _following(stream: AsyncGenerator[_T]) -> asyncio.Future[Any]:
+    """The next item, None after the last."""
     return asyncio.ensure_future(anext(stream, None))
 
 

@@ -19,7 +19,7 @@ from pydantic_core import to_json
 from service.errors import MrpServeError
 from service.gateway.errors import openai_error
 from service.gateway.http.driver import ResponseBuilder
-from service.gateway.http.generate import decoded_stats
+from service.gateway.http.generate import decoded_stats, stop_token_of, traced
 from service.gateway.http.protocol import Json
 from service.gateway.openai.logprobs import TokenLogprob, token_logprobs
 from service.gateway.openai.protocol import (
@@ -54,7 +54,6 @@ class AnswerOptions:
     n: int
     include_usage: bool
     alternatives: int | None
-    return_trace: bool
     answer_format: tools.AnswerFormat
 
 
@@ -160,15 +159,16 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     def _tokens(self, index: int, part: Answer | Chunk) -> ChoiceTokens:
         logprobs = None
         if self._options.alternatives is not None:
-            logprobs = self._logprobs(token_logprobs(part.pieces, part.trace, self._written[index]))
+            logprobs = self._logprobs(token_logprobs(part, self._written[index]))
             self._written[index] += sum(len(piece.delta) for piece in part.pieces)
-        tokens: ChoiceTokens = {"logprobs": logprobs, "token_ids": part.token_ids}
-        if self._options.return_trace:
-            tokens["trace"] = part.trace
-        return tokens
+        return {"logprobs": logprobs, "token_ids": part.token_ids, **traced(self.requests[index], part)}
 
     def _met(self, index: int, ending: Ending) -> Met:
-        return {} if self.requests[index].constraint is None else {"constraint_met": ending.constraint_met}
+        request = self.requests[index]
+        met: Met = {} if request.constraint is None else {"constraint_met": ending.constraint_met}
+        if request.return_step_map:
+            met["stop_token"] = stop_token_of(ending)
+        return met
 
     def _usage(self) -> OpenAiUsage:
         """The token counts. A prompt counts once, however many answers it gets."""

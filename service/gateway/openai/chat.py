@@ -8,41 +8,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidRequest
-from service.gateway.http.protocol import StrictModel
-from service.text.tools import assistant_message, parse_arguments, tool_message
+from service.gateway.http.api_requests import LenientModel
+from service.gateway.http.content import part_text
+from service.text.tools import assistant_message, past_arguments, tool_message
 
 
 def _text_of(content: object) -> object:
-    """The text of a message. Parts of a text are joined."""
+    """The text of a message. Parts of a text are joined, other parts leave a placeholder or nothing."""
     if not isinstance(content, list):
         return content
-    if not content:
-        raise PydanticCustomError("content", "a text or a list of text parts is expected, none is given")
-    texts = []
-    for part in content:
-        if not (isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            raise PydanticCustomError("content", "a text or a list of text parts is expected")
-        texts.append(part["text"])
-    return "".join(texts)
+    texts = [part_text(part) for part in content]
+    if None in texts:
+        raise PydanticCustomError("content", "a text or a list of parts is expected, text parts with a text")
+    return "".join(text or "" for text in texts)
 
 
 def _filled(message: object) -> object:
-    """A message without its null fields. OpenAI's client dumps an answer with many of them."""
-    filled = _received(message)
-    if not isinstance(filled, Mapping):
-        return filled
-    return {name: value for name, value in filled.items() if value is not None and (value != [] or name == "content")}
-
-
-def _received(value: object) -> object:
-    """A part of a message without the fields that OpenAI's client adds to a received answer."""
-    if not isinstance(value, Mapping):
-        return value
-    return {name: field for name, field in value.items() if name not in {"parsed", "parsed_arguments", "index"}}
+    """A message without its null fields, and without calls of tools that are no functions."""
+    if not isinstance(message, Mapping):
+        return message
+    filled = {name: value for name, value in message.items() if value is not None}
+    if isinstance(calls := filled.get("tool_calls"), list):
+        filled["tool_calls"] = [
+            call for call in calls if not isinstance(call, Mapping) or call.get("type") in (None, "function")
+        ]
+    return filled
 
 
 class TextPart(BaseModel):
@@ -52,106 +46,80 @@ class TextPart(BaseModel):
     text: str
 
 
-TextParts = Annotated[list[TextPart], Field(min_length=1)]
-Text = Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | TextParts)]
+Text = Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | list[TextPart])]
 
 
-class CalledFunction(StrictModel):
-    """The function of a call. `arguments`: a JSON object as text."""
+class CalledFunction(LenientModel):
+    """The function of a call. `arguments`: a JSON object as text. A text that was cut gives its complete part."""
 
     name: str
-    arguments: str
+    arguments: Annotated[dict[str, Any], BeforeValidator(past_arguments, json_schema_input_type=str)] = {}  # noqa: RUF012
 
 
-class MessageCall(StrictModel):
+class MessageCall(LenientModel):
     """A call of a tool that the model made."""
 
     id: str
-    type: Literal["function"] = "function"
-    function: Annotated[CalledFunction, BeforeValidator(_received, json_schema_input_type=CalledFunction)]
+    function: CalledFunction
 
 
-ReceivedCall = Annotated[MessageCall, BeforeValidator(_received, json_schema_input_type=MessageCall)]
-
-
-class ChatMessage(StrictModel):
-    """One message, of any role."""
+class ChatMessage(LenientModel):
+    """One message, of any role. Further fields are ignored: clients send their histories as they got them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | None = None
-    tool_calls: Annotated[list[ReceivedCall], Field(fail_fast=True)] | None = None
+    content: Text = ""
+    tool_calls: Annotated[list[MessageCall], Field(fail_fast=True)] = []  # noqa: RUF012
     tool_call_id: str | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
+    reasoning_content: str | None = Field(None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
 
     @model_validator(mode="after")
-    def _fields_of_its_role(self) -> ChatMessage:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise PydanticCustomError("content", "content is missing")
-        owned = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool", "name": "tool"}
-        for name, role in owned.items():
-            if getattr(self, name) is not None and self.role != role:
-                raise PydanticCustomError("role", f"only messages of the role {role} have {name}")
+    def _result_of_a_call(self) -> ChatMessage:
         if self.role == "tool" and self.tool_call_id is None:
             raise PydanticCustomError("tool_call_id", "tool_call_id is missing, a message of the role tool has one")
         return self
 
 
-class SpokenMessage(StrictModel):
+class SpokenMessage(LenientModel):
     """A message to the model. The role `developer` is OpenAI's newer name for `system`."""
 
     role: Literal["system", "developer", "user"]
     content: Text
 
 
-class AssistantTextMessage(StrictModel):
-    """A text of the model. `reasoning_content`: its thinking before."""
-
-    role: Literal["assistant"]
-    content: Text
-    tool_calls: Annotated[list[MessageCall], Field(max_length=0)] | None = None
-    reasoning_content: str | None = None
-
-
-class AssistantCallMessage(StrictModel):
-    """A message of the model with calls of tools."""
+class SpokenByAssistant(LenientModel):
+    """A message of the model. `reasoning_content`: its thinking before, also named `reasoning`."""
 
     role: Literal["assistant"]
     content: Text | None = None
-    tool_calls: Annotated[list[MessageCall], Field(min_length=1)]
+    tool_calls: list[MessageCall] | None = None
     reasoning_content: str | None = None
 
 
-class ToolMessage(StrictModel):
-    """The result of a call. `name` changes nothing: the call has the tool's name."""
+class ToolMessage(LenientModel):
+    """The result of a call."""
 
     role: Literal["tool"]
-    content: Text
+    content: Text | None = None
     tool_call_id: str
-    name: str | None = None
 
 
 #: the messages as the documentation shows them
-_Documented = SpokenMessage | AssistantTextMessage | AssistantCallMessage | ToolMessage
+_Documented = SpokenMessage | SpokenByAssistant | ToolMessage
 ReceivedMessage = Annotated[ChatMessage, BeforeValidator(_filled, json_schema_input_type=_Documented)]
 
 
 def for_template(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
-    """The messages as chat templates take them. InvalidRequest if arguments are no JSON, or a result has no call."""
+    """The messages as chat templates take them. InvalidRequest if a result has no call."""
     called: dict[str, str] = {}
     return tuple(_for_template(message, f"messages.{index}", called) for index, message in enumerate(messages))
 
 
 def _for_template(message: ChatMessage, param: str, called: dict[str, str]) -> dict[str, Any]:
     """One message. `called`: id -> name of the calls before, to which its own are added."""
-    content = message.content or ""
     if message.role == "assistant":
-        calls = []
-        for index, call in enumerate(message.tool_calls or ()):
-            called[call.id] = call.function.name
-            location = f"{param}.tool_calls.{index}.function.arguments"
-            calls.append((call.id, call.function.name, parse_arguments(call.function.arguments, location)))
-        return assistant_message(content, calls, message.reasoning_content or "")
+        called.update((call.id, call.function.name) for call in message.tool_calls)
+        calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls]
+        return assistant_message(message.content, calls, message.reasoning_content or "")
     if message.role == "tool":
         call_id = message.tool_call_id or ""
         if call_id not in called:
@@ -159,5 +127,5 @@ def _for_template(message: ChatMessage, param: str, called: dict[str, str]) -> d
                 f"{param}.tool_call_id is {call_id[:80]!r}, which is the id of no call in the messages before",
                 param=f"{param}.tool_call_id",
             )
-        return tool_message(call_id, called[call_id], content)
-    return {"role": "system" if message.role == "developer" else message.role, "content": content}
+        return tool_message(call_id, called[call_id], message.content)
+    return {"role": "system" if message.role == "developer" else message.role, "content": message.content}

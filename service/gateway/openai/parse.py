@@ -5,83 +5,120 @@ The validation of POST /generate parses the fields that both APIs share.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from msgspec.structs import replace
-
-from service.engine.request import MAX_SEED
 from service.errors import InvalidRequest
 from service.gateway.http.api_requests import (
     PASSED,
-    BodyFields,
     ChatPrompt,
     chat_fields,
-    parse_own,
+    parse_body,
     parse_shared,
     parse_shared_of_chat,
+    with_tools_served,
 )
-from service.gateway.http.parse import RequestContext, to_replica_request
-from service.gateway.http.protocol import GenerateCommon, Json
+from service.gateway.http.content import check_last_turn
+from service.gateway.http.fields import BodyFields
+from service.gateway.http.parse import RequestContext, further_request, to_replica_request
+from service.gateway.http.protocol import MAX_ANSWERS, Json
 from service.gateway.openai import protocol
 from service.gateway.openai.builder import AnswerOptions, ChatBuilder, CompletionBuilder
 from service.gateway.openai.chat import for_template
 from service.text.tools import AnswerFormat, Tool, ToolUse
-from service.wire import ModelCard, ReplicaRequest
 
-#: OpenAI's default for completions; chats have the default of POST /generate
+#: the default of completions at OpenAI, vLLM and SGLang: a text to be continued has no end of its own
 _COMPLETION_TOKENS = 16
 
-_NO_OPS: Mapping[str, tuple[Any, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "frequency_penalty": (0,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "logit_bias": ({},),
+#: fields of OpenAI, vLLM and SGLang -> their values that ask for nothing
+NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (True, False),
+    "background": (False,),
+    "continue_final_message": (False,),
+    "detokenize": (True,),
+    "early_stopping": (False,),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
     "modalities": (["text"],),
-    "moderation": (),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "reasoning_effort": ("none",),
+    "prompt_logprobs": (0,),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
     "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),
     "store": (False,),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "verbosity": ("medium",),
-    "web_search_options": (),
+    "stream_reasoning": (True, False),
+    "truncation": ("disabled",),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
 }
 
-_HINTS = frozenset({"metadata", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "user"})
+#: field that a client relies on -> the field that serves the purpose, or an empty text
+REFUSED: Final[Mapping[str, str]] = {
+    "add_generation_prompt": "",
+    "audio": "",
+    "continue_final_message": "",
+    "include_stop_str_in_output": "",
+    "max_new_tokens": "max_tokens",
+    "modalities": "",
+    "prompt_logprobs": "",
+    "stop_sequences": "stop",
+}
 
-FIELDS = BodyFields(PASSED, _NO_OPS, _HINTS)
+#: labels, and requests for fields that every answer has
+HINTS: Final = frozenset(
+    {
+        "client_metadata",
+        "metadata",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "return_token_ids",
+        "safety_identifier",
+        "user",
+    }
+)
+
+COMPLETION_FIELDS = BodyFields(
+    PASSED | {"return_step_map"},
+    {**NEUTRAL, "best_of": (1,), "suffix": ("",), "tool_choice": ("none", "auto"), "tools": ([],)},
+    {**REFUSED, "messages": "prompt", "suffix": "", "tools": ""},
+    HINTS,
+)
+CHAT_FIELDS = BodyFields(
+    PASSED | {"return_step_map"},
+    {**NEUTRAL, "echo": (False,), "function_call": ("none", "auto"), "functions": ([],), "verbosity": ("medium",)},
+    {**REFUSED, "echo": "", "function_call": "tool_choice", "functions": "tools"},
+    HINTS,
+)
 
 _Request = TypeVar("_Request", bound=protocol.OpenAiRequest)
 
 
 def parse_completion(body: Mapping[str, Any], context: RequestContext) -> CompletionBuilder:
     """Parses a body of POST /v1/completions. Raises InvalidRequest or UnknownModel with the reason."""
-    request, shared = _parse(_without_best_of(body), protocol.CompletionRequest, context.card)
+    request, shared = _parse(_without_best_of(body), protocol.CompletionRequest, COMPLETION_FIELDS, context)
     _check_completion(request)
     shared["max_new_tokens"] = request.max_tokens or _COMPLETION_TOKENS
     first = request.prompt[0]
     shared |= {"prompt": first} if isinstance(first, str) else {"prompt_token_ids": list(first)}
     common = parse_shared(shared, context.card, protocol.MAX_TEMPERATURE)
-    fields = _logprobs_fields(common, request.logprobs)
-    replica_request = to_replica_request(common, context, stream=request.stream, **fields)
+    fields = _logprobs_fields(request.logprobs)
+    replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
     prompts = [prompt for prompt in request.prompt for _ in range(request.n)]
-    further = [_choice(replica_request, index, _prompt(prompts[index])) for index in range(1, len(prompts))]
+    further = [further_request(replica_request, index, **_prompt(prompts[index])) for index in range(1, len(prompts))]
     echoes = [prompt if request.echo and isinstance(prompt, str) else "" for prompt in prompts]
-    options = _options(request, common, request.logprobs)
+    options = _options(request, request.logprobs)
     return CompletionBuilder([replica_request, *further], context.card.name, options, echoes)
 
 
 def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
     """Parses a body of POST /v1/chat/completions. Raises InvalidRequest or UnknownModel with the reason."""
-    request, shared = _parse(body, protocol.ChatRequest, context.card)
+    check_last_turn(body.get("messages"), "messages")
+    body = with_tools_served(body, "function", context.ignored)
+    request, shared = _parse(body, protocol.ChatRequest, CHAT_FIELDS, context)
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise InvalidRequest(
@@ -97,18 +134,19 @@ def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
     common = parse_shared_of_chat(shared, context.card, protocol.MAX_TEMPERATURE)
     thinks = think(request.reasoning_effort, request.chat_template_kwargs)
     chat = ChatPrompt(for_template(request.messages), _tool_use(request), *thinks)
-    fields, answer_format = chat_fields(common, chat, context.card)
-    fields |= _logprobs_fields(common, alternatives)
-    replica_request = to_replica_request(common, context, stream=request.stream, **fields)
-    further = [_choice(replica_request, index, {}) for index in range(1, request.n)]
-    options = _options(request, common, alternatives, answer_format)
+    fields, answer_format = chat_fields(common, chat, context)
+    fields |= _logprobs_fields(alternatives)
+    replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
+    further = [further_request(replica_request, index) for index in range(1, request.n)]
+    options = _options(request, alternatives, answer_format)
     return ChatBuilder([replica_request, *further], context.card.name, options)
 
 
-def _parse(body: Mapping[str, Any], schema: type[_Request], card: ModelCard) -> tuple[_Request, dict[str, Any]]:
+def _parse(
+    body: Mapping[str, Any], schema: type[_Request], fields: BodyFields, context: RequestContext
+) -> tuple[_Request, dict[str, Any]]:
     """OpenAI's own fields as a typed request, and the other fields, which are not parsed yet."""
-    fields, shared = FIELDS.split(body, schema)
-    request = parse_own(fields, schema, card)
+    request, shared = parse_body(body, fields, schema, context)
     if request.stream_options and not request.stream:
         raise InvalidRequest("stream_options are given, which need stream true", param="stream_options")
     return request, shared
@@ -122,9 +160,9 @@ def _without_best_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_completion(request: protocol.CompletionRequest) -> None:
     count = request.n * len(request.prompt)
-    if count > protocol.MAX_ANSWERS:
+    if count > MAX_ANSWERS:
         raise InvalidRequest(
-            f"{len(request.prompt)} prompts with n {request.n} are {count} answers, allowed are {protocol.MAX_ANSWERS}",
+            f"{len(request.prompt)} prompts with n {request.n} are {count} answers, allowed are {MAX_ANSWERS}",
             param="n",
         )
     if request.echo and not all(isinstance(prompt, str) for prompt in request.prompt):
@@ -137,32 +175,16 @@ def _prompt(prompt: protocol.CompletionPrompt) -> Json:
     return {"text": prompt, "token_ids": None} if isinstance(prompt, str) else {"text": None, "token_ids": prompt}
 
 
-def _logprobs_fields(common: GenerateCommon, alternatives: int | None) -> Json:
+def _logprobs_fields(alternatives: int | None) -> Json:
     """The fields of a request from which log-probabilities are read. `alternatives`: per token, None for none."""
-    wants = alternatives is not None
-    return {
-        "return_trace": wants or common.return_trace,
-        "return_pieces": wants,
-        "top_logprobs": alternatives or 0,
-    }
-
-
-def _choice(request: ReplicaRequest, index: int, prompt: Json) -> ReplicaRequest:
-    """A further choice. Choice i has the request's seed + i."""
-    seed = (request.sampling.seed + index) % (MAX_SEED + 1)
-    return replace(request, request_id=secrets.token_hex(12), sampling=replace(request.sampling, seed=seed), **prompt)
+    return {"return_pieces": alternatives is not None, "top_logprobs": alternatives or 0}
 
 
 def _options(
-    request: protocol.OpenAiRequest,
-    common: GenerateCommon,
-    alternatives: int | None,
-    answer_format: AnswerFormat | None = None,
+    request: protocol.OpenAiRequest, alternatives: int | None, answer_format: AnswerFormat | None = None
 ) -> AnswerOptions:
-    usage = bool((request.stream_options or {}).get("include_usage"))
-    return AnswerOptions(
-        request.stream, request.n, usage, alternatives, common.return_trace, answer_format or AnswerFormat()
-    )
+    usage = request.stream_options is not None and request.stream_options.include_usage
+    return AnswerOptions(request.stream, request.n, usage, alternatives, answer_format or AnswerFormat())
 
 
 # --- tools and thinking ----------------------------------------------------------------------------
@@ -170,8 +192,11 @@ def _options(
 
 def _tool_use(request: protocol.ChatRequest) -> ToolUse | None:
     """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
-    functions = (spec.function for spec in request.tools)
-    tools = tuple(Tool(function.name, function.description, function.parameters) for function in functions)
+    functions = enumerate(spec.function for spec in request.tools)
+    tools = tuple(
+        Tool(item.name, item.description, item.parameters, bool(item.strict), f"tools.{index}.function.parameters")
+        for index, item in functions
+    )
     choice, parallel = request.tool_choice, request.parallel_tool_calls
     if isinstance(choice, protocol.NamedTool):
         return ToolUse(tools, "required", (choice.function.name,), parallel=False)

@@ -13,13 +13,18 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from service.gateway.http.api_requests import ApiRequest, ToolName
-from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json, StrictModel, Usage
+from service.gateway.http.protocol import (
+    MAX_ANSWERS,
+    MAX_NEW_TOKENS,
+    DecodedStats,
+    Json,
+    StopToken,
+    StrictModel,
+    Traced,
+    Usage,
+)
 from service.gateway.openai.chat import ReceivedMessage
 from service.text.tools.calls import MAX_TOOLS
-from service.wire import TraceStep
-
-#: the most choices of one request, over all its prompts
-MAX_ANSWERS = 128
 
 #: OpenAI's limit; POST /generate allows higher temperatures
 MAX_TEMPERATURE = 2
@@ -61,11 +66,11 @@ def _prompt_of(value: object) -> CompletionPrompt | None:
 
 
 #: how much a model is to think; only `none` differs from the others
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class FunctionSpec(StrictModel):
-    """A function. `strict` changes nothing: arguments always fit the schema `parameters`."""
+    """A function. `strict`: unsupported keywords of `parameters` are refused; else they are ignored."""
 
     name: ToolName
     description: str | None = None
@@ -126,8 +131,12 @@ class TemplateOptions(StrictModel):
     enable_thinking: bool | None = None
 
 
-#: load clients send vLLM's `continuous_usage_stats` with `include_usage`
-StreamOption = Literal["include_usage", "include_obfuscation", "continuous_usage_stats"]
+class StreamOptions(StrictModel):
+    """What a stream has. Load clients send vLLM's `continuous_usage_stats`, which has no effect."""
+
+    include_usage: bool = Field(False, description="a last frame with the token counts; other frames have none")
+    include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
 
 
 class OpenAiRequest(ApiRequest):
@@ -135,12 +144,14 @@ class OpenAiRequest(ApiRequest):
 
     n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers per prompt; answer i has the seed `seed` + i")
     max_tokens: int | None = Field(
-        None, ge=1, le=MAX_NEW_TOKENS, description="default: 16 for completions, 256 for chats"
+        None,
+        ge=1,
+        le=MAX_NEW_TOKENS,
+        description="may be more than the prompt leaves of the context; default: 16 for completions; for chats the "
+        "rest of the context, up to the server's `default_max_tokens`",
     )
     stream: bool = Field(False, description="server-sent events, one per block, then [DONE]")
-    stream_options: dict[StreamOption, bool] | None = Field(
-        None, description="include_usage: a last frame with the token counts; other frames have none"
-    )
+    stream_options: StreamOptions | None = None
 
 
 class CompletionRequest(OpenAiRequest):
@@ -183,17 +194,20 @@ FinishReasonName = Literal["stop", "length", "tool_calls"]
 
 
 class Met(TypedDict):
-    """Whether the answer satisfies the request's constraint; only there if it has one."""
+    """Whether the answer satisfies the request's constraint; only there if it has one.
+
+    `stop_token`: only there with `return_step_map`; null if no stop token ended the answer.
+    """
 
     constraint_met: NotRequired[bool | None]
+    stop_token: NotRequired[StopToken | None]
 
 
-class ChoiceTokens(TypedDict):
+class ChoiceTokens(Traced):
     """The tokens of a choice, or of a part of it."""
 
     logprobs: Json | None
     token_ids: Sequence[int]
-    trace: NotRequired[Sequence[TraceStep]]
 
 
 class ChoiceEnd(ChoiceTokens, Met):

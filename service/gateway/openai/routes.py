@@ -8,13 +8,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from service.gateway.errors import OpenAiErrorAnswer, in_openai_terms
-from service.gateway.http.api_requests import BodyFields
 from service.gateway.http.driver import Api, JsonAnswer, Upstream, locked, respond
 from service.gateway.http.errors import renamed
+from service.gateway.http.fields import BodyFields
 from service.gateway.http.models import Model, model_json
 from service.gateway.http.openapi import body_docs, errors, route_docs, shared_schema
 from service.gateway.http.parse import check_model
-from service.gateway.openai.parse import FIELDS, parse_chat, parse_completion
+from service.gateway.openai.parse import CHAT_FIELDS, COMPLETION_FIELDS, parse_chat, parse_completion
 from service.gateway.openai.protocol import (
     MAX_TEMPERATURE,
     ChatCompletion,
@@ -42,11 +42,12 @@ _CHAT: Final = {
     "stream": True,
 }
 
+_RESPONSE_NAMES: Final = {"max_new_tokens": "max_output_tokens", "messages": "input"}
 _RESPONSE: Final = {"model": "demo", "input": "12+5=", "max_output_tokens": 64}
 
 COMPLETIONS: Final = Api(parse_completion, lambda error, _: in_openai_terms(error))
 CHAT: Final = Api(parse_chat, lambda error, _: in_openai_terms(error))
-RESPONSES: Final = Api(parse_responses, lambda error, _: renamed(error, {"max_new_tokens": "max_output_tokens"}))
+RESPONSES: Final = Api(parse_responses, lambda error, _: renamed(error, _RESPONSE_NAMES))
 
 
 def openai_router(upstream: Upstream) -> APIRouter:
@@ -57,11 +58,11 @@ def openai_router(upstream: Upstream) -> APIRouter:
     chat = _docs("Chat completions as OpenAI's client asks for them", ChatCompletion, _COMPLETION_STREAM)
     response = _docs("Responses as OpenAI's client asks for them, without state", ResponseObject, _RESPONSE_STREAM)
 
-    @router.post("/completions", **completion, **_body(CompletionRequest, FIELDS, _COMPLETION))
+    @router.post("/completions", **completion, **_body(CompletionRequest, COMPLETION_FIELDS, _COMPLETION))
     async def completions(request: Request) -> Response:
         return await respond(COMPLETIONS, upstream, request)
 
-    @router.post("/chat/completions", **chat, **_body(ChatRequest, FIELDS, _CHAT))
+    @router.post("/chat/completions", **chat, **_body(ChatRequest, CHAT_FIELDS, _CHAT))
     async def chat_completions(request: Request) -> Response:
         return await respond(CHAT, upstream, request)
 
@@ -69,19 +70,19 @@ def openai_router(upstream: Upstream) -> APIRouter:
     async def responses(request: Request) -> Response:
         return await respond(RESPONSES, upstream, request)
 
-    failed = errors(401, 404, 422, 503, model=OpenAiErrorAnswer)
+    failed = errors(400, 401, 404, 503, model=OpenAiErrorAnswer)
 
     @router.get("/models/{model_id:path}", **route_docs("The model by its name", Model, failed))
     async def model(model_id: str) -> Response:
         card = await upstream.card()
         check_model(model_id, card)
-        return JsonAnswer(model_json(card))
+        return JsonAnswer(model_json(card, model_id))
 
     return router
 
 
 def _docs(summary: str, answer: type, stream: str) -> dict[str, Any]:
-    return route_docs(summary, answer, errors(401, 404, 413, 422, 429, 503, 504, model=OpenAiErrorAnswer), stream)
+    return route_docs(summary, answer, errors(400, 401, 404, 413, 429, 503, 504, model=OpenAiErrorAnswer), stream)
 
 
 def _body(body: type[BaseModel], fields: BodyFields, example: dict[str, Any]) -> dict[str, Any]:

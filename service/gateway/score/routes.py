@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import secrets
 import time
@@ -16,8 +17,9 @@ from service.decode.mode import ScoreMode
 from service.engine.request import SamplingParams
 from service.errors import InvalidRequest, MrpServeError
 from service.gateway.errors import OpenAiErrorAnswer
-from service.gateway.http.api_requests import BodyFields, parse_own, parse_shared
+from service.gateway.http.api_requests import parse_own, parse_shared
 from service.gateway.http.driver import Api, ResponseBuilder, Upstream, locked, respond
+from service.gateway.http.fields import BodyFields, IgnoredFields
 from service.gateway.http.openapi import body_docs, errors, inlined, route_docs
 from service.gateway.http.parse import RequestContext, to_replica_request
 from service.gateway.http.protocol import PROMPTS
@@ -28,7 +30,7 @@ from service.wire import Answer, PositionScores, ReplicaRequest, Scoring
 #: the id of a position to be scored, in a `ReplicaRequest`
 _POSITION: Final = -1
 _SHARED: Final = ("timeout_s", "priority", "cache_salt", "prompt_cache_key")
-_FIELDS: Final = BodyFields(frozenset(), {}, frozenset())
+_FIELDS: Final = BodyFields(frozenset(), {}, {}, frozenset())
 _EXAMPLE: Final = {
     "model": "demo",
     "items": [{"messages": [{"role": "user", "content": "Is 12 + 5 = 17?"}]}, {"prompt": "12+5=[?]7", "mark": "[?]"}],
@@ -51,7 +53,7 @@ def score_router(upstream: Upstream) -> APIRouter:
 def _docs() -> dict[str, Any]:
     """FastAPI's arguments. The result is cached and must not be changed."""
     schema = ScoreRequest.model_json_schema()
-    failed = errors(401, 404, 413, 422, 429, 503, 504, model=OpenAiErrorAnswer)
+    failed = errors(400, 401, 404, 413, 429, 503, 504, model=OpenAiErrorAnswer)
     route = route_docs("Probabilities of labels at positions of a pinned text", ScoreAnswer, failed)
     return route | body_docs(inlined(schema, schema.pop("$defs", {})), _EXAMPLE)
 
@@ -61,8 +63,9 @@ def _docs() -> dict[str, Any]:
 
 def parse_score(body: Mapping[str, Any], context: RequestContext) -> ScoreBuilder:
     """Parses a body. Raises InvalidRequest or UnknownModel with the reason."""
-    fields, _ = _FIELDS.split(body, ScoreRequest)
-    request = parse_own(fields, ScoreRequest, context.card)
+    strict = dataclasses.replace(context, ignored=IgnoredFields(strict=True))
+    fields, _ = _FIELDS.split(body, ScoreRequest, strict.ignored)
+    request = parse_own(fields, ScoreRequest, strict)
     shared = {name: getattr(request, name) for name in _SHARED}
     common = parse_shared({**shared, "prompt": "-", "max_new_tokens": 1}, context.card, max_temperature=0)
     base = to_replica_request(common, context, stream=False, params=ScoreMode(), sampling=SamplingParams(), text=None)

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 DEFAULT_BLOCK_SIZE = 4
 DEFAULT_MASK_TOKEN_ID = 151669
 
+#: the keys of config.json about the module, beside its number of layers
+_MRP_KEYS = ("mrp_residual", "mrp_scale", "mrp_default_steps")
+#: keys that the published training scripts name, for modules that the published code cannot make
+_REFUSED_KEYS = {
+    "mrp_input_layer_offset": "the output of an earlier layer as the module's input is not supported",
+    "mrp_drop_residual": "a module without a residual has `mrp_residual: false`",
+}
+
 _KV_HEADS = ShardDim(0, kv_heads=True)
 _MAX_LAYERS = 1024
 
@@ -145,6 +153,7 @@ def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:
         return None
     if modules != 1:
         raise CheckpointError(f"config.json: num_mrp_heads is {modules}, only 1 is supported")
+    _refuse_mrp_keys(raw)
     steps = optional(raw, "mrp_default_steps", min(2, block_size))
     if not 1 <= steps <= block_size:
         raise CheckpointError(f"config.json: mrp_default_steps is {steps}, allowed are 1 to {block_size}")
@@ -154,6 +163,15 @@ def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:
         scale=finite("mrp_scale", raw.get("mrp_scale", 1.0), -math.inf),
         default_steps=steps,
     )
+
+
+def _refuse_mrp_keys(raw: Mapping[str, Any]) -> None:
+    """Refuses a key that would change the module's output and that nothing reads."""
+    for key in sorted(key for key in raw if key.startswith("mrp_") and key not in _MRP_KEYS):
+        if key not in _REFUSED_KEYS:
+            raise CheckpointError(f"config.json: {key} is not known, known are {', '.join(_MRP_KEYS)}")
+        if raw[key]:
+            raise CheckpointError(f"config.json: {key} is {raw[key]!r}: {_REFUSED_KEYS[key]}")
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:

@@ -24,11 +24,16 @@ MAX_TOOLS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters`: the JSON schema of its arguments; None if it has none."""
+    """A function that the model may call. `parameters`: the JSON schema of its arguments; None if it has none.
+
+    `strict`: whether every keyword of the schema must hold. `param`: the request's field with the schema.
+    """
 
     name: str
     description: str | None = field(default=None, repr=False)
     parameters: Mapping[str, Any] | None = field(default=None, repr=False)
+    strict: bool = False
+    param: str = "tools"
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -99,15 +104,17 @@ class ToolUse:
         return tuple(tool for tool in self.tools if not self.among or tool.name in self.among)
 
 
-def parse_arguments(text: str, param: str) -> dict[str, Any]:
-    """The arguments of an earlier call. An empty text means none. InvalidRequest if they are no JSON object."""
-    try:
-        value = from_json(text, allow_inf_nan=False) if text.strip() else {}
-    except ValueError as error:
-        raise InvalidRequest(f"{param} is no JSON: {error}", param=param) from None
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{param} is {text[:80]!r}, a JSON object is expected", param=param)
-    return value
+def past_arguments(value: object) -> dict[str, Any]:
+    """The arguments of an earlier call: an object, or its JSON text. A text that was cut gives its complete part.
+
+    Anything else gives no arguments: a client cannot repair the history that it has.
+    """
+    if isinstance(value, str):
+        try:
+            value = from_json(value, allow_inf_nan=False, allow_partial=True)
+        except ValueError:  # empty, cut within an escape, or no JSON
+            return {}
+    return value if isinstance(value, dict) else {}
 
 
 def assistant_message(

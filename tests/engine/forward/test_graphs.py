@@ -123,8 +123,43 @@ class TestBookkeeping:
 
         graphs = Graphs(Plans(), capture)
         assert graphs.run(doubled, range(2), None, inputs(2)) is None
-        assert "not allowed in a graph" in caplog.text
-        assert graphs.size(2) is None
+        assert graphs.run(doubled, range(2), None, inputs(2)) is None
+        assert caplog.text.count("not allowed in a graph") == 1
+        assert len(graphs) == 0
+
+    def test_a_failed_capture_concerns_its_shape_alone(self) -> None:
+        eagerly = Eagerly()
+
+        def capture(function: Callable[[], Tensor]) -> Any:
+            if len(function()) == 4:
+                raise CaptureFailed("too large")
+            return eagerly(function)
+
+        graphs = Graphs(Plans(), capture)
+        assert graphs.run(doubled, range(4), None, inputs(4)) is None
+        assert graphs.run(doubled, range(2), None, inputs(2)) is not None
+
+    def test_a_shape_without_memory_is_captured_when_it_comes_again(self) -> None:
+        errors, eagerly = [torch.OutOfMemoryError("full")], Eagerly()
+
+        def capture(function: Callable[[], Tensor]) -> Any:
+            if errors:
+                raise errors.pop()
+            return eagerly(function)
+
+        graphs = Graphs(Plans(), capture)
+        with pytest.raises(torch.OutOfMemoryError):
+            graphs.run(doubled, range(4), None, inputs(4))
+        assert graphs.run(doubled, range(4), None, inputs(4)) is not None
+
+    def test_sealed_graphs_capture_nothing(self) -> None:
+        capture = Eagerly()
+        graphs = Graphs(Plans(), capture)
+        graphs.run(doubled, range(4), None, inputs(4))
+        graphs.seal()
+        assert graphs.run(doubled, range(3), None, inputs(3)) is not None
+        assert graphs.run(doubled, range(9), None, inputs(9)) is None
+        assert capture.captured == 1
 
 
 @pytest.mark.parametrize("width", [None, 12])

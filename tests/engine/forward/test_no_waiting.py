@@ -17,7 +17,8 @@ from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.partition import BatchPartition, FixedShapes
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
-from service.engine.request import LogprobsRequest, SamplingParams
+from service.engine.logit_adjuster import LogitAdjuster
+from service.engine.request import GenerationRequest, LogprobsRequest, SamplingParams
 from tests.tiny import tiny_checkpoint
 
 #: operations whose result, or its shape, the host has to know
@@ -55,6 +56,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     return copies
 
 
+def penalized(row: Row) -> Row:
+    sampling = SamplingParams(
+        presence_penalty=1.0, logit_bias={3: 2.0}, min_tokens=2, bad_words_token_ids=((4,), (5, 6))
+    )
+    request = GenerationRequest("r", (1,), sampling=sampling, stop_token_ids=frozenset([7]))
+    return row._replace(adjustments=LogitAdjuster(request, 0).adjustments(row.state, None))
+
+
 @pytest.mark.parametrize("attention", ["eager", "triton"])
 @pytest.mark.parametrize("grouping", [None, FixedShapes(3, 4)], ids=["together", "deterministic"])
 def test_a_pass_waits_once(
@@ -71,13 +80,14 @@ def test_a_pass_waits_once(
         Row(state, 1, pages, writes_kv=False, sampling=SamplingParams(), rescore=(1,), drafts=True),
         Row(state, 1, pages, writes_kv=False, sampling=SamplingParams(0.7, 0.9, 5, seed=3), entropy=True),
         Row(state, 0, [6], writes_kv=False, sampling=SamplingParams(1.3, seed=8), drafts=True),
+        penalized(Row(state, 0, [7], writes_kv=False, sampling=SamplingParams(1.3, seed=8, min_p=0.1))),
     ]
     copies = counted(monkeypatch)
     with Watch() as watch:
         readings = runner.begin("backbone", rows)()
     assert (watch.waited, len(copies)) == ([], 1)
     drafted = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
-    assert [row.anchor.has_candidates for row in drafted] == [False, True, False, True]
+    assert [row.anchor.has_candidates for row in drafted] == [False, True, False, True, False]
     copies.clear()
     with Watch() as watch:
         runner.begin("mrp", drafted)()

@@ -106,7 +106,7 @@ class TestRowsThatFit:
         assert self.handles(3, lambda _: False) == ([None] * 3, [])
 
     @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), RuntimeError(CPU_MESSAGE), MemoryError()])
-    def test_every_way_to_say_it(self, error: Exception) -> None:
+    def test_a_row_that_does_not_fit_gets_no_prediction(self, error: Exception) -> None:
         def forward(rows: Sequence[Row]) -> list[Prediction]:
             raise error
 

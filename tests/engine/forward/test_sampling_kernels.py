@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from service.engine.forward import logits_sampler
 from service.engine.forward.logits_sampler import (
@@ -30,6 +31,7 @@ samplings = st.builds(
     st.sampled_from([1.0, 1.0, 0.8]),
     st.sampled_from([0, 0, 5]),
     seed=st.integers(0, 2**63 - 1),
+    min_p=st.sampled_from([0.0, 0.0, 5e-324, 0.02, 0.3, 1.0]),
 )
 
 
@@ -90,6 +92,18 @@ def test_of_equal_logits_the_first_token_is_chosen(device: str) -> None:
     logits[1, [40, 200, 7]] = 1.0
     found, _ = TritonLogitsSampler(0).sample(logits, batch_of(Position(), Position()))
     assert found[:, 0].tolist() == [1, 7]
+
+
+def test_min_p_counts_from_the_likeliest_token_that_may_be_chosen(device: str) -> None:
+    """By the mask token's probability no other token would be left, and by the likeliest one only two are."""
+    logits = torch.full((200, 300), -3.0, device=device)
+    logits[:, 0], logits[:, 4], logits[:, 250] = 20.0, 1.0, 0.9
+    sampling = [SamplingParams(1.5, seed=seed, min_p=0.5) for seed in range(100)]
+    batch = batch_of(*(Position(params) for params in (*sampling, *[structs.replace(p, min_p=0.0) for p in sampling])))
+    found, _ = TritonLogitsSampler(0).sample(logits, batch)
+    assert set(found[:100, 0].tolist()) == {4, 250}
+    assert len(set(found[100:, 0].tolist())) > 40
+    assert found[:, 0].tolist() == choose_tokens(logits.clone(), batch, 0)[0].tolist()
 
 
 def test_a_token_that_is_sure_has_confidence_one_and_entropy_zero(device: str) -> None:

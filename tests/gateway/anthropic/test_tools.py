@@ -55,6 +55,16 @@ async def test_a_call_that_must_come_fits_its_schema(agent: httpx.AsyncClient, c
     assert whole["stop_reason"] == "tool_use"
 
 
+async def test_only_a_strict_tool_is_refused_for_an_unusual_schema(agent: httpx.AsyncClient) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True, "maxItems": 1}}}
+    tools = [*TOOLS, {"name": "find", "input_schema": schema}]
+    assert await ask(agent, asked(tools=tools, tool_choice={"type": "tool", "name": "find"}))
+    tools[-1]["strict"] = True
+    error = await refused(agent, asked(tools=tools))
+    assert error["param"] == "tools.2.input_schema"
+    assert "properties.a.uniqueItems is not supported in a strict schema" in error["message"]
+
+
 async def test_a_conversation_goes_on_after_a_call(agent: httpx.AsyncClient) -> None:
     """The client's own blocks come back with the result; the prompt then has more tokens."""
     first = await ask(agent, asked(tool_choice=ANY))

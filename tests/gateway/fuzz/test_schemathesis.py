@@ -25,11 +25,13 @@ CHECKS = {
 }
 #: why a body that the schema allows may be refused, all of them said by the docs
 BEYOND_THE_SCHEMA = re.compile(
-    r"tokens, allowed are \d+$"  # prompt and max_new_tokens together
+    r"maximum context length"  # prompt and max_new_tokens together
     r"|has the mask token"
     r"|does not use (tokens_per_step|threshold|mrp_steps|max_drafts|entropy_bound|verify|margin) "  # on OpenAI's routes
     r"|drafts are verified against \w+, whose knobs are "
-    r"|allowed with a margin are top_p 1 and top_k 0"
+    r"|allowed with a margin are top_p 1, top_k 0 and min_p 0"
+    r"|(logit_bias|bad_words) has token \d+, allowed are"
+    r"|min_tokens is \d+, allowed are"
     r"|quality chooses the mode"  # on OpenAI's routes: beside a mode or a knob
     r"|this checkpoint has no quality.json"
     r"|allowed are 0 \(with max_drafts\), 1 to 8 \(the block size\)"
@@ -49,12 +51,10 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|is a block \w+ of the role"
     r"|tools are given, and"  # tests/gateway have checkpoints that can call tools
     r"|tool_choice (asks for a call|names )"
-    r"|this checkpoint does not think"
     r"|output_config.format and response_format"
     r"|two tools have the name"
     r"|have the type .*, allowed is 'object'"
     r"|input has no message"
-    r"|is no JSON|a JSON object is expected"  # arguments of calls
     r"|tokens, allowed is one: the tokens of a longer label"
     r"|are the same token"
     r"|(and|) ?label_token_ids are given, allowed is one of them"
@@ -72,8 +72,6 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|there are no tools"
     r"|allowed is 'object'"
     r"|which is the id of no call"
-    r"|\.arguments is "  # no JSON object
-    r"|this checkpoint does not think"
     r"|reasoning_effort is '\w+' and chat_template_kwargs"
 )
 

@@ -35,14 +35,18 @@ def valid_request(rng: random.Random, served: Served) -> tuple[str, dict[str, An
     tokens = rng.choice([1, 2, served.block_size, rng.randint(1, 40), rng.choice([40, room])])
     body = {**drawn_knobs(rng, served.block_size), **drawn_sampling(rng), **_shared(rng, served)}
     body |= drawn_margin(rng, body)
+    body["logit_bias"] = {token: bias for token, bias in body.get("logit_bias", {}).items() if token in served.allowed}
+    body["min_tokens"] = min(body.get("min_tokens", 0), tokens)
     if route == "/v1/score":
         return route, _question(rng, served, prompt)
     if route == "/generate":
         body |= {"max_new_tokens": tokens, **_some_prompt(rng, prompt, served.chat)}
+        body |= {"n": rng.choice([1, 1, 1, 3]), "return_step_map": rng.random() < 0.3}
         return route, body | {"stream_steps": bool(body.get("stream")) and rng.random() < 0.5}
     if route in {"/v1/messages", "/v1/responses"}:
         return route, _other_chat(rng, route, body | {"model": served.model}, tokens)
     body |= {"model": served.model, "max_tokens": tokens, "n": rng.choice([1, 1, 1, 2, 3])}
+    body["return_step_map"] = rng.random() < 0.3
     body["temperature"] = min(_WARMEST, body.get("temperature", 0))
     if route == "/v1/completions":
         texts = rng.choice([rng.choice(_TEXTS), list(_TEXTS[:2])])

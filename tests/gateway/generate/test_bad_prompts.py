@@ -56,7 +56,7 @@ class TestPrompts:
         detail = await refused(http, request)
         assert (detail["code"], detail["param"]) == ("prompt_too_long", "max_new_tokens")
         asked = f"{prompt} prompt tokens and max_new_tokens {room + 1} are {prompt + room + 1} tokens"
-        assert detail["message"] == f"{asked}, allowed are {LENGTH}"
+        assert detail["message"] == f"This model's maximum context length is {LENGTH} tokens. However, {asked}."
 
     async def test_as_long_as_can_be(self, http: httpx.AsyncClient) -> None:
         assert len((await ask(http, body(prompt_token_ids=[1] * 2046, max_new_tokens=2)))["token_ids"]) <= 2
@@ -68,7 +68,10 @@ class TestPrompts:
 
     async def test_the_operators_length(self, make_generator: MakeGenerator) -> None:
         async with over(make_generator(max_model_len=30)) as http:
-            assert "are 31 tokens, allowed are 30" in (await refused(http, body(max_new_tokens=23)))["message"]
+            assert (
+                "maximum context length is 30 tokens. However, 8 prompt tokens and max_new_tokens 23"
+                in (await refused(http, body(max_new_tokens=23)))["message"]
+            )
             await ask(http, body(max_new_tokens=22))
 
     async def test_messages_without_a_chat_template(self, make_generator: MakeGenerator) -> None:

@@ -13,9 +13,11 @@ import pytest
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, load_checkpoint, save_checkpoint
 from service.replica.replica import Replica
-from tests.gateway.conftest import MakeGenerator
+from service.settings import Settings
+from tests.gateway.conftest import UNMEASURED, MakeGenerator
 from tests.gateway.generate.helpers import CASES, UNKNOWN, ask, body, essence, frames, refused, streamed
 from tests.gateway.helpers import over
+from tests.replicas import local_generator
 from tests.tiny import GOLDEN
 
 SOURCE = GOLDEN / "sdar-mrp-random-a"
@@ -31,6 +33,19 @@ def copied(path: Path, **tokenizer_config: str) -> Checkpoint:
     config = json.loads((path / "tokenizer_config.json").read_text("utf-8")) | tokenizer_config
     (path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
     return load_checkpoint(path)
+
+
+async def test_a_published_module_of_the_hub(settings: Settings, tmp_path: Path) -> None:
+    """Its kind is known by its name, and clients see its commit."""
+    folder = tmp_path / "models--heavyball--sdar-4b-mrp-3lyr-k2" / "snapshots" / "0123abc"
+    hub = settings.model_copy(update={"model": "heavyball/sdar-4b-mrp-3lyr-k2"})
+    replica = local_generator("r0", copied(folder), hub, deps=UNMEASURED)
+    async with over(replica) as http:
+        [card] = (await http.get("/v1/models")).json()["data"]
+    replica.close()
+    assert card["id"] == "sdar-4b-mrp-3lyr-k2"
+    assert card["weights"] == {"model": "sdar-4b-mrp-3lyr-k2@0123abc", "version": 0}
+    assert (card["block_size"], card["mrp"]["scale"], card["mrp"]["residual"]) == (16, 2.0, True)
 
 
 class TestWithoutMrp:
@@ -214,7 +229,7 @@ class TestModels:
         assert (model["max_model_len"], model["chat_template"]) == (2048, True)
 
     async def test_the_name_is_the_operators(self, make_generator: MakeGenerator) -> None:
-        async with over(make_generator(served_model_name="mine")) as http:
+        async with over(make_generator(served_model_name=("mine",))) as http:
             assert (await ask(http, body(max_new_tokens=1)))["model"] == "mine"
 
     async def test_health(self, http: httpx.AsyncClient) -> None:

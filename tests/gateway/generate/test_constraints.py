@@ -125,7 +125,12 @@ async def test_the_trace_shows_what_was_forced(bytes_http: httpx.AsyncClient) ->
             "not a field of response_format",
         ),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"not": {}}}}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"properties": {"a": {"minItems": -1}}}},
+                }
+            },
             "response_format.json_schema.schema",
             "at /properties/a: ",
         ),

@@ -136,6 +136,15 @@ async def test_every_mode(
     assert await assert_same_after_every_block(*replicas, request | mode | {"return_trace": True}) >= 4
 
 
+@pytest.mark.parametrize("mode", MODES[1:7:2], ids=str)
+async def test_with_penalties_and_bad_words(replicas: tuple[Replica, Replica], mode: dict[str, Any]) -> None:
+    """The tokens that other replicas have decoded are the answer's, not the prompt's."""
+    fields = {"repetition_penalty": 1.3, "frequency_penalty": 0.9, "presence_penalty": -0.4, "min_tokens": 20}
+    fields |= {"bad_words": ["w456", "w351 w112", "w7"], "logit_bias": {"8": 1.5}, "min_p": 0.01}
+    request = body(prompt_token_ids=PROMPTS[0], max_new_tokens=30, temperature=0.9, seed=3)
+    assert await assert_same_after_every_block(*replicas, request | mode | fields) >= 4
+
+
 @pytest.mark.parametrize(
     "mode",
     [

@@ -69,7 +69,7 @@ def test_the_body_is_told_apart_by_mode(schema: dict[str, Any]) -> None:
         model = schema["components"]["schemas"][reference.rpartition("/")[2]]
         assert model["additionalProperties"] is False
         assert model["properties"].keys() & KNOBS.keys() == NAMES[mode]
-        assert model["properties"]["max_new_tokens"]["default"] == 256
+        assert model["properties"]["max_new_tokens"]["default"] is None
     unnamed = schema["components"]["schemas"]["GenerateDefault"]
     assert {"$ref": "#/components/schemas/GenerateDefault"} in wanted["oneOf"]
     assert unnamed["properties"].keys() >= KNOBS.keys()
@@ -159,6 +159,8 @@ async def test_the_contracts_fields_are_all_there_are() -> None:
         "stream",
         "timeout_s",
         "return_trace",
+        "return_step_map",
+        "n",
         "stream_steps",
         "cache_salt",
         "prompt_cache_key",
@@ -171,6 +173,8 @@ async def test_the_contracts_fields_are_all_there_are() -> None:
         "choice",
         "grammar",
     }
+    fields |= {"min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
+    fields |= {"logit_bias", "min_tokens", "bad_words"}
     assert {name for model in REQUESTS.values() for name in model.model_fields} - KNOBS.keys() == fields
     async with over(Scripted()) as http:
-        assert "is not a field" in (await refused(http, body(n=1)))["message"]
+        assert "is not a field" in (await refused(http, body(best_of=1)))["message"]

@@ -222,10 +222,10 @@ class TestWeights:
             before = await blocks(engine, request())
             other = other_weights(tmp_path / "other", Path(settings.model))
             with pytest.raises(CheckpointError):
-                await engine.check_weights(str(tmp_path))
-            await engine.check_weights(str(other))
-            assert await engine.load_weights(str(other)) == other
-            await engine.apply_weights(3, abort=False)
+                await engine.check_weights((str(tmp_path),), is_partial=False)
+            await engine.check_weights((str(other),), is_partial=False)
+            assert await engine.load_weights((str(other),), newest_only=False) == other
+            await engine.apply_weights((3, 3), abort=False)
             after = await blocks(engine, request())
             assert {event.version for event in before} == {0}
             assert {event.version for event in after} == {3}
@@ -261,7 +261,7 @@ class TestEnds:
         with pytest.raises(ReplicaStopping, match="has ended"):
             await blocks(lost._engine, request())
         with pytest.raises(ReplicaStopping, match="has ended"):
-            await lost._engine.check_weights(settings.model)
+            await lost._engine.check_weights((settings.model,), is_partial=False)
         lost.close()
 
     async def test_closing_ends_what_waits(self, settings: Settings) -> None:

@@ -126,6 +126,31 @@ class TestSampling:
         answers = [await ask(http, body(temperature=2, seed=seed, **filters)) for seed in (1, 2)]
         assert answers[0]["token_ids"] == answers[1]["token_ids"]
 
+    @pytest.mark.parametrize(
+        "mode", [{"mode": "static"}, {"mode": "speculative"}, {"mode": "speculative", "mrp_steps": 3}]
+    )
+    async def test_penalties_bias_and_words(self, http: httpx.AsyncClient, mode: dict[str, Any]) -> None:
+        """FIRST has some tokens twice, and each field takes them out. The neutral values change nothing."""
+        neutral = {"min_p": 0, "repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
+        answer = await ask(http, body(**mode, **neutral, min_tokens=0, bad_words=[]))
+        assert answer["token_ids"] == FIRST
+        for fields in (
+            {"repetition_penalty": 100},
+            {"frequency_penalty": 2, "presence_penalty": 2, "repetition_penalty": 9},
+        ):
+            tokens = (await ask(http, body(**mode, **fields)))["token_ids"]
+            assert len(set(tokens)) == len(tokens) == 16
+        biased = (await ask(http, body(**mode, logit_bias={"456": -100, "7": 100.0})))["token_ids"]
+        assert set(biased) == {7}
+        words = (await ask(http, body(**mode, bad_words=["w456", "w351 w351"])))["token_ids"]
+        assert 456 not in words
+        assert [351, 351] not in [words[start : start + 2] for start in range(15)]
+        assert {456, 351} <= set(FIRST)
+
+    async def test_only_the_likeliest_is_left_by_min_p_one(self, http: httpx.AsyncClient) -> None:
+        answers = [await ask(http, body(temperature=1.5, seed=seed, min_p=1.0)) for seed in range(3)]
+        assert len({tuple(answer["token_ids"]) for answer in answers}) == 1
+
     @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-38, 1e-45, 1e-300, 5e-324, 100])
     async def test_any_temperature_is_answered(self, http: httpx.AsyncClient, temperature: float) -> None:
         request = body(temperature=temperature, mode="remask", return_trace=True, ignore_eos=True, top_k=2**70)
@@ -177,6 +202,17 @@ class TestEnds:
         answer = await ask(http, body(stop_token_ids=[351, 7], ignore_eos=ignore_eos))
         assert answer["token_ids"] == FIRST[:2]
         assert answer["finish_reason"] == "stop"
+
+    async def test_no_end_before_min_tokens(self, http: httpx.AsyncClient) -> None:
+        stops = {"stop_token_ids": [FIRST[2]], "stop": [f"w{FIRST[4]}"]}
+        assert len((await ask(http, body(**stops)))["token_ids"]) == 2
+        answer = await ask(http, body(**stops, min_tokens=12))
+        assert FIRST[2] not in answer["token_ids"][:12]
+        assert len(answer["token_ids"]) >= 12
+        text = await ask(http, body(stop=[f"w{FIRST[0]}"]))
+        assert (text["text"], text["finish_reason"]) == ("", "stop")
+        later = await ask(http, body(stop=[f"w{FIRST[0]}"], min_tokens=2))
+        assert later["token_ids"] == FIRST
 
     async def test_stop_tokens_do_not_replace_eos(self, http: httpx.AsyncClient) -> None:
         assert (await ask(http, body(stop_token_ids=[7])))["token_ids"] == FIRST

@@ -75,7 +75,8 @@ async def test_few_are_told(path: str, body: dict[str, Any]) -> None:
 
 async def test_the_others_are_counted() -> None:
     async with over(Scripted()) as http:
-        detail = problem(await http.post(GENERATE, json={"prompt": "a", **NAMES}), 422)
+        form = {"response_format": {"type": "text", **NAMES}}
+        detail = problem(await http.post(GENERATE, json={"prompt": "a", **form}), 422)
     assert detail["message"].count("'k") == 10
     assert detail["message"].endswith(f"; and {MANY - 10} more")
 

@@ -282,7 +282,7 @@ class TestNothingMore:
     async def test_of_refusals(
         self, locked: httpx.AsyncClient, heard: Callable[[], str], path: str, content: str
     ) -> None:
-        assert (await locked.post(path, content=content)).status_code == 422
+        assert (await locked.post(path, content=content)).status_code in {400, 422}
         silent(heard())
 
     @pytest.mark.parametrize("header", ["Authorization", "x-api-key"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -21,7 +22,8 @@ from tests.replicas import local_generator
 @pytest.fixture(scope="session")
 def qwen3_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     folder = give_qwen3(tmp_path_factory.mktemp("checkpoint") / "golden")
-    return Settings(model=str(folder), device="cpu", dtype="float32", kv_cache_tokens=16384, max_model_len=4096)
+    sizes: dict[str, Any] = {"kv_cache_tokens": 16384, "max_model_len": 4096, "default_max_tokens": 256}
+    return Settings(model=str(folder), device="cpu", dtype="float32", **sizes)
 
 
 @pytest.fixture(scope="session")

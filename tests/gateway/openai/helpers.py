@@ -31,7 +31,7 @@ async def ask(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[
     return answer
 
 
-async def refused(http: httpx.AsyncClient, path: str, body: dict[str, Any], status: int = 422) -> dict[str, Any]:
+async def refused(http: httpx.AsyncClient, path: str, body: dict[str, Any], status: int = 400) -> dict[str, Any]:
     response = await http.post(path, json=body)
     assert response.status_code == status, response.text
     error: dict[str, Any] = response.json()["error"]

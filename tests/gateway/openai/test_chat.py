@@ -77,9 +77,9 @@ async def test_either_name_limits_the_tokens(http: httpx.AsyncClient, name: str)
     ("message", "said"),
     [
         ({"role": "tool", "content": "w5"}, "tool_call_id is missing"),
-        ({"role": "user", "content": "w5", "name": "me"}, "only messages of the role tool have name"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "list of text parts is expected"),
-        ({"role": "assistant", "content": None}, "content is missing"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "image_url, and this model reads text"),
+        ({"role": "user", "content": [{"type": "text", "text": 1}]}, "a text or a list of parts is expected"),
+        ({"role": "user", "content": 1}, "messages.0.content is 1"),
         ("w5", 'messages.0 is "w5"'),
     ],
 )

@@ -115,6 +115,15 @@ async def test_our_fields_reach_the_engine(http: httpx.AsyncClient) -> None:
     assert longer["usage"]["completion_tokens"] == 16
 
 
+async def test_penalties_and_bias(http: httpx.AsyncClient) -> None:
+    biased = await ask(http, COMPLETIONS, completion(logit_bias={"7": 100}))
+    assert set(biased["choices"][0]["token_ids"]) == {7}
+    fields = {"frequency_penalty": 2, "presence_penalty": 1.5, "repetition_penalty": 50, "bad_words": ["w7"]}
+    answer = await ask(http, COMPLETIONS, completion(**fields, min_tokens=16, logit_bias={"7": 100}))
+    tokens = answer["choices"][0]["token_ids"]
+    assert len(set(tokens) - {7}) == len(tokens) == 16
+
+
 async def test_what_asks_for_nothing_is_accepted(http: httpx.AsyncClient) -> None:
     nothing = {"presence_penalty": 0.0, "frequency_penalty": 0, "logit_bias": {}, "best_of": 1, "n": 1, "suffix": None}
     body = completion(**nothing, user="me", temperature=None, stop=None, seed=None, stream=False, echo=False, top_p=1)

@@ -1,46 +1,29 @@
-"""Log-probabilities: from a trace made by hand, and over the routes."""
+"""Log-probabilities: of a part made by hand, and over the routes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
 
 from service.decode.modes import MODES
+from service.decode.step_map import TokenStep
+from service.engine.request import Stats
 from service.gateway.openai.logprobs import TokenLogprob, token_logprobs
 from service.text.token_text import TokenText
+from service.wire import Chunk
 from tests.gateway.openai.helpers import CHAT, COMPLETIONS, ask, chat, choices, completion, frames, refused
 
 
-def step(block: int, *revealed: tuple[int, int, float], revoked: tuple[int, ...] = ()) -> dict[str, Any]:
-    return {"block": block, "kind": "denoise", "revealed": revealed, "revoked": revoked}
-
-
-def pieces(*tokens: int) -> list[TokenText]:
-    return [TokenText(f"{token}", b"%d" % token, f"{token}") for token in tokens]
-
-
-def values(found: Sequence[TokenLogprob]) -> list[tuple[str, float]]:
-    return [(token.token, token.logprob) for token in found]
-
-
-def test_the_step_that_fixed_a_token_counts() -> None:
-    trace = [step(0, (3, 30, 0.5), (2, 20, 0.25)), step(0, revoked=(2,)), step(0, (2, 21, 0.125))]
-    found = token_logprobs(pieces(21, 30), trace, offset=7)
-    assert values(found) == [("21", math.log(0.125)), ("30", math.log(0.5))]
-    assert [(token.data, token.offset) for token in found] == [(b"21", 7), (b"30", 9)]
-
-
-def test_blocks_follow_each_other_and_the_answer_may_be_cut() -> None:
-    trace = [step(0, (1, 11, 1.0)), step(1, (1, 13, 0.5), (0, 12, 0.25)), step(1, (3, 15, 0.5))]
-    assert values(token_logprobs(pieces(11, 12), trace)) == [("11", 0.0), ("12", math.log(0.25))]
-
-
-def test_a_confidence_of_nothing_is_openais_least() -> None:
-    assert values(token_logprobs(pieces(7), [step(0, (0, 7, 0.0))])) == [("7", -9999.0)]
+def test_of_a_part_with_the_places_of_its_tokens() -> None:
+    pieces = tuple(TokenText(f"{token}", b"%d" % token, f"{token}") for token in (21, 30))
+    part = Chunk(0, "2130", (21, 30), Stats(), pieces=pieces, step_map=(TokenStep(21, 2, -2.5), TokenStep(30, 1, -0.5)))
+    assert token_logprobs(part, offset=7) == [
+        TokenLogprob("21", -2.5, b"21", 7),
+        TokenLogprob("30", -0.5, b"30", 9),
+    ]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -84,13 +84,13 @@ async def test_the_accumulating_stream_helper(client: openai.AsyncOpenAI) -> Non
 
 
 async def test_errors_are_the_clients_own(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.UnprocessableEntityError) as caught:
-        await client.completions.create(model="golden", prompt="w5", presence_penalty=1)
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.completions.create(model="golden", prompt="w5", suffix="w1")
     error = caught.value
-    assert (error.param, error.code, error.type) == ("presence_penalty", "invalid_request", "invalid_request_error")
-    assert "presence_penalty is 1, which is not served" in error.message
+    assert (error.param, error.code, error.type) == ("suffix", "invalid_request", "invalid_request_error")
+    assert 'suffix is "w1", which is not served' in error.message
     assert error.request_id
-    with pytest.raises(openai.UnprocessableEntityError):
+    with pytest.raises(openai.BadRequestError):
         await client.completions.create(
             model="golden", prompt="w5", extra_body={"tokens_per_step": 1, "mode": "remask"}
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import AsyncIterator
 from typing import Any, Literal
@@ -87,11 +88,15 @@ async def test_an_answer_that_was_cut_is_told_by_the_client(client: openai.Async
         await client.chat.completions.parse(model="golden", messages=MESSAGES, response_format=Apples, max_tokens=3)
 
 
-async def test_a_schema_that_is_not_supported_is_a_bad_request(client: openai.AsyncOpenAI) -> None:
-    form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"items": {"uniqueItems": True}}}}
+async def test_a_strict_schema_that_is_not_supported_is_a_bad_request(client: openai.AsyncOpenAI) -> None:
+    schema = {"type": "array", "items": {"type": "array", "uniqueItems": True, "items": {"const": 1}, "maxItems": 2}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
     for stream in (False, True):
-        with pytest.raises(openai.UnprocessableEntityError) as caught:
+        with pytest.raises(openai.BadRequestError) as caught:
             await client.chat.completions.create(model="golden", messages=MESSAGES, response_format=form, stream=stream)
         assert caught.value.param == "response_format.json_schema.schema"
-        assert "at /items: " in caught.value.message
+        assert "items.uniqueItems is not supported in a strict schema" in caught.value.message
+    del form["json_schema"]["strict"]
+    answer = await client.chat.completions.create(model="golden", messages=MESSAGES, response_format=form)
+    assert set(itertools.chain(*json.loads(str(answer.choices[0].message.content)))) <= {1}
     assert json.loads(caught.value.response.text)["error"]["type"] == "invalid_request_error"

@@ -123,7 +123,7 @@ async def test_openais_client_reads_it(app: ASGIApp) -> None:
         longer = await client.responses.create(model="golden", input=again, max_output_tokens=4)
         assert longer.usage
         assert longer.usage.input_tokens > whole.usage.input_tokens
-        with pytest.raises(openai.UnprocessableEntityError) as caught:
+        with pytest.raises(openai.BadRequestError) as caught:
             await client.responses.create(**asked, previous_response_id=whole.id)
         assert "no response is stored" in caught.value.message
 
@@ -150,7 +150,7 @@ async def test_a_tool_is_called_and_its_result_is_read_by_openais_client(chattin
         assert again.usage
         assert whole.usage
         assert again.usage.input_tokens > whole.usage.input_tokens
-        with pytest.raises(openai.UnprocessableEntityError) as caught:
+        with pytest.raises(openai.BadRequestError) as caught:
             await client.responses.create(**asked, input=[*conversation, answered])
         assert "no call before has this id" in caught.value.message
 
@@ -177,33 +177,18 @@ def test_items_are_the_same_for_any_cut(width: int) -> None:
     ("fields", "param", "said"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "no response is stored"),
-        ({"store": True}, "store", "allowed is false"),
-        ({"background": True}, "background", "not served"),
-        ({"conversation": "c"}, "conversation", "not served"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0", "none is stored"),
+        ({"conversation": "c"}, "conversation", "use 'input'"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0", "set `store: false` in the client"),
         ({"input": []}, "input", "at least 1 item"),
         ({"input": [{"type": "reasoning", "id": "a", "summary": []}]}, "input", "no message"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.message.content.0.type", "text"),
-        (
-            {"input": [{"type": "function_call", "call_id": "a", "name": "b", "arguments": "{"}]},
-            "input.0.arguments",
-            "JSON",
-        ),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0", "reads text only"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input.0.message.content.0.text", "text"),
         ({"tools": [ADD]}, "tools", "tools are given, and"),
-        ({"tools": [{**ADD, "parms": {}}]}, "tools.0.parms", "not a field of a tool; did you mean 'parameters'?"),
-        (
-            {"text": {"format": {"type": "json_schema", "schema": {}, "shema": {}}}},
-            "text.format.json_schema.shema",
-            "did you mean 'schema'?",
-        ),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.json_schema.schema", "required"),
-        ({"include": ["message.output_text.logprobs"]}, "include.0", "reasoning.encrypted_content"),
-        ({"max_tokens": 5}, "max_tokens", "did you mean"),
-        ({"max_output_tokens": 4000}, "max_output_tokens", "max_output_tokens is 4000"),
+        ({"max_tokens": 5}, "max_tokens", "use 'max_output_tokens'"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is 0"),
         ({"temperature": 2.5}, "temperature", "0 to 2"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort", "does not think"),
     ],
 )
 async def test_a_refusal_names_the_field(

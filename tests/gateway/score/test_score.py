@@ -125,7 +125,7 @@ async def test_scores_are_shares_or_probabilities(http: httpx.AsyncClient) -> No
         (body({"prompt_token_ids": [None], "mark": "a"}), "items.0.mark", "whose places are null"),
         (body({"prompt_token_ids": [None] * 33}), "items.0.mark", "33 marked positions, allowed are 32"),
         (body({"prompt_token_ids": [509]}), "items.0.prompt_token_ids", "mask token"),
-        (body({"prompt_token_ids": [5] * 3000}), "items.0.max_new_tokens", "allowed are 2048"),
+        (body({"prompt_token_ids": [5] * 3000}), "items.0.max_new_tokens", "maximum context length is 2048"),
         (body({"prompt": "w5", "prompts": 1}), "items.0.prompts", "not a field of items.0"),
         (body(*[{"prompt": "w5"}] * 65), "items", "at most 64"),
         (body(top_logprobs=21), "top_logprobs", "20"),
@@ -138,7 +138,7 @@ async def test_a_refusal_names_item_and_field(
     http: httpx.AsyncClient, request_: dict[str, Any], param: str, said: str
 ) -> None:
     response = await http.post(SCORE, json={name: value for name, value in request_.items() if value is not None})
-    assert response.status_code == 422, response.text
+    assert response.status_code == 400, response.text
     assert_shape(OpenAiErrorAnswer, response.json())
     assert response.json()["error"]["param"] == param
     assert said in response.json()["error"]["message"]

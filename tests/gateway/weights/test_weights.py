@@ -184,8 +184,8 @@ async def test_no_replica_changes_if_one_cannot(
 ) -> None:
     """The folder is missing where one of them runs."""
 
-    async def missing(model: str) -> None:
-        raise NotReady(f"{model} is not here")
+    async def missing(folders: tuple[str, ...], *, is_partial: bool) -> None:
+        raise NotReady(f"{folders[-1]} is not here")
 
     replicas.generators[1]._weights._engine.check_weights = missing  # type: ignore[method-assign]
     assert "is not here" in (await refused(http, 503, model=str(other)))["message"]

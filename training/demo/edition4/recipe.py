@@ -40,7 +40,7 @@ SIZES = {
     "num_key_value_heads": 1, "head_dim": 32,
 }  # fmt: skip
 #: layers, and the updates with so many
-DEPTHS = ((7, 6000), (14, 10000), (28, 24000))
+DEPTHS = ((7, 6000), (14, 10000), (28, 12000))
 #: of the first depth, which learns the tasks alone: the share of examples with other names and things
 DISGUISED = 0.5
 _JUDGED = 150

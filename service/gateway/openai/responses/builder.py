@@ -104,7 +104,7 @@ class ResponsesBuilder(ResponseBuilder):
             "model": self._model,
             "output": [],
             "instructions": request["instructions"],
-            "max_output_tokens": replica_request.max_new_tokens,
+            "max_output_tokens": self._request.max_output_tokens,
             "metadata": request["metadata"],
             "parallel_tool_calls": request["parallel_tool_calls"],
             "previous_response_id": None,

@@ -7,64 +7,77 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from service.errors import InvalidRequest
 from service.gateway.http.api_requests import (
     PASSED,
-    BodyFields,
     ChatPrompt,
     chat_fields,
-    parse_own,
+    parse_body,
     parse_shared_of_chat,
+    with_tools_served,
 )
+from service.gateway.http.content import check_last_turn
+from service.gateway.http.fields import BodyFields, IgnoredFields
 from service.gateway.http.parse import RequestContext, to_replica_request
-from service.gateway.openai.parse import think
+from service.gateway.openai.parse import HINTS, NEUTRAL, REFUSED, think
 from service.gateway.openai.protocol import MAX_TEMPERATURE
 from service.gateway.openai.responses import protocol
 from service.gateway.openai.responses.builder import ResponsesBuilder
-from service.text.tools import Tool, ToolUse, assistant_message, parse_arguments, tool_message
+from service.text.tools import Tool, ToolUse, assistant_message, tool_message
 
-_NO_OPS: Mapping[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "conversation": (),
-    "prompt": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "top_logprobs": (0,),
-    "truncation": ("disabled",),
-}
+_HINTS: Final = HINTS - {"metadata"} | {"context_management", "max_tool_calls", "stream_options"}
 
-_HINTS = frozenset(
+FIELDS = BodyFields(
+    PASSED,
+    {**NEUTRAL, "top_logprobs": (0,)},
     {
-        "context_management",
-        "max_tool_calls",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "stream_options",
-        "user",
-    }
+        **REFUSED,
+        "conversation": "input",
+        "max_completion_tokens": "max_output_tokens",
+        "max_new_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "prompt": "input",
+    },
+    _HINTS,
 )
 
-FIELDS = BodyFields(PASSED - {"response_format"}, _NO_OPS, _HINTS)
+#: types of items; items of other types are skipped
+_ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "reasoning"})
 
 
 def parse_responses(body: Mapping[str, Any], context: RequestContext) -> ResponsesBuilder:
     """Parses a body. Raises InvalidRequest or UnknownModel with the reason."""
     _check_state(body)
-    fields, shared = FIELDS.split(body, protocol.ResponsesRequest)
-    request = parse_own(fields, protocol.ResponsesRequest, context.card)
-    shared |= _form(request)
-    if request.max_output_tokens is not None:
-        shared["max_new_tokens"] = request.max_output_tokens
+    check_last_turn(body.get("input"), "input")
+    body = _with_items_served(with_tools_served(body, "function", context.ignored), context.ignored)
+    request, shared = parse_body(body, FIELDS, protocol.ResponsesRequest, context)
+    shared |= _form(request, shared)
+    shared["max_new_tokens"] = request.max_output_tokens
     common = parse_shared_of_chat(shared, context.card, MAX_TEMPERATURE)
     thinks, _ = think(request.reasoning.effort if request.reasoning else None, None)
     messages = for_template(request.instructions, request.input)
     chat = ChatPrompt(messages, _tool_use(request), thinks, "reasoning.effort")
-    fields, answer_format = chat_fields(common, chat, context.card)
-    replica_request = to_replica_request(common, context, stream=request.stream, **fields)
+    fields, answer_format = chat_fields(common, chat, context)
+    replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
     return ResponsesBuilder(replica_request, context.card.name, request, answer_format)
+
+
+def _with_items_served(body: Mapping[str, Any], ignored: IgnoredFields) -> Mapping[str, Any]:
+    """A body without items of other types, such as `local_shell_call`. A strict request keeps them, to be refused."""
+    items = body.get("input")
+    if ignored.strict or not isinstance(items, list):
+        return body
+    served = []
+    for item in items:
+        kind = item.get("type") if isinstance(item, Mapping) else None
+        if isinstance(kind, str) and kind not in _ITEMS:
+            ignored.add(f"input.{kind}")
+        else:
+            served.append(item)
+    return {**body, "input": served}
 
 
 def _check_state(body: Mapping[str, Any]) -> None:
@@ -78,24 +91,33 @@ def _check_state(body: Mapping[str, Any]) -> None:
     for index, item in enumerate(items if isinstance(items, list) else []):
         if isinstance(item, Mapping) and item.get("type") == "item_reference":
             raise InvalidRequest(
-                f"input.{index} refers to a stored item, and none is stored; send the item itself",
+                f"input.{index} refers to a stored item, and nothing is stored; set `store: false` in the client, so "
+                "that it sends the items themselves",
                 param=f"input.{index}",
             )
 
 
-def _form(request: protocol.ResponsesRequest) -> dict[str, Any]:
+def _form(request: protocol.ResponsesRequest, shared: Mapping[str, Any]) -> dict[str, Any]:
     """The form of the answer as POST /generate names it."""
     form = request.text.format if request.text else None
     if form is None or form.type == "text":
         return {}
+    if shared.get("response_format") is not None:
+        raise InvalidRequest(
+            "text.format and response_format are given, allowed is one of them", param="response_format"
+        )
     if isinstance(form, protocol.SchemaFormat):
-        return {"response_format": {"type": "json_schema", "json_schema": {"schema": form.schema_}}}
+        schema = {"schema": form.schema_, "strict": form.strict}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
     return {"response_format": {"type": form.type}}
 
 
 def _tool_use(request: protocol.ResponsesRequest) -> ToolUse | None:
     """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
-    tools = tuple(Tool(tool.name, tool.description, tool.parameters) for tool in request.tools)
+    tools = tuple(
+        Tool(tool.name, tool.description, tool.parameters, bool(tool.strict), f"tools.{index}.parameters")
+        for index, tool in enumerate(request.tools)
+    )
     choice, parallel = request.tool_choice, request.parallel_tool_calls
     if isinstance(choice, protocol.FunctionChoice):
         return ToolUse(tools, "required", (choice.name,), parallel=False)
@@ -123,7 +145,7 @@ class _AssistantTurn:
 
 
 def for_template(instructions: str | None, items: Sequence[protocol.InputItem]) -> tuple[dict[str, Any], ...]:
-    """The items as chat templates take them. InvalidRequest: no message, bad arguments, or a result of no call."""
+    """The items as chat templates take them. InvalidRequest: no message, or a result of no call."""
     made: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     turn, called = _AssistantTurn(), dict[str, str]()
     for index, item in enumerate(items):
@@ -132,9 +154,7 @@ def for_template(instructions: str | None, items: Sequence[protocol.InputItem]) 
                 turn.thoughts += [part.text for part in item.content or ()]
             case protocol.CallItem():
                 called[item.call_id] = item.name
-                turn.calls.append(
-                    (item.call_id, item.name, parse_arguments(item.arguments, f"input.{index}.arguments"))
-                )
+                turn.calls.append((item.call_id, item.name, item.arguments))
             case protocol.MessageItem(role="assistant"):
                 turn.texts.append(_text(item.content))
             case protocol.MessageItem():

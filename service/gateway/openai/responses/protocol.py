@@ -12,8 +12,10 @@ from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from service.gateway.http.api_requests import ApiRequest, LenientModel, ToolName
+from service.gateway.http.content import part_text
 from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json, StrictModel
 from service.gateway.openai.protocol import ONE_ERROR, Effort
+from service.text.tools import past_arguments
 from service.text.tools.calls import MAX_TOOLS
 from service.wire import TraceStep
 
@@ -28,7 +30,14 @@ class ContentPart(LenientModel):
 
 
 def _parts_of(content: object) -> object:
-    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+    """The parts of a content: its texts, and placeholders of other parts."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "input_text", "text": content}]
+    if not isinstance(content, list) or None in (texts := [part_text(part) for part in content]):
+        return content
+    return [{"type": "input_text", "text": text} for text in texts if text]
 
 
 ContentParts = Annotated[
@@ -45,12 +54,12 @@ class MessageItem(LenientModel):
 
 
 class CallItem(LenientModel):
-    """A call of a tool that the model made. `arguments`: a JSON object as text."""
+    """A call of a tool that the model made. `arguments`: a JSON object as text; of a cut text, its complete part."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: Annotated[dict[str, Any], BeforeValidator(past_arguments, json_schema_input_type=str)]
 
 
 class ResultItem(LenientModel):
@@ -97,7 +106,7 @@ InputItem = Annotated[
 
 
 class FunctionTool(StrictModel):
-    """A function that the model may call. `strict` changes nothing: arguments always fit `parameters`."""
+    """A function that the model may call. `strict`: unsupported keywords of `parameters` are refused, else ignored."""
 
     type: Literal["function"]
     name: ToolName
@@ -128,7 +137,7 @@ class PlainFormat(StrictModel):
 
 
 class SchemaFormat(StrictModel):
-    """JSON that fits a schema. `strict` changes nothing, the schema always holds."""
+    """JSON that fits a schema. `strict`: unsupported keywords are refused, else ignored."""
 
     type: Literal["json_schema"]
     name: str | None = Field(None, max_length=64)
@@ -162,15 +171,19 @@ class ResponsesRequest(ApiRequest):
         BeforeValidator(_items_of, json_schema_input_type=str | Annotated[list[InputItem], Field(min_length=1)]),
     ] = Field(description="a text, or the items of the whole conversation")
     instructions: str | None = Field(None, description="a system message before all others")
-    max_output_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="default: 256")
+    max_output_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_NEW_TOKENS,
+        description="may be more than the prompt leaves of the context; default: the rest of the context, up to the "
+        "server's `default_max_tokens`",
+    )
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] = Field([], max_length=MAX_TOOLS)
     tool_choice: Annotated[Literal["none", "auto", "required"] | FunctionChoice | AllowedFunctions, ONE_ERROR] = "auto"
     parallel_tool_calls: bool = True
     reasoning: Reasoning | None = None
-    include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(fail_fast=True)] = Field(
-        [], description="changes nothing"
-    )
+    include: Annotated[list[str], Field(fail_fast=True)] = Field([], description="changes nothing")
     metadata: dict[str, str] = Field({}, description="is in the answer again")
     stream: bool = Field(False, description="server-sent events as OpenAI's client reads them")
 
@@ -216,7 +229,7 @@ class ResponseObject(TypedDict):
     model: str
     output: list[OutputItem]
     instructions: str | None
-    max_output_tokens: int
+    max_output_tokens: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
     previous_response_id: None

@@ -1,0 +1,149 @@
+"""`python -m loadtest.paper`: the paper's tables on any checkpoint, with the paper's numbers beside ours.
+
+Every row decodes the same problems greedily. The rows of a chunk of problems follow each other, so a slow hour of the
+machine hits all of them. Answers are kept in the folder of the result; the same command goes on after an interruption.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loadtest.paper.decoders import Decoder, EngineDecoder, ServiceDecoder
+from loadtest.paper.records import Chunk, Record, Records
+from loadtest.paper.report import COLUMNS, Result, results_of, titles, write
+from loadtest.paper.rows import Row, rows_for
+from loadtest.paper.tasks import Problem, Task, tasks_named
+from service.cli import main
+from service.cli.options import ModelOptions, ThreadsOption, use_threads, with_fields
+from service.cli.output import Counter, notes, results, table
+
+#: the block size of the paper
+_BLOCK_SIZE = 16
+#: problems of a chunk, for each request at once
+_CHUNK = 4
+
+
+@with_fields("options", ModelOptions)
+def command(
+    options: ModelOptions,
+    tasks: Annotated[str, typer.Option(help="Comma-separated.")] = "gsm8k,math500,humaneval,mbpp",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Problems of each task, the first ones. Default: all.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="A running service that decodes, instead of --model.")] = None,
+    api_key: Annotated[str, typer.Option(envvar="MRP_API_KEY", help="Key of that service.")] = "",
+    run_code: Annotated[
+        bool,
+        typer.Option("--run-code", help="Runs code of answers in a sandbox. Without it such tasks have no accuracy."),
+    ] = False,
+    row: Annotated[
+        list[str] | None, typer.Option(help="Such as 'direct mrp_steps=1'; may be given again. Default: all rows.")
+    ] = None,
+    together: Annotated[
+        list[int], typer.Option("--concurrency", min=1, help="Requests at once; may be given again.")
+    ] = [16, 1],  # noqa: B006
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 4096,
+    data: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Folder with TASK.jsonl, read instead of the hub.")
+    ] = None,
+    threads: ThreadsOption = None,
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder of the result.")] = Path("paper"),
+) -> None:
+    """Measures accuracy, tokens per forward and tokens a second of the paper's rows and of ours."""
+    problems = {
+        task: task.problems(limit, data, run_code=run_code)
+        for task in tasks_named([name for name in tasks.split(",") if name])
+    }
+    use_threads(threads)
+    decoders = [ServiceDecoder(url, max_new_tokens, api_key)] if url else _engines(options, max_new_tokens)
+    model = decoders[0].model
+    about = {"model": model, "by": url or "in process", "limit": limit, "max_new_tokens": max_new_tokens}
+    about |= {"run_code": run_code, "machine": platform.processor() or platform.machine(), "threads": threads}
+    out.mkdir(parents=True, exist_ok=True)
+    records = Records(out / "answers.jsonl", about)
+    plan = {decoder: _chunks(decoder, problems, row or (), together) for decoder in decoders}
+    _measure(plan, problems, records)
+    rows = rows_for(row or (), has_mrp=True, block_size=128)
+    made = results_of(model, rows, records.by_chunk.values())
+    write(out, about, made)
+    _print(made, out)
+
+
+def _engines(options: ModelOptions, max_new_tokens: int) -> list[Decoder]:
+    """Engines with the checkpoint's block size, or the operator's, and with the paper's."""
+    decoders: list[Decoder] = [EngineDecoder(options, None, max_new_tokens)]
+    if options.block_size is None and decoders[0].block_size != _BLOCK_SIZE:
+        decoders.append(EngineDecoder(options, _BLOCK_SIZE, max_new_tokens))
+    return decoders
+
+
+def _chunks(
+    decoder: Decoder, problems: Mapping[Task, Sequence[Problem]], names: Sequence[str], together: Sequence[int]
+) -> list[tuple[Chunk, Row]]:
+    """All chunks of a decoder. The rows of one chunk of problems follow each other."""
+    rows = rows_for(names, has_mrp=decoder.has_mrp, block_size=decoder.block_size)
+    return [
+        (Chunk(decoder.block_size, count, task.name, row.name, start), row)
+        for count in dict.fromkeys(together)
+        for task, listed in problems.items()
+        for start in range(0, len(listed), _CHUNK * count)
+        for row in rows
+    ]
+
+
+def _measure(
+    plan: Mapping[Decoder, Sequence[tuple[Chunk, Row]]], problems: Mapping[Task, Sequence[Problem]], records: Records
+) -> None:
+    """Decodes and judges the chunks that have no record yet. Exits if it is interrupted."""
+    by_name = {task.name: listed for task, listed in problems.items()}
+    total = sum(map(len, plan.values()))
+    missing = {decoder: [job for job in chunks if job[0] not in records.by_chunk] for decoder, chunks in plan.items()}
+    try:
+        with Counter(total, total - sum(map(len, missing.values()))) as counter:
+            for decoder, jobs in missing.items():
+                for chunk, row in jobs:
+                    listed = by_name[chunk.task][chunk.start : chunk.start + _CHUNK * chunk.together]
+                    records.add(_decoded(decoder, chunk, row, listed))
+                    counter.next(f"{chunk.task} from {chunk.start}, {chunk.together} at once, {chunk.row}")
+                decoder.release()
+    except KeyboardInterrupt:
+        notes().print("interrupted; run the same command again to resume")
+        raise typer.Exit(130) from None
+
+
+def _decoded(decoder: Decoder, chunk: Chunk, row: Row, problems: Sequence[Problem]) -> Record:
+    answers, seconds = decoder.decode([problem.prompt for problem in problems], row, chunk.together)
+    right = [_is_right(problem, answer.text) for problem, answer in zip(problems, answers, strict=True)]
+    return Record(chunk, answers, right, seconds)
+
+
+@cache
+def _is_right(problem: Problem, text: str) -> bool | None:
+    """Whether an answer is right. Rows with equal answers share the judgement. None: its code is not run."""
+    return None if problem.judge is None else problem.judge(text)
+
+
+def _print(made: Sequence[Result], out: Path) -> None:
+    for title, rows in titles(made):
+        lines = table(*COLUMNS, plan="row")
+        for result in rows:
+            lines.add_row(*result.cells)
+        results().print(f"\n{title}", lines, sep="\n")
+    print(f"written: {out}/paper.json, paper.md and plots")
+
+
+def run() -> None:
+    """The program."""
+    program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    program.command()(command)
+    main.run(program, "loadtest.paper")
+
+
+if __name__ == "__main__":
+    run()

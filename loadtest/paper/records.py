@@ -1,0 +1,68 @@
+"""The answers so far, in a file, so that a run that was interrupted goes on later.
+
+The file has a line of JSON for each chunk of problems. Its first line names the circumstances; a file of other
+circumstances is begun anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from loadtest.paper.decoders import Answer
+
+
+class Chunk(NamedTuple):
+    """Some problems of a task, from `start` on, by one row with `together` requests at once."""
+
+    block_size: int
+    together: int
+    task: str
+    row: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The answers of a chunk, in order. `right`: whether each one is right; None for code that was not run."""
+
+    chunk: Chunk
+    answers: list[Answer]
+    right: list[bool | None]
+    seconds: float
+
+
+class Records:
+    """Records by chunk, in memory and on disk."""
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        self.by_chunk: dict[Chunk, Record] = {}
+        self._path, self._first = path, json.dumps(about, sort_keys=True)
+        if not self._read():
+            self.by_chunk.clear()
+            path.write_text(self._first + "\n", encoding="utf-8")
+
+    def add(self, record: Record) -> None:
+        """Keeps a record."""
+        self.by_chunk[record.chunk] = record
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(record)) + "\n")
+
+    def _read(self) -> bool:
+        """Whether the file is of the same circumstances. An incomplete last line is cut off."""
+        if not self._path.is_file():
+            return False
+        first, *lines = self._path.read_text(encoding="utf-8").split("\n")
+        if first != self._first:
+            return False
+        whole = lines[:-1]
+        for line in whole:
+            values = json.loads(line)
+            answers = [Answer(**answer) for answer in values["answers"]]
+            record = Record(Chunk(*values["chunk"]), answers, values["right"], values["seconds"])
+            self.by_chunk[record.chunk] = record
+        self._path.write_text("\n".join([first, *whole, ""]), encoding="utf-8")
+        return True

@@ -1,0 +1,129 @@
+"""Answers lines: parses each as its route does, keeps the engines full, and passes outputs on as they finish."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from service.batch.lines import APIS, BatchLine
+from service.batch.replicas import BatchReplicas
+from service.errors import InvalidRequest, MrpServeError
+from service.gateway.errors import error_response
+from service.gateway.http.driver import ResponseBuilder
+from service.gateway.http.parse import RequestContext
+from service.gateway.http.protocol import Json
+from service.gateway.http.streams import all_of
+from service.tracebacks import unexpected_error
+from service.wire import Answer, Origin, ReplicaRequest
+
+#: gets the output of a line
+WriteOutput = Callable[[Json], None]
+#: lines without a request after which other tasks run
+_BREATH = 64
+
+
+class LineAnswers:
+    """Answers lines by running replicas. `tokens`: the number of tokens of all answers.
+
+    `timeout_limit_s`: the time limit of a request.
+    """
+
+    def __init__(self, replicas: BatchReplicas, timeout_limit_s: float) -> None:
+        self._replicas = replicas
+        self._free, self._freed = replicas.slots, asyncio.Event()
+        card = replicas.card
+        self._context = RequestContext(replace(card, quality=card.quality.at(card.replica_slots)), timeout_limit_s)
+        self.tokens = 0
+
+    async def run(self, lines: Iterable[BatchLine], write: WriteOutput) -> None:
+        """Answers all lines. `write` gets one output for each, in the order in which they finish.
+
+        Lines are read only when an engine has room, so memory does not depend on their number. Raises the errors of
+        `lines` and of `write`, and the error of engines that do not start again.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, line in enumerate(lines):
+                    request_id = secrets.token_hex(12)
+                    try:
+                        builder = self._parse(line, request_id)
+                    except MrpServeError as error:
+                        write(_failed(line, request_id, error))
+                        if index % _BREATH == 0:
+                            await asyncio.sleep(0)
+                        continue
+                    count = await self._take(len(builder.requests))
+                    group.create_task(self._answer(line, request_id, builder, count, write))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def _parse(self, line: BatchLine, request_id: str) -> ResponseBuilder:
+        """The request of a line. Raises the error of a line that is none."""
+        if line.error is not None:
+            raise line.error
+        try:
+            builder = APIS[line.url].parse(line.body, replace(self._context, origin=Origin(request_id)))
+        except MrpServeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a line must not end the others
+            raise unexpected_error(error, request_id) from None
+        if builder.stream:
+            raise InvalidRequest("stream is true; a batch has whole answers only", param="stream")
+        return builder
+
+    async def _answer(
+        self, line: BatchLine, request_id: str, builder: ResponseBuilder, count: int, write: WriteOutput
+    ) -> None:
+        api = APIS[line.url]
+
+        async def answered(index: int, request: ReplicaRequest) -> Answer:
+            with api.renamed(index):
+                return await self._replicas.answer(request)
+
+        try:
+            answers = await all_of([answered(index, request) for index, request in enumerate(builder.requests)])
+            output = _succeeded(line, request_id, await builder.whole(answers))
+            self.tokens += sum(answer.ending.completion_tokens for answer in answers)
+        except MrpServeError as error:
+            if self._replicas.failure is not None:
+                raise self._replicas.failure from None
+            output = _failed(line, request_id, error)
+        except Exception as error:  # noqa: BLE001 - as in `_parse`
+            output = _failed(line, request_id, unexpected_error(error, request_id))
+        finally:
+            self._free += count
+            self._freed.set()
+        write(output)
+
+    async def _take(self, count: int) -> int:
+        """Waits for room for `count` requests. Returns the number of slots to give back."""
+        count = min(count, self._replicas.slots)
+        while self._free < count:
+            self._freed.clear()
+            await self._freed.wait()
+        self._free -= count
+        return count
+
+
+def _output(line: BatchLine, request_id: str, status: int, body: object, error: object) -> Json:
+    """An output in the form of OpenAI's batches, with the line's number."""
+    return {
+        "id": f"batch_req_{request_id}",
+        "custom_id": line.custom_id,
+        "line": line.number,
+        "response": {"status_code": status, "request_id": request_id, "body": body},
+        "error": error,
+    }
+
+
+def _succeeded(line: BatchLine, request_id: str, body: object) -> Json:
+    return _output(line, request_id, 200, body, None)
+
+
+def _failed(line: BatchLine, request_id: str, error: MrpServeError) -> Json:
+    response = error_response(error, request_id, line.url, {})
+    body = json.loads(bytes(response.body))
+    return _output(line, request_id, response.status_code, body, {"code": error.code, "message": error.message})

@@ -1,0 +1,49 @@
+"""A batch as a Python object, for programs that have their lines in memory, such as workers of Ray Data.
+
+model = BatchModel(model="service/demo")
+[output] = model.answer([{"prompt": "The answer is", "max_new_tokens": 16}])
+print(output["response"]["body"]["text"])
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from service.batch.answers import LineAnswers
+from service.batch.lines import parsed_lines
+from service.batch.replicas import BatchReplicas
+from service.gateway.http.protocol import Json
+from service.settings import Settings
+
+_T = TypeVar("_T")
+
+
+class BatchModel:
+    """A model in an engine's process of its own, which answers lines as `mrp-serve batch` does.
+
+    `settings`: the program's settings. `defaults`: fields for the bodies that lack them. Raises the errors of loading.
+    """
+
+    def __init__(self, defaults: Mapping[str, Any] | None = None, **settings: Any) -> None:
+        self._defaults, chosen = dict(defaults or {}), Settings(**settings)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="batch", daemon=True).start()
+        self._replicas = self._run(BatchReplicas.start([chosen]))
+        self._answers = LineAnswers(self._replicas, chosen.request_timeout_s)
+
+    def answer(self, lines: Sequence[Mapping[str, Any]]) -> list[Json]:
+        """The outputs of lines, in their order. An output has an answer or an error."""
+        outputs: list[Json] = []
+        self._run(self._answers.run(parsed_lines(lines, self._defaults), outputs.append))
+        return sorted(outputs, key=lambda output: output["line"])
+
+    def close(self) -> None:
+        """Ends the engine's process, which otherwise ends with this process."""
+        self._loop.call_soon_threadsafe(self._replicas.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

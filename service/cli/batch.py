@@ -1,0 +1,173 @@
+"""`mrp-serve batch`: answers every line of a file, without a server. The same command resumes an interrupted batch."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.cli.output import Counter, notes
+from service.cli.settings_options import read_settings, settings_options
+from service.errors import SettingsError
+
+if TYPE_CHECKING:
+    from service.batch.answers import LineAnswers
+    from service.batch.journal import Journal
+    from service.batch.lines import BatchFile
+    from service.gateway.http.protocol import Json
+    from service.settings import Settings
+
+#: seconds between two waits for the disk, and between two updates of the progress
+_SYNC_S, _SHOW_S = 1.0, 0.2
+
+InOption = Annotated[
+    Path,
+    typer.Option(
+        "--in",
+        "--input-file",
+        "-i",
+        help="JSONL, or Parquet (*.parquet). A line is a body of /generate or of OpenAI's batches.",
+    ),
+]
+OutOption = Annotated[
+    Path,
+    typer.Option(
+        "--out", "--output-file", "-o", help="JSONL: an answer or an error for each line. Resumed if it exists."
+    ),
+]
+DefaultsOption = Annotated[
+    str,
+    typer.Option(
+        help='JSON: fields for the requests that lack them, such as {"quality": "fast", "max_new_tokens": 512}.'
+    ),
+]
+
+#: settings of the server, which a batch has not
+_OF_THE_SERVER = frozenset(
+    {"max_waiting", "max_queue_s", "drain_timeout_s", "host", "port", "api_keys", "api_keys_file", "admin_keys"}
+    | {"weights_update", "share_prefixes_between_keys", "num_ingresses", "otlp_endpoint"}
+    | {"max_replicas", "target_queue_s", "upscale_delay_s", "downscale_delay_s"}
+)
+
+
+def command(input_file: InOption, output_file: OutOption, defaults: DefaultsOption = "{}", **options: Any) -> None:
+    """Answers every line of a file. Run it again to resume."""
+    from service.batch.journal import Journal
+    from service.batch.lines import BatchFile
+    from service.telemetry.logs import install_logs
+
+    settings = read_settings(options)
+    file = BatchFile(input_file, _fields(defaults), settings.max_body_bytes)
+    if input_file.exists() and output_file.exists() and input_file.samefile(output_file):
+        raise SettingsError(f"out is {output_file}, which is the input", param="out")
+    total = len(file)
+    if file.is_parquet and (columns := file.unused_columns()):
+        notes().print(f"columns without effect: {', '.join(columns)}", markup=False, soft_wrap=True)
+    install_logs(settings)
+    with Journal(output_file) as journal:
+        try:
+            asyncio.run(_run(file, journal, settings, total))
+        except KeyboardInterrupt:
+            notes().print("interrupted; run the same command again to resume")
+            raise typer.Exit(130) from None
+        print(f"{journal.count} lines in {output_file}, {journal.errors} of them errors", file=sys.stderr)
+
+
+async def _run(file: BatchFile, journal: Journal, settings: Settings, total: int) -> None:
+    from service.batch.answers import LineAnswers
+    from service.batch.replicas import BatchReplicas
+
+    lines = (line for line in file if not journal.has(line))
+    if (first := next(lines, None)) is None:
+        return
+    notes().print(f"loading {settings.model_name} …", markup=False)
+    replicas = await BatchReplicas.start(settings_of_replicas(settings))
+    syncing = asyncio.create_task(_sync(journal))
+    try:
+        answers = LineAnswers(replicas, settings.request_timeout_s)
+        with Counter(total, journal.count) as counter:
+            progress = _Progress(answers, journal, counter, total)
+            await answers.run(chain([first], lines), progress.write)
+    finally:
+        syncing.cancel()
+        replicas.close()
+    with suppress(asyncio.CancelledError):
+        await syncing  # raises its error, if it had any
+
+
+class _Progress:
+    """Writes outputs, and shows rates and the time left."""
+
+    def __init__(self, answers: LineAnswers, journal: Journal, counter: Counter, total: int) -> None:
+        self._answers, self._journal, self._counter, self._total = answers, journal, counter, total
+        self._began, self._before, self._due = time.monotonic(), journal.count, 0.0
+
+    def write(self, output: Json) -> None:
+        """Appends the output of a line to the file."""
+        self._journal.write(output)
+        count, now = self._journal.count, time.monotonic()
+        if now < self._due and count < self._total:
+            return
+        self._due, seconds = now + _SHOW_S, now - self._began
+        rate = (count - self._before) / seconds
+        left = timedelta(seconds=round((self._total - count) / rate))
+        what = f"{rate:.1f} lines/s, {self._answers.tokens / seconds:,.0f} tokens/s, {left} left"
+        self._counter.reach(count, f"{what}, {self._journal.errors} errors")
+
+
+async def _sync(journal: Journal) -> None:
+    """Waits for the disk every second, on another thread."""
+    while True:
+        await asyncio.sleep(_SYNC_S)
+        await asyncio.to_thread(journal.sync)
+
+
+def _fields(defaults: str) -> Json:
+    try:
+        fields = json.loads(defaults)
+    except ValueError as error:
+        raise SettingsError(f"defaults is {defaults[:80]!r}, which is not JSON: {error}", param="defaults") from None
+    if not isinstance(fields, dict):
+        raise SettingsError(f"defaults is {defaults[:80]!r}, a JSON object is expected", param="defaults")
+    return fields
+
+
+def settings_of_replicas(settings: Settings) -> list[Settings]:
+    """The settings of each replica: one replica for each GPU unless the settings say otherwise.
+
+    SettingsError for more replicas than GPUs.
+    """
+    import torch
+
+    count = settings.num_replicas if "num_replicas" in settings.model_fields_set else None
+    gpus = torch.cuda.device_count() if settings.device in {"auto", "cuda"} else 0
+    if not gpus or settings.tensor_parallel_size > 1:
+        if gpus and count not in {None, 1}:
+            raise SettingsError(
+                f"num_replicas is {count}, allowed is 1 with tensor_parallel_size on GPUs", param="num_replicas"
+            )
+        return [settings] * (1 if count is None else count)
+    if count is not None and count > gpus:
+        raise SettingsError(f"num_replicas is {count}, but this machine has {gpus} GPUs", param="num_replicas")
+    return [settings.model_copy(update={"device": f"cuda:{index}"}) for index in range(count or gpus)]
+
+
+command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        *(
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ),
+        *settings_options(_OF_THE_SERVER),
+    ]
+)

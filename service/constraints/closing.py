@@ -1,0 +1,119 @@
+"""The objects of a schema that get no other properties than the named ones, as xgrammar does by default.
+
+A schema is *composed* if it has keywords of objects beside schemas for the same value (`allOf`, `anyOf`, `oneOf`,
+`$ref`). It then names the properties of all these schemas together. Those schemas themselves stay open: alone, they
+would exclude the properties of the others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from service.constraints.references import References
+
+_LISTS = ("allOf", "anyOf", "oneOf")
+_OBJECTS = frozenset({
+    "additionalProperties", "maxProperties", "minProperties", "patternProperties", "properties", "propertyNames",
+    "required", "unevaluatedProperties",
+})  # fmt: skip
+#: the most schemas and properties that are visited, for all composed schemas together; beyond it nothing is closed
+_MAX_VISITS = 10_000
+
+
+class ClosedObjects:
+    """Which objects of a schema to close. `root`: the whole schema."""
+
+    def __init__(self, root: Any, references: References) -> None:
+        self._references = references
+        self._extended: set[int] = set()
+        self._visits = 0
+        for schema in _all_schemas(root):
+            if self._is_composed(schema):
+                self._extend(self._parts(schema), [schema])
+
+    def property_names(self, schema: dict[str, Any]) -> dict[str, None] | None:
+        """The names of all properties of an object, in order. None if other names are possible.
+
+        `schema`: a part of the root, not a copy.
+        """
+        composed = self._is_composed(schema)
+        if self._visits > _MAX_VISITS or id(schema) in self._extended or not (composed or "properties" in schema):
+            return None
+        if not composed:
+            return dict.fromkeys([*_properties(schema), *_texts(schema.get("required"))])
+        names: dict[str, None] = {}
+        for number, part in enumerate(self._same_value(schema)):
+            if "patternProperties" in part or (number and "additionalProperties" in part):
+                return None
+            names |= dict.fromkeys([*_properties(part), *_texts(part.get("required"))])
+        return names if names and self._visits <= _MAX_VISITS else None
+
+    def has_alternatives(self, schema: dict[str, Any]) -> bool:
+        """Whether a schema for the same value is a union. Its members may name different properties."""
+        return any("anyOf" in part or "oneOf" in part for part in self._same_value(schema))
+
+    def _is_composed(self, schema: dict[str, Any]) -> bool:
+        parts = [name for name in (*_LISTS, "$ref") if name in schema]
+        several = len(parts) > 1 or (isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1)
+        return bool(parts) and (several or not _OBJECTS.isdisjoint(schema))
+
+    def _extend(self, schemas: list[Any], roots: list[Any]) -> None:
+        """Marks schemas for the same value, and schemas for the same property. `roots`: further ones, not marked."""
+        by_name: defaultdict[str, list[Any]] = defaultdict(list)
+        marked = set[int]()
+        for part in self._same_value(*roots, *schemas):
+            if not any(part is root for root in roots) and id(part) not in self._extended:
+                marked.add(id(part))
+            for name, value in _properties(part).items():
+                by_name[name].append(value)
+        self._extended |= marked
+        if marked:
+            for values in by_name.values():
+                if len(values) > 1:
+                    self._extend(values, [])
+
+    def _same_value(self, *schemas: Any) -> Iterator[dict[str, Any]]:
+        """The schemas and all other schemas for the same value, in order."""
+        parts, visited = [part for part in reversed(schemas) if isinstance(part, dict)], set[int]()
+        while parts and self._visits <= _MAX_VISITS:
+            part = parts.pop()
+            if id(part) not in visited:
+                visited.add(id(part))
+                self._visits += 1 + len(_properties(part))
+                yield part
+                parts += reversed(self._parts(part))
+
+    def _parts(self, schema: dict[str, Any]) -> list[dict[str, Any]]:
+        parts = [part for name in _LISTS for part in _items(schema.get(name))]
+        if isinstance(reference := schema.get("$ref"), str):
+            with suppress(KeyError):
+                parts.append(self._references.target(reference))
+        return [part for part in parts if isinstance(part, dict)]
+
+
+def _all_schemas(root: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a schema, most of which are schemas."""
+    parts = [root]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            yield part
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+
+
+def _properties(schema: dict[str, Any]) -> dict[str, Any]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def _texts(value: Any) -> list[str]:
+    return [item for item in _items(value) if isinstance(item, str)]
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

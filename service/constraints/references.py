@@ -1,0 +1,61 @@
+"""References within a schema (`$ref`). Knows paths such as `#/$defs/name`; leaves anchors and ids to the library."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from typing import Any
+from urllib.parse import unquote
+
+#: the longest chain of references, and index in a path
+_MAX_CHAIN, _MAX_DIGITS = 20, 10
+
+
+class References:
+    """The references of a schema."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+
+    def target(self, reference: str) -> Any:
+        """The part of the schema at a path such as `#/$defs/name`. KeyError if there is none."""
+        start, *names = reference.rstrip("/").split("/")
+        if start != "#":
+            raise KeyError(reference)
+        part = self._root
+        for name in names:
+            key = unquote(name).replace("~1", "/").replace("~0", "~")
+            if isinstance(part, list) and key.isdecimal() and len(key) < _MAX_DIGITS and int(key) < len(part):
+                part = part[int(key)]
+            elif isinstance(part, dict):
+                part = part[key]
+            else:
+                raise KeyError(reference)
+        return part
+
+    def is_missing(self, reference: str) -> bool:
+        """Whether a reference leads to nothing within the schema. Nothing is fetched."""
+        if self._has_ids:
+            return False
+        try:
+            self.target(reference)
+        except KeyError:
+            return True
+        return False
+
+    def resolved(self, schema: Any) -> Any:
+        """The schema that a reference without siblings leads to; any other schema itself."""
+        for _ in range(_MAX_CHAIN):
+            if not isinstance(schema, dict) or set(schema) != {"$ref"} or not isinstance(schema["$ref"], str):
+                return schema
+            try:
+                schema = self.target(schema["$ref"])
+            except KeyError:
+                return schema
+        return schema
+
+    @cached_property
+    def _has_ids(self) -> bool:
+        """Whether a part of the schema has a name of its own, which references may use."""
+        text = json.dumps(self._root)
+        return any(f'"{name}": "' in text for name in ("$id", "id", "$anchor", "$dynamicAnchor"))

@@ -1,0 +1,78 @@
+"""Warm-up: runs a forward of every shape before requests come, the largest first.
+
+On CUDA the first forward of a shape compiles Triton's kernels and captures a CUDA graph: seconds, in which all running
+requests would wait. After the warm-up nothing compiles or captures in a request. `CheckpointRunner` calls this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from service.decode.block import MASKED, Block
+from service.engine.forward.partition import BatchPartition
+from service.engine.forward.rows import Row
+from service.engine.request import LogprobsRequest, SamplingParams
+from service.model.config import ModelConfig
+
+#: the most rows of a unit that change the tiles of queries: tiles have 64 queries at most
+_LARGEST_UNIT = 64
+#: tokens before a row whose prefix is divided among several programs
+_LONG = 1024
+#: greedy, sampled, and filtered positions: each starts other kernels
+_SAMPLINGS = (SamplingParams(), SamplingParams(0.7), SamplingParams(0.7, 0.9, 20))
+
+
+class WarmUpRows:
+    """The rows of warm-up forwards. They write no page of a request, and read any of the cache's `num_pages` pages."""
+
+    def __init__(self, config: ModelConfig, num_pages: int, partition: BatchPartition, *, has_mrp: bool) -> None:
+        self._config, self._num_pages, self._partition, self._has_mrp = config, num_pages, partition, has_mrp
+        self._longest = min(config.max_positions // config.block_size, num_pages) - 1
+
+    def shapes(self, sizes: Sequence[int]) -> Iterator[list[Row]]:
+        """Rows of every shape that a forward can have, the largest first. `sizes`: numbers of rows."""
+        if self._partition.fixed_shapes:
+            for power in range(self._longest.bit_length(), -1, -1):
+                yield [self._row(min((1 << power) // 2, self._longest))]
+            return
+        for size in sorted(sizes, reverse=True):
+            unit = 1
+            while unit <= min(size, _LARGEST_UNIT):
+                yield [self._row(1)] * unit + self._apart(self._row(1), size - unit)
+                unit *= 2
+
+    def samplings(self) -> Iterator[list[Row]]:
+        """Rows that are sampled in every way, one way at a time. The first row reads a long prefix."""
+        row = self._row(min(_LONG // self._config.block_size, self._longest))
+        for sampling in _SAMPLINGS:
+            yield [row._replace(sampling=sampling)]
+        revealed = Block((0, *row.state.tokens[1:]))
+        yield [row._replace(state=revealed, rescore=(0,), entropy=True)]
+        yield [row._replace(logprobs=LogprobsRequest(1, (0,)))]
+        yield [row._replace(pages=[*row.pages, self._num_pages], writes_kv=True)]  # a spare page
+        if self._has_mrp:
+            yield [row._replace(drafts=True)]
+
+    def largest(self, count: int) -> Iterator[list[Row]]:
+        """The forwards of `count` rows that need the most memory, one greedy, one filtered."""
+        for sampling in (_SAMPLINGS[0], _SAMPLINGS[-1]):
+            row = self._row(1)._replace(sampling=sampling, drafts=self._has_mrp and not sampling.top_k)
+            yield self._apart(row, count)
+
+    def _row(self, index: int) -> Row:
+        """A row of masks behind `index` pages."""
+        index = min(index, self._longest)
+        pages = [page % self._num_pages for page in range(index)]
+        masks = Block((MASKED,) * self._config.block_size)
+        return Row(masks, index, pages, writes_kv=False, sampling=SamplingParams())
+
+    @staticmethod
+    def _apart(row: Row, count: int) -> list[Row]:
+        """Rows of `count` different requests."""
+        return [row._replace(pages=[*row.pages]) for _ in range(count)]
+
+
+def needed_sizes(sizes: list[int], max_rows: int) -> list[int]:
+    """Of the sizes of graphs, ascending, those that forwards of up to `max_rows` rows need."""
+    smaller = [size for size in sizes if size < max_rows]
+    return smaller + sizes[len(smaller) : len(smaller) + 1]

@@ -1,0 +1,57 @@
+"""The contents of messages, in any API: texts are read, images and files leave a placeholder, other parts are skipped.
+
+A history with an image thus stays answerable. The user's own last message may have none: the user wants an answer about
+the image, and the model cannot see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from service.errors import InvalidRequest
+
+#: type of a part -> the field with its text
+_TEXTS: Final = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+#: type of a part that a text model cannot read -> its name in the placeholder
+_UNREADABLE: Final = {
+    "audio_url": "audio",
+    "document": "document",
+    "file": "file",
+    "image": "image",
+    "image_file": "image",
+    "image_url": "image",
+    "input_audio": "audio",
+    "input_file": "file",
+    "input_image": "image",
+    "video": "video",
+    "video_url": "video",
+}
+
+
+def part_text(part: object) -> str | None:
+    """The text of a part, or its placeholder. Empty for a part that is skipped, None for a value that is no part."""
+    if not isinstance(part, Mapping) or not isinstance(kind := part.get("type"), str):
+        return None
+    if kind in _TEXTS:
+        text = part.get(_TEXTS[kind])
+        return text if isinstance(text, str) else None
+    return f"[{_UNREADABLE[kind]} not shown: this model reads text only]" if kind in _UNREADABLE else ""
+
+
+def check_last_turn(messages: object, param: str) -> None:
+    """InvalidRequest if the last message is the user's and has an image or a file. `param`: the field of messages."""
+    last: Any = messages[-1] if isinstance(messages, list) and messages else None
+    content = last.get("content") if isinstance(last, Mapping) and last.get("role") == "user" else None
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(kind, str) and kind in _UNREADABLE:
+            location = f"{param}.{len(messages) - 1}.content.{index}"  # type: ignore[arg-type]
+            raise InvalidRequest(
+                f"{location} is of the type {kind}, and this model reads text only; send text parts", param=location
+            )

@@ -1,0 +1,203 @@
+"""`mrp-serve batch` as a process: a line for every line, also after kills, and options of the program."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from service.cli.batch import settings_of_replicas
+from service.errors import SettingsError
+from service.settings import Settings
+from tests.service.processes import descendants
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "sdar-mrp-random-a"
+OPTIONS = ("--model", GOLDEN, "--device", "cpu", "--torch-threads", "1", "--max-running", "8")
+BODY = {"mode": "static", "max_new_tokens": 12}
+
+
+def begin(file: Path, out: Path, *more: object) -> subprocess.Popen[str]:
+    call = [sys.executable, "-m", "service.cli.main", "batch", "--in", file, "--out", out, *OPTIONS, *more]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(list(map(str, call)), cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finish(process: subprocess.Popen[str], status: int = 0) -> str:
+    _, said = process.communicate(timeout=250)
+    assert process.returncode == status, said
+    return said
+
+
+def write(file: Path, count: int) -> Path:
+    rng = random.Random(count)
+    lines = [
+        {"custom_id": f"id-{number}", "prompt_token_ids": rng.choices(range(5, 300), k=6), "seed": number}
+        for number in range(count)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def outputs(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def tokens(out: Path) -> dict[str, list[int]]:
+    return {output["custom_id"]: output["response"]["body"]["token_ids"] for output in outputs(out)}
+
+
+def test_a_file_is_answered_and_a_finished_batch_is_not_asked_again(tmp_path: Path) -> None:
+    file, out = write(tmp_path / "in.jsonl", 40), tmp_path / "out.jsonl"
+    with file.open("a") as more:
+        more.write('{oops\n\n{"prompt": ""}\n{"custom_id": "id-3", "prompt": "x"}\n')
+    said = finish(begin(file, out, "--defaults", json.dumps(BODY)))
+    assert "43 lines in" in said
+    assert "3 of them errors" in said
+    assert "lines/s" in said
+    assert "tokens/s" in said
+    assert "0:00:00 left" in said
+    first = outputs(out)
+    assert sorted(output["line"] for output in first) == [*range(1, 42), 43, 44]
+    assert {output["response"]["body"].get("mode") for output in first if not output["error"]} == {"static"}
+    assert "loading" not in finish(begin(file, out, "--defaults", json.dumps(BODY)))
+    assert outputs(out) == first
+
+
+def test_a_killed_batch_goes_on_and_its_engine_ends(tmp_path: Path) -> None:
+    file, out = write(tmp_path / "in.jsonl", 600), tmp_path / "out.jsonl"
+    process = begin(file, out, "--defaults", json.dumps(BODY))
+    while not out.exists() or out.stat().st_size < 5_000:
+        assert process.poll() is None
+        time.sleep(0.02)
+    engines = descendants(process.pid)
+    process.kill()
+    process.communicate()
+    with out.open("ab") as torn:
+        torn.write(b'{"id":"batch_req_1","custom')
+    written = out.read_bytes().rpartition(b"\n")[0] + b"\n"
+    finish(begin(file, out, "--defaults", json.dumps(BODY)))
+    assert out.read_bytes().startswith(written)
+    assert Counter(output["line"] for output in outputs(out)) == Counter(range(1, 601))
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{engine}").exists() for engine in engines):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+    """The answers, too, are those of a batch that was not killed: by seed."""
+    count, rng = 6000, random.Random(7)
+    file, out, whole = write(tmp_path / "in.jsonl", count), tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    body = json.dumps(BODY | {"temperature": 1.0})
+    finish(begin(file, whole, "--defaults", body, "--deterministic"))
+    lines_at_kills = []
+    while len(lines_at_kills) < 20:
+        process = begin(file, out, "--defaults", body, "--deterministic")
+        before = out.stat().st_size if out.exists() else 0
+        while process.poll() is None and (out.stat().st_size if out.exists() else 0) == before:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.7))
+        written = out.read_bytes().rpartition(b"\n")[0]
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert out.read_bytes().startswith(written)
+        lines_at_kills.append(out.read_bytes().count(b"\n"))
+    assert lines_at_kills[-1] < count, lines_at_kills
+    finish(begin(file, out, "--defaults", body, "--deterministic"))
+    assert Counter(output["line"] for output in outputs(out)) == Counter(range(1, count + 1))
+    assert tokens(out) == tokens(whole)
+
+
+@pytest.mark.slow
+def test_the_memory_does_not_grow_with_the_file(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """From a tenth of 100,000 lines on. Each known id takes some 70 bytes."""
+    file, out = write(tmp_path / "in.jsonl", 100_000), tmp_path / "out.jsonl"
+    process = begin(file, out, "--defaults", json.dumps(BODY | {"max_new_tokens": 1}))
+    lines, samples = 0, []
+    with subprocess.Popen(["tail", "-n", "+1", "-F", out], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tail:
+        assert tail.stdout
+        while lines < 100_000:
+            assert tail.stdout.readline()
+            lines += 1
+            if lines % 10_000 == 0:
+                samples.append([resident(pid) for pid in (process.pid, *descendants(process.pid))])
+        tail.kill()
+    finish(process)
+    growth = [last - first for first, last in zip(samples[0], samples[-2], strict=True)]
+    record_property("MiB at each tenth", [[size >> 20 for size in sample] for sample in samples])
+    assert max(growth) < 30 * 2**20, samples
+
+
+def resident(process: int) -> int:
+    """Its resident memory in bytes."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_an_interrupted_batch_says_how_to_go_on(tmp_path: Path) -> None:
+    file, out = write(tmp_path / "in.jsonl", 3000), tmp_path / "out.jsonl"
+    process = begin(file, out, "--defaults", json.dumps(BODY))
+    while not out.exists() or not out.stat().st_size:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    said = finish(process, 130)
+    assert "run the same command again to resume" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (("--defaults", "[1]"), "a JSON object is expected"),
+        (("--defaults", "{"), "which is not JSON"),
+        (("--in", "absent.jsonl"), "in is absent.jsonl, which cannot be read: No such file"),
+        (("--model", "absent"), "absent"),
+        (("--max-running", "0"), "max_running"),
+    ],
+)
+def test_a_wrong_option_is_one_line(run_program, tmp_path, capsys, more, reason) -> None:
+    file = write(tmp_path / "in.jsonl", 1)
+    assert run_program("batch", "--in", file, "--out", tmp_path / "out.jsonl", *more) == 1
+    said = capsys.readouterr().err
+    assert reason in said
+    assert "Traceback" not in said
+
+
+def test_the_output_is_not_the_input(run_program, tmp_path, capsys) -> None:
+    file = write(tmp_path / "in.jsonl", 1)
+    content = file.read_text()
+    assert run_program("batch", "-i", file, "-o", file) == 1
+    assert "which is the input" in capsys.readouterr().err
+    assert file.read_text() == content
+
+
+def devices(monkeypatch: pytest.MonkeyPatch, gpus: int, **settings: object) -> list[str]:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    return [replica.device for replica in settings_of_replicas(Settings(**settings))]
+
+
+def test_there_is_a_replica_for_each_gpu_unless_the_settings_say_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert devices(monkeypatch, 0) == ["auto"]
+    assert devices(monkeypatch, 0, num_replicas=2) == ["auto", "auto"]
+    assert devices(monkeypatch, 3) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert devices(monkeypatch, 3, num_replicas=2) == ["cuda:0", "cuda:1"]
+    assert devices(monkeypatch, 3, device="cuda:2") == ["cuda:2"]
+    assert devices(monkeypatch, 3, device="cpu") == ["cpu"]
+    assert devices(monkeypatch, 2, tensor_parallel_size=2) == ["auto"]
+    with pytest.raises(SettingsError, match="num_replicas is 4, but this machine has 3 GPUs"):
+        devices(monkeypatch, 3, num_replicas=4)
+    with pytest.raises(SettingsError, match="num_replicas is 2, allowed is 1"):
+        devices(monkeypatch, 4, num_replicas=2, tensor_parallel_size=2)

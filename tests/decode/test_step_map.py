@@ -1,0 +1,111 @@
+"""The step map: counted by hand, and the same for drafts as for the rule that verifies them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
+
+from service.decode.block import Block, Pick, PositionLogprobs, Step
+from service.decode.mode import RuleMode
+from service.decode.modes import Direct, Remask, Speculative
+from service.decode.step_map import StepMap, TokenStep, logprob_of
+from tests.decode.oracle import Says, mostly, prediction, random_oracle, run
+from tests.decode.test_properties import PLAIN, SEEDS, blocks
+
+
+def steps_of(*steps: Step) -> list[tuple[int, int]]:
+    return [token[:2] for token in StepMap().add(steps)]
+
+
+def counted_by_hand(block: Block, plain: RuleMode, says: Says) -> list[TokenStep]:
+    """The rule applied until nothing is masked. Position after position: what was revealed, when, how likely."""
+    found: dict[int, TokenStep] = {}
+    number = 0
+    while not block.complete:
+        number += 1
+        picks = plain.rule(prediction(block, says, plain))
+        found |= {pick.position: TokenStep(pick.token, number, math.log(pick.confidence)) for pick in picks}
+        block = block.reveal(picks)
+    return [found[position] for position in sorted(found)]
+
+
+@settings(max_examples=300)
+@given(
+    blocks(), SEEDS, SEEDS, st.integers(0, 12), st.integers(1, 12), st.sampled_from(["right", "mostly", "wild"]),
+    PLAIN,
+)  # fmt: skip
+def test_drafts_have_the_step_map_of_the_rule_which_is_counted_by_hand(
+    block: Block, seed: int, other: int, steps: int, drafts: int, quality: str, plain: RuleMode
+) -> None:
+    truth, wild = random_oracle(seed), random_oracle(other)
+    drafter = {"right": truth, "mostly": mostly(truth, wild, seed), "wild": wild}[quality]
+    wanted = counted_by_hand(block, plain, truth)
+    static = run(block, plain, truth)
+    assert StepMap().add(static.canvas.steps) == wanted
+    for max_drafts in (drafts, None):
+        if max_drafts is None and steps == 0:
+            continue
+        params = replace(Speculative(steps, max_drafts, verify=plain.mode), **asdict(plain))
+        assert StepMap().add(run(block, params, truth, drafter).canvas.steps) == wanted
+
+
+@settings(max_examples=100)
+@given(blocks(), SEEDS, SEEDS, st.integers(1, 6))
+def test_in_direct_every_pick_is_a_step_of_its_own(block: Block, seed: int, other: int, steps: int) -> None:
+    done = run(block, Direct(steps), random_oracle(seed), random_oracle(other))
+    numbers = [token.step for token in StepMap().add(done.canvas.steps)]
+    assert sorted(numbers) == list(range(1, len(block.masked) + 1))
+
+
+@settings(max_examples=100)
+@given(blocks(), SEEDS, SEEDS, st.floats(0.05, 1))
+def test_in_remask_the_forward_that_counted_is_the_last(block: Block, seed: int, other: int, threshold: float) -> None:
+    done = run(block, Remask(threshold), random_oracle(seed), random_oracle(other))
+    step_map = StepMap().add(done.canvas.steps)
+    assert [token.token for token in step_map] == [done.tokens[position] for position in block.masked]
+    forwards = len(done.evaluations)
+    assert max((token.step for token in step_map), default=0) == forwards
+    # every forward leaves one token at least, so every number occurs
+    assert {token.step for token in step_map} == set(range(1, forwards + 1))
+
+
+def test_the_step_that_fixed_a_token_counts() -> None:
+    first = Step("denoise", (Pick(3, 30, 0.5), Pick(2, 20, 0.25)))
+    again = Step("denoise", (Pick(2, 21, 0.125),))
+    tokens = StepMap().add([first, Step("mrp", remasked=(2,)), again])
+    assert tokens == [TokenStep(21, 2, math.log(0.125)), TokenStep(30, 1, math.log(0.5))]
+    assert StepMap().add([first, Step("mrp", remasked=(2,))]) == [TokenStep(30, 1, math.log(0.5))]
+
+
+def test_a_verified_forward_is_as_many_steps_as_it_stands_for() -> None:
+    picks = tuple(Pick(position, 10 + position, 0.5) for position in (2, 0, 1, 3))
+    assert steps_of(Step("verify", picks, sizes=(1, 2, 1))) == [(10, 2), (11, 2), (12, 1), (13, 3)]
+    assert steps_of(Step("verify", picks)) == [(10, 1), (11, 1), (12, 1), (13, 1)]
+
+
+def test_numbers_go_on_over_the_blocks() -> None:
+    counted = StepMap()
+    assert [token.step for token in counted.add([Step("denoise", (Pick(1, 5, 1.0),)) for _ in range(2)])] == [2]
+    assert [token.step for token in counted.add([Step("denoise", (Pick(0, 5, 1.0),))])] == [3]
+    assert counted.num_steps == 3
+
+
+def test_a_forced_token_is_of_the_step_before_it() -> None:
+    forced = Step("forced", (Pick(0, 1, 1.0), Pick(1, 2, 1.0)))
+    shown = Step("verify", (Pick(2, 3, 0.5), Pick(4, 5, 0.5)), sizes=(1, 1))
+    between = Step("forced", (Pick(3, 4, 1.0), Pick(5, 6, 1.0)))
+    counted = StepMap()
+    assert [token.step for token in counted.add([forced, shown, between])] == [0, 0, 1, 1, 2, 2]
+    assert [token.step for token in counted.add([forced, shown, between])] == [2, 2, 3, 3, 4, 4]
+
+
+def test_log_probabilities_are_not_rounded() -> None:
+    sure = Pick(0, 7, 1 - 2**-24)
+    assert logprob_of(sure) == pytest.approx(-(2**-24), rel=1e-6)
+    assert logprob_of(sure._replace(logprobs=PositionLogprobs(((6, -1.0), (7, -1e-9))))) == -1e-9
+    assert logprob_of(Pick(0, 7, 0.0)) == logprob_of(Pick(0, 7, math.nan)) == -9999.0
+    assert logprob_of(Pick(0, 7, 1.0000001)) == 0.0

@@ -1,0 +1,65 @@
+"""The requests of clients as they send them: one file a client, with its version and where the bodies were seen.
+
+A request without `status` is answered. `ignored`: the fields that the answer names. `constrained`: the answer
+has a constraint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.gateway.ingress import Ingress
+from service.replica.replica import Replica
+from service.settings import Settings
+from tests.gateway.helpers import client
+from tests.gateway.local import LocalBackend
+
+CLIENTS = {file.stem: json.loads(file.read_text("utf-8")) for file in sorted(Path(__file__).parent.glob("*.json"))}
+REQUESTS = [
+    pytest.param(request, id=f"{name}: {request['name']}")
+    for name, content in CLIENTS.items()
+    for request in content["requests"]
+]
+#: how the last event of a stream begins
+LAST = ("data: [DONE]", "event: message_stop", "event: response.completed", "event: response.incomplete")
+
+
+@pytest.fixture
+async def http(chatting: Replica) -> AsyncIterator[httpx.AsyncClient]:
+    settings = Settings(default_max_tokens=16, allowed_origins=("https://chat.example",))
+    async with client(Ingress("i0", settings, LocalBackend(chatting)).app(answers_request_id=True)) as http:
+        yield http
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+async def test_a_request(http: httpx.AsyncClient, request_: dict[str, Any]) -> None:
+    method, body = request_.get("method", "POST"), request_["body"]
+    response = await http.request(method, request_["path"], json=body, headers=request_.get("headers", {}))
+    assert response.status_code == request_.get("status", 200), response.text
+    if response.status_code != 200:
+        error = response.json()["error"]
+        assert error["code"] == request_["code"]
+        assert request_["message"] in error["message"]
+        return
+    named = response.headers.get("x-ignored-fields", "")
+    assert sorted(filter(None, named.split(", "))) == request_["ignored"]
+    if method != "POST":
+        assert response.headers.get("access-control-allow-origin", "") in {"", "https://chat.example"}
+    elif body.get("stream"):
+        assert response.text.rstrip("\n").rpartition("\n\n")[2].startswith(LAST)
+    else:
+        answer = response.json()
+        assert answer.keys() & {"choices", "output", "content"}
+        if request_.get("constrained"):
+            assert "constraint_met" in answer["choices"][0]
+
+
+def test_every_file_says_where_its_requests_were_seen() -> None:
+    for content in CLIENTS.values():
+        assert content["client"] and content["version"] and content["seen"] and content["requests"]  # noqa: PT018

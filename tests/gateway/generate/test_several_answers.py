@@ -1,0 +1,85 @@
+"""`n` answers to one prompt on POST /generate: with OpenAI's seeds, whole and streamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from service.gateway.http.protocol import BlockFrame, Done, GenerateAnswer, GenerateAnswers, StepFrame
+from service.model import Checkpoint
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.engines import Held
+from tests.gateway.generate.helpers import PROMPT, ask, body, essence, frames, refused
+from tests.gateway.helpers import assert_shape, gauge, over
+from tests.gateway.openai.helpers import COMPLETIONS, completion
+from tests.gateway.openai.helpers import ask as ask_openai
+
+SAMPLED = {"temperature": 0.9, "seed": 2**63 - 2, "max_new_tokens": 20, "ignore_eos": True}
+
+
+async def test_each_is_the_answer_to_its_own_seed(http: httpx.AsyncClient) -> None:
+    """The seed after the last is 0."""
+    answers = await ask(http, body(n=3, **SAMPLED))
+    assert_shape(GenerateAnswers, answers)
+    assert [choice["choice"] for choice in answers["choices"]] == [0, 1, 2]
+    assert len({tuple(choice["token_ids"]) for choice in answers["choices"]}) == 3
+    for seed, choice in zip((2**63 - 2, 2**63 - 1, 0), answers["choices"], strict=True):
+        assert_shape(GenerateAnswer, choice)
+        assert choice["seed"] == seed
+        del choice["choice"]
+        assert essence(choice) == essence(await ask(http, body(**SAMPLED | {"seed": seed})))
+    prompt, completions = len(PROMPT), sum(choice["usage"]["completion_tokens"] for choice in answers["choices"])
+    assert answers["usage"] == {
+        "prompt_tokens": prompt, "completion_tokens": completions, "total_tokens": prompt + completions
+    }  # fmt: skip
+
+
+async def test_they_are_openais(http: httpx.AsyncClient) -> None:
+    answers = await ask(http, body(n=3, **SAMPLED))
+    fields = {"max_tokens": 20, "temperature": 0.9, "seed": 2**63 - 2, "ignore_eos": True, "mode": "static"}
+    openai = await ask_openai(http, COMPLETIONS, completion(prompt=PROMPT, n=3, **fields))
+    assert [choice["token_ids"] for choice in answers["choices"]] == [one["token_ids"] for one in openai["choices"]]
+
+
+async def test_one_answer_has_its_plain_form(http: httpx.AsyncClient) -> None:
+    answer = await ask(http, body(n=1))
+    assert_shape(GenerateAnswer, answer)
+    assert "choice" not in answer
+    assert all("choice" not in frame for _, frame in await frames(http, body(n=1)))
+
+
+async def test_a_stream_has_the_frames_of_all(http: httpx.AsyncClient) -> None:
+    whole = (await ask(http, body(n=3, return_step_map=True, **SAMPLED)))["choices"]
+    events = await frames(http, body(n=3, return_step_map=True, stream_steps=True, **SAMPLED))
+    shapes: dict[str, Any] = {"block": BlockFrame, "step": StepFrame, "done": Done}
+    for name, frame in events:
+        assert_shape(shapes[name], frame)
+    for index, choice in enumerate(whole):
+        parts = [(name, frame) for name, frame in events if frame["choice"] == index]
+        assert [name for name, _ in parts][-1] == "done"
+        for field in ("token_ids", "step_map"):
+            assert [value for name, part in parts if name == "block" for value in part[field]] == choice[field]
+        assert [frame["index"] for name, frame in parts if name == "block"] == [0, 1, 2]
+    assert [name for name, _ in events].count("done") == 3
+
+
+@pytest.mark.parametrize("n", [0, 129, 1.5])
+async def test_a_wrong_number_is_refused(http: httpx.AsyncClient, n: float) -> None:
+    assert (await refused(http, body(n=n)))["param"] == "n"
+
+
+async def test_the_pages_of_the_prompt_are_shared(checkpoint: Checkpoint, make_generator: MakeGenerator) -> None:
+    """Its whole blocks are computed once and lie once in the KV cache."""
+    size = checkpoint.config.block_size
+    held, blocks = Held(), 40
+    replica = make_generator(deps=held.deps, kv_cache_tokens=1024)
+    prompt = [token % 500 for token in range(blocks * size + 3)]
+    held.release()
+    async with over(replica) as http:
+        answers = (await ask(http, body(prompt_token_ids=prompt, n=8, max_new_tokens=12, temperature=0.9)))["choices"]
+    cached = sorted(choice["stats"]["cached_tokens"] for choice in answers)
+    assert cached == [0, *[blocks * size] * 7]
+    assert sum(choice["stats"]["forwards"]["prefill"] for choice in answers) > 0
+    assert gauge(replica, "mrp_kv_cache_usage_perc") == 0

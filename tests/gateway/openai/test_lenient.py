@@ -1,0 +1,237 @@
+"""Fields that are not served: ignored and named, or refused with `strict_fields`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+from service.gateway.http.fields import IgnoredFields, IgnoredFieldsLog
+from service.replica.replica import Replica
+from tests.gateway.helpers import over
+from tests.gateway.openai.helpers import CHAT, COMPLETIONS, ask, chat, completion, refused
+
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+USER = [{"role": "user", "content": "w5"}]
+BODIES: dict[str, dict[str, Any]] = {
+    COMPLETIONS: completion(max_tokens=2),
+    CHAT: chat(max_tokens=2),
+    RESPONSES: {"model": "golden", "input": "w5", "max_output_tokens": 2},
+    MESSAGES: {"model": "golden", "messages": USER, "max_tokens": 2},
+}
+TOOL = {"type": "function", "function": {"name": "add"}}
+
+
+async def ignored(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> str | None:
+    response = await http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.headers.get("x-ignored-fields")
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_unknown_field_is_named(http: httpx.AsyncClient, path: str, stream: bool) -> None:
+    body = BODIES[path] | {"stream": stream}
+    assert await ignored(http, path, body) is None
+    assert await ignored(http, path, body | {"quite_new": {"a": 1}, "temprature": 1}) == "quite_new, temprature"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        (COMPLETIONS, {"presence_penalty": 0.5}, "presence_penalty"),
+        (COMPLETIONS, {"presence_penalty": False}, "presence_penalty"),
+        (COMPLETIONS, {"best_of": 3}, "best_of"),
+        (COMPLETIONS, {"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+        (CHAT, {"store": True, "verbosity": "low"}, "store, verbosity"),
+        (CHAT, {"chat_template_kwargs": {"style": 1}}, "chat_template_kwargs.style"),
+        (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
+        (CHAT, {"tools": [{"type": "custom", "custom": {}}]}, "tools.custom"),
+        (CHAT, {"tools": [{**TOOL, "nmae": 1}], "tool_choice": "none"}, "tools.nmae"),
+        (RESPONSES, {"background": True, "truncation": "auto"}, "background, truncation"),
+        (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools.web_search"),
+        (RESPONSES, {"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        (RESPONSES, {"input": [*USER, {"type": "web_search_call", "id": "a"}]}, "input.web_search_call"),
+        (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.bash_20250124"),
+        (MESSAGES, {"messages": [{**USER[0], "id": "a"}]}, "messages.id"),
+    ],
+)
+async def test_a_field_that_is_not_served_is_named_or_refused(
+    http: httpx.AsyncClient, generator: Replica, path: str, fields: dict[str, Any], named: str
+) -> None:
+    assert await ignored(http, path, BODIES[path] | fields) == named
+    async with over(generator, strict_fields=True) as strict:
+        response = await strict.post(path, json=BODIES[path] | fields)
+    if "effort" in named:  # it is served, only this checkpoint does not think
+        assert response.status_code == 200
+    else:
+        assert response.status_code == 400
+        param = response.json()["error"]["param"]
+        assert param.partition(".")[0] == named.partition(", ")[0].partition(".")[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"temprature": 1}, "'temprature' is not a field of this route; did you mean 'temperature'?"),
+        *(({name: 1}, f"{name!r} is not a field of this route") for name in ("provider", "client_metdata", "min_q")),
+        ({"min_p": 0.1}, "min_p is 0.1, which is not served; allowed is 0 or null"),
+    ],
+)
+async def test_a_hint_names_a_field_that_helps_or_none(generator: Replica, fields: dict[str, Any], said: str) -> None:
+    async with over(generator, strict_fields=True) as http:
+        assert (await refused(http, CHAT, chat(**fields)))["message"] == said
+
+
+async def test_a_client_cannot_forge_the_header_or_the_log(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("a\r\nset-cookie: b=c", "sk-live-0123", "x" * 49, "é", "", " ", "a,b", "tell me: who am I?", "a.b.c.d.e")
+    with caplog.at_level(logging.WARNING):
+        assert await ignored(http, CHAT, BODIES[CHAT] | dict.fromkeys(names, 1)) == "other"
+        many = await ignored(http, CHAT, BODIES[CHAT] | {f"field_{number}": 1 for number in range(500)})
+    assert many is not None
+    assert many.split(", ") == [f"field_{number}" for number in range(32)] + ["other"]
+    assert not any(name in caplog.text for name in names if len(name) > 2)
+
+
+def test_the_log_names_each_field_once_and_few_fields(caplog: pytest.LogCaptureFixture) -> None:
+    log = IgnoredFieldsLog()
+    with caplog.at_level(logging.WARNING):
+        for number in range(1000):
+            fields = IgnoredFields(log=log)
+            fields.add("min_p")
+            fields.add(f"field_{number}")
+    assert len(caplog.records) == 256
+    assert [record.message for record in caplog.records if "min_p" in record.message] == [
+        "requests have the field min_p, which is not served and is ignored"
+    ]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+async def test_a_limit_is_clipped_and_may_be_left_out(generator: Replica, path: str) -> None:
+    limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    long = {"mode": "static", "ignore_eos": True}
+    async with over(generator, default_max_tokens=37) as http:
+        for value, tokens in ((None, 37), (3, 3), (10**9, None)):
+            if value is None and path == MESSAGES:
+                continue  # Anthropic's field is required
+            prompt = "w5" if tokens else " ".join(["w5"] * 2000)
+            body = BODIES[path] | long | {limit: value}
+            body |= {"input": prompt} if path == RESPONSES else {"messages": [{"role": "user", "content": prompt}]}
+            usage = (await ask(http, path, body))["usage"]
+            output = usage.get("completion_tokens", usage.get("output_tokens"))
+            assert output == (tokens or 2048 - 2003)
+
+
+async def test_completions_are_clipped_too(generator: Replica) -> None:
+    async with over(generator, default_max_tokens=37) as http:
+        for prompt, value, tokens in (([5], None, 16), ([5] * 2040, 10**9, 8), ([5] * 2040, None, 8)):
+            body = {"model": "golden", "prompt": prompt, "max_tokens": value, "ignore_eos": True}
+            assert (await ask(http, COMPLETIONS, body))["usage"]["completion_tokens"] == tokens
+        body = {"prompt_token_ids": [5], "ignore_eos": True}
+        assert (await ask(http, "/generate", body))["usage"]["completion_tokens"] == 37
+        assert (await refused(http, "/generate", body | {"max_new_tokens": 2048}, 422))["code"] == "prompt_too_long"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_that_does_not_fit(http: httpx.AsyncClient, stream: bool) -> None:
+    long = " ".join(["w5"] * 2100)
+    for path, prompt, param in (
+        (CHAT, {"messages": [{"role": "user", "content": long}]}, "messages"),
+        (COMPLETIONS, {"prompt": long}, "prompt"),
+        (RESPONSES, {"input": long}, "input"),
+    ):
+        error = await refused(http, path, BODIES[path] | prompt | {"stream": stream})
+        assert (error["code"], error["type"], error["param"]) == (
+            "context_length_exceeded",
+            "invalid_request_error",
+            param,
+        )
+        assert error["message"].startswith("This model's maximum context length is 2048 tokens. However, ")
+
+
+async def test_a_model_has_several_names_or_any(make_generator: Any) -> None:
+    names = ("golden", "gpt-4o", "*")
+    async with over(make_generator(served_model_name=names)) as http:
+        for name in ("golden", "gpt-4o", "claude-haiku-4-5"):
+            assert (await ask(http, CHAT, chat(max_tokens=2, model=name)))["model"] == "golden"
+            assert (await http.get(f"/v1/models/{name}")).json()["id"] == name
+        listed = (await http.get("/v1/models")).json()
+    assert [model["id"] for model in listed["data"]] == ["golden", "gpt-4o"]
+    assert {model["root"] for model in listed["data"]} == {"golden"}
+    assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("golden", "gpt-4o", False)
+    assert listed["models"] == []
+    for model in listed["data"]:
+        assert (model["object"], model["type"], model["display_name"]) == ("model", "model", model["id"])
+        assert model["created"] > 1.5e9
+        assert model["created_at"].startswith("20")
+    async with over(make_generator(served_model_name=names[:2])) as http:
+        error = await refused(http, CHAT, chat(model="other"), 404)
+        assert error["message"] == "model is 'other', served is 'golden' or 'gpt-4o'"
+
+
+async def test_a_history_that_no_client_can_repair(http: httpx.AsyncClient) -> None:
+    history: list[dict[str, Any]] = [
+        {"role": "user", "content": "w5", "name": "me", "tool_calls": [], "reasoning_content": None},
+        {"role": "assistant", "content": None, "reasoning": "w6", "reasoning_details": [{}], "status": "done"},
+        {"role": "user", "content": [], "id": "m1"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "w7"}, {"type": "thinking", "thinking": "x"}]},
+    ]
+    plain = [
+        {"role": "user", "content": "w5"},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": "w7"},
+    ]
+    answers = [await ask(http, CHAT, chat(mode="static") | {"messages": [*turns, *USER]}) for turns in (history, plain)]
+    assert answers[0]["choices"][0]["message"] == answers[1]["choices"][0]["message"]
+    assert answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_json": "{"}, "guided_json"),
+        ({"structured_outputs": 1}, "structured_outputs"),
+        ({"structured_outputs": {"json": 1}}, "response_format.json_schema.schema"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"guided_json": {}, "response_format": {"type": "json_object"}}, "guided_json"),
+        ({"guided_choice": ["a"], "regex": "a"}, "choice"),
+        ({"response_format": {"type": "json_object", "value": 1}}, "response_format.json_schema.schema"),
+    ],
+)
+async def test_a_constraint_that_is_none(http: httpx.AsyncClient, fields: dict[str, Any], param: str) -> None:
+    assert (await refused(http, CHAT, chat(**fields)))["param"] == param
+
+
+SCHEMA = {"enum": ["no", "yes"]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_choice": ["no", "yes"]},
+        {"structured_outputs": {"choice": ["no", "yes"], "disable_any_whitespace": False}},
+        {"guided_regex": "no|yes"},
+        {"structured_outputs": {"regex": "no|yes"}},
+        {"guided_grammar": 'start: "no" | "yes"'},
+        {"ebnf": 'root ::= "no" | "yes"'},
+        {"guided_json": SCHEMA},
+        {"guided_json": json.dumps(SCHEMA)},
+        {"json_schema": SCHEMA},
+        {"response_format": {"type": "json_object", "value": SCHEMA}},
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+    ],
+)
+async def test_constraints_of_other_names_hold(caller: Replica, fields: dict[str, Any]) -> None:
+    sent = {"max_tokens": 64, **fields}
+    async with over(caller) as http:
+        [choice] = (await ask(http, CHAT, BODIES[CHAT] | sent | {"reasoning_effort": "none"}))["choices"]
+        assert (choice["message"]["content"].strip('"'), choice["constraint_met"]) in {("no", True), ("yes", True)}
+        [choice] = (await ask(http, COMPLETIONS, BODIES[COMPLETIONS] | sent | {"prompt": "w5"}))["choices"]
+        assert (choice["text"].strip('"'), choice["constraint_met"]) in {("no", True), ("yes", True)}

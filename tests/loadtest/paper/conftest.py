@@ -1,0 +1,28 @@
+"""The service in this process, and the command as a function."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from loadtest.paper.__main__ import run as program
+from tests.engine.helpers import FAIR
+from tests.gateway.conftest import app, checkpoint, generator, settings
+
+__all__ = ["app", "checkpoint", "generator", "settings"]
+
+
+@pytest.fixture
+def paper(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """paper(*words) -> exit status. The costs of forwards are known, not measured."""
+    monkeypatch.setattr("service.engine.engine.measure", lambda *_: FAIR)
+
+    def run(*words: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["paper", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            program()
+        return int(ended.value.code or 0)
+
+    return run

@@ -1,0 +1,472 @@
+"""A virtual CUDA device: tensors that say `cuda:0` and hold CPU memory, and a dispatch mode that plays the device.
+
+The mode checks and counts what CUDA would do; README.md lists it. `cuda.py` replaces `torch.cuda` by functions of this
+module. The mode knows torch's operations only, nothing of the engine.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+DEVICE = torch.device("cuda:0")
+#: operations that make a view and start no kernel
+_VIEWS = {
+    *("view", "_unsafe_view", "t", "transpose", "permute", "select", "slice", "expand", "unsqueeze", "squeeze"),
+    *("split", "split_with_sizes", "unbind", "as_strided", "detach", "alias", "narrow", "unfold", "diagonal"),
+    *("_reshape_alias", "view_as"),
+}
+#: operations whose result, or its shape, the host needs: they wait for the device
+_WAITS = {
+    *("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "item", "bincount", "histc"),
+    *("_unique2", "unique_dim", "unique_consecutive"),
+}
+_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+#: operations that read a part of their inputs, as large as their outputs
+_GATHERS = {"index", "embedding", "index_select", "gather"}
+_EMPTY = {"empty", "empty_strided", "new_empty", "empty_like", "new_empty_strided"}
+#: code whose lines the counts name
+_REPOSITORY = ("/service/", "/training/")
+
+
+class WrongUse(RuntimeError):
+    """What CUDA would refuse, or what would read or write wrong numbers there."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the device did. `waits`: implicit waits of the host, by operation and line. Bytes where the name says so."""
+
+    launches: Counter[str] = field(default_factory=Counter)
+    kernels: Counter[str] = field(default_factory=Counter)
+    waits: Counter[str] = field(default_factory=Counter)
+    nodes: int = 0
+    event_waits: int = 0
+    replays: int = 0
+    captures: int = 0
+    compilations: int = 0
+    sends: int = 0
+    sent_bytes: int = 0
+    fetches: int = 0
+    fetched_bytes: int = 0
+    allocations: int = 0
+    allocated_bytes: int = 0
+    pinned: int = 0
+
+    @property
+    def num_launches(self) -> int:
+        """Torch's kernels and Triton's, beside graphs."""
+        return self.launches.total() + self.kernels.total()
+
+
+@dataclass(eq=False)
+class Recording:
+    """The operations of a captured graph. `tensors`: the memory that the graph allocates.
+
+    `has_run`: whether the graph has run since its memory was overwritten.
+    """
+
+    pool: object = None
+    operations: list[Operation] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    has_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One node of a graph: `run` computes it, its results go to `outputs`. It reads and writes `moved_bytes`."""
+
+    name: str
+    run: Callable[[], Any]
+    outputs: list[Tensor]
+    moved_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """A copy under way. To the host: `host` gets `values`. To the device: `host` must stay as `values`."""
+
+    host: Tensor
+    values: Tensor
+    line: str
+    to_host: bool
+
+
+class VirtualTensor(Tensor):
+    """A tensor of the virtual device. `memory`: its memory, a CPU tensor (or a meta tensor, for shapes alone)."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    #: the device in use
+    device_mode: VirtualDevice | None = None
+    memory: Tensor
+
+    @staticmethod
+    def __new__(cls, memory: Tensor) -> VirtualTensor:
+        return Tensor._make_wrapper_subclass(
+            cls,
+            memory.shape,
+            strides=memory.stride(),
+            storage_offset=memory.storage_offset(),
+            dtype=memory.dtype,
+            device=DEVICE,
+        )
+
+    def __init__(self, memory: Tensor) -> None:
+        self.memory = memory
+
+    def __repr__(self) -> str:
+        return f"VirtualTensor({tuple(self.shape)}, {self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if cls.device_mode is None:
+            raise WrongUse(f"{func} on a tensor of a virtual device that is gone")
+        with cls.device_mode:
+            return func(*args, **(kwargs or {}))
+
+
+class VirtualDevice(TorchDispatchMode):
+    """The device. `shapes_only`: memory has no numbers, for models of published sizes.
+
+    `total_bytes`: the size of its memory; `live_bytes`, `peak_bytes`: the memory in use, and the most of it.
+    `streams`: the streams that were made; `stream`: the current one. `used`: the arguments of `torch.cuda.set_device`.
+    `leaves_pools_open`: whether a failed capture leaves its pool open, as torch before 2.13 does.
+    """
+
+    def __init__(self, *, shapes_only: bool = False, total_bytes: int = 80 * 2**30) -> None:
+        super().__init__()
+        self.counts, self.shapes_only, self.total_bytes = Counts(), shapes_only, total_bytes
+        self.live_bytes = self.peak_bytes = 0
+        self.recording: Recording | None = None
+        self._graphs: list[weakref.ref[Recording]] = []
+        self.copies: list[_Copy] = []
+        self._pinned: dict[int, StorageWeakRef] = {}
+        self.streams: list[object] = []
+        self.stream: object = None
+        self.used: list[object] = []
+        self.pools = count()
+        self.open_pools: set[object] = set()
+        self.leaves_pools_open = True
+        self._variants: set[object] = set()
+
+    # --- copies and waits ---------------------------------------------------------------------------
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether a host tensor is in pinned memory."""
+        reference = self._pinned.get(tensor.untyped_storage()._cdata)
+        return reference is not None and not reference.expired()
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Declares a new host tensor as pinned. An allocation of pinned memory."""
+        if self.recording is not None:
+            raise WrongUse(f"pinned memory is allocated in a capture at {_line()}")
+        storage = tensor.untyped_storage()
+        self._pinned[storage._cdata] = StorageWeakRef(storage)
+        self.counts.pinned += 1
+        return tensor
+
+    def wait(self, reason: str) -> None:
+        """An implicit wait of the host for all work."""
+        if self.recording is not None:
+            raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({reason}, {_line()})")
+        self.counts.waits[f"{reason} at {_line()}"] += 1
+        self.finish(self.copies)
+
+    def finish(self, copies: Iterable[_Copy]) -> None:
+        """Ends copies: results arrive on the host, and sources may change from now on."""
+        ended = list(copies)
+        for copy in ended:
+            if copy.to_host:
+                copy.host.copy_(copy.values)
+            elif not torch.equal(copy.host, copy.values):
+                raise WrongUse(f"the source of an unfinished copy to the device has changed; sent at {copy.line}")
+        self.copies = [copy for copy in self.copies if not any(copy is other for other in ended)]
+
+    def _send(self, source: Tensor, dtype: torch.dtype, *, blocking: bool) -> Tensor:
+        if self.recording is not None:
+            raise WrongUse(f"a copy from the host in a capture at {_line()}")
+        self.counts.sends += 1
+        self.counts.sent_bytes += source.nbytes
+        pinned = self.is_pinned(source)
+        if blocking or (not pinned and source.numel()):
+            self.wait("copy to the device" if pinned else "copy from pageable memory")
+        elif not self.shapes_only:
+            self.copies.append(_Copy(source, source.clone(), _line(), to_host=False))
+        return torch.empty_like(source, dtype=dtype, device="meta") if self.shapes_only else source.to(dtype, copy=True)
+
+    def _fetch(self, source: VirtualTensor, target: Tensor | None, dtype: torch.dtype, *, blocking: bool) -> Tensor:
+        self.counts.fetches += 1
+        self.counts.fetched_bytes += source.nbytes
+        values = torch.zeros(source.shape, dtype=dtype) if self.shapes_only else source.memory.to(dtype, copy=True)
+        if target is None or blocking or not self.is_pinned(target):
+            self.wait("copy to the host")
+            return values if target is None else target.copy_(values)
+        poison([target])
+        self.copies.append(_Copy(target, values, _line(), to_host=True))
+        return target
+
+    # --- dispatch -----------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = func.overloadpacket.__name__
+        leaves = [*_tensors(args), *_tensors(kwargs.values())]
+        goal = kwargs.get("device")
+        on_device = goal is not None and torch.device(goal).type == "cuda"
+        if not on_device and not any(isinstance(leaf, VirtualTensor) for leaf in leaves):
+            return self._on_host(func, args, kwargs)
+        if name == "_to_copy":
+            return self._to_copy(func, args[0], kwargs)
+        if name == "copy_" and isinstance(args[0], VirtualTensor) != isinstance(args[1], VirtualTensor):
+            return self._copy_across(*args, **kwargs)
+        if func._can_decompose() and (parts := self._decomposed(func, args, kwargs)) is not NotImplemented:
+            return parts
+        self._check_waits(name, func, args, kwargs, leaves)
+        if name in _INDEXING:
+            args = _mapped(args, Tensor, _moved)
+        return self._compute(func, name, args, kwargs)
+
+    def _on_host(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if not kwargs.pop("pin_memory", False):
+            return func(*args, **kwargs)
+        return self.pin(func(*args, **kwargs))
+
+    def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with self:
+            return func.decompose(*args, **kwargs)
+
+    def _check_waits(self, name: str, func: Any, args: Any, kwargs: Any, leaves: list[Tensor]) -> None:
+        hosts = [leaf for leaf in leaves if not isinstance(leaf, VirtualTensor) and leaf.dim() > 0]
+        if hosts and name in _INDEXING:
+            self.wait("an index on the host")
+        elif hosts:
+            raise WrongUse(f"expected all tensors on one device: {func} has a host tensor at {_line()}")
+        masks = args[1] if name in _INDEXING else ()
+        boolean = any(index is not None and index.dtype in {torch.bool, torch.uint8} for index in masks)
+        sizes = name == "repeat_interleave" and kwargs.get("output_size") is None
+        if name in _WAITS or boolean or sizes:
+            self.wait(f"a mask in {name}" if boolean else name)
+
+    def _to_copy(self, func: Any, source: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        kind = torch.device(kwargs.get("device", source.device)).type
+        dtype, blocking = kwargs.get("dtype") or source.dtype, not kwargs.pop("non_blocking", False)
+        if not isinstance(source, VirtualTensor):
+            return self._allocated(self._send(source, dtype, blocking=blocking))
+        if kind != "cuda":
+            return self._fetch(source, None, dtype, blocking=blocking)
+        return self._compute(func, "_to_copy", (source,), kwargs)
+
+    def _copy_across(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        if isinstance(source, VirtualTensor):
+            return self._fetch(source, target, target.dtype, blocking=not non_blocking)
+        if isinstance(target, VirtualTensor):
+            target.memory.copy_(self._send(source, target.dtype, blocking=not non_blocking))
+        return target
+
+    def _compute(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        if "device" in kwargs:
+            kwargs["device"] = torch.device("meta" if self.shapes_only else "cpu")
+        inputs = [leaf for leaf in _tensors([args, [*kwargs.values()]]) if isinstance(leaf, VirtualTensor)]
+        inner_args = _mapped(args, VirtualTensor, _memory)
+        inner = {key: _mapped(value, VirtualTensor, _memory) for key, value in kwargs.items()}
+        if name in _VIEWS:
+            return self._wrapped(func(*inner_args, **inner))
+        if func._schema.is_mutable:
+            self._launched(name, lambda: func(*inner_args, **inner), [], inputs)
+            targets = [arg for arg, slot in zip(args, func._schema.arguments, strict=False) if _is_written(slot)]
+            return kwargs.get("out", (targets or inputs)[0])
+        result = func(*inner_args, **inner)
+        storages = {tensor.memory.untyped_storage()._cdata for tensor in inputs}
+        outputs = [*_tensors([result])]
+        fresh = [leaf for leaf in outputs if leaf.untyped_storage()._cdata not in storages]
+        if fresh and name not in _EMPTY:
+            self._launched(name, lambda: func(*inner_args, **inner), outputs, inputs, done=True)
+        for leaf in fresh:
+            self._count_memory(leaf)
+        return self._wrapped(result)
+
+    def _launched(
+        self,
+        name: str,
+        run: Callable[[], Any],
+        outputs: list[Tensor],
+        inputs: list[VirtualTensor],
+        *,
+        done: bool = False,
+    ) -> None:
+        """Counts a kernel and computes it, unless it is `done`. A capture computes nothing that exists before it."""
+        moved = sum(tensor.nbytes for tensor in outputs)
+        moved += moved if name in _GATHERS else sum(tensor.memory.nbytes for tensor in inputs)
+        self.counts.launches[name] += 1
+        if self.recording is not None:
+            self.recording.operations.append(Operation(name, run, outputs, moved))
+        elif not done:
+            run()
+
+    def call_kernel(self, name: str, run: Callable[[], Any], arguments: Iterable[Any], moved: Iterable[Any]) -> None:
+        """Starts a Triton kernel over tensors' memory. `moved`: the arguments that it reads or writes as a whole."""
+        if any(isinstance(leaf, Tensor) and not isinstance(leaf, VirtualTensor) for leaf in arguments):
+            raise WrongUse(f"the Triton kernel {name} got a tensor on the host at {_line()}")
+        self.counts.kernels[name] += 1
+        if self.recording is not None:
+            size = sum(leaf.memory.nbytes for leaf in moved if isinstance(leaf, VirtualTensor))
+            self.recording.operations.append(Operation(name, run, [], size))
+        elif not self.shapes_only:
+            with _disable_current_modes():
+                run()
+
+    def compute(self, name: str, function: Callable[..., Tensor], *tensors: VirtualTensor) -> Tensor:
+        """One kernel of CUDA that a CPU build makes of several. `function` gets the memory of the tensors."""
+        memory = [tensor.memory for tensor in tensors]
+        with _disable_current_modes():
+            result = function(*memory)
+        self._launched(name, lambda: function(*memory), [result], list(tensors), done=True)
+        return self._allocated(result)
+
+    # --- memory -------------------------------------------------------------------------------------
+
+    def _wrapped(self, result: Any) -> Any:
+        return _mapped(result, Tensor, VirtualTensor)
+
+    def _allocated(self, memory: Tensor) -> VirtualTensor:
+        self._count_memory(memory)
+        return VirtualTensor(memory)
+
+    def _count_memory(self, memory: Tensor) -> None:
+        size = memory.numel() * memory.element_size()
+        if self.live_bytes + size > self.total_bytes:
+            raise torch.OutOfMemoryError("CUDA out of memory on the virtual device")
+        self.counts.allocations += 1
+        self.counts.allocated_bytes += size
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        weakref.finalize(memory.untyped_storage(), self._freed, size)
+        if self.recording is not None:
+            self.recording.tensors.append(memory)
+
+    def _freed(self, size: int) -> None:
+        self.live_bytes -= size
+
+    # --- graphs -------------------------------------------------------------------------------------
+
+    @property
+    def graphs(self) -> list[Recording]:
+        """The graphs that still exist, in the order of their captures."""
+        return [graph for reference in self._graphs if (graph := reference()) is not None]
+
+    def begin_capture(self, recording: Recording) -> None:
+        """Records operations from now on. A capture waits for all work first."""
+        self.wait("begin of a capture")
+        self.counts.captures += 1
+        self.recording = recording
+
+    def end_capture(self) -> None:
+        """Ends a capture: it has computed nothing."""
+        if self.recording is None:
+            raise AssertionError("no capture is under way")
+        poison(self.recording.tensors)
+        self._graphs.append(weakref.ref(self.recording))
+        self.recording = None
+
+    def abandon_capture(self) -> None:
+        """Ends a capture that an error has ended."""
+        self.recording = None
+
+    def note_variant(self, name: str, arguments: Iterable[Any]) -> None:
+        """Counts a compilation if a Triton kernel has not met such arguments before."""
+        variant = (name, *(_specialized(argument) for argument in arguments))
+        if variant not in self._variants:
+            self._variants.add(variant)
+            self.counts.compilations += 1
+
+    def replay(self, graph: Recording) -> None:
+        """Runs a graph. The memory of all other graphs of its pool is overwritten."""
+        self.counts.replays += 1
+        self.counts.nodes += len(graph.operations)
+        if self.shapes_only:
+            return
+        for other in self.graphs:
+            if other is not graph and other.pool == graph.pool and other.has_run:
+                poison(other.tensors)
+                other.has_run = False
+        graph.has_run = True
+        with _disable_current_modes():
+            for operation in graph.operations:
+                result = operation.run()
+                if operation.outputs:
+                    for target, values in zip(operation.outputs, _tensors([result]), strict=True):
+                        target.copy_(values)
+
+
+def poison(tensors: Iterable[Tensor]) -> None:
+    """Overwrites memory with numbers that no result may depend on."""
+    with _disable_current_modes():
+        for tensor in tensors:
+            if tensor.device.type == "meta":
+                continue
+            if tensor.dtype.is_floating_point:
+                tensor.fill_(float("nan"))
+            elif tensor.dtype != torch.bool:
+                tensor.fill_(-(2**30) if tensor.dtype.itemsize > 2 else 77)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among values and in lists of values."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _mapped(value: Any, kind: type[Tensor], function: Callable[[Any], Tensor]) -> Any:
+    """A value, or a list of values, with the tensors of a kind replaced by the function's results."""
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, list | tuple):
+        return type(value)([_mapped(part, kind, function) for part in value])
+    return value
+
+
+def _specialized(argument: Any) -> Any:
+    """The part of a kernel's argument for which Triton compiles: types, alignment, divisibility, constants."""
+    if isinstance(argument, Tensor):
+        memory = argument.memory if isinstance(argument, VirtualTensor) else argument
+        return argument.dtype, memory.data_ptr() % 16 == 0
+    if isinstance(argument, int):
+        return argument == 1, argument % 16 == 0
+    return argument
+
+
+def _memory(tensor: VirtualTensor) -> Tensor:
+    return tensor.memory
+
+
+def _moved(tensor: Tensor) -> Tensor:
+    """A host index, as torch moves it to the device."""
+    return tensor if isinstance(tensor, VirtualTensor) else VirtualTensor(tensor.clone())
+
+
+def _is_written(slot: Any) -> bool:
+    return slot.alias_info is not None and slot.alias_info.is_write
+
+
+def _line() -> str:
+    """The innermost line of the repository that called torch."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if any(part in name for part in _REPOSITORY) and not name.endswith("model/transfer.py"):
+            return f"{name[name.rindex('/service/') + 1 :] if '/service/' in name else name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "a test"

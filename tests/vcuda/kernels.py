@@ -1,0 +1,117 @@
+"""The definitions of the Triton kernels in torch: the same results, a hundred times faster than Triton's interpreter.
+
+Each takes the grid and then the kernel's own arguments. `tests/model` and `tests/engine/forward` test the kernels
+themselves, in the interpreter.
+"""
+
+# ruff: noqa: N803 - the names are those of the kernels
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.engine.forward.logits_sampler import gumbel
+
+_HIDDEN = -1e30
+
+
+def attend(grid: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor, values: Tensor, items: Tensor,
+           pages: Tensor, indices: Tensor, final: Tensor, part_out: Tensor, part_lse: Tensor, *_: Any,
+           L: int, GROUP: int, KV_HEADS: int, D: int, SCALE: float, **__: Any) -> None:  # fmt: skip
+    """Attention of each item's queries to pages and to the keys of its own unit."""
+    heads = out.view(-1, KV_HEADS, GROUP, D)
+    for first, count, table, start, stop, own_start, own_stop, part in items.view(-1, 8).tolist():
+        if not count:
+            continue
+        rows = torch.arange(first, first + count) // L
+        n, own = torch.arange(start, stop), torch.arange(own_start, own_stop)
+        page = pages[table + n // L].long()
+        key = torch.cat([keys[page, n % L], k[own].view(-1, KV_HEADS, D)])
+        value = torch.cat([values[page, n % L], v[own].view(-1, KV_HEADS, D)])
+        own_rows = own // L
+        before = (final[own_rows] > 0) & (indices[own_rows] < indices[rows][:, None])
+        seen = torch.cat([torch.ones(count, len(n), dtype=torch.bool), before | (own_rows == rows[:, None])], 1)
+        query = q[first : first + count].view(count, KV_HEADS, GROUP, D)
+        scores = torch.einsum("tkgd,nkd->tkgn", query.double(), key.double()) * (SCALE * log(2))
+        scores = scores.masked_fill(~seen[:, None, None], _HIDDEN)
+        result = torch.einsum("tkgn,nkd->tkgd", scores.softmax(-1), value.double())
+        if part < 0:
+            heads[first : first + count] = result.to(out.dtype)
+        else:
+            part_out[part, :, : count * GROUP] = result.transpose(0, 1).flatten(1, 2).to(part_out.dtype)
+            part_lse[part, :, : count * GROUP] = (scores.logsumexp(-1) / log(2)).transpose(0, 1).flatten(1)
+
+
+def merge(grid: Any, out: Tensor, merges: Tensor, part_out: Tensor, part_lse: Tensor, *,
+          GROUP: int, KV_HEADS: int, D: int, **_: Any) -> None:  # fmt: skip
+    """The weighted mean of partial results."""
+    heads = out.view(-1, KV_HEADS, GROUP, D)
+    for first, count, part, num_parts in merges.view(-1, 4).tolist():
+        if count:
+            parts = slice(part, part + num_parts), slice(None), slice(count * GROUP)
+            weights = (part_lse[parts].double() * log(2)).softmax(0)
+            result = (part_out[parts].double() * weights[..., None]).sum(0)
+            heads[first : first + count] = result.unflatten(1, (count, GROUP)).transpose(0, 1).to(out.dtype)
+
+
+def write_kv(grid: Any, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, targets: Tensor, *_: Any,
+             L: int, **__: Any) -> None:  # fmt: skip
+    """Keys and values of final blocks to their pages."""
+    for row, page in enumerate(targets[: grid[0]].tolist()):
+        if page >= 0:
+            keys[page], values[page] = k[row * L : (row + 1) * L], v[row * L : (row + 1) * L]
+
+
+def sample(grid: Any, logits: Tensor, params: Tensor, out: Tensor, total_out: Tensor, width: int, stride: int,
+           mask_token: int, *, NOISE: bool, **_: Any) -> None:  # fmt: skip
+    """The token, confidence and entropy of each position."""
+    scaled = logits.float() / params[:, 0].contiguous().view(torch.float32)[:, None]
+    total_out.copy_(scaled.logsumexp(-1))
+    scores = scaled.clone()
+    noisy = (params[:, 1] > 0).nonzero()[:, 0]
+    if NOISE and len(noisy):
+        scores[noisy] += gumbel(params[noisy, 2:4].long() & 0xFFFFFFFF, torch.arange(width))
+    scores[:, mask_token] = -torch.inf
+    token = torch.where(params[:, 4] < 0, scores.argmax(-1), params[:, 4].long())
+    out[:, 0], out[:, 1] = token.double(), (scaled.gather(1, token[:, None])[:, 0] - total_out).exp().double()
+    out[:, 2] = torch.special.entr(scaled.softmax(-1)).sum(-1).double()
+
+
+def sum_norm(grid: Any, x: Tensor, change: Tensor, weight: Tensor, out: Tensor, width: int, *,
+             EPS: float, **_: Any) -> None:  # fmt: skip
+    """The residual sum, which becomes `x`, and its norm."""
+    total = x.view(-1, width).add_(change.view(-1, width)).float()
+    normed = total * (total.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight.float()
+    out.copy_(normed.view(out.shape))
+
+
+def rotate_heads(grid: Any, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, keys: Tensor,
+                 values: Tensor, targets: Tensor, *, EPS: float, HEADS: int, KV_HEADS: int, D: int, WIDTH: int, L: int,
+                 WRITE: bool, **_: Any) -> None:  # fmt: skip
+    """Norms and rotations of queries and keys in place. With WRITE keys and values of final blocks go to pages."""
+    flat = qkv.view(-1, HEADS + 2 * KV_HEADS, D)
+    qk = flat[:, : HEADS + KV_HEADS].float()
+    weight = torch.cat([q_weight.float().expand(HEADS, -1), k_weight.float().expand(KV_HEADS, -1)])
+    normed = qk * (qk.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight
+    turned = normed[..., :WIDTH]
+    angles = (table.float().reshape(-1, 1, WIDTH) for table in (cos, sin))
+    turned = torch.addcmul(turned * next(angles), turned.roll(WIDTH // 2, -1), next(angles))
+    flat[:, : HEADS + KV_HEADS] = torch.cat([turned, normed[..., WIDTH:]], -1).to(qkv.dtype)
+    if WRITE:
+        _, k, v = flat.split([HEADS, KV_HEADS, KV_HEADS], 1)
+        write_kv((len(flat) // L,), k, v, keys, values, targets, L=L)
+
+
+def silu_times(grid: Any, gate_up: Tensor, out: Tensor, width: int, **_: Any) -> None:
+    """SwiGLU's product."""
+    gate, up = gate_up.view(-1, 2, width).float().unbind(1)
+    out.copy_((torch.nn.functional.silu(gate) * up).view(out.shape))
+
+
+KERNELS: dict[str, Callable[..., None]] = {
+    kernel.__name__: kernel for kernel in (attend, merge, write_kv, sample, sum_norm, rotate_heads, silu_times)
+}

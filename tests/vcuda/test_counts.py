@@ -1,0 +1,99 @@
+"""Waits, launches, copies and allocations of a step in each mode. They may only fall (README.md, counts.json)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec import structs
+
+from service.decode.mode import DecodingMode
+from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
+from service.engine import Engine, EngineDeps, GenerationRequest, SamplingParams
+from service.engine.request import LogprobsRequest
+from tests.engine.helpers import FREE
+from tests.tiny import GOLDEN_NAMES
+from tests.vcuda.decoding import ALL_ON, on_device, steps, waits
+from tests.vcuda.device import Counts, VirtualDevice
+
+TABLE = Path(__file__).parent / "counts.json"
+#: requests of a step, and their new tokens
+REQUESTS, TOKENS = 8, 12
+
+MODES: dict[str, tuple[DecodingMode, SamplingParams, LogprobsRequest | None]] = {
+    "static": (Static(), SamplingParams(), None),
+    "dynamic": (Dynamic(0.9), SamplingParams(), None),
+    "sequential": (Sequential(entropy_bound=0.1), SamplingParams(), None),
+    "direct": (Direct(2), SamplingParams(), None),
+    "remask": (Remask(0.5), SamplingParams(), None),
+    "speculative": (Speculative(2), SamplingParams(), None),
+    "speculative, 4 states": (Speculative(2, 4), SamplingParams(), None),
+    "speculative, drafts of the backbone": (Speculative(0, 4), SamplingParams(), None),
+    "speculative, auto": (Speculative("auto"), SamplingParams(), None),
+    "static, sampled": (Static(), SamplingParams(0.7, seed=3), None),
+    "static, top-k and top-p": (Static(), SamplingParams(0.7, 0.9, 20, seed=3), None),
+    "static, log-probabilities": (Static(), SamplingParams(), LogprobsRequest(4, ())),
+}
+
+COLUMNS: dict[str, Callable[[Counts], int]] = {
+    "event waits": lambda count: count.event_waits,
+    "implicit waits": lambda count: count.waits.total(),
+    "replays": lambda count: count.replays,
+    "nodes of graphs": lambda count: count.nodes,
+    "launches": lambda count: count.num_launches,
+    "sends": lambda count: count.sends,
+    "sent bytes": lambda count: count.sent_bytes,
+    "fetches": lambda count: count.fetches,
+    "fetched bytes": lambda count: count.fetched_bytes,
+    "allocations": lambda count: count.allocations,
+    "pinned allocations": lambda count: count.pinned,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_count_of_a_step_rises(device: VirtualDevice, mode: str, request: pytest.FixtureRequest) -> None:
+    table: dict[str, Any] = json.loads(TABLE.read_text()) if TABLE.is_file() else {}
+    version = torch.__version__.split("+")[0]
+    if table.get("torch", version) != version:
+        pytest.skip(f"the counts are those of torch {table['torch']}, here is {version}")
+    measured, stored = per_step(device, mode), table.get(mode, {})
+    higher = {name: (stored[name], value) for name, value in measured.items() if value > stored.get(name, value)}
+    assert not higher, f"stored, measured: {higher}"
+    if measured == stored:
+        return
+    if not request.config.getoption("--write-counts"):
+        pytest.fail(f"not stored yet: {measured}; stored: {stored}. Run this test with --write-counts")
+    modes = (table | {mode: measured}).items()
+    rows = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in modes if name != "torch"]
+    TABLE.write_text("{\n" + ",\n".join([f'"torch": "{version}"', *rows]) + "\n}\n")
+
+
+def per_step(device: VirtualDevice, mode: str) -> dict[str, float]:
+    """The mean counts of a step, warm: the second time that these requests are decoded."""
+    params, sampling, logprobs = MODES[mode]
+    engine = Engine(
+        on_device(GOLDEN_NAMES[0]),
+        replace(ALL_ON, overlap="off", draft_candidates=8, prefix_cache=False),
+        deps=EngineDeps(costs=FREE),
+    )
+    submitted = [
+        GenerationRequest(
+            str(number),
+            tuple((7 * number + position) % 40 + 40 for position in range(12)),
+            params,
+            structs.replace(sampling, seed=sampling.seed + number),
+            TOKENS,
+            logprobs=logprobs,
+        )
+        for number in range(REQUESTS)
+    ]
+    steps(engine, device, submitted)
+    counts = steps(engine, device, submitted)
+    assert [wait for count in counts for wait in waits(count)] == []
+    assert sum(count.captures for count in counts) == 0
+    return {name: round(sum(value(count) for count in counts) / len(counts), 2) for name, value in COLUMNS.items()}

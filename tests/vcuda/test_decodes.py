@@ -1,0 +1,133 @@
+"""The engine's CUDA path on the virtual device: golden decodes, exactness, isolation, weight updates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from service.decode.modes import Direct, Speculative, Static
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.errors import DecodingFailed
+from service.model import LoadOptions, load_checkpoint
+from service.model.weight_update import apply_update, load_update
+from tests.engine.helpers import FAIR, FREE
+from tests.other_weights import FIRST, other_weights
+from tests.thinned import fast_only, fast_rows
+from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
+from tests.vcuda import kernels
+from tests.vcuda.decoding import ALL_ON, decode_golden, golden, on_device, waits
+from tests.vcuda.device import VirtualDevice
+
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_decodes_with_graphs_and_two_micro_batches(device: VirtualDevice, name: str) -> None:
+    engine = Engine(on_device(name), ALL_ON)
+    decode_golden(engine, name)
+    if name in GOLDEN_NAMES:
+        assert waits(device.counts) == []
+        assert device.counts.replays > device.counts.captures > 0
+    else:  # torch has no grouped product of float32 on CUDA: the host waits for the experts' tokens
+        assert {wait.split(":")[0] for wait in waits(device.counts)} == {"copy to the host at service/model/experts.py"}
+        assert device.counts.replays == 0
+
+
+#: other limits of an engine, and the checkpoints that the fast tests decode within them
+LIMITS: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
+    ({"deterministic": True}, (GOLDEN_NAMES[1],)),
+    ({"overlap": "off"}, (GOLDEN_NAMES[0],)),
+    ({"attention": "eager"}, (GOLDEN_NAMES[1],)),
+    ({"cuda_graphs": False, "max_rows": 18}, (GOLDEN_NAMES[0],)),
+    ({"kv_cache_tokens": 256, "max_running": 5}, (GOLDEN_NAMES[2],)),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    fast_rows(
+        lambda name, limits: (limits, name) in [(one, fast) for one, names in LIMITS for fast in names],
+        [(name, limits) for limits, _ in LIMITS for name in NAMES if name != LLADA2_NAME or "max_rows" not in limits],
+    ),
+)
+def test_golden_decodes_within_other_limits(device: VirtualDevice, name: str, limits: dict[str, Any]) -> None:
+    decode_golden(Engine(on_device(name), replace(ALL_ON, **limits)), name, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_golden_decodes_with_kernels_of_the_interpreter(
+    device: VirtualDevice, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "KERNELS", {})
+    monkeypatch.setattr("tests.vcuda.torch_cuda.KERNELS", {})
+    decode_golden(Engine(on_device(name), ALL_ON), name, 1)
+
+
+@pytest.mark.parametrize("temperature", fast_only((0.7).__eq__, [0.0, 0.7, 1.2]))
+def test_speculative_is_static_and_the_device_is_the_cpu(device: VirtualDevice, temperature: float) -> None:
+    """Sampled and filtered requests, drafts of MRP and of the backbone, and drafts that the engine chooses."""
+    modes = (Speculative(2), Speculative(0, 3), Speculative("auto"))
+    static = [
+        GenerationRequest(
+            f"{seed}", (1, 40 + seed, 50, 2), Static(), SamplingParams(temperature, seed % 2 or 0.8, seed=seed), 16
+        )
+        for seed in range(9)
+    ]
+    drafted = [replace(request, params=modes[index % 3]) for index, request in enumerate(static)]
+    config = replace(ALL_ON, draft_candidates=8)
+    engine = Engine(on_device(GOLDEN_NAMES[0]), config, deps=EngineDeps(costs=FREE))
+    host = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(torch.float32, "cpu"))
+    expected = [done.token_ids for done in Engine(host, EngineConfig(kv_cache_tokens=4096)).generate(static)]
+    assert [done.token_ids for done in engine.generate(static)] == expected
+    assert [done.token_ids for done in engine.generate(drafted)] == expected
+    assert waits(device.counts) == []
+
+
+def test_an_error_of_one_request_ends_that_request_alone(
+    device: VirtualDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policies of `direct` raise between two forwards, while the other micro-batch is under way."""
+
+    def fail(self: Direct, canvas: Any) -> Any:
+        yield from ()
+        raise RuntimeError("an unexpected error")
+
+    monkeypatch.setattr(Direct, "decode", fail)
+    entries, chosen = golden(GOLDEN_NAMES[0], 2)
+    engine = Engine(on_device(GOLDEN_NAMES[0]), ALL_ON)
+    for request in chosen:
+        engine.submit(request)
+    tokens: dict[str, tuple[int, ...]] = {request.request_id: () for request in chosen}
+    errors = {}
+    while engine.has_work:
+        for event in engine.step():
+            tokens[event.request_id] += event.token_ids
+            errors[event.request_id] = event.error
+    for entry, request in zip(entries, chosen, strict=True):
+        if entry["mode"] == "direct":
+            assert isinstance(errors[request.request_id], DecodingFailed)
+        else:
+            assert list(tokens[request.request_id]) == entry["token_ids"]
+    assert engine.state().kv_pages_used == 0
+
+
+def test_updated_weights_reach_captured_graphs(device: VirtualDevice, tmp_path: Path) -> None:
+    """Graphs read the weights at the addresses of their capture. New weights go to the same addresses."""
+    folder = other_weights(tmp_path / "other")
+    _, chosen = golden(GOLDEN_NAMES[0], 1)
+    checkpoint = load_checkpoint(FIRST, LoadOptions(torch.float32, "cuda"))
+    engine = Engine(checkpoint, ALL_ON, deps=EngineDeps(costs=FAIR))
+    before = [done.token_ids for done in engine.generate(chosen)]
+    captures = device.counts.captures
+    new = load_update(str(folder), checkpoint.config, LoadOptions())
+    engine.update_weights(partial(apply_update, checkpoint, new), 1)
+    after = [done.token_ids for done in engine.generate(chosen)]
+    host = Engine(load_checkpoint(folder), EngineConfig(kv_cache_tokens=4096))
+    assert after == [done.token_ids for done in host.generate(chosen)] != before
+    assert device.counts.captures == captures

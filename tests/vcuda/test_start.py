@@ -1,0 +1,197 @@
+"""The start of an engine on CUDA: warm-up, captures, prices, the size of the KV cache. Then nothing compiles."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from service.decode.modes import Direct, Remask, Speculative, Static
+from service.engine import Engine, EngineDeps, GenerationRequest, SamplingParams
+from service.engine.forward import graphs
+from service.engine.observer import StepReport
+from service.engine.request import LogprobsRequest
+from service.engine.thread import EngineThread
+from service.model.device import memory_of
+from service.replica.core import _limits, load_core
+from service.settings import Settings
+from tests.engine.helpers import FAIR, Recorder
+from tests.thinned import fast_only
+from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
+from tests.vcuda.decoding import ALL_ON, decode_golden, golden, on_device, steps, waits
+from tests.vcuda.device import VirtualDevice
+
+NAME = GOLDEN_NAMES[1]
+
+
+def mixed_requests(count: int) -> list[GenerationRequest]:
+    """Requests of all kinds of rows: sampled, filtered, rescored, drafted, long prompts, log-probabilities."""
+    modes = (Static(), Speculative(2, 3), Direct(2), Remask(0.5), Speculative("auto"), Speculative(0, 4))
+    samplings = (SamplingParams(), SamplingParams(0.7, seed=1), SamplingParams(1.0, 0.8, 9, seed=2))
+    return [
+        GenerationRequest(
+            str(number),
+            tuple((5 * number + position) % 400 for position in range(3 + 60 * (number % 3))),
+            modes[number % len(modes)],
+            samplings[number % len(samplings)],
+            16,
+            logprobs=LogprobsRequest(2, (5,)) if number % len(modes) == 0 else None,
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    fast_only(lambda limits: "deterministic" not in limits, [{}, {"deterministic": True}, {"cuda_graphs": False}]),
+)
+def test_nothing_compiles_or_is_captured_in_a_request(device: VirtualDevice, limits: dict[str, Any]) -> None:
+    config = replace(ALL_ON, draft_candidates=8, max_rows=40, **limits)
+    engine = Engine(on_device(NAME), config, deps=EngineDeps(costs=FAIR))
+    engine.prepare()
+    assert (device.counts.captures > 0) is config.cuda_graphs
+    assert device.counts.compilations > 0
+    for count in (1, 9):
+        for counts in steps(engine, device, mixed_requests(count)):
+            assert (counts.captures, counts.compilations, waits(counts)) == (0, 0, [])
+    decode_golden(engine, NAME, 2)
+
+
+def test_graphs_are_captured_largest_first_on_one_stream(
+    device: VirtualDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    engine = Engine(on_device(NAME), replace(ALL_ON, max_rows=40), deps=EngineDeps(costs=FAIR))
+    engine.prepare()
+    sizes = [next(op.outputs[0].shape[0] for op in graph.operations if op.outputs) for graph in device.graphs]
+    assert sizes == sorted(sizes, reverse=True)
+    assert {1, 2, 4, 8, 40} <= set(sizes)
+    assert len(device.streams) == 1
+    assert f"captured {len(device.graphs)} CUDA graphs" in caplog.text
+    captured = len(device.graphs)
+    engine.prepare()
+    assert len(device.graphs) == captured
+
+
+def test_forwards_that_waiting_experts_need_are_never_captured(device: VirtualDevice) -> None:
+    """In float32 torch has no grouped product on CUDA. The engine knows this before a capture could fail."""
+    recorder = Recorder()
+    engine = Engine(on_device(EXPERTS_NAME), ALL_ON, recorder, EngineDeps(costs=FAIR))
+    engine.prepare()
+    assert device.counts.captures == 0
+    decode_golden(engine, EXPERTS_NAME, 2)
+    assert sum(report.eager_forwards for report in recorder.reports) > 0
+
+
+# --- failed captures -----------------------------------------------------------------------------------
+
+
+class FailingCapture(graphs.CudaCapture):
+    """Fails the captures whose numbers are in `failures`, by the error of this number."""
+
+    failures: ClassVar[dict[int, Exception]] = {}
+    number = 0
+
+    def __call__(self, function: Any) -> Any:
+        error = self.failures.get(self.number)
+        type(self).number += 1
+        calls = 0
+
+        def failing() -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            if error is not None and calls == 2:
+                raise error
+            return function()
+
+        return super().__call__(failing)
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["torch 2.11", "torch 2.13"])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error: invalid argument"), RuntimeError("CUDA error: out of memory")], ids=str
+)
+def test_a_failed_capture_ends_neither_other_graphs_nor_the_allocator(
+    device: VirtualDevice, monkeypatch: pytest.MonkeyPatch, old: bool, error: Exception
+) -> None:
+    device.leaves_pools_open = old
+    monkeypatch.setattr(FailingCapture, "failures", {0: error, 3: error})
+    monkeypatch.setattr(FailingCapture, "number", 0)
+    monkeypatch.setattr("service.engine.forward.model_forward.CudaCapture", FailingCapture)
+    recorder = Recorder()
+    engine = Engine(on_device(NAME), replace(ALL_ON, max_rows=40), recorder, EngineDeps(costs=FAIR))
+    stream = device.stream
+    engine.prepare()
+    assert FailingCapture.number > len(device.graphs) > 10
+    torch.cuda.empty_cache()
+    assert device.stream is stream
+    decode_golden(engine, NAME, 2)
+    assert device.counts.replays > 0
+    one = replace(golden(NAME, 1)[1][0], request_id="alone")
+    before = sum(report.eager_forwards for report in recorder.reports)
+    engine.generate([one])
+    assert sum(report.eager_forwards for report in recorder.reports) == before  # small graphs are there
+
+
+def test_a_capture_without_memory_is_tried_again(device: VirtualDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a warm-up: the forward runs in halves, and the shape is captured when it comes again."""
+    monkeypatch.setattr(FailingCapture, "failures", {0: RuntimeError("CUDA error: out of memory")})
+    monkeypatch.setattr(FailingCapture, "number", 0)
+    monkeypatch.setattr("service.engine.forward.model_forward.CudaCapture", FailingCapture)
+    engine = Engine(on_device(NAME), ALL_ON)
+    decode_golden(engine, NAME, 2)
+    assert device.counts.replays > 0
+
+
+# --- memory --------------------------------------------------------------------------------------------
+
+
+class Silent:
+    """An observer without interest."""
+
+    def on_step(self, report: StepReport) -> None: ...
+
+    def on_event(self, *_: object) -> None: ...
+
+
+def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(device: VirtualDevice) -> None:
+    device.total_bytes = 48 * 2**20
+    settings = Settings(model=str(GOLDEN / NAME), device="cuda", dtype="float32", max_rows=32, memory_utilization=0.9)
+    core = load_core(settings, Silent(), EngineDeps(costs=FAIR))
+    device.peak_bytes = device.live_bytes
+    engine = core.engine
+    for request in mixed_requests(24):
+        engine.submit(request)
+    while engine.has_work:
+        assert [event.error for event in engine.step() if event.error] == []
+    assert device.peak_bytes <= 0.9 * device.total_bytes
+    assert device.peak_bytes >= 0.7 * device.total_bytes
+    core.close()
+
+
+def test_fewer_rows_where_the_largest_forward_does_not_fit(device: VirtualDevice) -> None:
+    checkpoint = on_device(NAME)
+    device.total_bytes = device.live_bytes + 24 * 2**20
+    settings = Settings(model=str(GOLDEN / NAME), device="cuda", dtype="float32", memory_utilization=1.0)
+    config = _limits(settings, checkpoint, memory_of(checkpoint.device))
+    assert config.max_rows < 256
+    decode_golden(Engine(checkpoint, replace(config, attention="triton")), NAME, 1)
+
+
+# --- devices -------------------------------------------------------------------------------------------
+
+
+def test_a_device_with_an_index_is_the_current_one_of_every_thread(
+    device: VirtualDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton starts kernels on the current device of the calling thread."""
+    engine = Engine(on_device(NAME), ALL_ON)
+    assert device.used == [torch.device("cuda:0")]
+    monkeypatch.setattr(engine._runner, "device", torch.device("cuda:1"))
+    thread = EngineThread(engine, lambda _: None)
+    thread.start()
+    thread.stop()
+    assert device.used[1:] == [torch.device("cuda:1")]

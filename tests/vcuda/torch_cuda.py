@@ -1,0 +1,264 @@
+"""Replaces `torch.cuda` by the virtual device for one test, and Triton's interpreter by `kernels.py`."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from shutil import which
+from tempfile import mkdtemp
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.vcuda.device import Recording, VirtualDevice, VirtualTensor, WrongUse
+from tests.vcuda.kernels import KERNELS
+
+_SOURCE = Path(__file__).parent / "guard.cpp"
+#: what an H100 says of itself
+CAPABILITY, PROCESSORS = (9, 0), 132
+
+
+@cache
+def load_guard() -> str | None:
+    """Builds and loads the device guard, once in a process. The reason why it cannot be built, or None."""
+    if torch.cuda.is_available():
+        return "torch has a CUDA device here; tests/engine/test_gpu.py tests it"
+    compiler = which("g++")
+    if compiler is None:
+        return "the virtual CUDA device needs g++"
+    root = Path(torch.__file__).parent
+    library = Path(mkdtemp(prefix="vcuda-")) / "guard.so"
+    options = ["-O1", "-std=c++20", "-shared", "-fPIC", f"-I{root / 'include'}", f"-L{root / 'lib'}", "-lc10"]
+    built = subprocess.run(
+        [compiler, str(_SOURCE), *options, "-o", str(library)], capture_output=True, text=True, check=False
+    )
+    if built.returncode:
+        return f"g++ cannot build {_SOURCE.name}: {built.stderr[-300:]}"
+    ctypes.CDLL(str(library))
+    library.unlink()
+    library.parent.rmdir()
+    return None
+
+
+class Event:
+    """A CUDA event: work is done once the host has waited for an event behind it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._copies: list[Any] = []
+
+    def record(self, _stream: Any = None) -> None:
+        self._copies = list(_device().copies)
+
+    def synchronize(self) -> None:
+        _device().counts.event_waits += 1
+        _device().finish(self._copies)
+
+    def query(self) -> bool:
+        return True
+
+
+class Stream:
+    """A CUDA stream. All work is in the order of its calls."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        _device().streams.append(self)
+
+    def wait_stream(self, _other: Any) -> None: ...
+
+    def wait_event(self, _event: Any) -> None: ...
+
+    def synchronize(self) -> None:
+        _device().wait("stream.synchronize")
+
+
+class CUDAGraph:
+    """A graph of recorded operations."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.recording = Recording()
+
+    def replay(self) -> None:
+        _device().replay(self.recording)
+
+
+@contextmanager
+def _on_stream(stream: Stream) -> Iterator[None]:
+    device = _device()
+    before, device.stream = device.stream, stream
+    yield
+    device.stream = before
+
+
+@contextmanager
+def _graph(graph: CUDAGraph, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
+    """`torch.cuda.graph`. If an error of CUDA ends the capture, the stream stays current, and the pool stays open."""
+    device = _device()
+    graph.recording.pool = pool
+    _empty_cache()
+    before, device.stream = device.stream, stream
+    device.begin_capture(graph.recording)
+    try:
+        yield
+    except RuntimeError as error:
+        device.abandon_capture()
+        if not str(error).startswith("CUDA error"):
+            device.stream = before
+            raise
+        if device.leaves_pools_open:
+            device.open_pools.add(pool)
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")  # noqa: B904
+    device.stream = before
+    device.end_capture()
+
+
+def _empty_cache() -> None:
+    if _device().open_pools:
+        raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+
+def _end_allocate_to_pool(_index: int, pool: Any) -> None:
+    if pool not in _device().open_pools:
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+    _device().open_pools.discard(pool)
+
+
+def _device() -> VirtualDevice:
+    if VirtualTensor.device_mode is None:
+        raise WrongUse("torch.cuda is used outside the virtual device")
+    return VirtualTensor.device_mode
+
+
+@contextmanager
+def virtual_cuda(**options: Any) -> Iterator[VirtualDevice]:
+    """A virtual CUDA device, with the options of `VirtualDevice`. Skips the test where the guard cannot be built."""
+    if problem := load_guard():
+        pytest.skip(problem)
+    device = VirtualDevice(**options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VirtualTensor, "device_mode", device)
+        _replace_cuda(patch, device)
+        _replace_tensor_methods(patch, device)
+        _replace_triton(patch, device)
+        with device:
+            yield device
+
+
+def _replace_cuda(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
+    properties = SimpleNamespace(
+        multi_processor_count=PROCESSORS, name="virtual", major=CAPABILITY[0], minor=CAPABILITY[1]
+    )
+    replaced: dict[str, Any] = {
+        "_lazy_init": lambda: None,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": device.used.append,
+        "empty_cache": _empty_cache,
+        "synchronize": lambda *_: device.wait("torch.cuda.synchronize"),
+        "current_stream": lambda *_: device.stream,
+        "set_stream": lambda stream: setattr(device, "stream", stream),
+        "stream": _on_stream,
+        "Stream": Stream,
+        "Event": Event,
+        "CUDAGraph": CUDAGraph,
+        "graph": _graph,
+        "graph_pool_handle": lambda: (0, next(device.pools)),
+        "get_device_properties": lambda *_: properties,
+        "get_device_capability": lambda *_: CAPABILITY,
+        "mem_get_info": lambda *_: (device.total_bytes - device.live_bytes, device.total_bytes),
+        "memory_reserved": lambda *_: device.live_bytes,
+        "memory_allocated": lambda *_: device.live_bytes,
+        "max_memory_reserved": lambda *_: device.peak_bytes,
+        "max_memory_allocated": lambda *_: device.peak_bytes,
+        "reset_peak_memory_stats": lambda *_: setattr(device, "peak_bytes", device.live_bytes),
+    }
+    for name, value in replaced.items():
+        patch.setattr(torch.cuda, name, value)
+    patch.setattr(torch._C, "_cuda_endAllocateToPool", _end_allocate_to_pool)
+    device.stream = Stream.__new__(Stream)
+
+
+def _replace_tensor_methods(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
+    """Methods that no dispatch mode sees. In inference mode parameters of a wrapper class have no views."""
+
+    def on_device(method: Callable[..., Any], action: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return (action if isinstance(self, VirtualTensor) else method)(self, *args, **kwargs)
+
+        return call
+
+    def refuse(self: Tensor, *_: Any, **__: Any) -> Any:
+        raise TypeError("a tensor of the device has no numpy array and cannot be pinned")
+
+    def pinned(self: Tensor, *_: Any) -> Tensor:
+        return device.pin(self.clone())
+
+    def normalized(x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
+        """A CPU build makes it of parts; CUDA has one kernel, behind a copy of a tensor that is not dense."""
+        dense = x.contiguous()
+        weights = () if weight is None else (weight,)
+        return device.compute("rms_norm", lambda x, *w: norm(x, shape, *(w or (None,)), eps), dense, *weights)
+
+    norm = torch.nn.functional.rms_norm
+    patch.setattr(
+        torch.nn.functional,
+        "rms_norm",
+        lambda x, *args, **kwargs: (normalized if isinstance(x, VirtualTensor) else norm)(x, *args, **kwargs),
+    )
+    patch.setattr(Tensor, "tolist", on_device(Tensor.tolist, lambda self: self.cpu().tolist()))
+    patch.setattr(Tensor, "numpy", on_device(Tensor.numpy, refuse))
+    patch.setattr(Tensor, "pin_memory", on_device(pinned, refuse))
+    patch.setattr(Tensor, "is_pinned", lambda self, *_: not isinstance(self, VirtualTensor) and device.is_pinned(self))
+    patch.setattr(torch.inference_mode, "__enter__", _enter_no_grad)
+    patch.setattr(torch.inference_mode, "__exit__", _exit_no_grad)
+
+
+def _enter_no_grad(self: Any) -> None:
+    self.no_grad = torch.no_grad()
+    self.no_grad.__enter__()
+
+
+def _exit_no_grad(self: Any, *error: Any) -> None:
+    self.no_grad.__exit__(*error)
+
+
+def _replace_triton(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
+    """Kernels run by their definition in torch, or in Triton's interpreter where they have none."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter", reason="triton is not installed")
+    interpret = interpreter.GridExecutor.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        name = self.fn.__name__
+        device.note_variant(name, [*args, *kwargs.items()])
+        inner = [_inner(arg) for arg in args]
+        named = {key: _inner(value) for key, value in kwargs.items()}
+        if "WIDE" in named:
+            named["WIDE"] = True  # the interpreter cannot multiply bfloat16; the products are the same
+        moved = _without_pages(dict(zip(self.arg_names, args, strict=False)))
+        if name in KERNELS:
+            grid = self.grid if isinstance(self.grid, tuple) else self.grid(named)
+            device.call_kernel(name, lambda: KERNELS[name](grid, *inner, **named), args, moved)
+        else:
+            device.call_kernel(name, lambda: interpret(self, *inner, **named), args, moved)
+
+    patch.setattr(interpreter.GridExecutor, "__call__", call)
+
+
+def _without_pages(arguments: dict[str, Any]) -> list[Any]:
+    """The arguments without the KV cache, of which a kernel reads or writes a few pages."""
+    pages = {"keys", "values"} if "keys" in arguments else set()
+    return [argument for name, argument in arguments.items() if name not in pages]
+
+
+def _inner(argument: Any) -> Any:
+    return argument.memory if isinstance(argument, VirtualTensor) else argument
