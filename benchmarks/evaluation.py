@@ -23,7 +23,7 @@ from service.decode.modes import Speculative
 from service.engine import Completion, Engine, GenerationRequest, SamplingParams
 from service.errors import CheckpointError
 from service.model import Checkpoint, Mrp
-from service.model.layers import Rotation
+from service.model.layer_ops import Rotation
 from service.quality.schema import Plan
 
 

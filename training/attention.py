@@ -104,8 +104,12 @@ def blockwise(
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """As `written_out`, but without keeping the scores in memory."""
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    """As `written_out`, but without keeping the scores in memory.
+
+    Key heads are repeated: with `enable_gqa` and a mask torch would take the operations that keep the scores.
+    """
+    keys, values = (_for_all_heads(x, q) for x in (k, v))
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
 
 
 def _for_all_heads(x: Tensor, q: Tensor) -> Tensor:
