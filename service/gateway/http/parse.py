@@ -113,9 +113,9 @@ def to_replica_request(
         raise InvalidRequest(
             f"timeout_s is {timeout_s}, allowed is 0 < timeout_s <= {timeout_limit_s}", param="timeout_s"
         )
-    if request.min_tokens > request.max_new_tokens:
+    if request.min_tokens > limit:
         raise InvalidRequest(
-            f"min_tokens is {request.min_tokens}, allowed are 0 to max_new_tokens, {request.max_new_tokens}",
+            f"min_tokens is {request.min_tokens}, allowed are 0 to max_new_tokens, {limit}",
             param="min_tokens",
         )
     if "constraint" not in fields:
