@@ -251,7 +251,7 @@ def test_a_gzip_body_is_inflated(http: httpx.Client, route: str) -> None:
 @pytest.mark.parametrize(
     ("content", "encoding", "status", "said"),
     [
-        (zipped(b"0" * 10**8), "gzip", 413, "the inflated body has more than 65536 bytes"),
+        (zipped(b"0" * 5 * 10**7), "gzip", 413, "the inflated body has more than 65536 bytes"),
         (zipped(b" " * 65536 + GOOD), "gzip", 413, "the inflated body has more than 65536 bytes"),
         (zipped(zipped(GOOD)), "gzip", 422, "not JSON"),
         (zipped(GOOD)[:-4], "gzip", 422, "one whole gzip stream"),
