@@ -42,8 +42,8 @@ async def test_an_unknown_field_is_named(http: httpx.AsyncClient, path: str, str
 @pytest.mark.parametrize(
     ("path", "fields", "named"),
     [
-        (COMPLETIONS, {"presence_penalty": 0.5}, "presence_penalty"),
-        (COMPLETIONS, {"presence_penalty": False}, "presence_penalty"),
+        (COMPLETIONS, {"length_penalty": 0.5}, "length_penalty"),
+        (COMPLETIONS, {"length_penalty": True}, "length_penalty"),
         (COMPLETIONS, {"best_of": 3}, "best_of"),
         (COMPLETIONS, {"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
         (CHAT, {"store": True, "verbosity": "low"}, "store, verbosity"),
@@ -77,8 +77,8 @@ async def test_a_field_that_is_not_served_is_named_or_refused(
     ("fields", "said"),
     [
         ({"temprature": 1}, "'temprature' is not a field of this route; did you mean 'temperature'?"),
-        *(({name: 1}, f"{name!r} is not a field of this route") for name in ("provider", "client_metdata", "min_q")),
-        ({"min_p": 0.1}, "min_p is 0.1, which is not served; allowed is 0 or null"),
+        *(({name: 1}, f"{name!r} is not a field of this route") for name in ("provider", "structured", "keep_alive")),
+        ({"typical_p": 0.1}, "typical_p is 0.1, which is not served; allowed is 1 or null"),
     ],
 )
 async def test_a_hint_names_a_field_that_helps_or_none(generator: Replica, fields: dict[str, Any], said: str) -> None:

@@ -22,7 +22,6 @@ from tests.gateway.openai.helpers import CHAT, COMPLETIONS, ask, chat, completio
     [
         (COMPLETIONS, completion(presence_penalty=2.5), "presence_penalty", "presence_penalty is 2.5: Input should be"),
         (COMPLETIONS, completion(logit_bias={"5": 101}), "logit_bias", "logit_bias.5 is 101: Input should be"),
-        (COMPLETIONS, completion(best_of=3), "best_of", "not served"),
         (COMPLETIONS, completion(suffix="w1"), "suffix", "not served"),
         (CHAT, chat(tools=[{"type": "function"}]), "tools", "tools.0.function is"),
         (COMPLETIONS, completion(tools=[{"type": "function"}]), "tools", "not served"),
