@@ -41,6 +41,10 @@ class KvTargets(NamedTuple):
 class PagedAttend:
     """An `Attend` of a forward whose keys and values the kernel of the rotation can write to their pages."""
 
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As `Attend`; writes keys and values first."""
+        raise NotImplementedError
+
     def kv_targets(self, layer: int) -> KvTargets | None:
         """The pages to write; None if no row is written."""
         raise NotImplementedError
