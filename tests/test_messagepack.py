@@ -88,6 +88,8 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
     fields = get_type_hints(kind, include_extras=True)
     if is_typeddict(kind):
         return st.fixed_dictionaries({name: values(of) for name, of in fields.items()})
+    if issubclass(kind, tuple):  # a named one
+        return st.builds(kind, *map(values, fields.values()))
     assert issubclass(kind, Struct), kind
     return st.builds(kind, **{name: st.deferred(lambda of=fields[name]: values(of)) for name in kind.__struct_fields__})
 

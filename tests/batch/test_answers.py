@@ -102,7 +102,7 @@ WRONG: list[tuple[dict[str, Any], int, str, str]] = [
     ({}, 422, "invalid_request", "exactly one of prompt"),
     ({"prompt": ""}, 422, "invalid_request", "at least 1 character"),
     ({"prompt_token_ids": [5], "max_tokens": 1}, 422, "invalid_request", "did you mean 'max_new_tokens'"),
-    ({"prompt_token_ids": [5] * 5000}, 422, "prompt_too_long", "allowed"),
+    ({"prompt_token_ids": [5] * 5000}, 422, "prompt_too_long", "maximum context length is 2048 tokens"),
     ({"prompt_token_ids": [10**9]}, 422, "invalid_request", "prompt_token_ids"),
     ({"prompt_token_ids": [5], "stream": True}, 422, "invalid_request", "a batch has whole answers"),
     ({"prompt_token_ids": [5], "quality": "fast"}, 422, "quality_not_available", "calibrate"),

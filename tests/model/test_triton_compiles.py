@@ -44,7 +44,7 @@ VOCABULARY = """
 from service.engine.forward import sampling_kernels as kernels
 types = dict(logits="*bf16", params="*i32", out="*fp64", total_out="*fp32", V="i32", V_STRIDE="i32", MASK_TOKEN="i32")
 for capability, noise in cases["vocabulary"]:
-    compiled(kernels.sample, types, dict(STEP=2048, NOISE=noise), capability, num_warps=8)
+    compiled(kernels.sample, types, dict(STEP=2048, NOISE=noise, MIN_P=noise), capability, num_warps=8)
 """
 
 QUANTIZED = """

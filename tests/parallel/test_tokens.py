@@ -136,7 +136,7 @@ def test_all_ranks_take_other_weights(pair: TensorParallelExecutor, tmp_path: Pa
     name = GOLDEN_NAMES[0]
     engine, asked = engine_of(pair, name), requests(name)
     other = other_weights(tmp_path / "other", GOLDEN / name)
-    with pytest.raises(CheckpointError, match="that of the served weights is"):
+    with pytest.raises(CheckpointError, match="has shape"):
         pair.fetch([str(GOLDEN / GOLDEN_NAMES[1])], LoadOptions())
     for entry, done in zip(expected(name), engine.generate(asked), strict=True):
         assert_golden(entry, done)

@@ -68,6 +68,6 @@ def test_two_workers_answer_every_row_even_if_one_is_killed(tmp_path: Path) -> N
     assert sorted(row["number"] for row in rows) == list(range(ROWS))
     [failed] = [row for row in rows if row["text"] is None or row["error"] is not None]
     assert failed["number"] == 0
-    assert "allowed are 1024" in failed["error"]
+    assert "maximum context length is 1024 tokens" in failed["error"]
     assert "died or was killed while executing a task" in said_by_ray
     assert not any(Path(f"/proc/{engine}").exists() for engine in orphans)

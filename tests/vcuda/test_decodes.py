@@ -125,7 +125,7 @@ def test_updated_weights_reach_captured_graphs(device: VirtualDevice, tmp_path: 
     engine = Engine(checkpoint, ALL_ON, deps=EngineDeps(costs=FAIR))
     before = [done.token_ids for done in engine.generate(chosen)]
     captures = device.counts.captures
-    new = load_update(str(folder), checkpoint.config, LoadOptions())
+    new = load_update([folder], checkpoint.config, LoadOptions())
     engine.update_weights(partial(apply_update, checkpoint, new), 1)
     after = [done.token_ids for done in engine.generate(chosen)]
     host = Engine(load_checkpoint(folder), EngineConfig(kv_cache_tokens=4096))
