@@ -108,7 +108,7 @@ WRONG: list[tuple[dict[str, Any], int, str, str]] = [
     ({"prompt_token_ids": [5], "quality": "fast"}, 422, "quality_not_available", "calibrate"),
     ({"messages": [{"role": "user", "content": "x"}]}, 422, "invalid_request", "no chat template"),
     ({"url": "/v1/completions", "body": {"model": "m", "prompt": "x"}}, 404, "unknown_model", "model is 'm'"),
-    ({"url": "/v1/completions", "body": {"prompt": "x"}}, 422, "invalid_request", "model is missing"),
+    ({"url": "/v1/completions", "body": {"prompt": "x"}}, 400, "invalid_request", "model is missing"),
     ({"url": "/nowhere", "body": {}}, 422, "invalid_request", "url is '/nowhere'"),
     ({"prompt_token_ids": [5], "regex": "(a"}, 422, "constraint_not_available", "tokenizer"),
 ]
