@@ -79,7 +79,7 @@ async def test_an_agents_max_tokens_is_what_fits(http: httpx.AsyncClient) -> Non
     error = await refused(http, message(" ".join(["w5"] * 2100), max_tokens=32000))
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith("prompt is too long: ")
-    assert error["message"].endswith("the prompt has 2103 tokens, and an answer has at least one.")
+    assert error["message"].endswith("the prompt is too long: it has 2103 tokens, and an answer has at least one.")
     assert error["param"] == "messages"
 
 
