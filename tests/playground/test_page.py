@@ -563,3 +563,19 @@ def _faults(one: Visit, axe: str) -> list[str]:
         if fault["impact"] in {"serious", "critical"}
         for node in fault["nodes"]
     ]
+
+
+@pytest.mark.parametrize(("width", "height"), [(1366, 768), (1280, 900), (390, 844)])
+def test_run_is_above_the_fold_and_the_result_comes_into_view(visit: Visiting, width: int, height: int) -> None:
+    one = visit()
+    one.page.set_viewport_size({"width": width, "height": height})
+    button = one.page.locator("#run").bounding_box()
+    assert button is not None
+    assert button["y"] + button["height"] < height
+    assert "Ctrl + Enter runs" in one.page.locator(".actions").inner_text()
+    one.ask(PROMPT)
+    one.choose("static", PLANS["static"])
+    one.run()
+    cells = one.page.locator("#lanes .tape, #lanes").first.bounding_box()
+    assert cells is not None
+    assert 0 <= cells["y"] < height

@@ -35,7 +35,7 @@ _STREAM: Final = (
     "Anthropic's object, with `stats`. With `stream`, Anthropic's server-sent events, from `message_start` to "
     "`message_stop`. After a time-out stop_reason is `max_tokens`, and finish_reason `timeout` in `stats`."
 )
-_CHAT: Final = {"model": "demo", "messages": [{"role": "user", "content": "12+5="}]}
+_CHAT: Final = {"model": "demo", "messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}]}
 #: the text between the texts of two blocks
 _BETWEEN: Final = "\n"
 _OF_ROLE: Final = {

@@ -34,16 +34,16 @@ _RESPONSE_STREAM: Final = (
     "OpenAI's object, with `stats`. With `stream`, OpenAI's events, from `response.created` to `response.completed`, "
     "`response.incomplete` or `error`. Nothing is stored."
 )
-_COMPLETION: Final = {"model": "demo", "prompt": "12+5=", "max_tokens": 32}
+_COMPLETION: Final = {"model": "demo", "prompt": "def fibonacci(n):", "max_tokens": 32}
 _CHAT: Final = {
     "model": "demo",
-    "messages": [{"role": "user", "content": "12+5="}],
+    "messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}],
     "max_tokens": 64,
     "stream": True,
 }
 
 _RESPONSE_NAMES: Final = {"max_new_tokens": "max_output_tokens", "messages": "input"}
-_RESPONSE: Final = {"model": "demo", "input": "12+5=", "max_output_tokens": 64}
+_RESPONSE: Final = {"model": "demo", "input": "Tom has 5 apples, gets 3, loses 2.", "max_output_tokens": 64}
 
 COMPLETIONS: Final = Api(parse_completion, lambda error, _: in_openai_terms(error))
 CHAT: Final = Api(parse_chat, lambda error, _: in_openai_terms(error))

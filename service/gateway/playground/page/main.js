@@ -87,6 +87,7 @@ async function run() {
   prepare();
   trouble.clear();
   busy(new AbortController());
+  if (!isInView(byId("stage"))) byId("stage").scrollIntoView({ block: "start" });
   timeline.open(lanes.map((lane) => lane.tape), race || following());
   try {
     for (const [number, plan] of plans.entries()) await record(lanes[number], body(plan, race), race);
@@ -98,6 +99,12 @@ async function run() {
     busy(null);
     timeline.grown();
   }
+}
+
+/** Whether the upper part of an element stands in the upper half of the window. */
+function isInView(element) {
+  const { top } = element.getBoundingClientRect();
+  return top > -40 && top < innerHeight / 2;
 }
 
 /** Two plans of a race share no cached prompt, so that neither has less to do. */
