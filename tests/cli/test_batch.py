@@ -29,17 +29,23 @@ BODY = {"mode": "static", "max_new_tokens": 12}
 
 
 def begin(file: Path, out: Path, *more: object) -> subprocess.Popen[str]:
-    call = [sys.executable, "-m", "service.cli.main", "batch", "--in", file, "--out", out, *OPTIONS, *more]
+    # A shell's background job ignores SIGINT, and so would its children.
+    call = [
+        "env",
+        "--default-signal=INT",
+        sys.executable,
+        "-m",
+        "service.cli.main",
+        "batch",
+        "--in",
+        file,
+        "--out",
+        out,
+        *OPTIONS,
+        *more,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = list(map(str, call))
-    return subprocess.Popen(
-        words, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=interruptible
-    )
-
-
-def interruptible() -> None:
-    """A shell's background job ignores SIGINT, and so would its children."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return subprocess.Popen(list(map(str, call)), cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def finish(process: subprocess.Popen[str], status: int = 0) -> str:
