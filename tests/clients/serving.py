@@ -6,9 +6,6 @@ python -m tests.clients.serving COMMAND...    # runs a command with their addres
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -56,8 +53,3 @@ def _served(checkpoint: Checkpoint) -> Iterator[str]:
             yield url
     finally:
         replica.close()
-
-
-if __name__ == "__main__":
-    with servers() as environment:
-        raise SystemExit(subprocess.run(sys.argv[1:], env=os.environ | environment, check=False).returncode)
