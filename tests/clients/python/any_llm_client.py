@@ -1,0 +1,32 @@
+# /// script
+# requires-python = ">=3.11,<3.13"
+# dependencies = [
+#     "any-llm-sdk[openai]==1.40.2",
+# ]
+# ///
+"""any-llm: the provider `openai` with an `api_base`."""
+
+import any_llm
+from parts import DEMO, KEY, MODEL, STORY, part, run
+
+ASKED = {"model": MODEL, "provider": "openai", "api_base": f"{DEMO}v1", "api_key": KEY}
+MESSAGES = [{"role": "user", "content": STORY}]
+
+
+@part
+def chat():
+    assert "6" in any_llm.completion(messages=MESSAGES, **ASKED).choices[0].message.content
+
+
+@part
+def stream():
+    chunks = any_llm.completion(messages=MESSAGES, stream=True, **ASKED)
+    assert "6" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+@part
+def responses():
+    assert any_llm.responses(input_data=STORY, **ASKED).output
+
+
+run()
