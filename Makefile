@@ -13,10 +13,11 @@ TORCH_INDEX ?=
 bin := $(VENV)/bin
 stamp := $(VENV)/.installed
 audit := $(VENV)-audit
+clients := $(VENV)-clients
 code := service tests $(wildcard training loadtest benchmarks dev)
 
 .DELETE_ON_ERROR:
-.PHONY: help install serve loadtest calibrate docs pictures test test-slow gpu lint check audit format clean
+.PHONY: help install serve loadtest calibrate docs pictures test test-slow clients gpu lint check audit format clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -59,6 +60,15 @@ test: $(stamp)  ## run the tests, some at a time
 # The tests that take long, one after the other: about an hour. A part of them: make test-slow ARGS="--share 0.1"
 test-slow: $(stamp)  ## run the tests that take long
 	tests/loopback $(bin)/python -m pytest -m slow $(ARGS)
+
+# Clients of pinned versions, each with packages of its own: uv for Python's, npm for node's. 4 GiB in uv's cache.
+clients: $(stamp)  ## run real clients against the service
+	@test -x $(clients)/bin/uv || { $(PYTHON) -m venv --clear $(clients) && \
+		$(clients)/bin/python -m pip install -qq --disable-pip-version-check uv==0.13.9; }
+	for script in tests/clients/python/*_client.py; do $(clients)/bin/uv sync -q --script $$script || exit 1; done
+	! command -v npm >/dev/null || npm install --prefix tests/clients/node --ignore-scripts --no-audit --no-fund \
+		--no-package-lock --legacy-peer-deps
+	PATH="$(abspath $(clients))/bin:$$PATH" tests/loopback $(abspath $(bin))/python -m pytest -m slow tests/clients $(ARGS)
 
 # What a GPU should be asked first: correctness, the speed of 8B, then of all shapes, peers, each in nine minutes. Rows
 # go to dev/lab/results.

@@ -13,7 +13,7 @@ import sys
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _READ_ONLY = 442, -100, 0x8000, 1
-_NOSUID_NODEV = ctypes.c_ulong(0x2 | 0x4)
+_NOSUID_NODEV, _BIND = ctypes.c_ulong(0x2 | 0x4), ctypes.c_ulong(0x1000 | 0x4000)
 _CAPBSET_DROP, _NO_NEW_PRIVS, _SECCOMP = 24, 38, 22
 
 #: by machine: the number of the architecture, of `clone`, and of the calls that are refused: fork, vfork, socket,
@@ -31,7 +31,7 @@ _ALLOW, _KILL, _NOT_PERMITTED, _MISSING = 0x7FFF0000, 0x80000000, 0x00050001, 0x
 def enter(program: str, limits: list[str], paths: list[str]) -> None:
     """Gives up all rights and becomes the program. `limits`: seconds, bytes of memory and of a file, open files."""
     try:
-        _hide_files(int(limits[2]))
+        _hide_files(int(limits[2]), [sys.prefix, sys.base_prefix, *paths])
         _limit(int(float(limits[0])) + 1, *map(int, limits[1:]))
         _drop_capabilities()
         _filter_calls()
@@ -43,13 +43,22 @@ def enter(program: str, limits: list[str], paths: list[str]) -> None:
     os.execve(sys.executable, [sys.executable, "-I", "-c", start + program], {"PATH": os.defpath})  # noqa: S606
 
 
-def _hide_files(size: int) -> None:
-    """Makes all mounts read-only, without `/proc`. `/tmp` is an empty folder in memory of `size` bytes."""
+def _hide_files(size: int, libraries: list[str]) -> None:
+    """Makes all mounts read-only, without `/proc`. `/tmp` is an empty folder in memory of `size` bytes.
+
+    `libraries`: the folders of Python and its packages. They stay readable where they lie under `/tmp`.
+    """
     attributes = struct.pack("QQQQ", _READ_ONLY, 0, 0, 0)
     length = ctypes.c_size_t(len(attributes))
     _checked(_LIBC.syscall(_MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, attributes, length))
-    for folder, options in ((b"/proc", b"size=4k,mode=555"), (b"/tmp", f"size={size}".encode())):
-        _checked(_LIBC.mount(b"tmpfs", folder, b"tmpfs", _NOSUID_NODEV, options))
+    hidden = {path: os.open(path, os.O_PATH) for path in libraries if path.startswith("/tmp/") and os.path.isdir(path)}  # noqa: PTH112, S108
+    _checked(_LIBC.mount(b"tmpfs", b"/tmp", b"tmpfs", _NOSUID_NODEV, f"size={size}".encode()))
+    for path, descriptor in hidden.items():
+        os.makedirs(path, exist_ok=True)  # noqa: PTH103
+        _checked(_LIBC.mount(f"/proc/self/fd/{descriptor}".encode(), path.encode(), None, _BIND, None))
+        _checked(_LIBC.syscall(_MOUNT_SETATTR, _AT_FDCWD, path.encode(), _AT_RECURSIVE, attributes, length))
+        os.close(descriptor)
+    _checked(_LIBC.mount(b"tmpfs", b"/proc", b"tmpfs", _NOSUID_NODEV, b"size=4k,mode=555"))
     os.chdir("/tmp")  # noqa: S108
 
 

@@ -1,7 +1,7 @@
 """Real clients, unmodified. `tests/gateway/clients` has request bodies of more clients.
 
-The scripts in `python/` name their packages (PEP 723). Before the test, install them from the package index:
-`for script in tests/clients/python/*_client.py; do uv sync --script $script; done`, and `npm install` in `node/`.
+The scripts in `python/` name their packages (PEP 723), the packages of the scripts in `node/` are in its
+`package.json`. `make clients` installs them and runs this test. A client that is not installed is skipped.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import pytest
 
 from tests.clients.serving import servers
 
-SCRIPTS = sorted((Path(__file__).parent / "python").glob("*_client.py"))
-NODE = Path(__file__).parent / "node"
+HERE = Path(__file__).parent
+SCRIPTS = sorted((HERE / "python").glob("*_client.py"))
+NODE_SCRIPTS = sorted(path for path in (HERE / "node").glob("*.mjs") if path.stem != "parts")
 UV = shutil.which("uv")
 
 
@@ -35,19 +36,20 @@ def environment() -> Iterator[dict[str, str]]:
 def test_every_part_of_a_client_works(environment: dict[str, str], script: Path) -> None:
     if subprocess.run([UV, "sync", "-q", "--offline", "--script", script], check=False).returncode:
         pytest.skip(f"the packages of {script.name} are not installed; `uv sync --script {script}` installs them")
-    check_parts([UV, "run", "-q", "--offline", script], environment)
+    check([UV, "run", "-q", "--offline", script], environment)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (shutil.which("node") and (NODE / "node_modules").is_dir()), reason="`npm install` in tests/clients/node"
-)
-def test_clients_of_node_work(environment: dict[str, str]) -> None:
-    check_parts(["node", NODE / "clients.mjs"], environment)
+@pytest.mark.skipif(shutil.which("node") is None, reason="`apt-get install nodejs npm`")
+@pytest.mark.skipif(not (HERE / "node" / "node_modules").is_dir(), reason="`make clients` installs node's clients")
+@pytest.mark.parametrize("script", NODE_SCRIPTS, ids=lambda script: script.stem)
+def test_every_part_of_a_client_of_node_works(environment: dict[str, str], script: Path) -> None:
+    check(["node", script], environment)
 
 
-def check_parts(command: list[object], environment: dict[str, str]) -> None:
-    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
+def check(command: list[str | Path], environment: dict[str, str]) -> None:
+    """Runs a script. All of its parts must work."""
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr[-2000:]
     errors = json.loads(done.stdout.splitlines()[-1])["errors"]
     assert errors

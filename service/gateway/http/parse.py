@@ -120,6 +120,7 @@ def to_replica_request(
         )
     if "constraint" not in fields:
         fields["constraint"] = constraint_of(request)
+    _note_ignored_keywords(fields["constraint"], context.ignored)
     seed = secrets.randbits(53) if request.seed is None else request.seed
     parsed: Json = {
         "params": make_mode(mode, knobs),
@@ -152,6 +153,14 @@ def to_replica_request(
         quality=getattr(request, "quality", None) or "",
         **(parsed | fields),
     )
+
+
+def _note_ignored_keywords(constraint: Constraint | None, ignored: IgnoredFields) -> None:
+    """Adds the ignored keywords of schemas. InvalidRequest if the server is strict and there is one."""
+    for name in constraint.ignored if constraint is not None else ():
+        if ignored.strict:
+            raise InvalidRequest(f"{name} is not supported", param=name)
+        ignored.add(name)
 
 
 def further_request(request: ReplicaRequest, index: int, **prompt: Any) -> ReplicaRequest:

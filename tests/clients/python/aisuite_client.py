@@ -4,21 +4,24 @@
 #     "aisuite[openai]==0.2.0",
 # ]
 # ///
-"""aisuite: a provider with `base_url`."""
+"""aisuite: the provider `openai` with a `base_url`."""
 
 import aisuite
 from parts import DEMO, KEY, MODEL, STORY, part, run
 
+client = aisuite.Client({"openai": {"base_url": f"{DEMO}v1", "api_key": KEY}})
+
 
 @part
 def chat():
-    client = aisuite.Client({"openai": {"base_url": f"{DEMO}v1", "api_key": KEY}})
-    assert (
-        "6"
-        in client.chat.completions.create(model=f"openai:{MODEL}", messages=[{"role": "user", "content": STORY}])
-        .choices[0]
-        .message.content
-    )
+    answer = client.chat.completions.create(model=f"openai:{MODEL}", messages=[{"role": "user", "content": STORY}])
+    assert "6" in answer.choices[0].message.content
+
+
+@part
+def sampling():
+    messages = [{"role": "user", "content": STORY}]
+    assert client.chat.completions.create(model=f"openai:{MODEL}", messages=messages, temperature=0.7, max_tokens=4000)
 
 
 run()

@@ -4,31 +4,29 @@
 #     "any-llm-sdk[openai]==1.40.2",
 # ]
 # ///
-"""any-llm: `completion(api_base=…)`."""
+"""any-llm: the provider `openai` with an `api_base`."""
 
-from any_llm import completion
+import any_llm
 from parts import DEMO, KEY, MODEL, STORY, part, run
+
+ASKED = {"model": MODEL, "provider": "openai", "api_base": f"{DEMO}v1", "api_key": KEY}
+MESSAGES = [{"role": "user", "content": STORY}]
 
 
 @part
 def chat():
-    answer = completion(
-        model=MODEL, provider="openai", api_base=f"{DEMO}v1", api_key=KEY, messages=[{"role": "user", "content": STORY}]
-    )
-    assert "6" in answer.choices[0].message.content
+    assert "6" in any_llm.completion(messages=MESSAGES, **ASKED).choices[0].message.content
 
 
 @part
 def stream():
-    chunks = completion(
-        model=MODEL,
-        provider="openai",
-        api_base=f"{DEMO}v1",
-        api_key=KEY,
-        messages=[{"role": "user", "content": STORY}],
-        stream=True,
-    )
-    assert "6" in "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    chunks = any_llm.completion(messages=MESSAGES, stream=True, **ASKED)
+    assert "6" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+@part
+def responses():
+    assert any_llm.responses(input_data=STORY, **ASKED).output
 
 
 run()

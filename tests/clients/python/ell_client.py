@@ -4,23 +4,24 @@
 #     "ell-ai[sqlite]==0.0.17",
 # ]
 # ///
-"""ell: `openai.Client(base_url=…)`."""
+"""ell: a client of OpenAI for `ell.simple`."""
 
 import ell
 import openai
 from parts import DEMO, KEY, MODEL, STORY, part, run
 
-client = openai.Client(base_url=f"{DEMO}v1", api_key=KEY)
+client = openai.OpenAI(base_url=f"{DEMO}v1", api_key=KEY)
 
 
 @ell.simple(model=MODEL, client=client)
-def answer():
-    return STORY
+def ask(story: str) -> str:
+    """You count."""
+    return story
 
 
 @part
-def chat():
-    assert "6" in answer()
+def simple():
+    assert ask(STORY)
 
 
 run()

@@ -6,23 +6,23 @@
 # ///
 """Griptape: `OpenAiChatPromptDriver(base_url=…)`."""
 
-from griptape.common import PromptStack
 from griptape.drivers.prompt.openai import OpenAiChatPromptDriver
-from griptape.tokenizers import SimpleTokenizer
+from griptape.structures import Agent
 from parts import DEMO, KEY, MODEL, STORY, part, run
 
 
+def driver(**options):
+    return OpenAiChatPromptDriver(model=MODEL, base_url=f"{DEMO}v1", api_key=KEY, **options)
+
+
 @part
-def prompt():
-    d = OpenAiChatPromptDriver(
-        model=MODEL,
-        base_url=f"{DEMO}v1",
-        api_key=KEY,
-        tokenizer=SimpleTokenizer(characters_per_token=4, max_input_tokens=512, max_output_tokens=200),
-    )
-    stack = PromptStack()
-    stack.add_user_message(STORY)
-    assert "6" in d.run(stack).to_text()
+def agent():
+    assert Agent(prompt_driver=driver()).run(STORY).output.value
+
+
+@part
+def stream():
+    assert Agent(prompt_driver=driver(), stream=True).run(STORY).output.value
 
 
 run()

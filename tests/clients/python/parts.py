@@ -45,8 +45,8 @@ def fails(call: Callable[[], Any], *names: str) -> BaseException:
     raise AssertionError(f"no error, but {answer!r}")
 
 
-def run() -> None:
-    """Calls all parts and prints their errors: name -> null, or the error."""
+def run(at_end: Callable[[], Any] = lambda: None) -> None:
+    """Calls all parts and prints their errors: name -> null, or the error. `at_end` ends other processes."""
     errors: dict[str, str | None] = {}
     for function in _PARTS:
         started = time.monotonic()
@@ -60,4 +60,5 @@ def run() -> None:
             errors[function.__name__] = f"{type(error).__name__}: {error}"[:300]
         print(f"{function.__name__}: {time.monotonic() - started:.1f} s", file=sys.stderr)
     print(json.dumps({"errors": errors}), flush=True)
+    at_end()
     os._exit(0)  # some clients leave threads behind

@@ -184,6 +184,9 @@ UNUSUAL = {
 
 async def test_tools_with_unusual_schemas_are_served_with_the_others(qwen3: openai.AsyncOpenAI) -> None:
     tools = [*TOOLS, tool("find", UNUSUAL), tool("broken", {"properties": {"x": {"type": "strin"}}})]
+    whole = await qwen3.chat.completions.with_raw_response.create(**asked(tools=tools, max_tokens=9))
+    keywords = ("uniqueItems", "pattern")
+    assert whole.headers["x-ignored-fields"] == ", ".join(f"tools.function.parameters.{name}" for name in keywords)
     choices: list[Any] = [{"type": "function", "function": {"name": name}} for name in ("find", "broken", "add")]
     for choice in choices:
         answer = await qwen3.chat.completions.create(**asked(tools=tools, tool_choice=choice, max_tokens=150))
