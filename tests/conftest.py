@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 from zlib import crc32
@@ -79,9 +80,12 @@ def quick_rates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run_program(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int | str | None]:
-    """The program as a function: arguments in, exit status out."""
+def run_program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int | str | None]]:
+    """The program as a function: arguments in, exit status out. Its logs end with the test."""
     from service.cli.main import main
+
+    logger = logging.getLogger("service")
+    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
 
     def run(*arguments: object) -> int | str | None:
         monkeypatch.setattr(sys, "argv", ["mrp-serve", *map(str, arguments)])
@@ -89,7 +93,10 @@ def run_program(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int | str | No
             main()
         return stopped.value.code
 
-    return run
+    yield run
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+    logger.propagate = propagate
 
 
 @pytest.fixture(scope="session")
