@@ -132,7 +132,7 @@ async def _measure(
         (folder / "in.jsonl").write_text(text, encoding="utf-8")
         for number in range(rounds + 1):
             engine_turn = asyncio.to_thread(_alone, engine, requests, settings.torch_threads)
-            batch_turn = _batched(replicas, folder, number)
+            batch_turn = _batched(LineAnswers(replicas, settings), folder, number)
             if number % 2:
                 batched, alone = await batch_turn, await engine_turn
             else:
@@ -155,14 +155,13 @@ def _alone(engine: Engine, requests: Sequence[GenerationRequest], threads: int |
     return sum(len(completion.token_ids) for completion in completions), seconds, cpu
 
 
-async def _batched(replicas: BatchReplicas, folder: Path, number: int) -> tuple[int, float, float, float]:
+async def _batched(answers: LineAnswers, folder: Path, number: int) -> tuple[int, float, float, float]:
     """The tokens and seconds of a batch, and the CPU seconds of its engine and of this process."""
-    begin, cpu, own = time.perf_counter(), _cpu_of_children(), time.process_time()
-    answers = LineAnswers(replicas, 600.0)
+    begin, engine_cpu, program_cpu = time.perf_counter(), _cpu_of_children(), time.process_time()
     with Journal(folder / f"out-{number}.jsonl") as journal:
         await answers.run(BatchFile(folder / "in.jsonl"), journal.write)
     seconds = time.perf_counter() - begin
-    return answers.tokens, seconds, _cpu_of_children() - cpu, time.process_time() - own
+    return answers.tokens, seconds, _cpu_of_children() - engine_cpu, time.process_time() - program_cpu
 
 
 def _cpu_of_children() -> float:

@@ -13,9 +13,11 @@ from service.batch.replicas import BatchReplicas
 from service.errors import InvalidRequest, MrpServeError
 from service.gateway.errors import error_response
 from service.gateway.http.driver import ResponseBuilder
+from service.gateway.http.fields import IgnoredFields, IgnoredFieldsLog
 from service.gateway.http.parse import RequestContext
 from service.gateway.http.protocol import Json
 from service.gateway.http.streams import all_of
+from service.settings import Settings
 from service.tracebacks import unexpected_error
 from service.wire import Answer, Origin, ReplicaRequest
 
@@ -26,16 +28,18 @@ _BREATH = 64
 
 
 class LineAnswers:
-    """Answers lines by running replicas. `tokens`: the number of tokens of all answers.
+    """Answers lines by running replicas. `tokens`: the number of tokens of all answers."""
 
-    `timeout_limit_s`: the time limit of a request.
-    """
-
-    def __init__(self, replicas: BatchReplicas, timeout_limit_s: float) -> None:
+    def __init__(self, replicas: BatchReplicas, settings: Settings) -> None:
         self._replicas = replicas
         self._free, self._freed = replicas.slots, asyncio.Event()
         card = replicas.card
-        self._context = RequestContext(replace(card, quality=card.quality.at(card.replica_slots)), timeout_limit_s)
+        self._context = RequestContext(
+            replace(card, quality=card.quality.at(card.replica_slots)),
+            settings.request_timeout_s,
+            default_max_tokens=settings.default_max_tokens,
+        )
+        self._strict_fields, self._ignored_fields = settings.strict_fields, IgnoredFieldsLog()
         self.tokens = 0
 
     async def run(self, lines: Iterable[BatchLine], write: WriteOutput) -> None:
@@ -65,7 +69,9 @@ class LineAnswers:
         if line.error is not None:
             raise line.error
         try:
-            builder = APIS[line.url].parse(line.body, replace(self._context, origin=Origin(request_id)))
+            ignored = IgnoredFields(self._strict_fields, self._ignored_fields)
+            context = replace(self._context, origin=Origin(request_id), ignored=ignored)
+            builder = APIS[line.url].parse(line.body, context)
         except MrpServeError:
             raise
         except Exception as error:  # noqa: BLE001 - a line must not end the others

@@ -32,7 +32,7 @@ class BatchModel:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="batch", daemon=True).start()
         self._replicas = self._run(BatchReplicas.start([chosen]))
-        self._answers = LineAnswers(self._replicas, chosen.request_timeout_s)
+        self._answers = LineAnswers(self._replicas, chosen)
 
     def answer(self, lines: Sequence[Mapping[str, Any]]) -> list[Json]:
         """The outputs of lines, in their order. An output has an answer or an error."""

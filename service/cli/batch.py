@@ -54,7 +54,7 @@ DefaultsOption = Annotated[
 #: settings of the server, which a batch has not
 _OF_THE_SERVER = frozenset(
     {"max_waiting", "max_queue_s", "drain_timeout_s", "host", "port", "api_keys", "api_keys_file", "admin_keys"}
-    | {"weights_update", "share_prefixes_between_keys", "num_ingresses", "otlp_endpoint"}
+    | {"allowed_origins", "weights_update", "share_prefixes_between_keys", "num_ingresses", "otlp_endpoint"}
     | {"max_replicas", "target_queue_s", "upscale_delay_s", "downscale_delay_s"}
 )
 
@@ -93,7 +93,7 @@ async def _run(file: BatchFile, journal: Journal, settings: Settings, total: int
     replicas = await BatchReplicas.start(settings_of_replicas(settings))
     syncing = asyncio.create_task(_sync(journal))
     try:
-        answers = LineAnswers(replicas, settings.request_timeout_s)
+        answers = LineAnswers(replicas, settings)
         with Counter(total, journal.count) as counter:
             progress = _Progress(answers, journal, counter, total)
             await answers.run(chain([first], lines), progress.write)

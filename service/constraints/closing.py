@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from service.constraints.references import References
+from service.constraints.references import References, items_of
 
 _LISTS = ("allOf", "anyOf", "oneOf")
 _OBJECTS = frozenset({
@@ -87,7 +87,7 @@ class ClosedObjects:
                 parts += reversed(self._parts(part))
 
     def _parts(self, schema: dict[str, Any]) -> list[dict[str, Any]]:
-        parts = [part for name in _LISTS for part in _items(schema.get(name))]
+        parts = [part for name in _LISTS for part in items_of(schema.get(name))]
         if isinstance(reference := schema.get("$ref"), str):
             with suppress(KeyError):
                 parts.append(self._references.target(reference))
@@ -112,8 +112,4 @@ def _properties(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _texts(value: Any) -> list[str]:
-    return [item for item in _items(value) if isinstance(item, str)]
-
-
-def _items(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    return [item for item in items_of(value) if isinstance(item, str)]

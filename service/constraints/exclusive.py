@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from service.constraints.references import References
+from service.constraints.references import References, items_of
 
 _TYPES: Final = frozenset({"null", "boolean", "number", "string", "array", "object"})
 #: the most schemas, constants and names that are compared, for a whole schema; the most schemas within each other
@@ -49,7 +49,7 @@ class Exclusion:
 
     def _parts_exclude(self, first: dict[str, Any], second: Any, depth: int) -> bool:
         """Whether the schemas within `first` for the same value exclude `second`."""
-        every = [*_items(first.get("allOf")), *([{"$ref": first["$ref"]}] if "$ref" in first else [])]
+        every = [*items_of(first.get("allOf")), *([{"$ref": first["$ref"]}] if "$ref" in first else [])]
         if any(self._exclude(part, second, depth) for part in every):
             return True
         unions = [first[name] for name in ("anyOf", "oneOf") if isinstance(first.get(name), list)]
@@ -60,7 +60,7 @@ class Exclusion:
         if _types(first) | _types(second) != {"object"}:
             return False
         required = dict.fromkeys(
-            name for schema in (first, second) for name in _items(schema.get("required")) if isinstance(name, str)
+            name for schema in (first, second) for name in items_of(schema.get("required")) if isinstance(name, str)
         )
         return any(self._exclude(_property(first, name), _property(second, name), depth) for name in required)
 
@@ -108,10 +108,6 @@ def _property(schema: dict[str, Any], name: str) -> Any:
     return True if "patternProperties" in schema else schema.get("additionalProperties", True)
 
 
-def _items(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _size(schema: Any) -> int:
     """The number of constants and required names of a schema, and one."""
-    return 1 + sum(len(_items(schema.get(name))) for name in ("enum", "required")) if isinstance(schema, dict) else 1
+    return 1 + sum(len(items_of(schema.get(name))) for name in ("enum", "required")) if isinstance(schema, dict) else 1

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from service.constraints.closing import ClosedObjects
 from service.constraints.exclusive import Exclusion
-from service.constraints.references import References
+from service.constraints.references import References, is_same_json, items_of
 
 Schema = dict[str, Any]
 
@@ -144,7 +144,7 @@ class _Adapter:
 
     def _ignore(self, keyword: str, schema: Schema, path: str) -> None:
         """Notes that a keyword is ignored, if it has an effect that no other keyword notes."""
-        no_effect = any(_same(schema[keyword], value) for value in _NO_EFFECT.get(keyword, ()))
+        no_effect = any(is_same_json(schema[keyword], value) for value in _NO_EFFECT.get(keyword, ()))
         needed = _NEEDS.get(keyword)
         if not no_effect and keyword not in _SECONDARY and (needed is None or any(name in schema for name in needed)):
             self.ignored.append(f"{path}{keyword}")
@@ -186,7 +186,7 @@ class _Adapter:
         if not self._exclusion.holds(parts, originals):
             self.ignored.append(f"{path}oneOf")
         if "anyOf" in schema:
-            schema["allOf"] = [*_items(schema.get("allOf")), {"anyOf": parts}]
+            schema["allOf"] = [*items_of(schema.get("allOf")), {"anyOf": parts}]
         else:
             schema["anyOf"] = parts
 
@@ -198,7 +198,7 @@ class _Adapter:
         properties, other_values = schema.get("properties", {}), schema.get("additionalProperties", True)
         if not isinstance(names, dict) or not isinstance(properties, dict) or "patternProperties" in schema:
             return set()
-        texts = [names["const"]] if "const" in names else _items(names.get("enum"))
+        texts = [names["const"]] if "const" in names else items_of(names.get("enum"))
         if texts and set(names) <= _CONSTANT_NAMES and all(isinstance(text, str) for text in texts):
             if len(texts) * len(json.dumps(other_values)) > _MAX_COPIES:
                 return set()
@@ -207,7 +207,7 @@ class _Adapter:
         elif (
             set(names) - _ANNOTATIONS <= {"pattern", "type"} and _is_supported(names.get("pattern")) and not properties
         ):
-            if _items(schema.get("required")):
+            if items_of(schema.get("required")):
                 return set()
             schema["patternProperties"] = {names["pattern"]: other_values}
         else:
@@ -232,7 +232,7 @@ class _Adapter:
         bounds = {
             name: schema[name] for name in ("minProperties", "maxProperties") if isinstance(schema.get(name), int)
         }
-        properties, required = schema.get("properties"), _items(schema.get("required"))
+        properties, required = schema.get("properties"), items_of(schema.get("required"))
         if not bounds or not isinstance(properties, dict):
             return
         optional = [name for name, value in properties.items() if name not in required and value is not False]
@@ -254,15 +254,6 @@ def _is_supported(pattern: object) -> bool:
         return False
     parts = _PATTERN_PART.findall(pattern)
     return not any(part in _LOOK_AROUND or (part[0] == "\\" and part[1] in _NO_ESCAPES) for part in parts)
-
-
-def _same(value: object, other: object) -> bool:
-    """Equality of JSON values: false differs from 0."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
-def _items(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _is_narrow(schema: Schema) -> bool:

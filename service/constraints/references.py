@@ -59,3 +59,13 @@ class References:
         """Whether a part of the schema has a name of its own, which references may use."""
         text = json.dumps(self._root)
         return any(f'"{name}": "' in text for name in ("$id", "id", "$anchor", "$dynamicAnchor"))
+
+
+def items_of(value: Any) -> list[Any]:
+    """A list as it is. Empty for any other value."""
+    return value if isinstance(value, list) else []
+
+
+def is_same_json(value: object, other: object) -> bool:
+    """Equality of JSON values: false differs from 0, 0.0 equals 0."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)

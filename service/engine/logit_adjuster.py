@@ -47,14 +47,14 @@ class LogitAdjuster:
         self._words = BadWords(sampling.bad_words_token_ids)
         self._answer = list(prompt[start:])
         self._table = _token_table(prompt[:start], self._answer if self._penalizes else (), sampling, self._words.short)
-        self._index = {token: number for number, token in enumerate(self._table.tokens.tolist())}
+        self._index = {token: index for index, token in enumerate(self._table.tokens.tolist())}
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Adds the tokens of a finished block to the answer."""
         self._answer += tokens
         self._head, self._table = 0, self._counted(tokens)
-        for number, token in enumerate(self._table.tokens[len(self._index) :].tolist(), len(self._index)):
-            self._index[token] = number
+        for index, token in enumerate(self._table.tokens[len(self._index) :].tolist(), len(self._index)):
+            self._index[token] = index
 
     def adjustments(
         self, state: Block, mask: NDArray[np.uint8] | None, rescore: Iterable[int] = ()
@@ -98,8 +98,8 @@ class LogitAdjuster:
         new, end = [token for token in fresh if token not in self._index], len(self._table.tokens)
         columns: list[NDArray[Any]] = [np.concatenate([c, np.zeros(len(new), c.dtype)]) for c in self._table]
         table = _TokenTable(*columns)
-        for number, token in enumerate(new, end):
-            table.tokens[number], table.counts[number] = token, fresh.pop(token)
+        for index, token in enumerate(new, end):
+            table.tokens[index], table.counts[index] = token, fresh.pop(token)
         for token, count in fresh.items():
             table.counts[self._index[token]] += count
         return table

@@ -63,7 +63,7 @@ async def replicas(started: list[Replica]) -> AsyncIterator[BatchReplicas]:
 
 async def run(replicas: BatchReplicas, *lines: dict[str, Any], defaults: dict[str, Any] | None = None) -> list[Any]:
     outputs: list[Any] = []
-    answers = LineAnswers(replicas, 60.0)
+    answers = LineAnswers(replicas, SETTINGS)
     await answers.run(parsed_lines(lines, defaults or {}), outputs.append)
     assert sorted(output["line"] for output in outputs) == list(range(1, len(lines) + 1))
     json.dumps(outputs)
@@ -87,6 +87,21 @@ async def test_every_api_answers_as_its_route_does(replicas: BatchReplicas) -> N
     assert (body["mode"], body["seed"], body["usage"]["completion_tokens"]) == ("static", 1, 12)
     assert len(completion["response"]["body"]["choices"]) == 3
     assert len(score["response"]["body"]["data"][0]["positions"][0]["scores"]) == 2
+
+
+async def test_the_settings_of_fields_and_lengths_hold(replicas: BatchReplicas) -> None:
+    """Without a limit an answer has `default_max_tokens`. A strict batch refuses fields that are not served."""
+    chat = {"model": replicas.card.name, "prompt": PROMPT["prompt_token_ids"], "provider": "x", "max_tokens": 2}
+    lines = [{"prompt_token_ids": [5, 6], "ignore_eos": True}, {"url": "/v1/completions", "body": chat}]
+    outputs: dict[bool, list[Any]] = {}
+    for strict in (False, True):
+        settings, found = SETTINGS.model_copy(update={"default_max_tokens": 7, "strict_fields": strict}), list[Any]()
+        await LineAnswers(replicas, settings).run(parsed_lines(lines, {}), found.append)
+        outputs[strict] = sorted(found, key=lambda output: output["line"])
+    short, lenient = outputs[False]
+    assert short["response"]["body"]["usage"]["completion_tokens"] == 7
+    assert lenient["error"] is None
+    assert "'provider' is not a field" in outputs[True][1]["error"]["message"]
 
 
 async def test_answers_do_not_depend_on_the_lines_beside_them(replicas: BatchReplicas) -> None:
@@ -135,7 +150,7 @@ async def test_lines_are_read_only_when_an_engine_has_room(started: list[Replica
             yield BatchLine(number, f"line-{number}", body=dict(PROMPT))
 
     outputs: list[Any] = []
-    running = asyncio.create_task(LineAnswers(replicas, 60.0).run(lines(), outputs.append))
+    running = asyncio.create_task(LineAnswers(replicas, SETTINGS).run(lines(), outputs.append))
     await held.holds()
     await asyncio.sleep(0.05)
     assert replicas.slots == 10
@@ -175,7 +190,7 @@ async def test_an_engine_that_does_not_start_again_ends_the_batch_without_errors
     outputs: list[Any] = []
     lines = parsed_lines([PROMPT] * 200, {})
     with pytest.raises(CheckpointError, match="the folder is gone"):
-        await LineAnswers(replicas, 60.0).run(lines, outputs.append)
+        await LineAnswers(replicas, SETTINGS).run(lines, outputs.append)
     assert 0 < len(outputs) < 200
     assert [output["error"] for output in outputs] == [None] * len(outputs)
     replicas.close()
@@ -202,4 +217,4 @@ async def test_an_error_of_writing_ends_the_batch(replicas: BatchReplicas) -> No
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        await LineAnswers(replicas, 60.0).run(parsed_lines([PROMPT] * 50, {}), write)
+        await LineAnswers(replicas, SETTINGS).run(parsed_lines([PROMPT] * 50, {}), write)

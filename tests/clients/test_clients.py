@@ -40,7 +40,9 @@ def test_every_part_of_a_client_works(environment: dict[str, str], script: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("node") is None, reason="`apt-get install nodejs npm`")
+@pytest.mark.skipif(
+    shutil.which("node") is None, reason="node runs these clients; `apt-get install nodejs npm` installs it"
+)
 @pytest.mark.skipif(not (HERE / "node" / "node_modules").is_dir(), reason="`make clients` installs node's clients")
 @pytest.mark.parametrize("script", NODE_SCRIPTS, ids=lambda script: script.stem)
 def test_every_part_of_a_client_of_node_works(environment: dict[str, str], script: Path) -> None:

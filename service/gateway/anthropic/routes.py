@@ -21,7 +21,7 @@ from service.gateway.http.api_requests import (
     chat_fields,
     parse_body,
     parse_shared_of_chat,
-    with_tools_served,
+    with_types_served,
 )
 from service.gateway.http.content import check_last_turn
 from service.gateway.http.driver import Api, JsonAnswer, Upstream, locked, respond
@@ -129,7 +129,7 @@ def _parse(
 ) -> tuple[_MessagesBody, dict[str, Any]]:
     """Anthropic's own fields as a typed request, and the other fields, which are not parsed yet."""
     check_last_turn(body.get("messages"), "messages")
-    return parse_body(with_tools_served(body, "custom", context.ignored), FIELDS, schema, context)
+    return parse_body(with_types_served(body, "tools", ("custom",), context.ignored), FIELDS, schema, context)
 
 
 def _prompt(request: protocol.PromptRequest, card: ModelCard) -> ChatPrompt:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -88,22 +88,24 @@ def _validated(fields: Mapping[str, Any], schema: type[_ApiRequest], ignored: Ig
         return request
 
 
-def with_tools_served(body: Mapping[str, Any], served: str, ignored: IgnoredFields) -> Mapping[str, Any]:
-    """A body without tools of other types, such as `web_search`. A strict request keeps them, to be refused.
+def with_types_served(
+    body: Mapping[str, Any], name: str, served: Collection[str], ignored: IgnoredFields
+) -> Mapping[str, Any]:
+    """A body whose list `name` has no objects of other types than `served`, such as a tool of the type `web_search`.
 
-    `served`: the API's type of a client's tool.
+    A strict request keeps them, to be refused.
     """
-    tools = body.get("tools")
-    if ignored.strict or not isinstance(tools, list):
+    objects = body.get(name)
+    if ignored.strict or not isinstance(objects, list):
         return body
-    tools_served = []
-    for tool in tools:
-        kind = tool.get("type") if isinstance(tool, Mapping) else None
-        if kind == served or not isinstance(kind, str):
-            tools_served.append(tool)
+    remaining = []
+    for item in objects:
+        kind = item.get("type") if isinstance(item, Mapping) else None
+        if isinstance(kind, str) and kind not in served:
+            ignored.add(f"{name}.{kind}")
         else:
-            ignored.add(f"tools.{kind}")
-    return {**body, "tools": tools_served}
+            remaining.append(item)
+    return {**body, name: remaining}
 
 
 def parse_shared(shared: Mapping[str, Any], card: ModelCard, max_temperature: float) -> GenerateCommon:

@@ -146,7 +146,7 @@ async def respond(api: Api, upstream: Upstream, request: Request) -> Response:
         items, events = merged(streams), lambda pair: frames.events(*pair)
     with api.renamed():
         first = await first_of(items, STATUS_S)
-    return FrameStream(frames.written(first, items, events), items, context.ignored.headers)
+    return FrameStream(frames.written(first, items, events), first, items, context.ignored.headers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,13 +31,17 @@ def frame(event: str, data: Any) -> bytes:
 class FrameStream(StreamingResponse):
     """A response made of frames. The frames and their items are closed however the response ends.
 
-    `headers`: further headers.
+    `first`: the first item, which may still be to come from `items`. `headers`: further headers.
     """
 
     def __init__(
-        self, frames: AsyncGenerator[bytes], items: AsyncGenerator[Any], headers: Mapping[str, str] = {}
+        self,
+        frames: AsyncGenerator[bytes],
+        first: asyncio.Future[Any],
+        items: AsyncGenerator[Any],
+        headers: Mapping[str, str],
     ) -> None:
-        self._frames, self._items = frames, items
+        self._frames, self._first, self._items = frames, first, items
         super().__init__(self._frames, media_type=MEDIA_TYPE, headers={**HEADERS, **headers})
 
     async def stream_response(self, send: Send) -> None:
@@ -52,7 +56,7 @@ class FrameStream(StreamingResponse):
                 await super().__call__(scope, receive, send)
         finally:
             await self._frames.aclose()
-            await self._items.aclose()
+            await _abandon(self._first, self._items)
 
 
 @asynccontextmanager
@@ -93,10 +97,15 @@ async def first_of(items: AsyncGenerator[_T], within_s: float) -> asyncio.Future
         if first.done():
             first.result()
     except BaseException:
-        first.cancel()
-        await _finished(_close([first], [items]))
+        await _abandon(first, items)
         raise
     return first
+
+
+async def _abandon(item: asyncio.Future[Any], items: AsyncGenerator[Any]) -> None:
+    """Closes items of which one may still be to come."""
+    item.cancel()
+    await _finished(_close([item], [items]))
 
 
 async def all_of(jobs: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:

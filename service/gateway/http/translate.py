@@ -25,7 +25,7 @@ _CONSTRAINTS: Final = {
     "json_schema": "json",
 }
 _STRUCTURED: Final = "structured_outputs"
-_STRUCTURED_NAMES: Final = {"choice": "choice", "grammar": "grammar", "json": "json", "regex": "regex"}
+_STRUCTURED_NAMES: Final = frozenset({"choice", "grammar", "json", "regex"})
 
 
 def translated(body: Mapping[str, Any], ignored: IgnoredFields) -> Json:
@@ -64,7 +64,7 @@ def _constraints(fields: Json, ignored: IgnoredFields) -> Iterator[tuple[str, st
         if value is None or value is False:
             continue
         if option in _STRUCTURED_NAMES:
-            yield name, *_renamed(_STRUCTURED_NAMES[option], value, name)
+            yield name, *_renamed(option, value, name)
         elif option == "json_object":
             yield name, "response_format", {"type": "json_object"}
         elif option == "structural_tag":

@@ -16,7 +16,7 @@ from service.gateway.http.api_requests import (
     parse_body,
     parse_shared,
     parse_shared_of_chat,
-    with_tools_served,
+    with_types_served,
 )
 from service.gateway.http.content import check_last_turn
 from service.gateway.http.fields import BodyFields
@@ -68,6 +68,9 @@ REFUSED: Final[Mapping[str, str]] = {
     "stop_sequences": "stop",
 }
 
+#: the type of tools that are served
+FUNCTION: Final = ("function",)
+
 #: labels, and requests for fields that every answer has
 HINTS: Final = frozenset(
     {
@@ -117,7 +120,7 @@ def parse_completion(body: Mapping[str, Any], context: RequestContext) -> Comple
 def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
     """Parses a body of POST /v1/chat/completions. Raises InvalidRequest or UnknownModel with the reason."""
     check_last_turn(body.get("messages"), "messages")
-    body = with_tools_served(body, "function", context.ignored)
+    body = with_types_served(body, "tools", FUNCTION, context.ignored)
     request, shared = _parse(body, protocol.ChatRequest, CHAT_FIELDS, context)
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:

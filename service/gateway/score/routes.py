@@ -33,7 +33,10 @@ _SHARED: Final = ("timeout_s", "priority", "cache_salt", "prompt_cache_key")
 _FIELDS: Final = BodyFields(frozenset(), {}, {}, frozenset())
 _EXAMPLE: Final = {
     "model": "demo",
-    "items": [{"messages": [{"role": "user", "content": "Is 12 + 5 = 17?"}]}, {"prompt": "12+5=[?]7", "mark": "[?]"}],
+    "items": [
+        {"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}]},
+        {"prompt": "First, x = 5 + 3 = [?]", "mark": "[?]"},
+    ],
     "top_logprobs": 3,
 }
 

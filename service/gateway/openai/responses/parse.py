@@ -16,12 +16,12 @@ from service.gateway.http.api_requests import (
     chat_fields,
     parse_body,
     parse_shared_of_chat,
-    with_tools_served,
+    with_types_served,
 )
 from service.gateway.http.content import check_last_turn
-from service.gateway.http.fields import BodyFields, IgnoredFields
+from service.gateway.http.fields import BodyFields
 from service.gateway.http.parse import RequestContext, to_replica_request
-from service.gateway.openai.parse import HINTS, NEUTRAL, REFUSED, think
+from service.gateway.openai.parse import FUNCTION, HINTS, NEUTRAL, REFUSED, think
 from service.gateway.openai.protocol import MAX_TEMPERATURE
 from service.gateway.openai.responses import protocol
 from service.gateway.openai.responses.builder import ResponsesBuilder
@@ -52,7 +52,8 @@ def parse_responses(body: Mapping[str, Any], context: RequestContext) -> Respons
     """Parses a body. Raises InvalidRequest or UnknownModel with the reason."""
     _check_state(body)
     check_last_turn(body.get("input"), "input")
-    body = _with_items_served(with_tools_served(body, "function", context.ignored), context.ignored)
+    body = with_types_served(body, "tools", FUNCTION, context.ignored)
+    body = with_types_served(body, "input", _ITEMS, context.ignored)
     request, shared = parse_body(body, FIELDS, protocol.ResponsesRequest, context)
     shared |= _form(request, shared)
     shared["max_new_tokens"] = request.max_output_tokens
@@ -63,21 +64,6 @@ def parse_responses(body: Mapping[str, Any], context: RequestContext) -> Respons
     fields, answer_format = chat_fields(common, chat, context)
     replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
     return ResponsesBuilder(replica_request, context.card.name, request, answer_format)
-
-
-def _with_items_served(body: Mapping[str, Any], ignored: IgnoredFields) -> Mapping[str, Any]:
-    """A body without items of other types, such as `local_shell_call`. A strict request keeps them, to be refused."""
-    items = body.get("input")
-    if ignored.strict or not isinstance(items, list):
-        return body
-    served = []
-    for item in items:
-        kind = item.get("type") if isinstance(item, Mapping) else None
-        if isinstance(kind, str) and kind not in _ITEMS:
-            ignored.add(f"input.{kind}")
-        else:
-            served.append(item)
-    return {**body, "input": served}
 
 
 def _check_state(body: Mapping[str, Any]) -> None:
