@@ -1,7 +1,6 @@
 """The answers so far, in a file, so that a run that was interrupted goes on later.
 
-The file has a line of JSON for each chunk of problems. Its first line names the circumstances; a file of other
-circumstances is begun anew.
+The file has a line of JSON for each chunk of problems. Its first line names the circumstances.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from loadtest.paper.decoders import Answer
+from service.errors import SettingsError
 
 
 class Chunk(NamedTuple):
@@ -36,13 +36,14 @@ class Record:
 
 
 class Records:
-    """Records by chunk, in memory and on disk."""
+    """Records by chunk, in memory and on disk. SettingsError, which names `out`, for a file of other circumstances."""
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self.by_chunk: dict[Chunk, Record] = {}
         self._path, self._first = path, json.dumps(about, sort_keys=True)
-        if not self._read():
-            self.by_chunk.clear()
+        if path.is_file():
+            self._read()
+        else:
             path.write_text(self._first + "\n", encoding="utf-8")
 
     def add(self, record: Record) -> None:
@@ -51,13 +52,13 @@ class Records:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(record)) + "\n")
 
-    def _read(self) -> bool:
-        """Whether the file is of the same circumstances. An incomplete last line is cut off."""
-        if not self._path.is_file():
-            return False
+    def _read(self) -> None:
+        """Reads the records. An incomplete last line is cut off."""
         first, *lines = self._path.read_text(encoding="utf-8").split("\n")
         if first != self._first:
-            return False
+            raise SettingsError(
+                f"out is {self._path.parent}, which has answers of other options; choose another folder", param="out"
+            )
         whole = lines[:-1]
         for line in whole:
             values = json.loads(line)
@@ -65,4 +66,3 @@ class Records:
             record = Record(Chunk(*values["chunk"]), answers, values["right"], values["seconds"])
             self.by_chunk[record.chunk] = record
         self._path.write_text("\n".join([first, *whole, ""]), encoding="utf-8")
-        return True

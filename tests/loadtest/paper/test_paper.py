@@ -11,7 +11,9 @@ import pytest
 from starlette.types import ASGIApp
 
 from loadtest.paper.decoders import Answer, EngineDecoder, longest
+from loadtest.paper.records import Chunk, Record, Records
 from loadtest.paper.rows import Row, paper_cell, rows_for
+from service.errors import SettingsError
 from service.settings import Settings
 from tests.serving import listening
 from tests.tiny import EXPERTS_NAME, GOLDEN
@@ -203,3 +205,13 @@ class TestCommand:
 
 def test_half_of_the_length_is_left_to_the_prompt() -> None:
     assert (longest(4096, 32768), longest(4096, 1024)) == (4096, 512)
+
+
+def test_answers_of_other_options_are_refused_and_stay(tmp_path: Path) -> None:
+    record = Record(Chunk(16, 1, "gsm8k", "static", 0), [Answer("42", 3, 3)], [True], 1.5)
+    Records(tmp_path / "answers.jsonl", {"limit": 1}).add(record)
+    written = (tmp_path / "answers.jsonl").read_bytes()
+    with pytest.raises(SettingsError, match="other options; choose another folder"):
+        Records(tmp_path / "answers.jsonl", {"limit": 2})
+    assert (tmp_path / "answers.jsonl").read_bytes() == written
+    assert Records(tmp_path / "answers.jsonl", {"limit": 1}).by_chunk == {record.chunk: record}
