@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from service.constraints.closing import ClosedObjects
 from service.constraints.exclusive import Exclusion
-from service.constraints.references import References, is_same_json, items_of
+from service.constraints.references import References, items_of
 
 Schema = dict[str, Any]
 
@@ -144,7 +144,7 @@ class _Adapter:
 
     def _ignore(self, keyword: str, schema: Schema, path: str) -> None:
         """Notes that a keyword is ignored, if it has an effect that no other keyword notes."""
-        no_effect = any(is_same_json(schema[keyword], value) for value in _NO_EFFECT.get(keyword, ()))
+        no_effect = any(_same(schema[keyword], value) for value in _NO_EFFECT.get(keyword, ()))
         needed = _NEEDS.get(keyword)
         if not no_effect and keyword not in _SECONDARY and (needed is None or any(name in schema for name in needed)):
             self.ignored.append(f"{path}{keyword}")
@@ -254,6 +254,11 @@ def _is_supported(pattern: object) -> bool:
         return False
     parts = _PATTERN_PART.findall(pattern)
     return not any(part in _LOOK_AROUND or (part[0] == "\\" and part[1] in _NO_ESCAPES) for part in parts)
+
+
+def _same(value: object, other: object) -> bool:
+    """Equality of JSON values: false differs from 0."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _is_narrow(schema: Schema) -> bool:

@@ -64,8 +64,3 @@ class References:
 def items_of(value: Any) -> list[Any]:
     """A list as it is. Empty for any other value."""
     return value if isinstance(value, list) else []
-
-
-def is_same_json(value: object, other: object) -> bool:
-    """Equality of JSON values: false differs from 0, 0.0 equals 0."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from service.constraints.references import is_same_json
 from service.errors import InvalidRequest
 from service.settings import similar
 
@@ -92,7 +91,7 @@ class BodyFields:
                 own_fields[name] = value
             elif name in self.passed:
                 passed[name] = value
-            elif not any(is_same_json(value, neutral) for neutral in self.neutral.get(name, ())):
+            elif not any(_same(value, neutral) for neutral in self.neutral.get(name, ())):
                 if ignored.strict or name in self.refused:
                     raise self._refusal(name, value, {*model.model_fields, *self.passed})
                 ignored.add(name)
@@ -109,3 +108,8 @@ class BodyFields:
         helpful = self.refused.get(name)
         hint = f"; use {helpful!r}" if helpful else similar(name, names) if helpful is None else ""
         return InvalidRequest(message + hint, param=name)
+
+
+def _same(value: object, other: object) -> bool:
+    """Equality of JSON values: false differs from 0, 0.0 equals 0."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
