@@ -113,12 +113,6 @@ class PromptTooLong(InvalidRequest):
         """The error in the words by which clients know it. `excess`: the sizes that are too large, as a clause."""
         return cls(f"This model's maximum context length is {max_model_len} tokens. However, {excess}.", param=param)
 
-    @classmethod
-    def without_answer(cls, max_model_len: int, length: int, *, param: str) -> PromptTooLong:
-        """The error of a prompt that leaves no token for the answer. `length`: its number of tokens."""
-        excess = f"the prompt is too long: it has {length} tokens, and an answer has at least one"
-        return cls.over(max_model_len, excess, param=param)
-
 
 class Unauthorized(MrpServeError):
     """An API key is required and is missing or wrong."""

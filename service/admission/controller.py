@@ -123,8 +123,6 @@ class AdmissionController:
         least = 1 if request.shorten else request.max_new_tokens
         if prompt + least <= most or request.scoring is not None:
             return
-        if request.shorten:
-            raise PromptTooLong.without_answer(most, prompt, param="prompt")
         excess = f"max_new_tokens is {least}"
         if prompt:
             excess = f"{prompt} prompt tokens and max_new_tokens {least} are {prompt + least} tokens"

@@ -228,8 +228,8 @@ class Replica:
         limit, longest = request.max_new_tokens, self._engine.info.max_model_len
         if request.shorten:
             if len(prompt) >= longest:
-                param = "messages" if request.messages else "prompt"
-                raise PromptTooLong.without_answer(longest, len(prompt), param=param)
+                excess = f"the prompt is too long: it has {len(prompt)} tokens, and an answer has at least one"
+                raise PromptTooLong.over(longest, excess, param="messages" if request.messages else "prompt")
             limit = min(limit, longest - len(prompt))
         return limit - len(request.resume.token_ids)
 
