@@ -17,7 +17,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.drafting.costs import Curve, StepCosts, measure
 from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending, forward_clock
+from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending, done, forward_clock
 from service.model import Checkpoint, LoadOptions, ModelConfig, load_checkpoint
 from service.quality.schema import Plan
 from service.text import TextCodec
@@ -47,11 +47,11 @@ _TREES = [
     f"speculative mrp_steps={steps} max_drafts={states}"
     for steps, states in ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (2, 3), (2, 4), (3, 3), (4, 4))
 ]
-_FRESH = [f"speculative mrp_steps={count} max_drafts={count}" for count in (1, 2, 3, 4, 6)]
+_FRESH = [f"speculative mrp_steps={count} max_drafts={count}" for count in (1, 2, 3, 4)]
 _SELF = [f"speculative mrp_steps=0 max_drafts={states}" for states in (1, 2, 3, 4)]
 _AUTO = "speculative mrp_steps=auto"
 #: shares of right drafts of the made-up drafter
-_AGREEMENTS = (1.0, 0.9, 0.8, 0.7, 0.6)
+_AGREEMENTS = (1.0, 0.8, 0.6)
 _MAX_ROWS, _NEW_TOKENS = 64, 96
 #: the number of times that a price is measured
 _TURNS = 5
@@ -103,6 +103,50 @@ class CountingRunner(RunnerAround):
         return super().begin(network, rows)
 
 
+class AgreementRunner(RunnerAround):
+    """Counts how often each source agrees with the backbone, at every state of one request after a block's first.
+
+    `agreements`: by source, the numbers of states at which its surest pick, the position of this pick, and its token at
+    the backbone's position are the backbone's.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, small: Mapping[str, ModelRunner], agreements: dict[str, Counter[str]]
+    ) -> None:
+        super().__init__(runner)
+        self._small, self._agreements = small, agreements
+        self._last: tuple[Row, Prediction] | None = None
+
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+        """A forward of the backbone. All sources read the same rows."""
+        predictions = super().begin(network, rows)()
+        read = {name: small.begin("backbone", rows)() for name, small in self._small.items()}
+        for index, (row, prediction) in enumerate(zip(rows, predictions, strict=True)):
+            if row.writes_kv:
+                self._mrp(row, prediction)
+            elif prediction.positions:
+                self._compare(row, prediction, {name: of_rows[index] for name, of_rows in read.items()})
+        return done(predictions)
+
+    def _mrp(self, row: Row, anchor: Prediction) -> Prediction:
+        (prediction,) = super().begin("mrp", [row._replace(anchor=anchor.handle)])()
+        return prediction
+
+    def _compare(self, row: Row, prediction: Prediction, read: Mapping[str, Prediction]) -> None:
+        last, self._last = self._last, (row, prediction)
+        if last is None or (last[0].index, id(last[0].pages)) != (row.index, id(row.pages)):
+            return
+        pick = prediction.most_confident()[0]
+        sources = {"self": last[1].restricted_to(row.state), "mrp": self._mrp(row, last[1]), **read}
+        for name, source in sources.items():
+            drafted, counts = source.most_confident()[0], self._agreements.setdefault(name, Counter())
+            token = source.tokens[list(source.positions).index(pick.position)]
+            counts["states"] += 1
+            counts["pick"] += (drafted.position, drafted.token) == (pick.position, pick.token)
+            counts["position"] += drafted.position == pick.position
+            counts["token"] += token == pick.token
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A source of drafts. `small`: the small model; None: MRP. `right`: see `SmallDraftsRunner`."""
@@ -137,6 +181,9 @@ def main() -> None:
     for name, costs in measured.items():
         _print({"prices_ms": name, "backbone": _milliseconds(costs.backbone), "draft": _milliseconds(costs.mrp)})
     made_up = measured[options.small[-1].name]
+    for name, counts in _agreements(sources, workload).items():
+        shares = {what: round(count / counts["states"], 3) for what, count in counts.items() if what != "states"}
+        _print({"agreement": name, **shares, "states": counts["states"]})
     for together in options.together or [1, 8]:
         first = dict[str, Any]()
         for source in sources:
@@ -163,6 +210,27 @@ def _sources(big: Path, small: Sequence[Path]) -> list[Source]:
     sources = [Source("mrp", checkpoint, None, ["static", *plans]), Source("self", zero, None, _SELF)]
     sources += [Source(folder.name, checkpoint, load_checkpoint(folder), plans) for folder in small]
     return sources + [Source(f"right {right}", checkpoint, checkpoint, _FRESH, right) for right in _AGREEMENTS]
+
+
+def _agreements(sources: Sequence[Source], workload: Workload) -> dict[str, Counter[str]]:
+    """How often each source agrees with the backbone along `static`."""
+    checkpoint, agreements = sources[0].checkpoint, dict[str, Counter[str]]()
+
+    def runner(_: Checkpoint, pages: int, *__: object) -> ModelRunner:
+        small = {
+            source.name: CheckpointRunner(source.small, pages)
+            for source in sources
+            if source.small is not None and source.small is not checkpoint
+        }
+        return AgreementRunner(CheckpointRunner(checkpoint, pages), small, agreements)
+
+    config = EngineConfig(max_running=1, kv_cache_tokens=512, prefix_cache=False)
+    engine, stops = (
+        Engine(checkpoint, config, deps=EngineDeps(runner=runner)),
+        frozenset(checkpoint.config.eos_token_ids),
+    )
+    engine.generate(workload.requests(parse_plan("static"), range(len(workload.prompts)), stops))
+    return agreements
 
 
 def _measured(source: Source) -> StepCosts:
