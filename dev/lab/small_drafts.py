@@ -42,19 +42,21 @@ from service.quality.schema import Plan
 from service.text import TextCodec
 from training.demo.edition4.tasks import draw
 
-_CHAINS = [f"speculative mrp_steps={steps}" for steps in (1, 2, 3, 4)]
+_CHAINS = [f"speculative mrp_steps={steps}" for steps in (1, 2, 3)]
 _TREES = [
     f"speculative mrp_steps={steps} max_drafts={states}"
-    for steps, states in ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (2, 3), (2, 4), (3, 3), (4, 4))
+    for steps, states in ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (3, 3))
 ]
-_FRESH = [f"speculative mrp_steps={count} max_drafts={count}" for count in (1, 2, 3, 4)]
+_FRESH = [f"speculative mrp_steps={count} max_drafts={count}" for count in (1, 2, 3)]
 _SELF = [f"speculative mrp_steps=0 max_drafts={states}" for states in (1, 2, 3, 4)]
 _AUTO = "speculative mrp_steps=auto"
 #: shares of right drafts of the made-up drafter
-_AGREEMENTS = (1.0, 0.8, 0.6)
+_AGREEMENTS = (1.0, 0.8)
 _MAX_ROWS, _NEW_TOKENS = 64, 96
 #: the number of times that a price is measured
 _TURNS = 5
+#: big and small shapes on a card
+_SHAPES = (("sdar-8b", "sdar-1.7b"), ("sdar-30b-a3b", "sdar-1.7b"))
 #: layers of the published modules
 _MRP_LAYERS = 3
 
@@ -173,25 +175,28 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=24)
     parser.add_argument("--together", type=int, action="append")
     parser.add_argument("--gpu", choices=tuple(GPUS), default="h100")
-    parser.add_argument("--shapes", nargs=2, default=("sdar-8b", "sdar-1.7b"), help="of BIG and of DIR on the card")
+    parser.add_argument("--shapes", nargs=2, action="append", help="of BIG and of DIR on the card")
     options = parser.parse_args()
     torch.set_num_threads(1)
     sources, workload = _sources(options.big, options.small), _workload(options.big, options.problems)
-    measured = {source.name: _measured(source) for source in sources if source.small is not source.checkpoint}
-    for name, costs in measured.items():
-        _print({"prices_ms": name, "backbone": _milliseconds(costs.backbone), "draft": _milliseconds(costs.mrp)})
-    made_up = measured[options.small[-1].name]
+    costs = _measured(sources)
+    _print({"prices_ms": "backbone", **_milliseconds(costs["mrp"].backbone)})
+    for name, table in costs.items():
+        _print({"prices_ms": name, **_milliseconds(table.mrp)})
     for name, counts in _agreements(sources, workload).items():
         shares = {what: round(count / counts["states"], 3) for what, count in counts.items() if what != "states"}
         _print({"agreement": name, **shares, "states": counts["states"]})
     for together in options.together or [1, 8]:
         first = dict[str, Any]()
         for source in sources:
-            costs = measured.get(source.name, made_up)
-            prices = {"cpu": partial(_priced, costs), options.gpu: _card_price(source, options.shapes, options.gpu)}
+            measured = costs.get(source.name, costs[options.small[-1].name])
+            prices = {"cpu": partial(_priced, measured)} | {
+                f"{shapes[0]} on {options.gpu}": _card_price(source, shapes, options.gpu)
+                for shapes in options.shapes or _SHAPES
+            }
             for plan in source.plans:
                 for unit in prices if plan == _AUTO else ["any"]:
-                    table = _costs(prices[unit]) if unit == options.gpu else costs
+                    table = measured if unit in {"any", "cpu"} else _costs(prices[unit])
                     row = _run(source, workload, plan, together, table)
                     first = first or row
                     result = _result(row, first, {unit: prices[unit]} if unit in prices else prices)
@@ -233,12 +238,20 @@ def _agreements(sources: Sequence[Source], workload: Workload) -> dict[str, Coun
     return agreements
 
 
-def _measured(source: Source) -> StepCosts:
-    """The least CPU times of several measurements."""
-    runner, clock = source.runner(4 * _MAX_ROWS), forward_clock(torch.device("cpu"))
-    tables = [measure(runner, _MAX_ROWS, True, clock) for _ in range(_TURNS)]
-    mrp = _least([costs.mrp for costs in tables if costs.mrp])
-    return replace(tables[0], backbone=_least([costs.backbone for costs in tables]), mrp=mrp)
+def _measured(sources: Sequence[Source]) -> dict[str, StepCosts]:
+    """The least CPU times of several measurements in turns. The backbone's are those of all sources together."""
+    clock, tables = forward_clock(torch.device("cpu")), dict[str, list[StepCosts]]()
+    for _ in range(_TURNS):
+        for source in sources:
+            if source.small is not source.checkpoint and source.name != "self":
+                runner = source.runner(4 * _MAX_ROWS)
+                tables.setdefault(source.name, []).append(measure(runner, _MAX_ROWS, True, clock))
+    backbone = _least([costs.backbone for of_source in tables.values() for costs in of_source])
+    costs = {
+        name: replace(of_source[0], backbone=backbone, mrp=_least([table.mrp for table in of_source if table.mrp]))
+        for name, of_source in tables.items()
+    }
+    return costs | {"self": costs["mrp"]}
 
 
 def _least(curves: Sequence[Curve]) -> Curve:
@@ -257,7 +270,7 @@ def _card_price(source: Source, shapes: tuple[str, str], gpu: str) -> Price:
     """The price on a card. The whole output head is read for the drafts of MRP and of the small model."""
     big = config_in_shape(source.checkpoint, shape_named(shapes[0]))
     small = config_in_shape(source.checkpoint, shape_named(shapes[1]))
-    drafter = replace(big, num_layers=_MRP_LAYERS) if source.small is None else small
+    drafter = replace(big, num_layers=_MRP_LAYERS, experts=None) if source.small is None else small
     return partial(_on_card, {"backbone": big, "mrp": drafter}, gpu)
 
 
