@@ -4,7 +4,8 @@ A cell is a shape, a form of the weights, a block size and a number of concurren
 to the shape, so its tokens per forward stay. The plans of a cell take turns. A finished cell is a line of the file of
 rows, and the next run goes on with the next cell.
 
-Blocks of another size than the checkpoint's are new to its weights, so their tokens per forward are a lower bound.
+Blocks of another size than the checkpoint's are new to its weights. Their tokens per forward may then be lower than a
+checkpoint's that was trained with such blocks.
 """
 
 from __future__ import annotations
