@@ -47,7 +47,7 @@ _TREES = [
     f"speculative mrp_steps={steps} max_drafts={states}"
     for steps, states in ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (3, 3))
 ]
-_FRESH = [f"speculative mrp_steps={count} max_drafts={count}" for count in (1, 2, 3)]
+_FRESH = [f"speculative mrp_steps={count} max_drafts={count}" for count in (1, 2, 3, 6)]
 _SELF = [f"speculative mrp_steps=0 max_drafts={states}" for states in (1, 2, 3, 4)]
 _AUTO = "speculative mrp_steps=auto"
 #: shares of right drafts of the made-up drafter
