@@ -139,9 +139,8 @@ def command(
     total = len(missing) * parts(plans, Rounds([1], rounds))
     with Counter(max(1, total)) as counter:
         for row in measured(shared, missing, counter):
-            with output.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
             rows.append(row)
+            _write(output, rows)
     for cell in cells:
         results().print(_table(next(row for row in rows if _cell(row) == cell)))
 
@@ -162,6 +161,13 @@ def _read(output: Path, shared: Run) -> list[dict[str, Any]]:
             if row[key] != value:
                 raise SettingsError(f"output has cells with {key} {row[key]}, not {value}", param="output")
     return rows
+
+
+def _write(output: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Replaces the file, so that a run that is killed leaves whole lines."""
+    new = output.with_name(f"{output.name}.new")
+    new.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    new.replace(output)
 
 
 def _cell(row: Mapping[str, Any]) -> Cell:
