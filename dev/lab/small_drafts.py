@@ -17,7 +17,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -187,20 +187,29 @@ def main() -> None:
         shares = {what: round(count / counts["states"], 3) for what, count in counts.items() if what != "states"}
         _print({"agreement": name, **shares, "states": counts["states"]})
     for together in options.together or [1, 8]:
-        first = dict[str, Any]()
+        first = _run(sources[0], workload, "static", together, costs["mrp"])
         for source in sources:
             measured = costs.get(source.name, costs[options.small[-1].name])
             prices = {"cpu": partial(_priced, measured)} | {
                 f"{shapes[0]} on {options.gpu}": _card_price(source, shapes, options.gpu)
                 for shapes in options.shapes or _SHAPES
             }
-            for plan in source.plans:
-                for unit in prices if plan == _AUTO else ["any"]:
-                    table = measured if unit in {"any", "cpu"} else _costs(prices[unit])
-                    row = _run(source, workload, plan, together, table)
-                    first = first or row
-                    result = _result(row, first, {unit: prices[unit]} if unit in prices else prices)
-                    _print({"together": together, "source": source.name, **result})
+            for row, prices_of_row in _rows(source, workload, together, (measured, prices)):
+                _print({"together": together, "source": source.name, **_result(row, first, prices_of_row)})
+
+
+def _rows(
+    source: Source, workload: Workload, together: int, by_unit: tuple[StepCosts, dict[str, Price]]
+) -> Iterator[tuple[dict[str, Any], dict[str, Price]]]:
+    """The plans of a source with their prices. `auto` decides by the prices, so it decodes once for each of them."""
+    measured, prices = by_unit
+    for plan in source.plans:
+        if plan != _AUTO:
+            yield _run(source, workload, plan, together, measured), prices
+            continue
+        for unit, price in prices.items():
+            costs = measured if unit == "cpu" else _costs(price)
+            yield _run(source, workload, plan, together, costs), {unit: price}
 
 
 def _workload(folder: Path, count: int) -> Workload:
@@ -212,7 +221,7 @@ def _workload(folder: Path, count: int) -> Workload:
 def _sources(big: Path, small: Sequence[Path]) -> list[Source]:
     checkpoint, zero = load_checkpoint(big), load_checkpoint(big, LoadOptions(mrp_zero=True))
     plans = [*_CHAINS, *_TREES, _AUTO]
-    sources = [Source("mrp", checkpoint, None, ["static", *plans]), Source("self", zero, None, _SELF)]
+    sources = [Source("mrp", checkpoint, None, plans), Source("self", zero, None, _SELF)]
     sources += [Source(folder.name, checkpoint, load_checkpoint(folder), plans) for folder in small]
     return sources + [Source(f"right {right}", checkpoint, checkpoint, _FRESH, right) for right in _AGREEMENTS]
 
@@ -230,10 +239,8 @@ def _agreements(sources: Sequence[Source], workload: Workload) -> dict[str, Coun
         return AgreementRunner(CheckpointRunner(checkpoint, pages), small, agreements)
 
     config = EngineConfig(max_running=1, kv_cache_tokens=512, prefix_cache=False)
-    engine, stops = (
-        Engine(checkpoint, config, deps=EngineDeps(runner=runner)),
-        frozenset(checkpoint.config.eos_token_ids),
-    )
+    engine = Engine(checkpoint, config, deps=EngineDeps(runner=runner))
+    stops = frozenset(checkpoint.config.eos_token_ids)
     engine.generate(workload.requests(parse_plan("static"), range(len(workload.prompts)), stops))
     return agreements
 
