@@ -125,8 +125,8 @@ def command(
     """Measures every mode against static at published sizes. It takes hours, and goes on where it was stopped."""
     if unknown := [form for form in weights if form not in _WEIGHTS]:
         raise SettingsError(f"weights is {unknown[0]!r}, allowed are {', '.join(_WEIGHTS)}", param="weights")
-    for name in shape:
-        shape_named(name)
+    for shape_name in shape:
+        shape_named(shape_name)
     lines = [str(line["prompt"]) for line in read_prompts(prompts, problems).lines] if prompts else []
     texts = lines or [problem.prompt for problem in heldout(problems, seed=1)]
     plans = [Static(), *(parse_plan(text) for text in plan)]
