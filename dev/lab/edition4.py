@@ -18,11 +18,11 @@ import torch
 from benchmarks.evaluation import Score, Variant, evaluate
 from service.calibration.plans import parse_plan
 from service.calibration.prompts import PromptTask
+from service.demo import check
 from service.engine import Engine, EngineConfig, SamplingParams
 from service.model import LoadOptions, load_checkpoint
 from service.text import TextCodec
-from training.demo.edition4.language import check
-from training.demo.edition4.tasks import draw
+from training.demo.tasks import draw
 
 PLANS = (
     "static", "sequential", "sequential entropy_bound=0.1", "sequential entropy_bound=0.3",

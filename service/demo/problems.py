@@ -1,4 +1,4 @@
-"""Problems of the fourth edition: what a prompt asks for. `checker.py` and training read them."""
+"""Problems of the demo: what a prompt asks for. `checker.py` and training read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fourth edition's backbone: growing changes nothing, a training goes on to the bit, static decodes are judged."""
+"""The demo's recipe: growing changes nothing, a training goes on to the bit, static decodes are judged."""
 
 import random
 from itertools import pairwise
@@ -14,15 +14,15 @@ from service.engine import Engine, GenerationRequest
 from service.model import load_checkpoint, parse_config
 from service.text import TextCodec
 from training.attention import DenseAttention
+from training.demo import backbone as stage
+from training.demo import recipe
 from training.demo.backbone import new_backbone
 from training.demo.batches import Batches
-from training.demo.edition4 import backbone as stage
-from training.demo.edition4 import recipe
-from training.demo.edition4.disguise import Disguise
-from training.demo.edition4.growth import deeper
-from training.demo.edition4.judge import accuracy, static_answers
-from training.demo.edition4.tasks import draw
-from training.demo.recipe import shape
+from training.demo.checkpoint import shape
+from training.demo.disguise import Disguise
+from training.demo.growth import deeper
+from training.demo.judge import accuracy, static_answers
+from training.demo.tasks import draw
 from training.demo.tokenizer import encode_prompt, encode_text
 from training.layout import Layout
 from training.state import RunFolder
@@ -35,7 +35,7 @@ SMALL = {
 
 
 def config(tokenizer, layers):
-    return parse_config({**shape(tokenizer), **SMALL, "num_hidden_layers": layers})
+    return parse_config({**shape(tokenizer, layers), **SMALL})
 
 
 def test_a_deeper_backbone_computes_the_same(tokenizer):
