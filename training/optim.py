@@ -6,7 +6,6 @@ complete on any machine. `Steps` is for runs that must be repeatable.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -104,7 +103,3 @@ class Optimiser:
         self.steps = state["steps"]
         for part, saved in zip(self._parts, state["parts"], strict=True):
             part.load_state_dict(saved)
-
-
-def _thread_seconds() -> float:
-    return time.process_time() / torch.get_num_threads()

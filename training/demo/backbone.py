@@ -1,4 +1,4 @@
-"""Trains an SDAR backbone of one depth on block-wise masked answers, with states from which it goes on to the bit.
+"""Trains an SDAR backbone on block-wise masked answers, with states from which it goes on to the bit.
 
 Each example gives two noisy copies with complementary masks, so every answer token is a target once. The tail after
 the end token is always masked, and its target is the uniform distribution. A decoder that reveals the most confident
@@ -25,7 +25,6 @@ from training.demo.batches import Batches
 from training.optim import Optimiser, Schedule
 from training.state import RunFolder
 
-RATE = 4e-3
 TAIL_WEIGHT = 0.2
 _LEAST_NOISE = 0.15
 _LOG_EVERY, _SAVE_SECONDS, _JUDGE_SECONDS = 100, 240, 1500
@@ -74,17 +73,17 @@ def backbone_loss(backbone: Backbone, batch: Batch) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Depth:
-    """A part of a training. `first`: updates before it. `steps`: its own updates.
+class Part:
+    """A part of a training. `first`: updates before it. `steps`: its own updates. `rate`: the learning rate.
 
-    `last`: the learning rate falls in its second half; before, it is constant. `made`: the updates of it that the
+    `falling`: the learning rate falls in the second half, else it is constant. `made`: the updates of it that the
     backbone has already, without a state of the optimiser.
     """
 
-    layers: int
     first: int
     steps: int
-    last: bool
+    rate: float
+    falling: bool
     made: int = 0
 
 
@@ -96,30 +95,30 @@ class Watcher:
     judge: Callable[[Backbone], str]
 
 
-def train(backbone: Backbone, batches: Batches, depth: Depth, folder: RunFolder, watcher: Watcher) -> None:
-    """Makes the updates of a depth that are not made yet."""
-    optimiser = Optimiser(backbone.named_parameters(), Schedule(RATE, flat=0.5))
-    optimiser.steps = depth.made
+def train(backbone: Backbone, batches: Batches, part: Part, folder: RunFolder, watcher: Watcher) -> None:
+    """Makes the updates of a part that are not made yet."""
+    optimiser = Optimiser(backbone.named_parameters(), Schedule(part.rate, flat=0.5))
+    optimiser.steps = part.made
     if state := folder.load("cpu"):
         backbone.load_state_dict(state["backbone"])
         optimiser.load(state["optimiser"])
-    if optimiser.steps >= depth.steps:
+    if optimiser.steps >= part.steps:
         return
-    progress = _Progress(backbone, optimiser, depth.first, folder, watcher)
-    for batch in batches.numbered(depth.first + optimiser.steps):
-        progress.after(update(backbone, optimiser, batch, depth))
-        if optimiser.steps == depth.steps:
+    progress = _Progress(backbone, optimiser, part.first, folder, watcher)
+    for batch in batches.numbered(part.first + optimiser.steps):
+        progress.after(update(backbone, optimiser, batch, part))
+        if optimiser.steps == part.steps:
             break
     progress.save()
 
 
-def update(backbone: Backbone, optimiser: Optimiser, batch: Batch, depth: Depth) -> Tensor:
+def update(backbone: Backbone, optimiser: Optimiser, batch: Batch, part: Part) -> Tensor:
     """One update. Its random numbers come from its number. Returns the loss."""
-    name = f"backbone/{depth.first + optimiser.steps}"
+    name = f"backbone/{part.first + optimiser.steps}"
     torch.manual_seed(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest()))
     with torch.autocast("cpu", torch.bfloat16):
         loss = backbone_loss(backbone, batch)
-    optimiser.step(loss, optimiser.steps / depth.steps if depth.last else 0.0)
+    optimiser.step(loss, optimiser.steps / part.steps if part.falling else 0.0)
     return loss.detach()
 
 

@@ -13,6 +13,8 @@ import argparse
 import random
 import warnings
 from copy import deepcopy
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,23 +22,44 @@ from tokenizers import Tokenizer
 
 from service.demo import check
 from service.model import Backbone, load_checkpoint, parse_config, save_checkpoint
-from training.demo.backbone import RATE, Depth, Watcher, new_backbone, train
-from training.demo.batches import Batches
+from training.demo.backbone import Part, Watcher, new_backbone, train
+from training.demo.batches import TEXT_SHARE, Batches
 from training.demo.checkpoint import SIZES, shape
 from training.demo.disguise import Disguise
 from training.demo.growth import deeper
 from training.demo.judge import accuracy
 from training.demo.mrp import MrpRun
-from training.demo.tasks import draw
+from training.demo.tasks import SHARES, draw
 from training.demo.text import Windows, library_files
 from training.demo.tokenizer import save_tokenizer, train_tokenizer
 from training.state import RunFolder
 
 BLOCK, BATCH = SIZES["block_size"], 24
-#: layers, and the updates with so many
-DEPTHS = ((7, 6000), (14, 10000), (28, 12000))
-#: of the first depth, which learns the tasks alone: the share of examples with other names and things
-DISGUISED = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of the backbone. `layers`: its depth. `text`: the share of windows of text among the examples.
+
+    `shares`: of stories, forms, contests and code among the tasks. `disguised`: the share of tasks with other names
+    and things. `rate`: the peak learning rate. `falling`: it falls to almost zero in the second half.
+    """
+
+    layers: int
+    steps: int
+    text: float
+    shares: tuple[float, ...] = SHARES
+    disguised: float = 0.0
+    rate: float = 4e-3
+    falling: bool = False
+
+
+STAGES = (
+    Stage(7, 6000, text=0.0, disguised=0.5),
+    Stage(14, 10000, text=TEXT_SHARE),
+    Stage(28, 12000, text=TEXT_SHARE, falling=True),
+    Stage(28, 4000, text=0.15, shares=(0.3, 0.05, 0.55, 0.1), rate=2e-3, falling=True),  # contests are learnt last
+)
 _JUDGED = 150
 #: the file beside a backbone that has the number of its updates
 _UPDATES = "updates.txt"
@@ -52,39 +75,35 @@ class Recipe:
         self._problems = [draw(rng, heldout=True).prompt for _ in range(_JUDGED)]
 
     def run(self) -> None:
-        """Trains all depths, then MRP, from the last state on."""
+        """Trains all stages, then MRP, from the last state on."""
         torch.manual_seed(self._seed)
         (backbone, made), first = self._beginning(), 0
-        for layers, steps in DEPTHS:
-            if made >= first + steps:
-                first += steps
-                continue
-            backbone = deeper(backbone, parse_config(shape(self._tokenizer, layers)))
-            for layer in backbone.layers:
-                layer.compile(dynamic=True)  # a fifth faster; an update is bound by small operations
-            batches = self._tasks() if not first else self._tasks_and_text()
-            depth = Depth(layers, first, steps, last=layers == DEPTHS[-1][0], made=max(0, made - first))
-            plan = {"seed": self._seed, "sizes": SIZES, "batch": BATCH, "first": first, "rate": RATE}
-            train(backbone, batches, depth, RunFolder(self._out / f"{layers}-layers", plan), self._watcher())
-            first += steps
+        for number, stage in enumerate(STAGES):
+            if made < first + stage.steps:
+                backbone = deeper(backbone, parse_config(shape(self._tokenizer, stage.layers)))
+                for layer in backbone.layers:
+                    layer.compile(dynamic=True)  # a fifth faster; an update is bound by small operations
+                part = Part(first, stage.steps, stage.rate, stage.falling, made=max(0, made - first))
+                plan = {"seed": self._seed, "sizes": SIZES, "batch": BATCH, "first": first, "stage": asdict(stage)}
+                folder = RunFolder(self._out / f"stage-{number}", plan)
+                train(backbone, self._batches(stage), part, folder, self._watcher())
+            first += stage.steps
         MrpRun(self._out / "backbone", self._out / "mrp").run()
 
     def _beginning(self) -> tuple[Backbone, int]:
         """The backbone that the training begins with, and the updates that it has."""
         if self._begin is None:
-            return new_backbone(parse_config(shape(self._tokenizer, DEPTHS[0][0]))), 0
+            return new_backbone(parse_config(shape(self._tokenizer, STAGES[0].layers))), 0
         backbone = load_checkpoint(self._begin).backbone.train().requires_grad_(requires_grad=True)
         made = int((self._begin / _UPDATES).read_text(encoding="utf-8"))
         self._watcher().save(backbone, made)
         return backbone, made
 
-    def _tasks(self) -> Batches:
-        disguise = Disguise.of(self._tokenizer, DISGUISED)
-        return Batches(self._tokenizer, BLOCK, BATCH, self._seed, draw=draw, change=disguise)
-
-    def _tasks_and_text(self) -> Batches:
-        windows = Windows(self._tokenizer, library_files(heldout=False))
-        return Batches(self._tokenizer, BLOCK, BATCH, self._seed, windows, draw)
+    def _batches(self, stage: Stage) -> Batches:
+        windows = Windows(self._tokenizer, library_files(heldout=False)) if stage.text else None
+        change = Disguise.of(self._tokenizer, stage.disguised)
+        task = partial(draw, shares=stage.shares)
+        return Batches(self._tokenizer, BLOCK, BATCH, self._seed, windows, task, change, stage.text)
 
     def _watcher(self) -> Watcher:
         def save(backbone: Backbone, updates: int) -> None:

@@ -36,11 +36,11 @@ class Example:
     answer: str
 
 
-def draw(rng: random.Random, *, heldout: bool = False) -> Example:
-    """One example from the training side of the split, or from the held-out side."""
+def draw(rng: random.Random, *, heldout: bool = False, shares: Sequence[float] = SHARES) -> Example:
+    """One example from the training side of the split, or from the held-out side. `shares`: as `SHARES`."""
     kinds = (_story_prompt, _form_prompt, _contest_prompt, _code_prompt)
     while True:
-        prompt = rng.choices(kinds, SHARES)[0](rng)
+        prompt = rng.choices(kinds, shares)[0](rng)
         if is_heldout(prompt) == heldout:
             return Example(prompt, answer(rng, prompt))
 
