@@ -28,7 +28,7 @@ PLANS = (
     "static", "sequential", "sequential entropy_bound=0.1", "sequential entropy_bound=0.3",
     "sequential entropy_bound=1.0", "dynamic threshold=0.5", "dynamic threshold=0.7", "dynamic threshold=0.9",
 )  # fmt: skip
-_KINDS = {"Who": "contest", "Form:": "form", "Write": "code"}
+_KINDS = {"Form:": "form", "Write": "code"}
 
 
 def main() -> None:

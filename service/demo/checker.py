@@ -1,7 +1,7 @@
 """The strict checker of the demo: whether a text is a right and coherent answer to a problem.
 
-It checks the grammar (spaces and capitals, too), the arithmetic, and coherence: letters, brackets, names, counts and
-verdicts that refer to each other must match, whichever stands first. It executes no code of the answer.
+It checks the grammar (spaces and capitals, too), the arithmetic, and coherence: letters, brackets, names and counts
+that refer to each other must match, whichever stands first. It executes no code of the answer.
 """
 
 from __future__ import annotations
@@ -19,19 +19,15 @@ from service.demo.grammar import (
     FIELDS,
     FINALS,
     FUNCTIONS,
-    GAPS,
     HEADERS,
     MOVES,
     PLANS,
     SEPARATORS,
-    TIES,
-    VERDICTS,
-    comparisons,
     line_patterns,
     pattern,
     sums,
 )
-from service.demo.problems import Code, Contest, Story, parse
+from service.demo.problems import Code, Story, parse
 
 #: What may stand in a hole.
 Facts = Mapping[str, Collection[str]]
@@ -40,8 +36,6 @@ Facts = Mapping[str, Collection[str]]
 def check(prompt: str, answer: str) -> bool:
     """Whether `answer` is a right answer, to the letter, to the problem `prompt`."""
     task = parse(prompt)
-    if isinstance(task, Contest):
-        return _check_contest(task, answer)
     if isinstance(task, Code):
         return _check_code(task, answer)
     return _check_form(task, answer) if task.form else _check_story(task, answer)
@@ -140,28 +134,6 @@ def _key(field: str, facts: Facts) -> str | None:
         if any(_agrees(pattern(template).fullmatch(field), facts) for template in templates):
             return key
     return None
-
-
-def _check_contest(contest: Contest, answer: str) -> bool:
-    first, second = contest.ranked
-    high, low = (contest.results[name] for name in (first, second))
-    if high == low:
-        return _check_tie(contest, answer, str(high))
-    facts: Facts = {
-        "h": [str(high)], "l": [str(low)], "e": [str(abs(high - low))], "W": [first], "L": [second],
-        "Q": comparisons(high, low), "D": sums(str(max(high, low)), "-", min(high, low)),
-    }  # fmt: skip
-    return any(_agrees(pattern(verdict + gap).fullmatch(answer), facts) for verdict, gap in product(VERDICTS, GAPS))
-
-
-def _check_tie(contest: Contest, answer: str, both: str) -> bool:
-    facts: Facts = {"h": [both], "W": contest.results, "L": contest.results}
-    for tie in TIES:
-        match = pattern(tie).fullmatch(answer)
-        if match and _agrees(match, facts):
-            names = match.groupdict()
-            return "W" not in names or names["W"] != names["L"]
-    return False
 
 
 def _check_code(task: Code, answer: str) -> bool:

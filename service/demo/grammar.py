@@ -54,22 +54,6 @@ DOUBLE_LINES = (
 
 FINALS = ("So {A} has {r} {it}.", "The answer {N} {r}.", "{r} {it} in all.", "{A}: {r}!", "{o}{r}{c}")
 
-#: Who of two has more or fewer: `W` with `h`, the other is `L` with `l`; `Q` compares them, `e` is the difference.
-VERDICTS = (
-    "{W}, {Q}.",
-    "It is {W}, {Q}.",
-    "{W} at {h}, {L} at {l}.",
-    "{Q}, {H} {W}.",
-    "{W} not {L}, {Q}.",
-    "By {e} it is {W}, {Q}.",
-    "{L} has {l}, {W} has {h}, {H} {W}.",
-    "{Q} by {e}, {W}.",
-)
-#: What may follow a verdict; `D`: the difference as a sum.
-GAPS = ("", " The gap {N} {e}.", " Off by {e}, {D}.")
-#: Both have `h`.
-TIES = ("None, {h} {N} {h}.", "Both at {h}.", "None, {W} and {L} at {h}.", "{W} and {L} have {h}.")
-
 #: The fields of a form, by their keys; all of them, in any order.
 FIELDS = {
     "name": ("name {A}", "{A}"),
@@ -108,8 +92,6 @@ _SORTS = {
     "y": _LETTER,
     "X": _SUM,
     "Z": _SUM,
-    "D": _SUM,
-    "Q": r"\d (?:>|<|over|under) \d",
     "E": _MAKES,
     "F": _MAKES,
     "N": _IS,
@@ -119,8 +101,6 @@ _SORTS = {
     "o": r"[(\[{<]",
     "c": r"[)\]}>]",
     "A": _NAME,
-    "W": _NAME,
-    "L": _NAME,
     "it": "|".join(ITEMS),
     "f": "|".join(sorted({*(name for names in BODIES.values() for name in names), *MOVES.values()})),
     "key": "|".join(FIELDS),
@@ -132,12 +112,6 @@ def sums(left: str, sign: str, right: int) -> tuple[str, ...]:
     if sign == "+":
         return f"{left} + {right}", f"{right} + {left}", f"{left} and {right}", f"{right} and {left}"
     return f"{left} - {right}", f"{right} from {left}"
-
-
-def comparisons(one: int, other: int) -> tuple[str, ...]:
-    """Every way to compare two different numbers."""
-    low, high = sorted((one, other))
-    return f"{high} > {low}", f"{low} < {high}", f"{high} over {low}", f"{low} under {high}"
 
 
 def with_lead(lead: str, template: str) -> str:

@@ -25,7 +25,7 @@ from training.demo.batches import Batches
 from training.optim import Optimiser, Schedule
 from training.state import RunFolder
 
-TAIL_WEIGHT = 0.2
+RATE, TAIL_WEIGHT = 4e-3, 0.2
 _LEAST_NOISE = 0.15
 _LOG_EVERY, _SAVE_SECONDS, _JUDGE_SECONDS = 100, 240, 1500
 
@@ -74,7 +74,7 @@ def backbone_loss(backbone: Backbone, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a training. `first`: updates before it. `steps`: its own updates. `rate`: the learning rate.
+    """A part of a training. `first`: updates before it. `steps`: its own updates.
 
     `falling`: the learning rate falls in the second half, else it is constant. `made`: the updates of it that the
     backbone has already, without a state of the optimiser.
@@ -82,7 +82,6 @@ class Part:
 
     first: int
     steps: int
-    rate: float
     falling: bool
     made: int = 0
 
@@ -97,7 +96,7 @@ class Watcher:
 
 def train(backbone: Backbone, batches: Batches, part: Part, folder: RunFolder, watcher: Watcher) -> None:
     """Makes the updates of a part that are not made yet."""
-    optimiser = Optimiser(backbone.named_parameters(), Schedule(part.rate, flat=0.5))
+    optimiser = Optimiser(backbone.named_parameters(), Schedule(RATE, flat=0.5))
     optimiser.steps = part.made
     if state := folder.load("cpu"):
         backbone.load_state_dict(state["backbone"])

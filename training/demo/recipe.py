@@ -14,7 +14,6 @@ import random
 import warnings
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,7 +28,7 @@ from training.demo.disguise import Disguise
 from training.demo.growth import deeper
 from training.demo.judge import accuracy
 from training.demo.mrp import MrpRun
-from training.demo.tasks import SHARES, draw
+from training.demo.tasks import draw
 from training.demo.text import Windows, library_files
 from training.demo.tokenizer import save_tokenizer, train_tokenizer
 from training.state import RunFolder
@@ -41,16 +40,13 @@ BLOCK, BATCH = SIZES["block_size"], 24
 class Stage:
     """A stage of the backbone. `layers`: its depth. `text`: the share of windows of text among the examples.
 
-    `shares`: of stories, forms, contests and code among the tasks. `disguised`: the share of tasks with other names
-    and things. `rate`: the peak learning rate. `falling`: it falls to almost zero in the second half.
+    `disguised`: the share of tasks with other names and things. `falling`: the learning rate falls in the second half.
     """
 
     layers: int
     steps: int
     text: float
-    shares: tuple[float, ...] = SHARES
     disguised: float = 0.0
-    rate: float = 4e-3
     falling: bool = False
 
 
@@ -58,7 +54,6 @@ STAGES = (
     Stage(7, 6000, text=0.0, disguised=0.5),
     Stage(14, 10000, text=TEXT_SHARE),
     Stage(28, 12000, text=TEXT_SHARE, falling=True),
-    Stage(28, 4000, text=0.15, shares=(0.3, 0.05, 0.55, 0.1), rate=2e-3, falling=True),  # contests are learnt last
 )
 _JUDGED = 150
 #: the file beside a backbone that has the number of its updates
@@ -83,7 +78,7 @@ class Recipe:
                 backbone = deeper(backbone, parse_config(shape(self._tokenizer, stage.layers)))
                 for layer in backbone.layers:
                     layer.compile(dynamic=True)  # a fifth faster; an update is bound by small operations
-                part = Part(first, stage.steps, stage.rate, stage.falling, made=max(0, made - first))
+                part = Part(first, stage.steps, stage.falling, made=max(0, made - first))
                 plan = {"seed": self._seed, "sizes": SIZES, "batch": BATCH, "first": first, "stage": asdict(stage)}
                 folder = RunFolder(self._out / f"stage-{number}", plan)
                 train(backbone, self._batches(stage), part, folder, self._watcher())
@@ -102,8 +97,7 @@ class Recipe:
     def _batches(self, stage: Stage) -> Batches:
         windows = Windows(self._tokenizer, library_files(heldout=False)) if stage.text else None
         change = Disguise.of(self._tokenizer, stage.disguised)
-        task = partial(draw, shares=stage.shares)
-        return Batches(self._tokenizer, BLOCK, BATCH, self._seed, windows, task, change, stage.text)
+        return Batches(self._tokenizer, BLOCK, BATCH, self._seed, windows, draw, change, stage.text)
 
     def _watcher(self) -> Watcher:
         def save(backbone: Backbone, updates: int) -> None:

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from service.demo import grammar, is_heldout
-from service.demo.problems import Code, Contest, Story, parse
+from service.demo.problems import Code, Story, parse
 
-#: shares of stories, forms, contests and code
-SHARES = (0.5, 0.1, 0.25, 0.15)
+#: shares of stories, forms and code
+SHARES = (0.65, 0.15, 0.2)
 #: shares of stories with one, two and three events
 EVENT_SHARES = (0.2, 0.4, 0.4)
-REUSE_SHARE, DOUBLE_SHARE, THREE_TERMS_SHARE = 0.4, 0.4, 0.5
-#: share of contests for "fewer"; at one half nothing tells who wins before a backbone has learnt all of it
-FEWER_SHARE = 0.25
+REUSE_SHARE, DOUBLE_SHARE = 0.4, 0.4
 
 _WORDS = {
     "E": grammar.MAKES, "F": grammar.MAKES, "N": grammar.IS, "M": grammar.IS, "H": grammar.HENCE, "B": grammar.AS,
@@ -36,11 +34,11 @@ class Example:
     answer: str
 
 
-def draw(rng: random.Random, *, heldout: bool = False, shares: Sequence[float] = SHARES) -> Example:
-    """One example from the training side of the split, or from the held-out side. `shares`: as `SHARES`."""
-    kinds = (_story_prompt, _form_prompt, _contest_prompt, _code_prompt)
+def draw(rng: random.Random, *, heldout: bool = False) -> Example:
+    """One example from the training side of the split, or from the held-out side."""
+    kinds = (_story_prompt, _form_prompt, _code_prompt)
     while True:
-        prompt = rng.choices(kinds, shares)[0](rng)
+        prompt = rng.choices(kinds, SHARES)[0](rng)
         if is_heldout(prompt) == heldout:
             return Example(prompt, answer(rng, prompt))
 
@@ -48,8 +46,6 @@ def draw(rng: random.Random, *, heldout: bool = False, shares: Sequence[float] =
 def answer(rng: random.Random, prompt: str) -> str:
     """One of the right answers to a problem. ValueError for a text that is not a problem."""
     task = parse(prompt)
-    if isinstance(task, Contest):
-        return _contest(rng, task)
     if isinstance(task, Code):
         return _code(rng, task)
     return _form(rng, task) if task.form else _story(rng, task)
@@ -74,24 +70,8 @@ def _form_prompt(rng: random.Random) -> str:
     return f"Form: {_story_prompt(rng)}"
 
 
-def _contest_prompt(rng: random.Random) -> str:
-    name, other = rng.sample(grammar.NAMES, 2)
-    word = "fewer" if rng.random() < FEWER_SHARE else "more"
-    return f"Who has {word}: {name} with {_sum(rng)} or {other} with {_sum(rng)}?"
-
-
 def _code_prompt(rng: random.Random) -> str:
     return f"Write code in {rng.choice(grammar.LETTERS)}: {rng.randint(0, 9)} to {rng.randint(0, 9)}."
-
-
-def _sum(rng: random.Random) -> str:
-    total = rng.randint(0, 9)
-    text = str(total)
-    for _ in range(1 + (rng.random() < THREE_TERMS_SHARE)):
-        change = _change(rng, total)
-        total += change
-        text += f" {'+' if change > 0 else '-'} {abs(change)}"
-    return text
 
 
 def _change(rng: random.Random, total: int) -> int:
@@ -127,20 +107,6 @@ def _form(rng: random.Random, story: Story) -> str:
     total = choose(rng, grammar.sums(str(before), *story.events[-1]))
     facts = {"r": result, "X": total, "A": story.name, "it": story.items, "key": keys[0]}
     return _fill(rng, choose(rng, grammar.HEADERS) + fields + ".", facts)
-
-
-def _contest(rng: random.Random, contest: Contest) -> str:
-    names = contest.ranked
-    high, low = (contest.results[name] for name in names)
-    if high == low:
-        rng.shuffle(names)
-        return _fill(rng, choose(rng, grammar.TIES), {"W": names[0], "L": names[1], "h": high})
-    facts = {
-        "W": names[0], "L": names[1], "h": high, "l": low, "e": abs(high - low),
-        "Q": choose(rng, grammar.comparisons(high, low)),
-        "D": choose(rng, grammar.sums(str(max(high, low)), "-", min(high, low))),
-    }  # fmt: skip
-    return _fill(rng, choose(rng, grammar.VERDICTS) + choose(rng, grammar.GAPS), facts)
 
 
 def _code(rng: random.Random, task: Code) -> str:

@@ -11,9 +11,6 @@ from training.demo.tasks import answer, draw
 
 STORY = "Tom has 5 apples, gets 3, loses 2, loses 4."
 RIGHT = "Lines: 2. [x] 3 and 5 makes 8 [/x]; then k = 4 from 6, so 2, 6 is x - 2. So Tom has 2 apples."
-CONTEST = "Who has fewer: Ann with 1 + 4 or Sam with 8 - 7 + 1?"
-VERDICT = "Sam not Ann, 2 < 5. Off by 3, 2 from 5."
-TIE = "Who has more: Ann with 1 + 4 or Sam with 8 - 3?"
 FORM = "Form: Ben has 9 cards, loses 8."
 FILLED = "(now) now 1 as 9 - 8; name Ben; cards."
 CODE = "Write code in k: 3 to 6."
@@ -57,9 +54,6 @@ def test_an_answer_to_another_problem_or_with_another_sign_is_refused():
         (STORY, RIGHT),
         (STORY, "OK so n is 6 since 8 - 2. Call 4 from n x, thus x = 2. {2}"),
         (STORY, "8 = 3 + 5, keep x. Well, x - 2 makes 6, 6 - 4 gives 2 <w>. Tom: 2!"),
-        (CONTEST, VERDICT),
-        (CONTEST, "2 under 5, so Sam."),
-        (TIE, "None, Sam and Ann at 5."),
         (FORM, FILLED),
         (CODE, DOUBLED),
         (CODE, "plus = lambda k: 3 + k # plus(3) is 6"),
@@ -88,11 +82,6 @@ def test_right_answers_are_accepted(prompt, answer):
         (STORY, RIGHT + " "),  # text behind the end
         (STORY, RIGHT.split("; then", maxsplit=1)[0] + ". So Tom has 2 apples."),  # events missing
         (STORY, ""),
-        (CONTEST, VERDICT.replace("Sam not Ann", "Ann not Sam")),  # a verdict unlike its numbers
-        (CONTEST, VERDICT.replace("<", ">")),
-        (CONTEST, VERDICT.replace("by 3", "by 2")),
-        (TIE, "None, Ann and Ann at 5."),
-        (TIE, "Ann, 5 > 5."),
         (FORM, FILLED.replace("(now)", "(name)")),  # a header unlike the first field
         (FORM, FILLED.replace("; cards", "; Ben")),  # a field twice, another missing
         (FORM, FILLED.replace("; cards", ", cards")),  # two separators
@@ -108,7 +97,7 @@ def test_incoherent_answers_are_refused(prompt, answer):
     assert not check(prompt, answer)
 
 
-@pytest.mark.parametrize("prompt", ["How are you", "Who has more: Ann with 1 + 4 or Ann with 8 - 3?"])
+@pytest.mark.parametrize("prompt", ["How are you", "Write code in z: 3 to 6."])
 def test_foreign_text_is_no_problem_of_the_demo(prompt):
     with pytest.raises(ValueError, match="is not a problem"):
         check(prompt, "fine")

@@ -67,7 +67,7 @@ class Stopped(Exception):
 
 
 def test_a_stopped_training_goes_on_to_the_bit(tokenizer, batches, tmp_path, monkeypatch):
-    part = training.Part(5, 6, 4e-3, falling=True)
+    part = training.Part(5, 6, falling=True)
     quiet = training.Watcher(lambda _, __: None, lambda _: "")
 
     def trained(folder):
