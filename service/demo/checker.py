@@ -44,14 +44,14 @@ def check(prompt: str, answer: str) -> bool:
 def _agrees(match: re.Match[str] | None, facts: Facts) -> bool:
     if match is None:
         return False
-    found = match.groupdict()
-    brackets = "o" not in found or (found["o"], found["c"]) in BRACKETS
-    return brackets and all(found[key] in values for key, values in facts.items() if key in found)
+    holes = match.groupdict()
+    brackets = "o" not in holes or (holes["o"], holes["c"]) in BRACKETS
+    return brackets and all(holes[key] in values for key, values in facts.items() if key in holes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """A position between two lines of working: `events` and `letters` so far. `joined`: in the middle of a sentence."""
+    """A position between two lines of working: `events` and `letters` so far. `joined`: it is inside a sentence."""
 
     at: int
     events: int
