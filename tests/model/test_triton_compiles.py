@@ -42,9 +42,13 @@ for capability, dtype, size, group, tile, step, warps in cases["attention"]:
 
 VOCABULARY = """
 from service.engine.forward import sampling_kernels as kernels
-types = dict(logits="*bf16", params="*i32", out="*fp64", total_out="*fp32", V="i32", V_STRIDE="i32", MASK_TOKEN="i32")
+names = dict(logits="*bf16", params="*i32", work="*fp32", out="*fp64")
+types = names | dict.fromkeys(("V", "V_STRIDE", "MASK_TOKEN"), "i32")
+sizes = dict(PART=2048, PARTS=75)
 for capability, noise in cases["vocabulary"]:
-    compiled(kernels.sample, types, dict(STEP=2048, NOISE=noise, MIN_P=noise), capability, num_warps=8)
+    walk = sizes | dict(PARTS_PAD=128, NOISE=noise, MIN_P=noise)
+    compiled(kernels.sample, types, walk, capability, num_warps=8)
+    compiled(kernels.find_likeliest, types, sizes, capability, num_warps=8)
 """
 
 QUANTIZED = """

@@ -66,18 +66,25 @@ def write_kv(grid: Any, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, targ
             keys[page], values[page] = k[row * L : (row + 1) * L], v[row * L : (row + 1) * L]
 
 
-def sample(grid: Any, logits: Tensor, params: Tensor, out: Tensor, total_out: Tensor, width: int, stride: int,
-           mask_token: int, *, NOISE: bool, **_: Any) -> None:  # fmt: skip
+def find_likeliest(*_: Any, **__: Any) -> None:
+    """`sample` looks itself."""
+
+
+def sample(grid: Any, logits: Tensor, params: Tensor, work: Tensor, out: Tensor, width: int, stride: int,
+           mask_token: int, *, NOISE: bool, MIN_P: bool, **_: Any) -> None:  # fmt: skip
     """The token, confidence and entropy of each position."""
     scaled = logits.float() / params[:, 0].contiguous().view(torch.float32)[:, None]
-    total_out.copy_(scaled.logsumexp(-1))
+    work[:, 0] = scaled.logsumexp(-1)
     scores = scaled.clone()
+    scores[:, mask_token] = -torch.inf
+    if MIN_P:
+        least = scores.amax(-1) + params[:, 5].contiguous().view(torch.float32)
+        scores[scores < least[:, None]] = -torch.inf
     noisy = (params[:, 1] > 0).nonzero()[:, 0]
     if NOISE and len(noisy):
         scores[noisy] += gumbel(params[noisy, 2:4].long() & 0xFFFFFFFF, torch.arange(width))
-    scores[:, mask_token] = -torch.inf
     token = torch.where(params[:, 4] < 0, scores.argmax(-1), params[:, 4].long())
-    out[:, 0], out[:, 1] = token.double(), (scaled.gather(1, token[:, None])[:, 0] - total_out).exp().double()
+    out[:, 0], out[:, 1] = token.double(), (scaled.gather(1, token[:, None])[:, 0] - work[:, 0]).exp().double()
     out[:, 2] = torch.special.entr(scaled.softmax(-1)).sum(-1).double()
 
 
@@ -113,5 +120,6 @@ def silu_times(grid: Any, gate_up: Tensor, out: Tensor, width: int, **_: Any) ->
 
 
 KERNELS: dict[str, Callable[..., None]] = {
-    kernel.__name__: kernel for kernel in (attend, merge, write_kv, sample, sum_norm, rotate_heads, silu_times)
+    kernel.__name__: kernel
+    for kernel in (attend, merge, write_kv, find_likeliest, sample, sum_norm, rotate_heads, silu_times)
 }

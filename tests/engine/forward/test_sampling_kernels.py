@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from service.engine.forward import logits_sampler
+from service.engine.forward import logits_sampler, sampling_kernels
 from service.engine.forward.logits_sampler import (
     TorchLogitsSampler,
     TritonLogitsSampler,
     apply_temperature,
     choose_tokens,
     entropies,
+    gumbel,
 )
 from service.engine.request import SamplingParams
 from tests.engine.forward.sampled import Position, batch_of
@@ -35,7 +39,7 @@ samplings = st.builds(
 )
 
 
-#: width, dtype, what is asked of each row, tokens that the kernel reads at once, seed
+#: width, dtype, what is asked of each row, tokens of a program, seed
 drawn = (
     st.sampled_from([2, 7, 64, 500, 1024, 2500]),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
@@ -47,21 +51,21 @@ drawn = (
 
 @settings(max_examples=8)
 @given(*drawn)
-def test_token_confidence_and_entropy(device: str, width: int, dtype: torch.dtype, asked, step: int, seed: int) -> None:
-    assert_as_torch(device, width, dtype, asked, step, seed)
+def test_token_confidence_and_entropy(device: str, width: int, dtype: torch.dtype, asked, part: int, seed: int) -> None:
+    assert_as_torch(device, width, dtype, asked, part, seed)
 
 
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(*drawn)
 def test_many_tokens_confidences_and_entropies(
-    device: str, width: int, dtype: torch.dtype, asked, step: int, seed: int
+    device: str, width: int, dtype: torch.dtype, asked, part: int, seed: int
 ) -> None:
-    assert_as_torch(device, width, dtype, asked, step, seed)
+    assert_as_torch(device, width, dtype, asked, part, seed)
 
 
 def assert_as_torch(
-    device: str, width: int, dtype: torch.dtype, asked: list[tuple[SamplingParams, bool]], step: int, seed: int
+    device: str, width: int, dtype: torch.dtype, asked: list[tuple[SamplingParams, bool]], part: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     made = 4 * torch.randn(len(asked), width + 3, generator=generator)
@@ -77,7 +81,7 @@ def assert_as_torch(
         for number, (sampling, judged) in enumerate(asked)
     ))  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logits_sampler, "_KERNEL_STEP", step)
+        patch.setattr(logits_sampler, "_KERNEL_PART", part)
         found, weights = TritonLogitsSampler(mask).sample(logits, reads)
     wanted, _ = TorchLogitsSampler(mask).sample(logits.clone(), reads)
     assert found[:, 0].tolist() == wanted[:, 0].tolist()
@@ -85,6 +89,81 @@ def assert_as_torch(
     torch.testing.assert_close(found[:, 2], wanted[:, 2], rtol=2e-5, atol=2e-5)
     assert weights is not None
     torch.testing.assert_close(weights, apply_temperature(logits.float(), reads).logsumexp(-1), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_numbers_do_not_depend_on_the_number_of_programs(device: str, temperature: float) -> None:
+    """One program reads 16 parts, then 16 programs read a part each: equal to the bit, alone and beside others."""
+    logits = 4 * torch.randn(3, 1000, generator=torch.Generator().manual_seed(5)).to(device)
+    batch = batch_of(*(Position(SamplingParams(temperature, seed=seed, min_p=0.01)) for seed in range(3)))
+    results = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logits_sampler, "_KERNEL_PART", 64)
+        for programs in (1, 10, 48):
+            patch.setattr(logits_sampler, "_PROGRAMS", programs)
+            results.append(TritonLogitsSampler(0).sample(logits, batch))
+        alone, _ = TritonLogitsSampler(0).sample(logits[1:2], batch.select(np.array([1])))
+    assert all(torch.equal(results[0][0], values) for values, _ in results)
+    assert all(torch.equal(results[0][1], total) for _, total in results)
+    assert torch.equal(alone[0], results[0][0][1])
+
+
+@pytest.mark.parametrize(("count", "parts", "expected"), [(1, 75, 75), (16, 75, 25), (600, 75, 1), (4, 1, 1)])
+def test_programs_fill_the_device(count: int, parts: int, expected: int) -> None:
+    assert logits_sampler._num_programs(count, parts) == expected
+
+
+@triton.jit
+def _write_noise(out, keys, COUNT: tl.constexpr):  # noqa: N803 - a constant of Triton
+    tokens = tl.arange(0, COUNT)
+    first = tl.load(keys).to(tl.uint32, bitcast=True)
+    second = tl.load(keys + 1).to(tl.uint32, bitcast=True)
+    tl.store(out + tokens, sampling_kernels.gumbel(tokens, first, second))
+
+
+def test_noise_in_float32_is_as_exact_as_torchs(device: str) -> None:
+    """Also of the words whose share of 2^32 is least and most. Errors are those of float64's logarithms."""
+    count, worst = 1 << 16, {"kernel": 0.0, "torch": 0.0}
+    for first, second in [(0, 0), (0x12345678, 0x9ABCDEF0), *(_keys_of_word(word) for word in (0, 1, 2**32 - 1))]:
+        keys = torch.tensor([first, second]).to(torch.int32).to(device)
+        out = torch.empty(count, device=device)
+        _write_noise[1,](out, keys, count)
+        expected = gumbel(torch.tensor([[first, second]]), torch.arange(count))[0]
+        exact = exact_gumbel(first, second, count)
+        for name, noise in (("kernel", out.cpu()), ("torch", expected)):
+            worst[name] = max(worst[name], (noise.double() - exact).abs().max().item())
+    assert 1e-8 < worst["torch"] < 1.1e-6
+    assert worst["kernel"] < 1.1e-6
+
+
+def _keys_of_word(word: int) -> tuple[int, int]:
+    """Keys with which token 0 is hashed to a word. The first key is 0, which the hash leaves as it is."""
+    return 0, _unmix(word)
+
+
+def _unmix(word: int) -> int:
+    """The word that the hash turns into `word`."""
+    word ^= word >> 16
+    word = word * pow(0x846CA68B, -1, 2**32) & 0xFFFFFFFF
+    word ^= word >> 15 ^ word >> 30
+    word = word * pow(0x7FEB352D, -1, 2**32) & 0xFFFFFFFF
+    return word ^ word >> 16
+
+
+def exact_gumbel(first: int, second: int, count: int) -> torch.Tensor:
+    """The noise of tokens 0 to `count`, with float64's logarithms of the shares in float32."""
+    words = _mixed(
+        _mixed(np.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B1) + np.uint32(first)) ^ np.uint32(second)
+    )
+    share = (words.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+    share = np.minimum(share, np.float32(1 - 2.0**-24)).astype(np.float64)
+    return torch.from_numpy(-np.log(-np.log1p(-share)))
+
+
+def _mixed(words: np.ndarray) -> np.ndarray:
+    words = (words ^ words >> np.uint32(16)) * np.uint32(0x7FEB352D)
+    words = (words ^ words >> np.uint32(15)) * np.uint32(0x846CA68B)
+    return words ^ words >> np.uint32(16)
 
 
 def test_of_equal_logits_the_first_token_is_chosen(device: str) -> None:
