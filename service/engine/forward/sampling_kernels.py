@@ -37,18 +37,23 @@ def _mix(words):
 
 
 @triton.jit
-def gumbel(tokens, first, second):
-    """Standard Gumbel noise of tokens, as `logits_sampler.gumbel` up to the logarithms' rounding, in float32.
+def gumbel(words):
+    """Standard Gumbel noise of uint32 words, as `logits_sampler.gumbel` up to the logarithms' rounding, in float32.
 
     log(1 - share) is the logarithm of the rounded difference, less the rounded part: Triton has no log1p.
     """
-    words = _mix(tokens.to(tl.uint32) * tl.full([1], 0x9E3779B1, tl.uint32) + first)
-    words = _mix(words ^ second)
     share = (words.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2^-32
     share = tl.minimum(share, 0.999999940395355)  # 1 - 2^-24
     rest = 1.0 - share
     rounded = share - (1.0 - rest)
     return -tl.log(rounded / rest - tl.log(rest))
+
+
+@triton.jit
+def _hashed(tokens, first, second):
+    """The words of tokens under a key of two words."""
+    words = _mix(tokens.to(tl.uint32) * tl.full([1], 0x9E3779B1, tl.uint32) + first)
+    return _mix(words ^ second)
 
 
 @triton.jit
@@ -140,7 +145,7 @@ def sample(
         score = scaled
         if NOISE:  # noqa: SIM102 - this is decided by the compiler, the next by the position
             if noisy:
-                score = score + gumbel(token, first, second)
+                score = score + gumbel(_hashed(token, first, second))
         score = tl.where(possible, score, LOWEST)
         best = tl.max(score, 0)
         chosen = tl.min(tl.where(score == best, token, _NO_TOKEN), 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,6 @@ from service.engine.forward.logits_sampler import (
     apply_temperature,
     choose_tokens,
     entropies,
-    gumbel,
 )
 from service.engine.request import SamplingParams
 from tests.engine.forward.sampled import Position, batch_of
@@ -114,56 +115,47 @@ def test_programs_fill_the_device(count: int, parts: int, expected: int) -> None
 
 
 @triton.jit
-def _write_noise(out, keys, COUNT: tl.constexpr):  # noqa: N803 - a constant of Triton
-    tokens = tl.arange(0, COUNT)
-    first = tl.load(keys).to(tl.uint32, bitcast=True)
-    second = tl.load(keys + 1).to(tl.uint32, bitcast=True)
-    tl.store(out + tokens, sampling_kernels.gumbel(tokens, first, second))
+def _write_noise(words, out, COUNT: tl.constexpr):  # noqa: N803 - a constant of Triton
+    index = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
+    tl.store(out + index, sampling_kernels.gumbel(tl.load(words + index).to(tl.uint32, bitcast=True)))
+
+
+def words_of_all_shares(count: int) -> Iterator[np.ndarray]:
+    """Words in arrays of `count`, one for each float32 that a word becomes, but for the largest."""
+    for start in range(0, 1 << 24, count):
+        yield np.arange(start, start + count, dtype=np.uint32)
+    for shift in range(1, 9):
+        for start in range(1 << 23, 1 << 24, count):
+            yield np.arange(start, start + count, dtype=np.uint32) << np.uint32(shift)
+
+
+def largest_errors(device: str, words: np.ndarray) -> tuple[float, float]:
+    """The largest errors of the kernel's noise and of torch's, against the logarithms of float64."""
+    out = torch.empty(len(words), device=device)
+    count = min(len(words), 1 << 16)
+    _write_noise[len(words) // count,](torch.from_numpy(words.view(np.int32)).to(device), out, count)
+    share = (words.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+    share = torch.from_numpy(np.minimum(share, np.float32(1 - 2.0**-24)))
+    exact = -(-torch.log1p(-share.double())).log()
+    errors = [(noise.cpu().double() - exact).abs().max().item() for noise in (out, -(-torch.log1p(-share)).log())]
+    return errors[0], errors[1]
 
 
 def test_noise_in_float32_is_as_exact_as_torchs(device: str) -> None:
-    """Also of the words whose share of 2^32 is least and most. Errors are those of float64's logarithms."""
-    count, worst = 1 << 16, {"kernel": 0.0, "torch": 0.0}
-    for first, second in [(0, 0), (0x12345678, 0x9ABCDEF0), *(_keys_of_word(word) for word in (0, 1, 2**32 - 1))]:
-        keys = torch.tensor([first, second]).to(torch.int32).to(device)
-        out = torch.empty(count, device=device)
-        _write_noise[1,](out, keys, count)
-        expected = gumbel(torch.tensor([[first, second]]), torch.arange(count))[0]
-        exact = exact_gumbel(first, second, count)
-        for name, noise in (("kernel", out.cpu()), ("torch", expected)):
-            worst[name] = max(worst[name], (noise.double() - exact).abs().max().item())
-    assert 1e-8 < worst["torch"] < 1.1e-6
-    assert worst["kernel"] < 1.1e-6
+    """The words of the least and the largest shares, and some between."""
+    ends = [np.concatenate([part[:8], part[-8:]]) for part in words_of_all_shares(1 << 21)]
+    words = np.concatenate([*ends, np.arange(2**32 - 128, 2**32).astype(np.uint32)])
+    kernel, reference = largest_errors(device, np.resize(words, 1 << 10))
+    assert 1e-8 < reference < 1.1e-6
+    assert kernel < 1.1e-6
 
 
-def _keys_of_word(word: int) -> tuple[int, int]:
-    """Keys with which token 0 is hashed to a word. The first key is 0, which the hash leaves as it is."""
-    return 0, _unmix(word)
-
-
-def _unmix(word: int) -> int:
-    """The word that the hash turns into `word`."""
-    word ^= word >> 16
-    word = word * pow(0x846CA68B, -1, 2**32) & 0xFFFFFFFF
-    word ^= word >> 15 ^ word >> 30
-    word = word * pow(0x7FEB352D, -1, 2**32) & 0xFFFFFFFF
-    return word ^ word >> 16
-
-
-def exact_gumbel(first: int, second: int, count: int) -> torch.Tensor:
-    """The noise of tokens 0 to `count`, with float64's logarithms of the shares in float32."""
-    words = _mixed(
-        _mixed(np.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B1) + np.uint32(first)) ^ np.uint32(second)
-    )
-    share = (words.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
-    share = np.minimum(share, np.float32(1 - 2.0**-24)).astype(np.float64)
-    return torch.from_numpy(-np.log(-np.log1p(-share)))
-
-
-def _mixed(words: np.ndarray) -> np.ndarray:
-    words = (words ^ words >> np.uint32(16)) * np.uint32(0x7FEB352D)
-    words = (words ^ words >> np.uint32(15)) * np.uint32(0x846CA68B)
-    return words ^ words >> np.uint32(16)
+@pytest.mark.slow
+def test_noise_in_float32_is_as_exact_as_torchs_for_every_share(device: str) -> None:
+    errors = [largest_errors(device, words) for words in words_of_all_shares(1 << 20)]
+    kernel, reference = (max(values) for values in zip(*errors, strict=True))
+    assert kernel < 1.1e-6
+    assert reference < 1.1e-6
 
 
 def test_of_equal_logits_the_first_token_is_chosen(device: str) -> None:
