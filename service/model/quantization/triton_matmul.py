@@ -171,7 +171,7 @@ def tiling_for(rows: float, itemsize: int = 2) -> Tiling:
 
 
 def num_splits(rows: int, depth: int, programs: int) -> int:
-    """The parts of K, a power of two. `rows`: of all tiles. `programs`: the programs without a division.
+    """The parts of K, a power of two. `rows`: the rows of all tiles. `programs`: the programs without a division.
 
     Partial sums are written and read once, 8 bytes in all.
     """
