@@ -289,7 +289,7 @@ def test_a_row_may_have_several_scales(scheme, rows):
 
 
 @pytest.mark.parametrize("scheme", QUANT_SCHEMES.values(), ids=QUANT_SCHEMES)
-@pytest.mark.parametrize(("count", "groups"), [(1, 1), (13, 3), (80, 1)])
+@pytest.mark.parametrize(("count", "groups"), [(1, 1), (13, 3), (80, 1), (300, 1)])
 def test_the_kernel_of_experts_is_that_product(triton_device, scheme, count, groups):
     """Some experts have no rows, the last has most."""
     groups = 1 if scheme.activations else groups

@@ -53,14 +53,13 @@ for capability, noise in cases["vocabulary"]:
 
 QUANTIZED = """
 from service.model.quantization import triton_matmul as kernels
-tables = dict(matrices="*i64", firsts="*i64", lasts="*i32", M="i32", N="i32", K="i32", GROUP="i32")
-tables |= dict(x_scales="*fp32", finished="*i32")
+tables = dict(ends="*i32", M="i32", N="i32", K="i32", GROUP="i32", x_scales="*fp32", finished="*i32")
 for capability, dtype, rows, splits, groups, experts, whole in cases["quantized"]:
     numbers = dict(x="*i8" if whole else "*bf16", values=dtype, scales="*bf16", out="*bf16")
     types = numbers | tables | dict(sums="*i32" if whole else "*fp32")
     tile, step, depth, warps, stages = kernels.tiling_for(rows)
     sizes = dict(TILE=tile, STEP=step, DEPTH=depth, SPLITS=splits)
-    kinds = dict(GROUPS=groups, EXPERTS=experts, WHOLE=whole, WIDE=False)
+    kinds = dict(GROUPS=groups, EXPERTS=experts, EXPERTS_PAD=128, WHOLE=whole, WIDE=False)
     made = compiled(kernels.multiply, types, sizes | kinds, capability, num_warps=warps, num_stages=stages)
     assert made.metadata.shared < 99 * 1024, made.metadata.shared
 types = dict(x="*bf16", values="*i8", scales="*fp32", K="i32")
@@ -87,13 +86,13 @@ EVERY: dict[str, list[tuple[object, ...]]] = {
     "vocabulary": [(90, True), (90, False), (80, True), (80, False)],
     "layers": [(90, "bf16", 128, True), (90, "bf16", 64, True), (90, "fp32", 128, False), (80, "fp16", 64, False)],
     "quantized": [
-        (90, "*fp8e4nv", 16, 4, True, False, False),
-        (90, "*i8", 128, 1, False, False, False),
-        (90, "*i8", 64, 4, False, False, True),
-        (90, "*i8", 128, 1, False, True, True),
-        (90, "*fp8e4nv", 32, 1, False, True, False),
-        (80, "*i8", 128, 1, False, True, False),
-        (80, "*i8", 16, 4, False, False, True),
+        (90, "*fp8e4nv", 16, 4, True, 0, False),
+        (90, "*i8", 128, 1, False, 0, False),
+        (90, "*i8", 64, 4, False, 0, True),
+        (90, "*i8", 128, 1, False, 128, True),
+        (90, "*fp8e4nv", 32, 1, False, 128, False),
+        (80, "*i8", 128, 1, False, 100, False),
+        (80, "*i8", 16, 4, False, 0, True),
     ],
 }
 ONE_OF_EACH = {kernel: cases[:1] for kernel, cases in EVERY.items()}

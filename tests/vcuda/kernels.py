@@ -131,14 +131,11 @@ def quantize_rows(grid: Any, x: Tensor, values: Tensor, scales: Tensor, *_: Any,
 
 
 def multiply(grid: Any, x: Tensor, x_scales: Tensor, values: Tensor, scales: Tensor, out: Tensor, sums: Tensor,
-             finished: Tensor, matrices: Tensor, firsts: Tensor, lasts: Tensor, *_: Any, TILE: int, EXPERTS: bool,
-             WHOLE: bool, **__: Any) -> None:  # fmt: skip
-    """Rows times a matrix, or the rows of each tile times its matrix."""
-    tiles = [(0, 0, len(x))]
-    if EXPERTS:
-        tiles = [*zip(matrices.tolist(), firsts.tolist(), lasts.tolist(), strict=True)]
-    for matrix, first, last in tiles:
-        rows = slice(first, min(last, first + TILE) if EXPERTS else last)
+             finished: Tensor, ends: Tensor, *_: Any, EXPERTS: int, WHOLE: bool, **__: Any) -> None:  # fmt: skip
+    """Rows times a matrix, or each expert's rows times its matrix."""
+    stops = ends.tolist() if EXPERTS else [len(x)]
+    for matrix, (first, stop) in enumerate(zip([0, *stops], stops, strict=False)):
+        rows = slice(first, stop)
         bits = values.view(-1, *values.shape[-2:])[matrix].double()
         scale = scales.view(-1, *scales.shape[-2:])[matrix].double()
         numbers = x[rows].double()

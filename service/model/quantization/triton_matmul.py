@@ -13,7 +13,6 @@ from math import gcd
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -53,9 +52,7 @@ def multiply(
     out,  # [M, N], dense
     sums,  # [SPLITS, M, N], float32 or int32 as the sums; used if SPLITS > 1
     finished,  # int32, 0 for each tile of the result: the finished programs; used if SPLITS > 1
-    matrices,  # [tiles of rows]: the index of the matrix
-    firsts,  # [tiles of rows]: the first row
-    lasts,  # [tiles of rows]: the end of the matrix's rows
+    ends,  # [E] int32: the end of each matrix's rows, read if EXPERTS
     M,
     N,
     K,
@@ -66,29 +63,30 @@ def multiply(
     SPLITS: tl.constexpr,
     GROUPS: tl.constexpr,
     EXPERTS: tl.constexpr,
+    EXPERTS_PAD: tl.constexpr,
     WHOLE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """Grid: tiles of activations, tiles of a matrix, parts of K.
 
-    GROUPS: a row of a matrix has several scales, each for GROUP columns. EXPERTS: there are several matrices; else the
-    three tables are not read. WHOLE: activations are int8, and sums are whole numbers. WIDE multiplies in fp32, for
-    Triton's interpreter.
+    GROUPS: a row of a matrix has several scales, each for GROUP columns. EXPERTS: the number E of matrices, each for
+    some of the rows, or 0 for one matrix. WHOLE: activations are int8, and sums are whole numbers. WIDE multiplies in
+    fp32, for Triton's interpreter.
     """
     tile = tl.program_id(0)
     column = tl.program_id(1) * STEP + tl.arange(0, STEP)
     line = column.to(tl.int64)
-    row = tile * TILE + tl.arange(0, TILE)
-    last = M
+    first, last, limit = tile * TILE, M, K
     if EXPERTS:
-        line += tl.load(matrices + tile).to(tl.int64) * N
-        row = tl.load(firsts + tile) + tl.arange(0, TILE)
-        last = tl.load(lasts + tile)
+        matrix, first, last = _tile_of_experts(ends, tile, TILE, EXPERTS, EXPERTS_PAD)
+        line += matrix.to(tl.int64) * N
+        limit = tl.where(first < last, K, 0)
+    row = first + tl.arange(0, TILE)
     length = tl.cdiv(tl.cdiv(K, DEPTH), SPLITS) * DEPTH
     begin = tl.program_id(2) * length
     depth = tl.arange(0, DEPTH)
     total = tl.zeros((STEP, TILE), tl.int32 if WHOLE else tl.float32)
-    for start in range(begin, tl.minimum(begin + length, K), DEPTH):
+    for start in range(begin, tl.minimum(begin + length, limit), DEPTH):
         k = start + depth
         inputs = tl.load(x + row[None, :].to(tl.int64) * K + k[:, None], (row[None, :] < last) & (k[:, None] < K), 0)
         bits = tl.load(values + line[:, None] * K + k[None, :], (column[:, None] < N) & (k[None, :] < K), 0.0)
@@ -120,6 +118,25 @@ def multiply(
             _finish(total, x_scales, scales + line, out + cell, row, column, last, N, inside, GROUPS, WHOLE)
     else:
         _finish(total, x_scales, scales + line, out + cell, row, column, last, N, inside, GROUPS, WHOLE)
+
+
+@triton.jit
+def _tile_of_experts(ends, tile, TILE: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr):
+    """The matrix of a tile, its first row, and the end of the matrix's rows, which is 0 for a tile without rows.
+
+    The grid has enough tiles for any division of the rows: the host does not know the division.
+    """
+    expert = tl.arange(0, EXPERTS_PAD)
+    inside = expert < EXPERTS
+    stop = tl.load(ends + expert, inside, 0)
+    start = tl.load(ends + expert - 1, inside & (expert > 0), 0)
+    tiles = tl.where(inside, tl.cdiv(stop - start, TILE), 0)
+    last_tile = tl.cumsum(tiles, 0)
+    matrix = tl.sum((inside & (last_tile <= tile)).to(tl.int32), 0)
+    own = expert == matrix
+    before = tl.sum(tl.where(own, last_tile - tiles, 0), 0)
+    first = tl.sum(tl.where(own, start, 0), 0) + (tile - before) * TILE
+    return tl.minimum(matrix, EXPERTS - 1), first, tl.sum(tl.where(own & inside, stop, 0), 0)
 
 
 @triton.jit
@@ -187,29 +204,24 @@ def _counters(device: torch.device) -> Tensor:
     return torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
 
 
-class _Tiles(NamedTuple):
-    """Tables of the tiles of rows: the index of the matrix, the first row, and the end of the matrix's rows."""
-
-    matrices: Tensor
-    firsts: Tensor
-    lasts: Tensor
-
-
 def product(rows: Tensor, values: Tensor, scales: Tensor, *, whole: bool) -> Tensor:
     """rows `[M, K]`, values `[N, K]` in 8 bits, scales `[N, G]` -> `[M, N]` in the rows' type.
 
     `whole`: activations are quantized, too.
     """
-    return _multiplied(rows, values, scales, None, tiling_for(len(rows), _itemsize(rows, whole)), whole)
+    tiling = tiling_for(len(rows), _itemsize(rows, whole))
+    num_tiles = triton.cdiv(len(rows), tiling.tile)
+    programs = num_tiles * triton.cdiv(len(values), tiling.step)
+    splits = num_splits(num_tiles * tiling.tile, rows.shape[1], programs)
+    return _multiplied(rows, values, scales, None, _Extent(tiling, num_tiles, splits), whole)
 
 
 def grouped_product(rows: Tensor, values: Tensor, scales: Tensor, ends: Tensor, *, whole: bool) -> Tensor:
-    """rows `[P, K]`, sorted by matrix, values `[E, N, K]` in 8 bits, scales `[E, N, G]`, ends `[E]` -> `[P, N]`.
-
-    The rows of each tile are computed on the device, so that the host does not wait for it.
-    """
-    tiling = tiling_for(len(rows) / len(ends), _itemsize(rows, whole))
-    return _multiplied(rows, values, scales, _tiles(ends, len(rows), tiling.tile), tiling, whole)
+    """rows `[P, K]`, sorted by matrix, values `[E, N, K]` in 8 bits, scales `[E, N, G]`, ends `[E]` -> `[P, N]`."""
+    count, experts = len(rows), len(ends)
+    tiling = tiling_for(count / experts, _itemsize(rows, whole))
+    extent = _Extent(tiling, min(count, experts) + count // tiling.tile, 1)
+    return _multiplied(rows, values, scales, ends, extent, whole)
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,34 +240,31 @@ def _itemsize(rows: Tensor, whole: bool) -> int:
     return 1 if whole else rows.element_size()
 
 
+class _Extent(NamedTuple):
+    """The sizes of a program, the number of tiles of activations, and the number of programs that share a result."""
+
+    tiling: Tiling
+    tiles: int
+    splits: int
+
+
 def _multiplied(
-    rows: Tensor, values: Tensor, scales: Tensor, tiles: _Tiles | None, tiling: Tiling, whole: bool
+    rows: Tensor, values: Tensor, scales: Tensor, ends: Tensor | None, extent: _Extent, whole: bool
 ) -> Tensor:
     (count, depth), width, groups = rows.shape, values.shape[-2], scales.shape[-1]
+    tiling, tiles, splits = extent
     out = rows.new_empty(count, width)
     numbers, row_scales = quantize(rows) if whole else (rows.contiguous(), rows)
-    num_tiles = triton.cdiv(count, tiling.tile) if tiles is None else len(tiles.matrices)
-    num_steps = triton.cdiv(width, tiling.step)
-    splits = num_splits(num_tiles * tiling.tile, depth, num_tiles * num_steps) if tiles is None else 1
     sums, counters = out, out
     if splits > 1:
         sums = torch.empty(splits, count, width, dtype=torch.int32 if whole else torch.float32, device=rows.device)
         counters = _counters(rows.device)
-    tables = _Tiles(rows, rows, rows) if tiles is None else tiles
-    multiply[num_tiles, num_steps, splits](
-        numbers, row_scales, values, scales, out, sums, counters, *tables, count, width, depth, depth // groups,
-        TILE=tiling.tile, STEP=tiling.step, DEPTH=tiling.depth if groups == 1 else gcd(depth // groups, tiling.depth),
-        SPLITS=splits, GROUPS=groups > 1, EXPERTS=tiles is not None, WHOLE=whole, WIDE=rows.device.type == "cpu",
-        num_warps=tiling.warps, num_stages=tiling.stages,
+    experts = 0 if ends is None else len(ends)
+    multiply[tiles, triton.cdiv(width, tiling.step), splits](
+        numbers, row_scales, values, scales, out, sums, counters, rows if ends is None else ends, count, width, depth,
+        depth // groups, TILE=tiling.tile, STEP=tiling.step, SPLITS=splits, GROUPS=groups > 1,
+        DEPTH=tiling.depth if groups == 1 else gcd(depth // groups, tiling.depth),
+        EXPERTS=experts, EXPERTS_PAD=triton.next_power_of_2(max(1, experts)), WHOLE=whole,
+        WIDE=rows.device.type == "cpu", num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return out
-
-
-def _tiles(ends: Tensor, rows: int, tile: int) -> _Tiles:
-    """Enough tiles for any division of the rows. Spare tiles have no rows."""
-    starts = F.pad(ends[:-1], (1, 0))
-    stops = ((ends - starts + tile - 1) // tile).cumsum(0)
-    tile_index = torch.arange(min(rows, len(ends)) + rows // tile, device=ends.device)
-    matrix = torch.searchsorted(stops, tile_index, right=True).clamp(max=len(ends) - 1)
-    first = starts[matrix] + (tile_index - F.pad(stops[:-1], (1, 0))[matrix]) * tile
-    return _Tiles(matrix, first, ends[matrix])
