@@ -68,7 +68,8 @@ class TritonLogitsSampler:
         params = to_device_async(self._params(batch, min_logit), logits.device)
         parts = -(-width // _KERNEL_PART)
         out = torch.empty(count, 3, dtype=torch.float64, device=logits.device)
-        work = torch.empty(count, 1 + self._kernels.PART_NUMBERS * parts, device=logits.device)
+        numbers = 1 + self._kernels.PART_NUMBERS * parts
+        work = torch.empty(count, numbers, dtype=torch.float32, device=logits.device)
         noise, min_p = bool(batch.random.any()), min_logit is not None and bool(min_logit.max() > -np.inf)
         sizes = width, logits.stride(0), self.mask_token_id
         grid = count, _num_programs(count, parts)
