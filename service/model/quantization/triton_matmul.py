@@ -133,10 +133,10 @@ def _tile_of_experts(ends, tile, TILE: tl.constexpr, EXPERTS: tl.constexpr, EXPE
     tiles = tl.where(inside, tl.cdiv(stop - start, TILE), 0)
     last_tile = tl.cumsum(tiles, 0)
     matrix = tl.sum((inside & (last_tile <= tile)).to(tl.int32), 0)
-    own = expert == matrix
-    before = tl.sum(tl.where(own, last_tile - tiles, 0), 0)
-    first = tl.sum(tl.where(own, start, 0), 0) + (tile - before) * TILE
-    return tl.minimum(matrix, EXPERTS - 1), first, tl.sum(tl.where(own & inside, stop, 0), 0)
+    selected = expert == matrix
+    before = tl.sum(tl.where(selected, last_tile - tiles, 0), 0)
+    first = tl.sum(tl.where(selected, start, 0), 0) + (tile - before) * TILE
+    return tl.minimum(matrix, EXPERTS - 1), first, tl.sum(tl.where(selected & inside, stop, 0), 0)
 
 
 @triton.jit
