@@ -177,7 +177,7 @@ def product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tenso
     """rows `[M, K]` times one matrix, `[N, K]` -> `[M, N]`."""
     device, activations = rows.device.type, scheme.activations
     few = len(rows) <= _MAX_ROWS.get(device, 0)
-    if (few or activations) and has_kernel(rows, tensor):
+    if device != "cpu" and (few or activations) and has_kernel(rows, tensor):
         from service.model.quantization import triton_matmul
 
         values = tensor.values.view(getattr(torch, scheme.dtype))
@@ -200,8 +200,9 @@ def quantize_activations(rows: Tensor, scheme: QuantScheme) -> tuple[Tensor, Ten
 
 def has_kernel(rows: Tensor, tensor: QuantizedTensor) -> bool:
     """Whether our Triton kernel takes such activations and matrices."""
-    group = tensor.values.shape[-1] // tensor.groups
-    return use_triton(rows.device, rows.dtype) and (tensor.groups == 1 or group % _KERNEL_GROUP == 0)
+    if not use_triton(rows.device, rows.dtype):
+        return False
+    return tensor.groups == 1 or tensor.values.shape[-1] // tensor.groups % _KERNEL_GROUP == 0
 
 
 def _integer_product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tensor:
