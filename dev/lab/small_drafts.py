@@ -40,7 +40,7 @@ from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending
 from service.model import Checkpoint, LoadOptions, ModelConfig, load_checkpoint
 from service.quality.schema import Plan
 from service.text import TextCodec
-from training.demo.edition4.tasks import draw
+from training.demo.tasks import draw
 
 _CHAINS = [f"speculative mrp_steps={steps}" for steps in (1, 2, 3)]
 _TREES = [

@@ -16,7 +16,7 @@ PLANS = ("--plan", "speculative mrp_steps=auto", "--plan", "speculative mrp_step
 
 @pytest.fixture(autouse=True)
 def small_shape(monkeypatch):
-    monkeypatch.setitem(shapes.SHAPES, "sdar-1.7b", Shape(192, 400, 5, 8, 4, 32, 1100, 2048))
+    monkeypatch.setitem(shapes.SHAPES, "sdar-1.7b", Shape(192, 400, 29, 8, 4, 32, 1100, 2048))
 
 
 def measure(run, file, *words):
