@@ -57,7 +57,6 @@ def test_golden_requests_are_decoded_as_by_a_fresh_load(
     engine, asked = engine_of(checkpoint), requests(GOLDEN_NAMES[0])[::2]
     old = [tuple(entry["token_ids"]) for entry in expected(GOLDEN_NAMES[0])[::2]]
     assert decoded(engine, *asked) == old
-    engine.hold()
     engine.update_weights(new, 1)
     first = engine.generate([asked[0]])[0]
     assert first.stats.cached_tokens == 0
@@ -88,7 +87,6 @@ def test_nothing_of_requests_that_were_ended_is_left(
         engine.submit(one)
     for _ in range(3):
         engine.step()
-    engine.hold()
     assert engine.abort_running() == ["0", "1", "2", "3"]
     engine.update_weights(new, 1)
     assert not engine._micro_batches
