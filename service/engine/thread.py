@@ -235,7 +235,7 @@ class EngineThread:
         """The inbox, as soon as there is work, or time to look for late requests. None when stopping."""
         engine = self._engine
         with self._changed:
-            while not (self._stopping or self._inbox or (engine.has_work and not engine.stands)):
+            while not (self._stopping or self._inbox or self._task or (engine.has_work and not engine.stands)):
                 if not self._changed.wait(_LOOK_S if engine.has_work else None):
                     break
             if self._stopping:

@@ -157,6 +157,18 @@ async def test_requests_that_run_finish_with_the_old_weights_and_others_wait_for
     assert running.engine.version == 1
 
 
+async def test_an_update_needs_no_further_request(running: Running, new: Callable[[], None]) -> None:
+    """The engine has no work when the last running request ends."""
+    before = running.ask("before")
+    await running.gate.holds(running.worker)
+    change = running.update_weights(new)
+    await asyncio.sleep(0)
+    running.gate.open.set()
+    assert await before == answers(FIRST)
+    async with asyncio.timeout(20):
+        await change
+
+
 async def test_requests_that_run_can_be_ended_and_waiting_ones_are_not(
     running: Running, other: Path, new: Callable[[], None]
 ) -> None:
