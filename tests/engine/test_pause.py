@@ -85,6 +85,7 @@ async def test_golden_requests_that_are_paused_have_the_same_tokens(
     sleeper = Sleeper(GOLDEN / name, overlap=overlap)
     sleepers.append(sleeper)
     answers = [sleeper.ask(one) for one in requests(name)]
+    await sleeper.gate.holds(sleeper.thread)
     for turn in range(12):
         await sleeper.steps(1 + turn % 3)
         wait = turn % 6 == 5
@@ -109,6 +110,7 @@ async def test_golden_requests_after_sleep_have_the_same_tokens(sleepers: list[S
     asked = requests(name)
     half = len(asked) // 2
     before = [sleeper.ask(one) for one in asked[:half]]
+    await sleeper.gate.holds(sleeper.thread)
     await sleeper.steps(3)
     sleep = asyncio.ensure_future(sleeper.change(level=level))
     await eventually(lambda: sleeper.engine.held or sleep.done())
@@ -148,12 +150,13 @@ async def test_a_paused_request_sleeps_only_after_its_end(sleepers: list[Sleeper
     alone = Engine(load_checkpoint(GOLDEN / GOLDEN_NAMES[0]), EngineConfig(kv_cache_tokens=4096))
     (done,) = alone.generate([one])
     answer = sleeper.ask(one)
+    await sleeper.gate.holds(sleeper.thread)
     await sleeper.steps(2)
     await sleeper.change(paused=True)
     assert not answer.done()
     await sleeper.change(paused=True, level=1)
     assert await answer == done.token_ids
-    assert sleeper.engine.state() == replace(sleeper.engine.state(), paused=True, sleep_level=1)
+    assert (sleeper.engine.paused, sleeper.engine.sleep_level) == (True, 1)
     late = sleeper.ask(replace(one, request_id="late"))
     await sleeper.change(paused=True)
     await eventually(lambda: sleeper.thread.state().num_waiting == 1)
@@ -209,6 +212,7 @@ async def test_a_standing_engine_stops(sleepers: list[Sleeper]) -> None:
     sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0])
     sleepers.append(sleeper)
     answer = sleeper.ask(request("x", PROMPT, Static(), tokens=200))
+    await sleeper.gate.holds(sleeper.thread)
     await sleeper.steps(1)
     await sleeper.change(paused=True)
     sleeper.thread.stop()
