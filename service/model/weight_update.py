@@ -117,7 +117,7 @@ def _replace_tensors(served: Checkpoint, device: torch.device) -> None:
     tensors = [
         (module, name, tensor) for module in modules for name, tensor in module.state_dict(keep_vars=True).items()
     ]
-    empty = {id(tensor): torch.empty_like(tensor, device=device) for _, _, tensor in tensors}
+    empty = {id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for _, _, tensor in tensors}
     for module, name, tensor in tensors:
         owner, _, leaf = name.rpartition(".")
         new = empty[id(tensor)]

@@ -135,10 +135,9 @@ def test_updated_weights_reach_captured_graphs(device: VirtualDevice, tmp_path: 
 
 
 @pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])
-@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
-def test_sleep_gives_all_bytes_back(device: VirtualDevice, name: str, options: dict[str, Any]) -> None:
+def test_sleep_gives_all_bytes_back(device: VirtualDevice, name: str) -> None:
     """KV cache and graphs at level 1, the weights at level 2. Graphs are captured anew at other addresses."""
-    checkpoint = on_device(name, **options)
+    checkpoint = on_device(name)
     engine = Engine(checkpoint, ALL_ON, deps=EngineDeps(costs=FAIR))
     engine.prepare()
     _, chosen = golden(name, 1)
@@ -156,7 +155,7 @@ def test_sleep_gives_all_bytes_back(device: VirtualDevice, name: str, options: d
     gc.collect()
     assert device.live_bytes == first - sum(weights.values())
     restore_weights(checkpoint, place)
-    apply_update(checkpoint, load_update([GOLDEN / name], checkpoint.config, LoadOptions(**options)))
+    apply_update(checkpoint, load_update([GOLDEN / name], checkpoint.config, LoadOptions()))
     engine.wake_up()
     gc.collect()
     assert device.counts.captures == 2 * captures
