@@ -39,9 +39,9 @@ from service.engine.request import (
 )
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, Waiting
-from service.errors import InvalidRequest, SettingsError, WeightsChanged
+from service.errors import InvalidRequest, OutOfMemory, SettingsError, WeightsChanged
 from service.model.checkpoint import Checkpoint, LoadOptions
-from service.model.device import DeviceMemory, use_device
+from service.model.device import DeviceMemory, is_out_of_memory, use_device
 
 _log = logging.getLogger(__name__)
 
@@ -247,8 +247,14 @@ class Engine:
         OutOfMemory: the engine sleeps on.
         """
         self._runner.restore_cache()
-        if self._prepared:
-            self._runner.prepare(self._max_rows)
+        try:
+            if self._prepared:
+                self._runner.prepare(self._max_rows)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._runner.release_cache()
+            raise OutOfMemory("the device has no memory for forwards", retry_after=1.0) from None
         self.sleep_level = 0
 
     def _check_idle(self, reason: str) -> None:

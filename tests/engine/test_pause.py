@@ -222,7 +222,7 @@ async def test_a_standing_engine_stops(sleepers: list[Sleeper]) -> None:
         await sleeper.change()
 
 
-@pytest.mark.parametrize("part", ["cache", "weights"])
+@pytest.mark.parametrize("part", ["cache", "forwards", "weights"])
 async def test_without_memory_the_engine_sleeps_on(
     sleepers: list[Sleeper], monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
@@ -235,12 +235,16 @@ async def test_without_memory_the_engine_sleeps_on(
     with monkeypatch.context() as patched:
         if part == "cache":
             patched.setattr(PagedCache, "_take", _no_memory)
+        elif part == "forwards":
+            sleeper.engine.prepare()
+            patched.setattr(sleeper.engine._runner, "prepare", _no_memory)
         else:
             patched.setattr("service.model.weight_update._replace_tensors", _no_memory)
         for _ in range(2):
-            with pytest.raises(OutOfMemory, match="no memory for the"):
+            with pytest.raises(OutOfMemory, match="no memory for"):
                 await sleeper.change()
             assert sleeper.engine.stands
+            assert sleeper.engine._runner._model._cache.keys.numel() == 0  # type: ignore[attr-defined]
     answer = sleeper.ask(replace(one, request_id="y"))
     await sleeper.change()
     assert await answer == before
