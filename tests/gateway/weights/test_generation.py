@@ -190,6 +190,18 @@ async def test_requests_that_wait_too_long_are_told(replicas: Replicas, http: ht
     assert sum(one._engine.state().num_waiting for one in replicas.generators) == 0  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("stop", ["pause", "sleep"])
+async def test_a_service_that_stands_can_drain_and_end(replicas: Replicas, http: httpx.AsyncClient, stop: str) -> None:
+    await order(http, stop)
+    during = [asyncio.ensure_future(http.post(GENERATE, json=REQUEST)) for _ in range(4)]
+    await waiting(replicas, 4)
+    draining = replicas.ingresses[0].draining
+    assert draining.begin() == 4
+    draining.abort()
+    assert {problem(await one, 503)["code"] for one in during} == {"not_ready"}
+    await waiting(replicas, 0)
+
+
 async def test_replicas_that_stand_neither_scale_nor_look_slow(replicas: Replicas, http: httpx.AsyncClient) -> None:
     ingress = replicas.ingresses[0]
     await ask(http, REQUEST)
