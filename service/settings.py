@@ -187,7 +187,7 @@ class Settings(BaseSettings):
     )
     api_keys_file: Path | None = Field(None, description="YAML list of hashed keys, with names, weights and limits")
     admin_keys: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), repr=False, description="comma-separated keys for `/admin/weights`; no keys: there is no such route"
+        (), repr=False, description="comma-separated keys for `/admin/…`; no keys: there are no such routes"
     )
     weights_update: Literal["finish", "abort"] = Field(
         "finish",
