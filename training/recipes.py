@@ -70,9 +70,7 @@ class Recipe:
         """The objective of the training."""
         weights = Weights(self.next_pick, self.order, self.revision)
         phases = phases_up_to(self.unroll, weights) if self.gradual else (Phase(0.0, self.unroll, weights),)
-        return Objective(
-            phases, self.trajectories, self.copies, reveals=self.reveals, inverse_rate=self.inverse_rate
-        )
+        return Objective(phases, self.trajectories, self.copies, reveals=self.reveals, inverse_rate=self.inverse_rate)
 
     def schedule(self, steps: int, warmup: int | None = None) -> Schedule:
         """The learning rate of `steps` updates. `warmup`: updates to the peak, None for the recipe's."""
