@@ -42,6 +42,22 @@ def test_one_trace_of_some_steps_is_written_and_the_tokens_stay(
     assert not any(str(token) in names for token in PROMPT)
 
 
+def test_two_engines_of_a_process_trace_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "_SKIPPED", 1)
+    monkeypatch.setattr(profiler, "_TRACED", 2)
+    checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[0])
+    engines = [Engine(checkpoint, EngineConfig(torch_profiler_dir=tmp_path / str(n))) for n in range(2)]
+    for engine in engines:
+        engine.submit(GenerationRequest("x", PROMPT, Speculative(2), max_new_tokens=64))
+    counts = []
+    while any(engine.has_work for engine in engines):
+        for engine in engines:
+            engine.step()
+        counts.append([len(traces(tmp_path / str(n))) for n in range(2)])
+    assert [1, 0] in counts
+    assert counts[-1] == [1, 1]
+
+
 def test_fewer_steps_than_are_skipped_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler, "_SKIPPED", 10_000)
     decoded(EngineConfig(torch_profiler_dir=tmp_path))
