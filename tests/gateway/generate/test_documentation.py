@@ -12,6 +12,7 @@ import pytest
 
 from service.decode.knobs import knobs_in
 from service.decode.modes import MODES
+from service.demo.checker import parse
 from service.gateway.http import protocol
 from service.gateway.http.openapi import ANTHROPIC, DECODING, EXAMPLES, OPENAI, OPERATION
 from service.gateway.http.parse import parse_generate
@@ -48,6 +49,32 @@ def references(part: Any) -> Iterator[str]:
     elif isinstance(part, list):
         for value in part:
             yield from references(value)
+
+
+def messages(part: Any) -> Iterator[Any]:
+    """Every `messages` or `input` of the examples, at any depth."""
+    if isinstance(part, dict):
+        for name, value in part.items():
+            if name in ("messages", "input"):
+                yield value
+            yield from messages(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from messages(value)
+
+
+def test_every_message_of_an_example_is_a_problem_that_the_demo_knows(schema: dict[str, Any]) -> None:
+    contents = [
+        operation.get("requestBody", {}).get("content", {})
+        for path in schema["paths"].values()
+        for operation in path.values()
+    ]
+    examples = [content[kind].get(name) for content in contents for kind in content for name in ("example", "examples")]
+    conversations = list(messages(examples))
+    texts = [each if isinstance(each, str) else each[-1]["content"] for each in conversations]
+    assert len(texts) >= 5
+    for text in texts:
+        parse(text)
 
 
 def test_every_reference_leads_somewhere(schema: dict[str, Any]) -> None:
