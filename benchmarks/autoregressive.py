@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from typing import Any
 
 import torch
 from transformers import GenerationConfig
@@ -22,7 +23,7 @@ class AutoregressiveLoop:
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._model = qwen3_of(checkpoint)
+        self._model: Any = qwen3_of(checkpoint)  # its `generate` is a mixin's
         self._device, self._vocab_size = checkpoint.device, checkpoint.config.vocab_size
 
     def tokens_per_s(self, requests: int, prompt_tokens: int, new_tokens: int, rounds: int) -> float:

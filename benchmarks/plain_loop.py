@@ -26,7 +26,7 @@ def plain_loop_of(checkpoint: Checkpoint) -> PlainLoop | None:
     return PlainLoop(checkpoint) if checkpoint.config.family in _MODELS else None
 
 
-def qwen3_of(checkpoint: Checkpoint) -> Qwen3ForCausalLM | Qwen3MoeForCausalLM:
+def qwen3_of(checkpoint: Checkpoint) -> nn.Module:
     """Transformers' network with the checkpoint's own weights, which are not copied.
 
     CheckpointError where transformers has no network of the family.
@@ -45,7 +45,8 @@ def qwen3_of(checkpoint: Checkpoint) -> Qwen3ForCausalLM | Qwen3MoeForCausalLM:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model.load_state_dict(weights, assign=True)
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(checkpoint.device)  # no file has its buffer
-    return model.eval()
+    network: nn.Module = model.eval()
+    return network
 
 
 class PlainLoop:
