@@ -1,7 +1,8 @@
 """Stage 2. The rows of the MRP paper's speed tables (arXiv 2605.18817), and the autoregressive yardstick.
 
 The paper's rows are `static`, `speculative` with K = 3 and `direct` with K = 1. `auto` is this engine's own choice.
-The weights are the demo's at published sizes, so speed is of those sizes and acceptance is the demo's.
+The weights are the demo's at published sizes. So the speed is of those sizes, and the acceptance is the demo's, which
+was trained with one block size only.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from tests.vcuda.device import VirtualDevice
 
 
 def test_the_papers_rows_on_cuda(device: VirtualDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHAPES, "small", Shape(136, 384, 4, 4, 2, 32, 1026, 1024))
+    monkeypatch.setitem(SHAPES, "small", Shape(136, 384, 28, 4, 2, 32, 1026, 1024))
     yardstick = SimpleNamespace(tokens_per_s=lambda *_: 10.0)
     monkeypatch.setattr("benchmarks.gpu.paper.AutoregressiveLoop", lambda _: yardstick)
     for module in ("benchmarks.throughput", "benchmarks.gpu.paper"):
