@@ -14,6 +14,7 @@ from service.decode.modes import Direct, Speculative, Static
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.errors import DecodingFailed
 from service.model import LoadOptions, load_checkpoint
+from service.model.quantization.schemes import QUANT_SCHEMES
 from service.model.weight_update import apply_update, load_update
 from tests.engine.helpers import FAIR, FREE
 from tests.other_weights import FIRST, other_weights
@@ -87,6 +88,25 @@ def test_speculative_is_static_and_the_device_is_the_cpu(device: VirtualDevice, 
     assert [done.token_ids for done in engine.generate(static)] == expected
     assert [done.token_ids for done in engine.generate(drafted)] == expected
     assert waits(device.counts) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    fast_rows(
+        lambda name, scheme: (name, scheme) in [(GOLDEN_NAMES[0], "int8"), (EXPERTS_NAME, "w8a8")],
+        [(name, scheme) for name in (GOLDEN_NAMES[0], EXPERTS_NAME) for scheme in QUANT_SCHEMES],
+    ),
+)
+def test_8_bit_matrices_decode_as_on_the_cpu(device: VirtualDevice, name: str, scheme: str) -> None:
+    """In graphs: with the kernels, experts in 8 bits make no host wait, in float32 either."""
+    _, chosen = golden(name, 2)
+    engine = Engine(on_device(name, quantization=scheme), ALL_ON)
+    host = load_checkpoint(GOLDEN / name, LoadOptions(torch.float32, "cpu", quantization=scheme))
+    expected = [done.token_ids for done in Engine(host, EngineConfig(kv_cache_tokens=4096)).generate(chosen)]
+    assert [done.token_ids for done in engine.generate(chosen)] == expected
+    assert waits(device.counts) == []
+    assert device.counts.replays > 0
+    assert device.counts.kernels["multiply"] > 0
 
 
 def test_an_error_of_one_request_ends_that_request_alone(
