@@ -225,6 +225,11 @@ class Settings(BaseSettings):
         None,
         description="OpenTelemetry collector (OTLP over HTTP) that gets the traces, such as http://localhost:4318",
     )
+    torch_profiler_dir: Path | None = Field(
+        None,
+        description="folder for a trace by torch.profiler: each engine writes one, of 16 steps after its first 64; "
+        "these steps are slow",
+    )
     log_file: Path | None = Field(None, description="file to which log lines are appended; default: stderr")
 
     def __init__(self, **values: Any) -> None:

@@ -23,6 +23,7 @@ from service.engine.drafting.costs import StepCosts, measure
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, ModelForward, ShapePolicy
 from service.engine.forward.partition import fixed_shapes_for
+from service.engine.forward.profiler import StepProfiler
 from service.engine.forward.runner import CheckpointRunner, ModelRunner, forward_clock
 from service.engine.micro_batch import ForwardExecutor, MicroBatch, TwoBatchOverlap, end_alone
 from service.engine.observer import EngineState, Observer, SafeObserver, StepReport
@@ -140,6 +141,7 @@ class Engine:
         self._executor = ForwardExecutor(runner, self._clock)
         self._overlap = TwoBatchOverlap(config.overlap, self._planner, asynchronous=checkpoint.device.type == "cuda")
         self._micro_batches: deque[MicroBatch] = deque()
+        self._profiler = StepProfiler(config.torch_profiler_dir) if config.torch_profiler_dir else None
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size
         self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
 
@@ -287,6 +289,8 @@ class Engine:
 
         With two micro-batches under way (`micro_batch.py`), the step of the micro-batch that is over first.
         """
+        if self._profiler is not None:
+            self._profiler.begin_step()
         start = self._clock()
         events = self.expire()
         self.admit()

@@ -238,6 +238,7 @@ def _config(settings: Settings, fitted: MemoryPlan) -> EngineConfig:
         overlap=settings.overlap,
         draft_candidates=settings.draft_candidates,
         max_prefill_tokens=settings.max_prefill_tokens,
+        torch_profiler_dir=settings.torch_profiler_dir,
     )
 
 
