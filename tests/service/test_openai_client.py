@@ -66,7 +66,7 @@ def test_errors_and_the_clients_own_time_limit(service: Service, client: openai.
         other.models.list()
     with pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.05).completions.create(
-            model=MODEL, prompt=PROMPT, max_tokens=2000, extra_body={"ignore_eos": True, "mode": "static"}
+            model=MODEL, prompt=PROMPT, max_tokens=2000, n=8, extra_body={"ignore_eos": True, "mode": "static"}
         )
 
 
