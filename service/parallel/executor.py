@@ -23,16 +23,24 @@ from typing import Self
 
 import torch
 from msgspec import structs
+from torch import Tensor
 
 from service.defaults import STEP_TIMEOUT_S
-from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, Network, OrderedHidden, ShapePolicy
+from service.engine.forward.model_forward import (
+    ExecutionConfig,
+    LocalModelForward,
+    Network,
+    PlannedForward,
+    ShapePolicy,
+)
 from service.engine.forward.partition import RowGroup
-from service.engine.forward.rows import anchors_of
+from service.engine.forward.rows import AnchorRows, anchors_of
 from service.errors import EngineFailed, MrpServeError, ReplicaLost, SettingsError
 from service.ipc import Channel, start_child
 from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve
 from service.model.config import Shard
 from service.model.device import DeviceMemory, memory_of
+from service.model.transfer import PackedTables
 from service.model.weight_update import apply_update, load_update
 from service.parallel import messages
 from service.parallel.process_group import ProcessGroup
@@ -216,8 +224,8 @@ class TensorParallelExecutor:
         self._answers(None)
         return DriverNetworks(self, local)
 
-    def forward(self, local: LocalModelForward, which: Network, group: RowGroup) -> OrderedHidden:
-        """A forward on all ranks. `local` computes the part of this one.
+    def run(self, local: PlannedForward, which: Network, group: RowGroup) -> Tensor:
+        """A forward on all ranks, `[R, L, H]`. `local`: the part of this one.
 
         Raises ReplicaLost if a rank is lost, EngineFailed if its part failed. No forward can follow then: the ranks may
         have got to different layers.
@@ -229,8 +237,11 @@ class TensorParallelExecutor:
             for worker in self._workers:
                 worker.send(message)
             if (anchors := anchors_of(group.members)) is not None:
-                self._group.broadcast(anchors)
-            return local.forward(which, group)
+                tables = PackedTables(torch.device(self._device(0)))
+                gathered = AnchorRows(anchors, tables)
+                tables.send()
+                self._group.broadcast(gathered.hidden())
+            return local.run()
         except BaseException as error:
             self._error = self._why(error)
             if isinstance(error, Exception):
@@ -284,8 +295,21 @@ class DriverNetworks:
     def pop_eager_forwards(self) -> int:
         return self._local.pop_eager_forwards()
 
-    def forward(self, which: Network, group: RowGroup) -> OrderedHidden:
-        return self._executor.forward(self._local, which, group)
+    def plan(self, network: Network, group: RowGroup, tables: PackedTables) -> PlannedForward:
+        return _OnAllRanks(self._executor, self._local.plan(network, group, tables), network, group)
+
+
+class _OnAllRanks:
+    """A `PlannedForward` that runs on all ranks. `local`: the part of rank 0."""
+
+    def __init__(
+        self, executor: TensorParallelExecutor, local: PlannedForward, network: Network, group: RowGroup
+    ) -> None:
+        self._executor, self._local, self._network, self._group = executor, local, network, group
+        self.order = local.order
+
+    def run(self) -> Tensor:
+        return self._executor.run(self._local, self._network, self._group)
 
 
 def _check(size: int, device: str) -> None:

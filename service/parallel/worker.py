@@ -26,6 +26,7 @@ from service.errors import EngineFailed, MrpServeError
 from service.ipc import Channel
 from service.model import Checkpoint, load_checkpoint
 from service.model.device import memory_of
+from service.model.transfer import PackedTables
 from service.model.weight_update import apply_update, load_update
 from service.parallel import messages
 from service.parallel.process_group import ProcessGroup
@@ -107,7 +108,7 @@ class Worker:
             states = ForwardOutput(anchors)
             rows = [row._replace(anchor=Anchor(states, index)) for index, row in enumerate(group.members)]
             group = type(group)(rows, group.indices, group.width)
-        self._networks.forward(command.which, group)
+        self._networks.plan(command.which, group, PackedTables(self._device)).run()
 
 
 class _Process:
