@@ -214,15 +214,21 @@ class TensorParallelExecutor:
     ) -> DriverNetworks:
         """The networks over all parts of the checkpoint that was loaded last. They replace earlier ones.
 
-        Forwards are not captured as CUDA graphs.
+        All ranks capture CUDA graphs of the same shapes in the same order: their sums are nodes of the graphs.
         """
         if checkpoint is not self._checkpoint:
             raise AssertionError("the checkpoint is not the one that the ranks have loaded")
         for worker in self._workers:
-            worker.send(messages.OpenNetworks(num_pages, shapes, execution.attention))
-        local = LocalModelForward(checkpoint, num_pages, shapes, replace(execution, cuda_graphs=False))
+            worker.send(messages.OpenNetworks(num_pages, shapes, execution.attention, execution.cuda_graphs))
+        local = LocalModelForward(checkpoint, num_pages, shapes, replace(execution, agree=self._group.agree))
         self._answers(None)
         return DriverNetworks(self, local)
+
+    def seal(self) -> None:
+        """The other ranks capture nothing from now on."""
+        for worker in self._workers:
+            worker.send(messages.SealGraphs())
+        self._answers(None)
 
     def run(self, local: PlannedForward, which: Network, group: RowGroup) -> Tensor:
         """A forward on all ranks, `[R, L, H]`. `local`: the part of this one.
@@ -288,6 +294,10 @@ class DriverNetworks:
     @property
     def num_pages(self) -> int:
         return self._local.num_pages
+
+    def seal(self) -> None:
+        self._executor.seal()
+        self._local.seal()
 
     def is_known(self, network: Network, group: RowGroup) -> bool:
         return self._local.is_known(network, group)

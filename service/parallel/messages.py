@@ -54,11 +54,15 @@ class ApplyShard(Data, frozen=True, tag=4):
 
 
 class OpenNetworks(Data, frozen=True, tag=5):
-    """Opens networks of the loaded checkpoint, with a cache of their own. Replaces earlier networks."""
+    """Opens networks of the loaded checkpoint, with a cache of their own. Replaces earlier networks.
+
+    The other fields are those of `ExecutionConfig`.
+    """
 
     num_pages: int
     shapes: ShapePolicy
     attention: str
+    cuda_graphs: bool
 
 
 class SentRow(NamedTuple):
@@ -106,6 +110,10 @@ class ForwardCommand(Data, frozen=True, tag=6):
         return RowGroup(rows, range(len(rows)), self.width)
 
 
+class SealGraphs(Data, frozen=True, tag=7):
+    """Forwards are no longer captured as CUDA graphs: all ranks run the same shapes with and without one."""
+
+
 class WorkerReady(Data, frozen=True, tag=1):
     """The last message is handled. `memory`: the memory of the device, if a checkpoint was loaded.
 
@@ -123,7 +131,7 @@ class WorkerFailed(Data, frozen=True, tag=2):
 
 
 #: messages to a worker
-Command = Join | LoadCheckpoint | LoadShard | ApplyShard | OpenNetworks | ForwardCommand
+Command = Join | LoadCheckpoint | LoadShard | ApplyShard | OpenNetworks | ForwardCommand | SealGraphs
 
 
 def _dtype(name: Any) -> torch.dtype:

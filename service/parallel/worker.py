@@ -63,6 +63,8 @@ class Worker:
                 return messages.WorkerReady(memory_of(self._device))
             case messages.ApplyShard():
                 self._apply_shard()
+            case messages.SealGraphs():
+                self._opened().seal()
             case messages.OpenNetworks():
                 self._open(command)
         return messages.WorkerReady()
@@ -71,7 +73,7 @@ class Worker:
         if self._checkpoint is None:
             raise AssertionError("networks are to be opened before a checkpoint is loaded")
         self._networks = None  # its cache makes room for the next one
-        execution = ExecutionConfig(command.attention, cuda_graphs=False)
+        execution = ExecutionConfig(command.attention, command.cuda_graphs, agree=self._group.agree)
         self._networks = LocalModelForward(self._checkpoint, command.num_pages, command.shapes, execution)
 
     def _load_shard(self, command: messages.LoadShard) -> None:
@@ -97,9 +99,9 @@ class Worker:
 
     @torch.inference_mode()
     def _forward(self, command: messages.ForwardCommand) -> None:
-        if self._networks is None or self._checkpoint is None:
-            raise AssertionError("a forward is to be made before networks are open")
-        group = command.group
+        if self._checkpoint is None:
+            raise AssertionError("a forward is to be made before a checkpoint is loaded")
+        networks, group = self._opened(), command.group
         if command.which == "mrp":
             config = self._checkpoint.config
             shape = (len(group.members), config.block_size, config.hidden_size)
@@ -108,7 +110,12 @@ class Worker:
             states = ForwardOutput(anchors)
             rows = [row._replace(anchor=Anchor(states, index)) for index, row in enumerate(group.members)]
             group = type(group)(rows, group.indices, group.width)
-        self._networks.plan(command.which, group, PackedTables(self._device)).run()
+        networks.plan(command.which, group, PackedTables(self._device)).run()
+
+    def _opened(self) -> LocalModelForward:
+        if self._networks is None:
+            raise AssertionError("networks are to be opened first")
+        return self._networks
 
 
 class _Process:

@@ -71,11 +71,12 @@ class HostInputs(NamedTuple):
 class CudaCapture:
     """A `Capture` by CUDA graphs, which share the memory of tensors that live only within a forward.
 
-    All captures use one stream: cuBLAS keeps a workspace for every stream on which it has run.
+    All captures use one stream: cuBLAS keeps a workspace for every stream on which it has run. `several_ranks`: whether
+    other ranks capture the same forward. Then a capture without memory is a failed one, which all ranks leave out.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, several_ranks: bool = False) -> None:
+        self._device, self._several_ranks = device, several_ranks
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
 
@@ -96,7 +97,7 @@ class CudaCapture:
                 result = function()
         except Exception as error:
             self._abandon(current)
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) and not self._several_ranks:
                 raise torch.OutOfMemoryError(str(error)) from error
             if isinstance(error, RuntimeError):
                 raise CaptureFailed(str(error)) from error
@@ -119,11 +120,19 @@ class Graphs:
     """The graphs of a runner's networks. `min_rows`: one more graph size besides `GRAPH_ROWS`.
 
     A shape whose capture failed runs without a graph; other shapes are captured all the same. Where memory ran out, the
-    shape is tried again when it comes again.
+    shape is tried again when it comes again. `agree`: whether all ranks say yes. Ranks capture in the same order. If
+    one of them fails, none keeps the graph: a graph's operations between ranks are as large as its padded rows.
     """
 
-    def __init__(self, attention: GraphCapable, capture: Capture, device: torch.device, min_rows: int = 1) -> None:
-        self._attention, self._capture, self._device = attention, capture, device
+    def __init__(
+        self,
+        attention: GraphCapable,
+        capture: Capture,
+        device: torch.device,
+        min_rows: int = 1,
+        agree: Callable[[bool], bool] = bool,
+    ) -> None:
+        self._attention, self._capture, self._device, self._agree = attention, capture, device, agree
         self.sizes = sorted({*GRAPH_ROWS, min_rows})
         self._graphs: dict[GraphKey, _Graph | None] = {}
         self._buffers: dict[int, Tensor] = {}
@@ -172,12 +181,11 @@ class Graphs:
             graph = self._made(forward)
         graph.load(forward)
         if forward.key not in self._graphs:
-            try:
-                graph.capture(self._capture)
-            except CaptureFailed as error:
+            problem = graph.capture(self._capture)
+            if not self._agree(problem is None):
                 self._graphs[forward.key] = None
-                size = len(forward.own[0].host)
-                _log.warning("forwards of %d rows run without a CUDA graph; its capture failed: %s", size, error)
+                size, reason = len(forward.own[0].host), problem or "another rank has failed"
+                _log.warning("forwards of %d rows run without a CUDA graph; its capture failed: %s", size, reason)
                 return None
             self._graphs[forward.key] = graph
         return graph.replay(forward.num_rows)
@@ -230,8 +238,13 @@ class _Graph:
         if forward.anchors is not None and self._inputs.anchors is not None:
             forward.anchors.hidden(self._inputs.anchors[: forward.num_rows])
 
-    def capture(self, capture: Capture) -> None:
-        self._replay, self._result = capture(lambda: self._network(self._inputs, self._attend))
+    def capture(self, capture: Capture) -> CaptureFailed | None:
+        """Captures the forward. Returns the error if that fails."""
+        try:
+            self._replay, self._result = capture(lambda: self._network(self._inputs, self._attend))
+        except CaptureFailed as error:
+            return error
+        return None
 
     def replay(self, num_rows: int) -> Tensor:
         """Runs the forward over the loaded inputs. The next run does not overwrite the result."""

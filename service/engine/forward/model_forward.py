@@ -70,6 +70,9 @@ class ModelForward(Protocol):
     def graphs(self) -> Graphs | None:
         """The CUDA graphs of forwards. None if forwards are not captured."""
 
+    def seal(self) -> None:
+        """Captures nothing from now on."""
+
     def is_known(self, network: Network, group: RowGroup) -> bool:
         """Whether the group's shape has a CUDA graph, or can have none. False if forwards are not captured."""
 
@@ -117,6 +120,10 @@ class LocalModelForward:
         self._eager_forwards += self._device.type == "cuda"
         attend = self._attention.prepare(rows, width)
         return _EagerForward(call, attend, self._inputs([rows[index] for index in attend.order]), tables)
+
+    def seal(self) -> None:
+        if self.graphs is not None:
+            self.graphs.seal()
 
     def is_known(self, network: Network, group: RowGroup) -> bool:
         return self.graphs is not None and self.graphs.is_known(self._networks[network], group.members, group.width)
@@ -174,13 +181,15 @@ class ExecutionConfig:
 
     `attention`: a backend's name (`service/model/attention/registry.py`). `cuda_graphs`: whether forwards are captured
     and replayed where that is possible. `capture`: captures a forward; None: CUDA graphs, on CUDA.
-    `networks`: makes the networks, with the arguments of `LocalModelForward`.
+    `networks`: makes the networks, with the arguments of `LocalModelForward`. `agree`: whether all ranks say yes; None:
+    there is one rank.
     """
 
     attention: str = AUTO
     cuda_graphs: bool = True
     capture: Capture | None = None
     networks: Callable[[Checkpoint, int, ShapePolicy, ExecutionConfig], ModelForward] = field(default=LocalModelForward)
+    agree: Callable[[bool], bool] | None = None
 
 
 def _graphs_for(
@@ -189,7 +198,10 @@ def _graphs_for(
     """The graphs. None if the device has none, the attention cannot be captured, or the configuration excludes them."""
     if execution is None:
         return None
-    capture = execution.capture or (CudaCapture(device) if device.type == "cuda" else None)
+    several_ranks = execution.agree is not None
+    capture = execution.capture
+    if capture is None and device.type == "cuda":
+        capture = CudaCapture(device, several_ranks=several_ranks)
     if capture is None or not execution.cuda_graphs or not isinstance(attention, GraphCapable):
         return None
-    return Graphs(attention, capture, device, min_rows)
+    return Graphs(attention, capture, device, min_rows, execution.agree or bool)

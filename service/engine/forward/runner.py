@@ -118,8 +118,8 @@ class CheckpointRunner:
             for row, prediction in zip(rows, self.begin("backbone", rows)(), strict=True):
                 if "mrp" in self._networks:
                     self.begin("mrp", [row._replace(anchor=prediction.handle, rescore=(), logprobs=None)])()
+        self._model.seal()
         if graphs is not None:
-            graphs.seal()
             _log.info(
                 "captured %d CUDA graphs in %.1f s; they take %.0f MiB",
                 len(graphs),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -18,6 +18,8 @@ from service.engine.forward.sampling_batch import SamplingBatch
 from service.model.transfer import PackedTables
 
 MASK, LENGTH = 3, 4
+#: Triton's interpreter is slow
+NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 samplings = st.builds(SamplingParams, st.sampled_from([0.0, 0.6, 1.0, 1.4]), seed=st.integers(0, 2**63 - 1))
 
 
@@ -42,7 +44,7 @@ def filled(rows: list[Row], logits: Tensor, width: int, totals: Tensor | None) -
     return drafts, batch
 
 
-@settings(max_examples=12)
+@settings(max_examples=12, phases=NO_SHRINKING)
 @given(
     st.lists(samplings, min_size=1, max_size=4),
     st.sampled_from([1, 5, 32]),
@@ -71,7 +73,11 @@ def test_candidates_and_what_is_chosen_from_them(
     if dtype == torch.float32:  # rounded logits are often equal
         assert candidates[0].tokens.sort().values.tolist() == candidates[1].tokens.sort().values.tolist()
     assert not (candidates[1].tokens == MASK).any()
-    torch.testing.assert_close(candidates[1].other_weight.cpu(), candidates[0].other_weight, rtol=1e-4, atol=1e-4)
+    # one less the candidates' probability loses digits where that is nearly 1
+    drafted = np.flatnonzero(np.isin(SamplingBatch.from_rows(both, LENGTH).row, range(len(rows))))
+    kept_totals = totals[torch.from_numpy(drafted)]
+    shares = [(each.other_weight.cpu() - kept_totals).exp() for each in candidates]
+    torch.testing.assert_close(shares[1], shares[0], rtol=1e-4, atol=1e-5)
     assert np.array_equal(outputs[0].slots, outputs[1].slots)
 
     anchored = [drafting(row.sampling, row.index, Anchor(outputs[1], number)) for number, row in enumerate(rows)]
