@@ -168,7 +168,7 @@ class Graphs:
         key = network, self._attention.capacity(schedule, width)
         if self._graphs.get(key) is None and (self._sealed or key in self._graphs):
             return None
-        tokens, positions = (tables.add(_padded(table, size)) for table in (inputs.tokens, inputs.positions))
+        tokens, positions = tables.add(_padded(inputs.tokens, size)), tables.add(_padded(inputs.positions, size))
         attention = tables.add(self._attention.packed(schedule, key[1]))
         own_bytes = tables.num_bytes
         anchors = None if inputs.anchors is None else AnchorRows(inputs.anchors, tables)

@@ -166,20 +166,21 @@ def choose_tokens(
     temperature = None if (batch.temperature == 1.0).all() else tables.add(batch.temperature)
     random = np.flatnonzero(batch.random)
     filters = _Filters(batch, tables) if len(random) else None
-    noise = (tables.add(random), tables.add(noise_keys(batch.select(random)))) if len(random) else None
+    noisy = tables.add(random) if len(random) else None
+    keys = tables.add(noise_keys(batch.select(random))) if len(random) else None
     rescored = None if candidates is not None or batch.chosen.all() else tables.add(batch.token)
     tables.send()
     scaled = logits.float() if temperature is None else logits.float() / temperature.tensor[:, None]
     total = scaled.logsumexp(-1)
     if candidates is not None:
         total = torch.logaddexp(total, candidates.other_weight)
-    scores = scaled if noise is None else scaled.clone()
+    scores = scaled if noisy is None else scaled.clone()
     if candidates is None:
         scores[:, mask_token_id] = -torch.inf
     if filters is not None:
         filters.apply(scores)
-    if noise is not None:
-        scores = _add_noise(scores, *(table.tensor for table in noise), candidates.tokens if candidates else None)
+    if noisy is not None and keys is not None:
+        scores = _add_noise(scores, noisy.tensor, keys.tensor, candidates.tokens if candidates else None)
     columns = scores.argmax(-1)
     confidences = _probability(scaled, columns, total)
     if candidates is not None:

@@ -215,11 +215,12 @@ def _divided(units: IntTable, tile: int, config: TileConfig, width: int | None) 
     return items, merges, int(ends[-1]) if len(ends) else 0
 
 
-def _numbered(counts: IntTable) -> tuple[NDArray[np.intp], IntTable]:
+def _numbered(counts: IntTable) -> tuple[IntTable, IntTable]:
     """Each index `i` repeated `counts[i]` times, and the numbers 0 to `counts[i] - 1` beside it."""
     indices = np.arange(len(counts), dtype=np.int32).repeat(counts)
     starts = counts.cumsum(dtype=np.int32) - counts
-    return indices, np.arange(len(indices), dtype=np.int32) - starts[indices]
+    numbers: IntTable = np.arange(len(indices), dtype=np.int32) - starts[indices]
+    return indices, numbers
 
 
 def _split(tokens: int, programs: int) -> int:
