@@ -51,9 +51,9 @@ class ProcessGroup:
             total = total + other
         return total
 
-    def agree(self, said: bool) -> bool:
+    def agree(self, vote: bool) -> bool:
         """Whether all ranks say yes. Waits for them."""
-        votes = torch.full((1,), float(said), device=self._device)
+        votes = torch.full((1,), float(vote), device=self._device)
         return int(self.all_reduce(votes).item()) == self._size
 
     def broadcast(self, tensor: Tensor) -> None:

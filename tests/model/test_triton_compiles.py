@@ -51,7 +51,7 @@ CANDIDATES = """
 from service.engine.forward import candidate_kernels as kernels
 ints = dict.fromkeys(("STRIDE", "MASK_TOKEN", "H"), "i32")
 tensors = dict.fromkeys(("highest", "hidden", "head"), "*bf16") | dict.fromkeys(("table", "params"), "*i32")
-tensors |= dict.fromkeys(("tokens", "kept", "candidates"), "*i64") | {"out": "*fp64"}
+tensors |= dict.fromkeys(("tokens", "candidates"), "*i64") | {"out": "*fp64"}
 tensors |= dict.fromkeys(("totals", "weights", "logits", "other_weights"), "*fp32")
 for capability, noise in cases["candidates"]:
     types = ints | tensors

@@ -81,12 +81,12 @@ def sample(grid: Any, logits: Tensor, params: Tensor, out: Tensor, total_out: Te
     out[:, 2] = torch.special.entr(scaled.softmax(-1)).sum(-1).double()
 
 
-def keep_candidates(grid: Any, highest: Tensor, tokens: Tensor, table: Tensor, totals: Tensor, kept: Tensor,
+def keep_candidates(grid: Any, highest: Tensor, tokens: Tensor, table: Tensor, totals: Tensor, candidates: Tensor,
                     weights: Tensor, stride: int, mask_token: int, *, C: int, **_: Any) -> None:  # fmt: skip
     """The likeliest tokens without the mask token, and the weight of all others."""
     possible = highest.float().masked_fill(tokens == mask_token, -torch.inf)
     chosen = possible.topk(C).indices
-    kept.copy_(tokens.gather(1, chosen))
+    candidates.copy_(tokens.gather(1, chosen))
     rows, temperature = table[:, 0].long(), table[:, 1].contiguous().view(torch.float32)[:, None]
     total = totals[rows]
     share = (highest.float().gather(1, chosen) / temperature - total[:, None]).exp().sum(-1)

@@ -21,7 +21,7 @@ def keep_candidates(
     tokens,  # [M, C + 1] int64, their tokens
     table,  # [M, 2] int32: the index of the position in `totals`, the temperature's bits
     totals,  # float32, STRIDE numbers apart: the logsumexp of the logits over the temperature
-    kept,  # [M, C] int64, the candidates
+    candidates,  # [M, C] int64, the candidates
     weights,  # [M] float32, the weight of all other tokens
     STRIDE,
     MASK_TOKEN,
@@ -39,7 +39,7 @@ def keep_candidates(
     least = tl.argmin(tl.where(there, tl.maximum(value, LOWEST), -LOWEST), 0)
     dropped = tl.where(tl.max(masked.to(tl.int32), 0) > 0, tl.sum(tl.where(masked, lane, 0), 0), least)
     keep = there & (lane != dropped)
-    tl.store(kept + index * C + lane - (lane > dropped).to(tl.int32), token, mask=keep)
+    tl.store(candidates + index * C + lane - (lane > dropped).to(tl.int32), token, mask=keep)
     temperature = tl.load(table + index * 2 + 1).to(tl.float32, bitcast=True)
     total = tl.load(totals + tl.load(table + index * 2).to(tl.int64) * STRIDE)
     share = tl.sum(tl.where(keep, tl.exp(value / temperature - total), 0.0), 0)

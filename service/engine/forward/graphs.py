@@ -170,9 +170,9 @@ class Graphs:
             return None
         tokens, positions = tables.add(_padded(inputs.tokens, size)), tables.add(_padded(inputs.positions, size))
         attention = tables.add(self._attention.packed(schedule, key[1]))
-        own_bytes = tables.num_bytes
+        graph_bytes = tables.num_bytes
         anchors = None if inputs.anchors is None else AnchorRows(inputs.anchors, tables)
-        return GraphForward(key, (tokens, positions, attention), len(rows), anchors, tables, own_bytes)
+        return GraphForward(key, (tokens, positions, attention), len(rows), anchors, tables, graph_bytes)
 
     def run(self, forward: GraphForward) -> Tensor | None:
         """-> hidden states `[R, L, H]` of a planned forward. None if its capture fails."""
@@ -184,7 +184,7 @@ class Graphs:
             problem = graph.capture(self._capture)
             if not self._agree(problem is None):
                 self._graphs[forward.key] = None
-                size, reason = len(forward.own[0].host), problem or "another rank has failed"
+                size, reason = len(forward.graph_tables[0].host), problem or "another rank has failed"
                 _log.warning("forwards of %d rows run without a CUDA graph; its capture failed: %s", size, reason)
                 return None
             self._graphs[forward.key] = graph
@@ -192,7 +192,7 @@ class Graphs:
 
     def _made(self, forward: GraphForward) -> _Graph:
         """A graph that is not captured yet. Graphs share buffers, since forwards run one after another."""
-        (network, shape), (tokens, positions, attention) = forward.key, forward.own
+        (network, shape), (tokens, positions, attention) = forward.key, forward.graph_tables
         most = attention.start + 4 * self._attention.max_packed(shape) + _POSITION_BYTES * tokens.host.size
         size = 1 << (most - 1).bit_length()
         if size not in self._buffers:
@@ -208,15 +208,15 @@ class Graphs:
 class GraphForward:
     """A planned forward of `num_rows` rows by a graph.
 
-    `own`: the graph's tables, tokens, positions and attention, which are the first `own_bytes` bytes of `tables`.
+    `graph_tables`: tokens, positions and attention, which are the first `graph_bytes` bytes of `tables`.
     """
 
     key: GraphKey
-    own: tuple[SentTable, SentTable, SentTable]
+    graph_tables: tuple[SentTable, SentTable, SentTable]
     num_rows: int
     anchors: AnchorRows | None
     tables: PackedTables
-    own_bytes: int
+    graph_bytes: int
 
 
 def _padded(table: NDArray[_Number], size: int) -> NDArray[_Number]:
@@ -234,7 +234,7 @@ class _Graph:
 
     def load(self, forward: GraphForward) -> None:
         """Sends all tables, and sets the inputs. Capturing needs real ones: it runs the forward, which writes pages."""
-        forward.tables.send(self._buffer, forward.own_bytes)
+        forward.tables.send(self._buffer, forward.graph_bytes)
         if forward.anchors is not None and self._inputs.anchors is not None:
             forward.anchors.hidden(self._inputs.anchors[: forward.num_rows])
 

@@ -239,7 +239,10 @@ def _apply_top_k_top_p(part: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _add_noise(scores: Tensor, rows: Tensor, keys: Tensor, candidates: Tensor | None) -> Tensor:
-    """Adds Gumbel noise to rows of scores `[M, V]`, or `[M, C]` for candidates, in place. `keys`: of these rows."""
+    """Adds Gumbel noise to rows of scores `[M, V]`, or `[M, C]` for candidates, in place.
+
+    `keys` `[N, 2]`: the keys of the noise of these rows.
+    """
     tokens = torch.arange(scores.shape[-1], device=scores.device) if candidates is None else candidates[rows]
     return scores.index_add_(0, rows, gumbel(keys, tokens))
 
