@@ -6,7 +6,6 @@ complete on any machine. `Steps` is for runs that must be repeatable.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,31 +15,11 @@ from torch import Tensor, nn
 
 
 class Progress(Protocol):
-    """The progress that a schedule follows: by a clock, or by the number of updates."""
+    """The progress that a schedule follows."""
 
     @property
     def share(self) -> float:
         """The share of the training that is over, in [0, 1]."""
-
-
-class Clock:
-    """The progress of a stage by time. `spent`: seconds of an earlier run.
-
-    It counts CPU time per thread, so a busy machine or a pause does not shorten the training.
-    """
-
-    def __init__(self, minutes: float, spent: float = 0.0) -> None:
-        self._seconds, self._start = minutes * 60, _thread_seconds() - spent
-
-    @property
-    def spent(self) -> float:
-        """The seconds that the stage has used."""
-        return _thread_seconds() - self._start
-
-    @property
-    def share(self) -> float:
-        """The share of the stage that is over."""
-        return min(1.0, self.spent / self._seconds)
 
 
 class Steps:
@@ -124,7 +103,3 @@ class Optimiser:
         self.steps = state["steps"]
         for part, saved in zip(self._parts, state["parts"], strict=True):
             part.load_state_dict(saved)
-
-
-def _thread_seconds() -> float:
-    return time.process_time() / torch.get_num_threads()

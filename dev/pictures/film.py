@@ -5,7 +5,7 @@ Names and colours of the states are those of the playground (`states.json`). mat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +21,8 @@ _CELL_WIDTH, _CELL_HEIGHT, _GAP, _EDGE, _TITLE = 58, 28, 2, 12, 30
 _MOMENT_MS, _END_MS = 260, 4000
 #: letters of a token that fit into a cell
 _FITS = 7
+#: positions in a line of the picture
+_CELLS = 16
 _COLOURS_OF_A_FRAME = 48
 
 _PAPER, _INK, _FAINT = "#ffffff", "#1f2328", "#6e7781"
@@ -47,11 +49,10 @@ def animate(answers: Sequence[Answer], text_of: Callable[[int], str], prompt: st
 def draw_still(answer: Answer, text_of: Callable[[int], str], path: Path) -> None:
     """Writes a PNG of a finished answer. Each cell has its token and the number of the forward that fixed it."""
     end = moments(answer, text_of)[-1]
-    image, pen = _sheet(len(end.blocks[0]), _panel_height(answer) + _EDGE)
+    image, pen = _sheet(_panel_height(answer) + _EDGE)
     _title(pen, _EDGE // 2, answer, end)
-    for row, block in enumerate(end.blocks):
-        for column, cell in enumerate(block):
-            _cell(pen, (column, _EDGE // 2 + _TITLE + row * (_CELL_HEIGHT + _GAP)), _coloured(cell), numbered=True)
+    for left, below, cell in _laid_out(end):
+        _cell(pen, (left, _EDGE // 2 + _TITLE + below), _coloured(cell), numbered=True)
     image.quantize(_COLOURS_OF_A_FRAME).save(path, optimize=True)
 
 
@@ -61,24 +62,33 @@ def _coloured(cell: Cell) -> Cell:
 
 
 def _panel_height(answer: Answer) -> int:
-    return _TITLE + len(answer.blocks) * (_CELL_HEIGHT + _GAP)
+    lines = -(-len(answer.blocks) * answer.block_size // _CELLS)
+    return _TITLE + lines * (_CELL_HEIGHT + _GAP)
 
 
-def _sheet(columns: int, height: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
-    image = Image.new("RGB", (columns * (_CELL_WIDTH + _GAP) + 2 * _EDGE, height), _PAPER)
+def _laid_out(moment: Moment) -> Iterator[tuple[int, int, Cell]]:
+    """Every cell, with the pixels to its left and above it. A wider gap stands between two blocks of a line."""
+    for index, block in enumerate(moment.blocks):
+        line, column = divmod(index * len(block), _CELLS)
+        for number, cell in enumerate(block, column):
+            left = number * (_CELL_WIDTH + _GAP) + column // len(block) * _EDGE
+            yield left, line * (_CELL_HEIGHT + _GAP), cell
+
+
+def _sheet(height: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
+    image = Image.new("RGB", (_CELLS * (_CELL_WIDTH + _GAP) + 3 * _EDGE, height), _PAPER)
     return image, ImageDraw.Draw(image)
 
 
 def _frame(answers: Sequence[Answer], now: Sequence[Moment], prompt: str) -> Image.Image:
     heights = [_panel_height(answer) + _EDGE for answer in answers]
-    image, pen = _sheet(answers[0].block_size, _TITLE + sum(heights) + _TITLE)
+    image, pen = _sheet(_TITLE + sum(heights) + _TITLE)
     pen.text((_EDGE, 8), f"“{prompt}”", _INK, _font(14))
     top = _TITLE
     for answer, moment, height in zip(answers, now, heights, strict=True):
         _title(pen, top, answer, moment)
-        for row, block in enumerate(moment.blocks):
-            for column, cell in enumerate(block):
-                _cell(pen, (column, top + _TITLE + row * (_CELL_HEIGHT + _GAP)), cell)
+        for left, below, cell in _laid_out(moment):
+            _cell(pen, (left, top + _TITLE + below), cell)
         top += height
     _legend(pen, top)
     return image
@@ -102,7 +112,7 @@ def _legend(pen: ImageDraw.ImageDraw, top: int) -> None:
 
 def _cell(pen: ImageDraw.ImageDraw, at: tuple[int, int], cell: Cell, *, numbered: bool = False) -> None:
     """One position. `at`: its column, and the pixel of its upper edge."""
-    left, top = _EDGE + at[0] * (_CELL_WIDTH + _GAP), at[1]
+    left, top = _EDGE + at[0], at[1]
     fill, line, ink = _looks(cell)
     pen.rectangle((left, top, left + _CELL_WIDTH - 1, top + _CELL_HEIGHT - 1), fill=fill, outline=line, width=1)
     text = cell.text if len(cell.text) <= _FITS else cell.text[: _FITS - 1] + "…"

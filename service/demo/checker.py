@@ -1,92 +1,160 @@
 """The strict checker of the demo: whether a text is a right and coherent answer to a problem.
 
-It checks the grammar (spaces and capitals, too), the arithmetic of every step, and coherence: letters, brackets,
-names and things that refer to each other must match. It executes no code of the answer. Calibrations and
-training call it.
+It checks the grammar (spaces and capitals, too), the arithmetic, and coherence: letters, brackets, names and counts
+that refer to each other must match, whichever stands first. It executes no code of the answer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
 
-from service.demo.grammar import BRACKETS, ITEMS, NAMES, OPERATIONS, VERBS, code_patterns, final_patterns, step_patterns
-
-_STORY = re.compile(
-    rf"(?P<name>{'|'.join(NAMES)}) has (?P<start>\d) (?P<items>{'|'.join(ITEMS)})"
-    rf"(?P<events>(?:, (?:{'|'.join(VERBS.values())}) \d)+)\."
+from service.demo.grammar import (
+    BODIES,
+    BRACKETS,
+    COMMENTS,
+    ENDS,
+    FIELDS,
+    FINALS,
+    FUNCTIONS,
+    HEADERS,
+    MOVES,
+    PLANS,
+    SEPARATORS,
+    line_patterns,
+    pattern,
+    sums,
 )
-_EVENT = re.compile(r", (\w+) (\d)")
-_TASK = re.compile(r"Write code: (?P<p>add|times) (?P<j>\d), then (?P<q>add|times) (?P<k>\d)\.")
-_SIGNS = {verb: sign for sign, verb in VERBS.items()}
+from service.demo.problems import Code, Story, parse
 
-
-class WordProblem(NamedTuple):
-    """A problem such as "Tom has 5 apples, gets 3, loses 2." `events`: signs and numbers in order."""
-
-    name: str
-    items: str
-    start: int
-    events: tuple[tuple[str, int], ...]
-
-
-class CodeTask(NamedTuple):
-    """A task such as "Write code: add 3, then times 2." `p j`, then `q k`, as signs and digits."""
-
-    p: str
-    j: str
-    q: str
-    k: str
-
-
-def parse(prompt: str) -> WordProblem | CodeTask:
-    """Parses a problem. ValueError for a text that is not a problem."""
-    if story := _STORY.fullmatch(prompt):
-        events = tuple((_SIGNS[verb], int(number)) for verb, number in _EVENT.findall(story["events"]))
-        return WordProblem(story["name"], story["items"], int(story["start"]), events)
-    if task := _TASK.fullmatch(prompt):
-        return CodeTask(OPERATIONS[task["p"]], task["j"], OPERATIONS[task["q"]], task["k"])
-    raise ValueError(f"{prompt!r} is not a problem of the demo")
+#: What may stand in a hole.
+Facts = Mapping[str, Collection[str]]
 
 
 def check(prompt: str, answer: str) -> bool:
     """Whether `answer` is a right answer, to the letter, to the problem `prompt`."""
-    problem = parse(prompt)
-    return _check_steps(problem, answer) if isinstance(problem, WordProblem) else _check_code(problem, answer)
+    task = parse(prompt)
+    if isinstance(task, Code):
+        return _check_code(task, answer)
+    return _check_form(task, answer) if task.form else _check_story(task, answer)
 
 
-def _check_steps(problem: WordProblem, answer: str) -> bool:
-    words = {"A": problem.name, "it": problem.items}
-    letters: list[str] = []
-    total, at = problem.start, 0
-    for sign, number in problem.events:
-        result = total + number if sign == "+" else total - number
-        facts = {**words, "S": sign, "b": str(number), "r": str(result)}
-        step = _first_agreeing((regex.match(answer, at) for regex in step_patterns()), facts)
-        if step is None or step["v"] in letters or step["a"] not in [str(total), *letters[-1:]]:
-            return False
-        letters.append(step["v"])
-        total, at = result, step.end() + 1
-        if answer[step.end() : at] != " ":
-            return False
-    ends = (regex.fullmatch(answer, at) for regex in final_patterns())
-    return _first_agreeing(ends, {**words, "r": str(total)}) is not None
+def _agrees(match: re.Match[str] | None, facts: Facts) -> bool:
+    if match is None:
+        return False
+    holes = match.groupdict()
+    brackets = "o" not in holes or (holes["o"], holes["c"]) in BRACKETS
+    return brackets and all(holes[key] in values for key, values in facts.items() if key in holes)
 
 
-def _first_agreeing(matches: Iterable[re.Match[str] | None], facts: Mapping[str, str]) -> re.Match[str] | None:
-    """The first match whose holes have these facts and whose brackets close."""
-    for match in matches:
-        fields = match.groupdict() if match else {}
-        brackets = "o" not in fields or (fields["o"], fields["c"]) in BRACKETS
-        if match and brackets and all(fields[key] == value for key, value in facts.items() if key in fields):
-            return match
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """A position between two lines of working: `events` and `letters` so far. `joined`: it is inside a sentence."""
+
+    at: int
+    events: int
+    letters: tuple[str, ...]
+    lines: int = 0
+    joined: bool = False
+
+
+def _check_story(story: Story, answer: str) -> bool:
+    for plan in PLANS:
+        start = pattern(plan).match(answer)
+        if start:
+            counts = [position.lines for position in _ends(story, answer, _Position(start.end(), 0, ()))]
+            if any(start.groupdict().get("n", str(count)) == str(count) for count in counts):
+                return True
+    return False
+
+
+def _ends(story: Story, answer: str, position: _Position) -> Iterator[_Position]:
+    """The last positions of all ways to read the answer from `position` to its end."""
+    if position.events == len(story.events):
+        facts = {"r": [str(story.totals[-1])], "A": [story.name], "it": [story.items]}
+        if not position.joined and any(
+            _agrees(pattern(final).fullmatch(answer, position.at), facts) for final in FINALS
+        ):
+            yield position
+        return
+    for double in (False, True):
+        if position.events + double < len(story.events):
+            for following in _lines(story, answer, position, double):
+                yield from _ends(story, answer, following)
+
+
+def _lines(story: Story, answer: str, position: _Position, double: bool) -> Iterator[_Position]:
+    """The places behind the next line."""
+    facts = _facts(story, position, double)
+    for regex in line_patterns(double=double, joined=position.joined):
+        match = regex.match(answer, position.at)
+        if match and _agrees(match, facts) and match["v"] not in position.letters:
+            for end in ENDS:
+                if answer.startswith(end, match.end()):
+                    letters, joined = (*position.letters, match["v"]), end != ENDS[0]
+                    after = position.events + 1 + double
+                    yield _Position(match.end() + len(end), after, letters, position.lines + 1, joined)
+
+
+def _facts(story: Story, position: _Position, double: bool) -> Facts:
+    totals, (sign, number) = story.totals[position.events :], story.events[position.events]
+    lefts = (str(totals[0]), *position.letters[-1:])
+    facts: Facts = {
+        "X": [text for left in lefts for text in sums(left, sign, number)],
+        "r": [str(totals[1 + double])],
+        "A": [story.name],
+        "it": [story.items],
+    }
+    if not double:
+        return facts
+    return {**facts, "m": [str(totals[1])], "Z": sums(str(totals[1]), *story.events[position.events + 1])}
+
+
+def _check_form(story: Story, answer: str) -> bool:
+    *_, before, result = story.totals
+    sign, number = story.events[-1]
+    facts: Facts = {
+        "r": [str(result)], "X": sums(str(before), sign, number), "A": [story.name], "it": [story.items],
+    }  # fmt: skip
+    for header in HEADERS:
+        start = pattern(header).match(answer)
+        if start and _agrees(start, {}) and answer.endswith("."):
+            for separator in SEPARATORS:
+                keys = [_key(field, facts) for field in answer[start.end() : -1].split(separator)]
+                if sorted(map(str, keys)) == sorted(FIELDS) and start.groupdict().get("key", keys[0]) == keys[0]:
+                    return True
+    return False
+
+
+def _key(field: str, facts: Facts) -> str | None:
+    """Which field of a form a text is; None for none, or for one that is filled wrongly."""
+    for key, templates in FIELDS.items():
+        if any(_agrees(pattern(template).fullmatch(field), facts) for template in templates):
+            return key
     return None
 
 
-def _check_code(task: CodeTask, answer: str) -> bool:
-    for regex in code_patterns():
-        match = regex.fullmatch(answer)
-        if match and match.group("p", "j", "q", "k") == task:
-            return match.groupdict().get("y") != match["v"]
+def _check_code(task: Code, answer: str) -> bool:
+    move = MOVES[(task.t > task.j) - (task.t < task.j)]
+    for body, function, comment in product(BODIES, FUNCTIONS, COMMENTS):
+        text = (function + comment).format_map(_Holes(body=body, sum=body.replace("{v}", "{j}")))
+        match = pattern(text).fullmatch(answer)
+        facts = {"v": [task.v], "j": [str(task.j)], "t": [str(task.t)], "f": [*BODIES[body], move]}
+        if match and _agrees(match, facts) and match.groupdict().get("y") != task.v:
+            return _value(body, task.j, int(match["k"])) == task.t
     return False
+
+
+class _Holes(dict[str, str]):
+    """Fills some holes of a template and leaves the others."""
+
+    def __missing__(self, key: str) -> str:
+        return f"{{{key}}}"
+
+
+def _value(body: str, j: int, k: int) -> int:
+    if "*" in body:
+        return j * k
+    return j + k if "+" in body else j - k if body.startswith("{v}") else k - j

@@ -2,19 +2,18 @@
 
 Templates are texts with `{field}` holes. The same hole twice in a template means the same text twice. An opening
 bracket `{o}` needs its closing bracket `{c}`. Training draws answers from these templates, and `checker.py` accepts
-only these.
+only these. Where there is a choice, the first option is the commonest.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import cache
+from itertools import product
 
 NAMES = ("Tom", "Ann", "Ben", "Mia", "Sam")
 ITEMS = ("apples", "books", "coins", "cards", "pens")
 LETTERS = ("x", "y", "n", "k", "t", "w")
-LETTER_WEIGHTS = (0.28, 0.20, 0.16, 0.13, 0.12, 0.11)
 BRACKETS = (("(", ")"), ("[", "]"), ("{", "}"), ("<", ">"))
 VERBS = {"+": "gets", "-": "loses"}
 
@@ -22,52 +21,97 @@ VERBS = {"+": "gets", "-": "loses"}
 LEADS = ("", "First, ", "Now, ", "Well, ", "Then ", "OK so ")
 LEAD_WEIGHTS = (0.40, 0.12, 0.12, 0.12, 0.12, 0.12)
 
-#: One line of working: `a S b = r`, remembered as the letter `v`; `A` the name, `it` the things.
-STEPS = (
-    "let {v} be {a} {S} {b}, so {v} = {r}.",
-    "{v} = {a} {S} {b} = {r}, hence {v} is {r}.",
-    "{o}{v}{c} {a} {S} {b} makes {r} {o}/{v}{c}",
-    "we see {a} {S} {b} is {r} {o}{v} = {r}{c}",
-    "{a} {S} {b} gives {r}; keep {r} as {v}.",
-    "call it {v}: {a} {S} {b}, so {v} is now {r}.",
-    "{A} now has {v} {it}, {v} = {a} {S} {b} = {r}.",
+#: Words that may stand in some holes: `E` and `F`, `N` and `M`, `H`, `B`.
+MAKES = ("makes", "is", "gives", "=")
+IS = ("is", "=")
+HENCE = ("so", "hence", "thus")
+AS = ("as", "for", "since")
+
+#: What may follow a line of working: the next line begins anew, with a lead of its own, or goes on in this sentence.
+ENDS = (". ", "; then ")
+
+#: `{n}`: the number of lines of working that follow.
+PLANS = ("", "Lines: {n}. ", "{n} to do. ")
+
+#: A line of working: the sum `X` with its result `r`, remembered as the letter `v`; `A` the name, `it` the things.
+LINES = (
+    "{v} {N} {X}, {H} {r}",
+    "{v} {N} {r} {B} {X}",
+    "let {v} be {X}, {H} {v} {N} {r}",
+    "{X} {E} {r} {o}{v}{c}",
+    "{r} {N} {X}, keep {v}",
+    "{o}{v}{c} {X} {E} {r} {o}/{v}{c}",
+    "{A} has {r} {it}, {v} {N} {X}",
+    "call {X} {v}, {H} {v} {N} {r}",
 )
 
-FINALS = (
-    "The answer is {r}.",
-    "So {A} has {r} {it}.",
-    "That makes {r} {it} in all.",
-    "{o}answer{c} {r} {o}/answer{c}",
-    "Total for {A}: {r}!",
+#: Two events in one line: the sum `X` with its result `m`, then the sum `Z` of `m` with the result `r`.
+DOUBLE_LINES = (
+    "{v} {N} {r} {B} {Z}",
+    "{v} {N} {Z}, {H} {r}, {m} {M} {X}",
+    "{X} {E} {m}, {Z} {F} {r} {o}{v}{c}",
 )
 
-FUNCTIONS = ("f", "g", "run", "calc")
-OPERATIONS = {"add": "+", "times": "*"}
+FINALS = ("So {A} has {r} {it}.", "The answer {N} {r}.", "{r} {it} in all.", "{A}: {r}!", "{o}{r}{c}")
 
-#: A function of one argument `v`: first `p j`, then `q k` (`p`, `q` are operations, `j`, `k` digits).
-CODES = (
-    "def {f}({v}): return ({v} {p} {j}) {q} {k}",
-    "def {f}({v}): return {k} {q} ({v} {p} {j})",
-    "def {f}({v}): {y} = {v} {p} {j}; return {y} {q} {k}",
-    "{f} = lambda {v}: {k} {q} ({v} {p} {j})",
-    "def {f}({v}): {v} = {j} {p} {v}; return {v} {q} {k}",
+#: The fields of a form, by their keys; all of them, in any order.
+FIELDS = {
+    "name": ("name {A}", "{A}"),
+    "thing": ("thing {it}", "{it}"),
+    "now": ("now {r}", "now {r} {B} {X}", "{r}"),
+}
+#: `key`: that of the first field.
+HEADERS = ("", "By {key}: ", "{o}{key}{c} ")
+SEPARATORS = (", ", "; ", " / ")
+
+#: A function's body, in which `v` becomes `t`; names that only it may have.
+BODIES = {
+    "{v} + {k}": ("add", "more"),
+    "{k} + {v}": ("add", "plus"),
+    "{v} - {k}": ("sub", "less"),
+    "{k} - {v}": ("flip", "from"),
+    "{v} * {k}": ("mul", "times"),
+    "{k} * {v}": ("mul", "of"),
+}
+#: Names by what happens to the number: it grows, it shrinks, it stays.
+MOVES = {1: "up", -1: "down", 0: "same"}
+
+FUNCTIONS = (
+    "def {f}({v}): return {body}",
+    "{f} = lambda {v}: {body}",
+    "def {f}({v}): {y} = {body}; return {y}",
 )
-COMMENTS = ("", " # call {f}({v})", " # {f} of {v}")
+#: `j` becomes `t`; `sum` is the body with the number for the variable.
+COMMENTS = ("", " # {f}({j}) {N} {t}", " # {sum} {N} {t}", " # {t}")
 
 _LETTER = f"[{''.join(LETTERS)}]"
-_FIELDS = {
+_SUM = rf"(?:\d|{_LETTER}) (?:\+|-|and|from) (?:\d|{_LETTER})"
+_NAME, _IS, _MAKES = "|".join(NAMES), "|".join(IS), "|".join(MAKES)
+_SORTS = {
     "v": _LETTER,
     "y": _LETTER,
-    "a": rf"(?:\d|{_LETTER})",
-    "S": r"[+\-]",
-    "p": r"[+*]",
-    "q": r"[+*]",
+    "X": _SUM,
+    "Z": _SUM,
+    "E": _MAKES,
+    "F": _MAKES,
+    "N": _IS,
+    "M": _IS,
+    "H": "|".join(HENCE),
+    "B": "|".join(AS),
     "o": r"[(\[{<]",
     "c": r"[)\]}>]",
-    "A": "|".join(NAMES),
+    "A": _NAME,
     "it": "|".join(ITEMS),
-    "f": "|".join(FUNCTIONS),
+    "f": "|".join(sorted({*(name for names in BODIES.values() for name in names), *MOVES.values()})),
+    "key": "|".join(FIELDS),
 }
+
+
+def sums(left: str, sign: str, right: int) -> tuple[str, ...]:
+    """Every way to write a sum or a difference."""
+    if sign == "+":
+        return f"{left} + {right}", f"{right} + {left}", f"{left} and {right}", f"{right} and {left}"
+    return f"{left} - {right}", f"{right} from {left}"
 
 
 def with_lead(lead: str, template: str) -> str:
@@ -78,15 +122,7 @@ def with_lead(lead: str, template: str) -> str:
 
 @cache
 def pattern(template: str) -> re.Pattern[str]:
-    """The regular expression of a template."""
-    return compiled(template, _FIELDS)
-
-
-def compiled(template: str, fields: Mapping[str, str]) -> re.Pattern[str]:
-    """The regular expression of a template. The second use of a hole refers back to the first.
-
-    `fields`: the regular expressions of holes; other holes have a digit.
-    """
+    """The regular expression of a template. The second use of a hole refers back to the first."""
     seen: set[str] = set()
     parts: list[str] = []
     for index, piece in enumerate(re.split(r"\{(\w+)\}", template)):
@@ -96,20 +132,14 @@ def compiled(template: str, fields: Mapping[str, str]) -> re.Pattern[str]:
             parts.append(f"(?P={piece})")
         else:
             seen.add(piece)
-            parts.append(f"(?P<{piece}>{fields.get(piece, '[0-9]')})")
+            parts.append(f"(?P<{piece}>{_SORTS.get(piece, '[0-9]')})")
     return re.compile("".join(parts))
 
 
-def step_patterns() -> tuple[re.Pattern[str], ...]:
-    """Every way a line of working may be written, its lead included."""
-    return tuple(pattern(with_lead(lead, step)) for lead in LEADS for step in STEPS)
-
-
-def final_patterns() -> tuple[re.Pattern[str], ...]:
-    """Every way an answer may end."""
-    return tuple(pattern(final) for final in FINALS)
-
-
-def code_patterns() -> tuple[re.Pattern[str], ...]:
-    """Every way a function may be written, its comment included."""
-    return tuple(pattern(code + comment) for code in CODES for comment in COMMENTS)
+@cache
+def line_patterns(*, double: bool, joined: bool) -> tuple[re.Pattern[str], ...]:
+    """Every way a line may be written. `joined`: behind "; then ", so without a lead and without a capital."""
+    lines = DOUBLE_LINES if double else LINES
+    if joined:
+        return tuple(pattern(line) for line in lines)
+    return tuple(pattern(with_lead(lead, line)) for lead, line in product(LEADS, lines))

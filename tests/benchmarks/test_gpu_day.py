@@ -25,7 +25,7 @@ SMALL = Extent(("small",), (2,), (2,), 32, rounds=1, new_tokens=8)
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHAPES, "small", Shape(136, 384, 4, 4, 2, 32, 1100, 2048))
+    monkeypatch.setitem(SHAPES, "small", Shape(136, 384, 28, 4, 2, 32, 1100, 2048))
 
 
 def read(path: Path) -> list[dict[str, Any]]:

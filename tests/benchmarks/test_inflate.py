@@ -22,12 +22,12 @@ from tests.engine.helpers import FREE
 from tests.tiny import EXPERTS, tiny_checkpoint
 
 #: no size is a power of two of the demo's, and there are four times as many heads
-SHAPE = Shape(328, 500, 6, 16, 4, 64, 1500, 2048)
+SHAPE = Shape(328, 500, 30, 16, 4, 64, 1500, 2048)
 EXPERTS_SHAPE = ExpertsShape(
-    160, 400, 5, 4, 2, 32, 1100, 2048, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=390
+    160, 400, 29, 4, 2, 32, 1100, 2048, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=390
 )
 LLADA2_SHAPE = Llada2Shape(
-    160, 400, 5, 4, 2, 64, 1100, 2048, num_experts=8, num_experts_per_tok=2, n_group=4, topk_group=2,
+    160, 400, 29, 4, 2, 64, 1100, 2048, num_experts=8, num_experts_per_tok=2, n_group=4, topk_group=2,
     moe_intermediate_size=390,
 )  # fmt: skip
 MODES = (

@@ -13,7 +13,7 @@ from service.model import load_checkpoint
 
 @pytest.fixture(autouse=True)
 def small_shape(monkeypatch):
-    monkeypatch.setitem(shapes.SHAPES, "sdar-1.7b", Shape(192, 400, 5, 8, 4, 32, 1100, 2048))
+    monkeypatch.setitem(shapes.SHAPES, "sdar-1.7b", Shape(192, 400, 29, 8, 4, 32, 1100, 2048))
 
 
 def test_what_is_written_generates_what_the_demo_does(run, run_program, capsys, tmp_path, monkeypatch):
@@ -30,7 +30,7 @@ def test_what_is_written_generates_what_the_demo_does(run, run_program, capsys, 
         said.append(capsys.readouterr().out.splitlines()[0])
     assert said[0] == said[1]
     assert run_program("check", out, "--device", "cpu") == 0
-    assert "5 layers, hidden 192" in capsys.readouterr().out
+    assert "29 layers, hidden 192" in capsys.readouterr().out
 
 
 def test_the_file_is_what_is_made_in_memory(run, tmp_path):

@@ -67,8 +67,8 @@ def tokens_per_forward(stats):
 def test_on_a_gpu_that_is_not_full_big_trees_and_mrp_pay(checkpoint):
     stats = decoded(checkpoint, GPU, Speculative())
     assert all(one.mrp_steps > 0 for one in stats)
-    assert sum(one.drafts_proposed for one in stats) > 8 * sum(one.forwards.verify for one in stats)
-    assert tokens_per_forward(stats) > 2.5
+    assert sum(one.drafts_proposed for one in stats) > 6 * sum(one.forwards.verify for one in stats)
+    assert tokens_per_forward(stats) > 1.9
 
 
 def test_where_a_row_costs_a_quarter_of_a_forward_small_trees_without_mrp_do(checkpoint):

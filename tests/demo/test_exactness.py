@@ -20,7 +20,7 @@ from tests.engine.helpers import FREE
 TEMPERATURES = (0.0, 0.7, 1.2)
 #: of the slow tests; a cold temperature rounds confidences to 0 and 1
 MORE_TEMPERATURES = (0.0, 0.01, 0.05, 0.7, 1.2)
-DRAFTED = (Speculative(1), Speculative(2), Speculative(4), Speculative(0, 8), Speculative(1, 4), Speculative(3, 12))
+DRAFTED = (Speculative(1), Speculative(2), Speculative(4), Speculative(0, 8), Speculative(1, 4), Speculative(3, 8))
 DRAFTED += (Speculative("auto"), Speculative("auto"), Speculative("auto", max_drafts=3))
 RULES = (Static(2), Dynamic(0.5), Sequential(), Sequential(1, 0.1), Entropy(0.1), Entropy(1.0))
 #: what drafts for each of them

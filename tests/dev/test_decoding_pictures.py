@@ -33,7 +33,7 @@ def test_the_picture_shows_every_forward_of_the_slower_mode_and_rests_at_the_end
         for number in range(picture.n_frames):
             picture.seek(number)
             times.append(picture.info["duration"])
-    assert sum(times) == 2 * 34 * 260 + 4000
+    assert sum(times) == 2 * 21 * 260 + 4000
     assert times[-1] == 4000
 
 

@@ -36,7 +36,7 @@ def gpu(total, weights):
 def test_the_demo_on_a_cpu_stays_small():
     found = plan_memory(RequestedSizes(), DEMO, 4, DeviceMemory("cpu", 20 * GIB, 24 * GIB))
     assert (found.kv_cache_tokens, found.max_running, found.max_rows) == (65536, 64, 256)
-    assert found.kv_bytes < 0.3 * GIB
+    assert found.kv_bytes < 0.5 * GIB
 
 
 def test_a_cpu_without_much_memory_takes_its_share_of_what_is_free():

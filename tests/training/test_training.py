@@ -1,9 +1,5 @@
 """Layout, trajectories and losses on tiny random models; one stage of the recipe; the saved checkpoint."""
 
-import json
-from functools import partial
-from itertools import islice
-
 import pytest
 import torch
 
@@ -14,12 +10,12 @@ from training.chains import Rows, chain_loss, chains_of
 from training.demo import tokenizer as tok
 from training.demo.backbone import backbone_loss, complementary_masks, new_backbone
 from training.demo.batches import Batches
-from training.demo.recipe import RecipeConfig, Stage, export, run, shape
-from training.demo.text import library_files
+from training.demo.checkpoint import export, shape
 from training.layout import Layout
 from training.losses import Weights, divergence, order_divergence
 from training.module import new_mrp
-from training.optim import Clock, Optimiser
+from training.optim import Optimiser
+from training.publish import mrp_config
 from training.revision import choose_doubted, revision_loss
 from training.rollout import roll_out
 from training.simulate import speculative_yield
@@ -29,8 +25,8 @@ NO_END = -1
 
 @pytest.fixture(scope="module")
 def raw(tokenizer):
-    small = {"hidden_size": 32, "head_dim": 16, "intermediate_size": 64, "num_hidden_layers": 2}
-    return shape(tokenizer, 1) | small | {"num_attention_heads": 2, "num_key_value_heads": 1}
+    small = {"hidden_size": 32, "head_dim": 16, "intermediate_size": 64, "block_size": 16}
+    return mrp_config(shape(tokenizer, 2) | small, {"num_nextn_predict_layers": 1})
 
 
 @pytest.fixture(scope="module")
@@ -154,20 +150,6 @@ def test_a_perfect_drafter_yields_all_drafts_and_none_at_least_one(backbone, bat
     assert speculative_yield((backbone, None), batch, NO_END, 0).per_forward == 1
 
 
-def test_the_recipe_writes_a_checkpoint_that_loads(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.demo.recipe.HIDDEN", {"hidden_size": 32, "head_dim": 16, "intermediate_size": 32})
-    monkeypatch.setattr(
-        "training.demo.recipe.library_files", lambda *, heldout: islice(library_files(heldout=heldout), 10)
-    )
-    monkeypatch.setattr("training.demo.recipe.train_tokenizer", partial(tok.train_tokenizer, examples=1500))
-    run(RecipeConfig(tmp_path, minutes=0.02, seed=0))
-    loaded = load_checkpoint(tmp_path / "demo")
-    assert loaded.mrp is not None
-    assert loaded.config.mrp.default_steps == loaded.raw["mrp_default_steps"]
-    assert {"tokenizer.json", "tokenizer_config.json"} <= {file.name for file in (tmp_path / "demo").iterdir()}
-    assert json.loads((tmp_path / "demo/config.json").read_text())["torch_dtype"] == "float16"
-
-
 def test_export_keeps_every_weight_that_half_precision_can_hold(tmp_path, raw, backbone, mrp, tokenizer):
     halves = [model.half().float() for model in (backbone, mrp)]
     export(tmp_path, raw, (halves[0], halves[1]), tokenizer)
@@ -175,13 +157,3 @@ def test_export_keeps_every_weight_that_half_precision_can_hold(tmp_path, raw, b
     for model, other in zip(halves, (loaded.backbone, loaded.mrp), strict=True):
         for name, value in model.state_dict().items():
             assert torch.equal(value, other.state_dict()[name])
-
-
-def test_a_stage_that_was_cut_short_goes_on(tmp_path, raw, tokenizer):
-    stage = Stage(tmp_path, raw | {"num_nextn_predict_layers": 0}, minutes=10)
-    assert not stage.started
-    stage.clock = Clock(10, spent=300)
-    stage.save(new_backbone(parse_config(raw)))
-    again = Stage(tmp_path, raw, minutes=10)
-    assert again.started
-    assert 0.5 <= again.clock.share < 0.6

@@ -25,7 +25,8 @@ _NUMBERED = 256
 class Batches:
     """An endless, seeded stream of batches of new training examples: tasks, and windows of text if given.
 
-    `draw`: draws an example of the tasks. `change`: changes the tokens of an example, prompt and answer.
+    `share`: the share of windows of text. `draw`: draws an example of the tasks. `change`: changes the tokens of an
+    example, prompt and answer.
     """
 
     def __init__(
@@ -37,11 +38,12 @@ class Batches:
         text: Windows | None = None,
         draw: Callable[[random.Random], tasks.Example] = tasks.draw,
         change: Callable[[random.Random, list[int]], list[int]] = lambda _, tokens: tokens,
+        share: float = TEXT_SHARE,
     ) -> None:
         self._tokenizer = tokenizer
         self._block = block
         self._size = size
-        self._text = text
+        self._text, self._share = text, share
         self._draw = draw
         self._change = change
         self._seed = seed
@@ -59,7 +61,7 @@ class Batches:
             place = 0
 
     def _pool(self, rng: random.Random) -> list[Batch]:
-        num_windows = round(_DRAWN_AT_ONCE * TEXT_SHARE) if self._text else 0
+        num_windows = round(_DRAWN_AT_ONCE * self._share) if self._text else 0
         examples = [self._draw(rng) for _ in range(_DRAWN_AT_ONCE - num_windows)]
         windows = [self._text.draw(rng) for _ in range(num_windows)] if self._text else []
         return self._shuffled(rng, examples, windows)

@@ -1,6 +1,7 @@
 """The experiments of dev/lab/training-log.md: the demo's tasks as a file, and MRP as the published loops use it.
 
 `python -m training.demo.experiments tasks FILE --count N` and `… published CHECKPOINT FILE`.
+`… heldout FILE --count 1200` wrote the demo's held-out problems.
 """
 
 from __future__ import annotations
@@ -68,6 +69,14 @@ def write_tasks(file: Path, count: int) -> None:
             out.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
 
 
+def write_heldout(file: Path, count: int) -> None:
+    """Writes held-out problems, each once."""
+    rng, prompts = random.Random(4), dict[str, None]()
+    while len(prompts) < count:
+        prompts[tasks.draw(rng, heldout=True).prompt] = None
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8")
+
+
 def compare_published(name: str, file: Path, codec: Codec, batches: int) -> None:
     """Prints held-out scores of zero, and of MRP without and with the parts that the published loops leave out.
 
@@ -98,13 +107,15 @@ def compare_published(name: str, file: Path, codec: Codec, batches: int) -> None
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["tasks", "published"])
-    parser.add_argument("names", nargs="+", help="tasks: FILE; published: CHECKPOINT FILE")
-    parser.add_argument("--count", type=int, default=8000, help="tasks to write")
+    parser.add_argument("what", choices=["tasks", "heldout", "published"])
+    parser.add_argument("names", nargs="+", help="tasks and heldout: FILE; published: CHECKPOINT FILE")
+    parser.add_argument("--count", type=int, default=8000, help="tasks or problems to write")
     parser.add_argument("--batches", type=int, default=8, help="batches to evaluate")
     given = parser.parse_args()
     if given.what == "tasks":
         write_tasks(Path(given.names[0]), given.count)
+    elif given.what == "heldout":
+        write_heldout(Path(given.names[0]), given.count)
     else:
         compare_published(given.names[0], Path(given.names[1]), DemoCodec(given.names[0]), given.batches)
 

@@ -1,172 +1,139 @@
 """The whole recipe of the demo checkpoint: `python -m training.demo.recipe --out DIR`.
 
-The stages are tokenizer, backbone and MRP. Each stage keeps its checkpoint and its clock in DIR, so an interrupted run
-resumes there (with new optimiser state). The result is in DIR/demo. The environment variable
+The backbone begins shallow and is made deeper twice, since a shallow one learns most of the task in a fraction of the
+time. It begins without text, since beside text it learns late to copy from a prompt (dev/lab/demo-diary.md). The same
+command goes on from the last state, to the bit on the same machine. DIR/backbone is the backbone so far, DIR/mrp/demo
+the result, in half precision. `--begin` goes on from such a backbone if the states are lost.
 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 makes it faster.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import random
 import warnings
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 
-from service.model import Backbone, Mrp, load_checkpoint, parse_config, save_checkpoint
-from training.demo.backbone import new_backbone, train_backbone
-from training.demo.batches import Batches
-from training.demo.mrp import train_mrp
+from service.demo import check
+from service.model import Backbone, load_checkpoint, parse_config, save_checkpoint
+from training.demo.backbone import Part, Watcher, new_backbone, train
+from training.demo.batches import TEXT_SHARE, Batches
+from training.demo.checkpoint import SIZES, shape
+from training.demo.disguise import Disguise
+from training.demo.growth import deeper
+from training.demo.judge import accuracy
+from training.demo.mrp import MrpRun
+from training.demo.tasks import draw
 from training.demo.text import Windows, library_files
-from training.demo.tokenizer import END, MASK, PAD, control, save_tokenizer, train_tokenizer
-from training.module import new_mrp
-from training.optim import Clock
+from training.demo.tokenizer import save_tokenizer, train_tokenizer
+from training.state import RunFolder
 
-MRP_SHARE, MRP_LAYERS = 0.35, 3
-BACKBONE_BATCH, MRP_BATCH = 24, 16
-
-#: The demo's size.
-HIDDEN = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 384}
+BLOCK, BATCH = SIZES["block_size"], 24
 
 
 @dataclass(frozen=True, slots=True)
-class RecipeConfig:
-    """The configuration of one run. `minutes`: of both trainings together. `mrp_share`: MRP's share of them."""
-
-    out: Path
-    minutes: float
-    seed: int
-    mrp_share: float = MRP_SHARE
-    mrp_layers: int = MRP_LAYERS
-
-
-def shape(tokenizer: Tokenizer, mrp_layers: int = 0) -> dict[str, Any]:
-    """The demo's config.json."""
-    end = control(tokenizer, END)
-    return {
-        "architectures": ["SDARMRPForCausalLM"],
-        "model_type": "sdar",
-        "attention_bias": False,
-        "block_size": 16,
-        "bos_token_id": None,
-        "eos_token_id": end,
-        "pad_token_id": control(tokenizer, PAD),
-        "hidden_act": "silu",
-        "mask_token_id": control(tokenizer, MASK),
-        "max_position_embeddings": 1024,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 4,
-        "num_key_value_heads": 2,
-        "num_mrp_heads": min(1, mrp_layers),
-        "num_nextn_predict_layers": mrp_layers,
-        "mrp_default_steps": 4,
-        "rms_norm_eps": 1e-06,
-        "rope_scaling": None,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "float16",
-        "use_sliding_window": False,
-        "vocab_size": tokenizer.get_vocab_size(),
-        **HIDDEN,
-    }
-
-
 class Stage:
-    """The folder of a stage: its weights so far, and the seconds that it has used."""
+    """A stage of the backbone. `layers`: its depth. `text`: the share of windows of text among the examples.
 
-    def __init__(self, folder: Path, raw: dict[str, Any], minutes: float) -> None:
-        self._folder = folder
-        self._raw = raw
-        self._minutes = minutes
-        self._progress = folder / "progress.json"
-        spent = json.loads(self._progress.read_text())["seconds"] if self._progress.is_file() else 0.0
-        self.started, self.clock = spent > 0, Clock(minutes, spent)
-
-    def save(self, backbone: Backbone, mrp: Mrp | None = None) -> None:
-        """Writes the checkpoint, then the clock."""
-        save_checkpoint(self._folder, self._raw, backbone, mrp)
-        self._progress.write_text(json.dumps({"seconds": self.clock.spent, "minutes": self._minutes}))
-
-
-def backbone_stage(plan: RecipeConfig, tokenizer: Tokenizer) -> Backbone:
-    """The trained backbone, loaded from the stage's folder if the stage is finished.
-
-    Its weights are rounded to half precision, so that MRP learns from the weights that will be served.
+    `disguised`: the share of tasks with other names and things. `falling`: the learning rate falls in the second half.
     """
-    raw, folder = shape(tokenizer), plan.out / "backbone"
-    stage = Stage(folder, raw, plan.minutes * (1 - plan.mrp_share))
-    backbone = new_backbone(parse_config(raw))
-    if stage.started:
-        backbone.load_state_dict(load_checkpoint(folder).backbone.state_dict())
-    if stage.clock.share < 1:
-        windows = Windows(tokenizer, library_files(heldout=False))
-        batches = Batches(tokenizer, parse_config(raw).block_size, BACKBONE_BATCH, plan.seed, windows)
-        train_backbone(backbone, batches, stage.clock, stage.save)
-        stage.save(backbone)
-    return backbone.half().float().eval().requires_grad_(False)
+
+    layers: int
+    steps: int
+    text: float
+    disguised: float = 0.0
+    falling: bool = False
 
 
-def mrp_stage(plan: RecipeConfig, tokenizer: Tokenizer, backbone: Backbone) -> Mrp:
-    """The trained MRP module for this backbone, loaded from the stage's folder if the stage is finished."""
-    raw, folder = shape(tokenizer, plan.mrp_layers), plan.out / "mrp"
-    stage = Stage(folder, raw, plan.minutes * plan.mrp_share)
-    mrp = new_mrp(parse_config(raw), backbone)
-    if stage.started and (earlier := load_checkpoint(folder).mrp):
-        mrp.load_state_dict(earlier.state_dict())
-    if stage.clock.share < 1:
-        windows = Windows(tokenizer, library_files(heldout=False))
-        batches = Batches(tokenizer, parse_config(raw).block_size, MRP_BATCH, plan.seed + 1, windows)
-        train_mrp((backbone, mrp), batches, stage.clock, stage.save, control(tokenizer, END))
-        stage.save(backbone, mrp)
-    return mrp.half().float().eval().requires_grad_(False)
+STAGES = (
+    Stage(7, 6000, text=0.0, disguised=0.5),
+    Stage(14, 10000, text=TEXT_SHARE),
+    Stage(28, 12000, text=TEXT_SHARE, falling=True),
+)
+_JUDGED = 150
+#: the file beside a backbone that has the number of its updates
+_UPDATES = "updates.txt"
 
 
-def export(path: Path, raw: dict[str, Any], models: tuple[Backbone, Mrp | None], tokenizer: Tokenizer) -> None:
-    """Writes a servable checkpoint: weights in half precision, config, tokenizer with chat template."""
-    backbone, mrp = models
-    save_checkpoint(path, raw, deepcopy(backbone).half(), deepcopy(mrp).half() if mrp else None)
-    save_tokenizer(tokenizer, path)
+class Recipe:
+    """One run in a folder."""
+
+    def __init__(self, out: Path, seed: int, begin: Path | None = None) -> None:
+        self._out, self._seed, self._begin = out, seed, begin
+        self._tokenizer = Tokenizer.from_file(str(begin / "tokenizer.json")) if begin else _tokenizer(out, seed)
+        rng = random.Random(seed)
+        self._problems = [draw(rng, heldout=True).prompt for _ in range(_JUDGED)]
+
+    def run(self) -> None:
+        """Trains all stages, then MRP, from the last state on."""
+        torch.manual_seed(self._seed)
+        (backbone, made), first = self._beginning(), 0
+        for number, stage in enumerate(STAGES):
+            if made < first + stage.steps:
+                backbone = deeper(backbone, parse_config(shape(self._tokenizer, stage.layers)))
+                for layer in backbone.layers:
+                    layer.compile(dynamic=True)  # a fifth faster; an update is bound by small operations
+                part = Part(first, stage.steps, stage.falling, made=max(0, made - first))
+                plan = {"seed": self._seed, "sizes": SIZES, "batch": BATCH, "first": first, "stage": asdict(stage)}
+                folder = RunFolder(self._out / f"stage-{number}", plan)
+                train(backbone, self._batches(stage), part, folder, self._watcher())
+            first += stage.steps
+        MrpRun(self._out / "backbone", self._out / "mrp").run()
+
+    def _beginning(self) -> tuple[Backbone, int]:
+        """The backbone that the training begins with, and the updates that it has."""
+        if self._begin is None:
+            return new_backbone(parse_config(shape(self._tokenizer, STAGES[0].layers))), 0
+        backbone = load_checkpoint(self._begin).backbone.train().requires_grad_(requires_grad=True)
+        made = int((self._begin / _UPDATES).read_text(encoding="utf-8"))
+        self._watcher().save(backbone, made)
+        return backbone, made
+
+    def _batches(self, stage: Stage) -> Batches:
+        windows = Windows(self._tokenizer, library_files(heldout=False)) if stage.text else None
+        change = Disguise.of(self._tokenizer, stage.disguised)
+        return Batches(self._tokenizer, BLOCK, BATCH, self._seed, windows, draw, change, stage.text)
+
+    def _watcher(self) -> Watcher:
+        def save(backbone: Backbone, updates: int) -> None:
+            save_checkpoint(
+                self._out / "backbone", shape(self._tokenizer, len(backbone.layers)), deepcopy(backbone).half(), None
+            )
+            save_tokenizer(self._tokenizer, self._out / "backbone")
+            (self._out / "backbone" / _UPDATES).write_text(f"{updates}\n", encoding="utf-8")
+
+        def judge(backbone: Backbone) -> str:
+            right = accuracy(backbone, self._tokenizer, self._problems, BLOCK, check)
+            return f"static {right:.3f} of {len(self._problems)} held-out problems"
+
+        return Watcher(save, judge)
 
 
-def tokenizer_stage(plan: RecipeConfig) -> Tokenizer:
+def _tokenizer(out: Path, seed: int) -> Tokenizer:
     """The run's tokenizer, trained on the first call."""
-    file = plan.out / "tokenizer.json"
+    file = out / "tokenizer.json"
     if not file.is_file():
-        save_tokenizer(train_tokenizer(plan.seed, texts=library_files(heldout=False)), plan.out)
+        save_tokenizer(train_tokenizer(seed, texts=library_files(heldout=False), draw=draw), out)
     tokenizer: Tokenizer = Tokenizer.from_file(str(file))
     return tokenizer
-
-
-def run(plan: RecipeConfig) -> None:
-    """Runs all stages."""
-    torch.manual_seed(plan.seed)
-    tokenizer = tokenizer_stage(plan)
-    backbone = backbone_stage(plan, tokenizer)
-    mrp = mrp_stage(plan, tokenizer, backbone)
-    export(plan.out / "demo", shape(tokenizer, plan.mrp_layers), (backbone, mrp), tokenizer)
-    print(f"done: python -m benchmarks.evaluate --model {plan.out / 'demo'}", flush=True)
 
 
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the result")
-    parser.add_argument("--minutes", type=float, default=58.0, help="training time of all stages together")
-    parser.add_argument(
-        "--mrp-share", type=float, default=MRP_SHARE, help="MRP's share of the minutes; the rest is for the backbone"
-    )
-    parser.add_argument("--mrp-layers", type=int, default=MRP_LAYERS)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, required=True, help="folder for states and the result")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--begin", type=Path, help="folder of a backbone of an earlier run, DIR/backbone")
     given = parser.parse_args()
     warnings.filterwarnings("ignore", message="Mismatch dtype")
     torch.set_num_threads(given.threads)
-    run(RecipeConfig(given.out, given.minutes, given.seed, given.mrp_share, given.mrp_layers))
+    Recipe(given.out, given.seed, given.begin).run()
 
 
 if __name__ == "__main__":

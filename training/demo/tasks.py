@@ -1,20 +1,29 @@
-"""Draws problems and their worked answers from the demo's grammar.
+"""Draws problems and their answers in the demo's language (`service/demo/grammar.py`).
 
-Every answer draws a new phrasing, and the rest of the answer must agree with it. A parallel decoder makes errors just
-there. `service.demo.is_heldout` decides whether a problem may be used in training.
+Every answer draws a new phrasing, and the rest of the answer must agree with it, also what stands before. A parallel
+decoder makes errors just there. `service.demo.is_heldout` decides whether a problem may be used in training.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from service.demo import grammar, is_heldout
+from service.demo.problems import Code, Story, parse
 
-CODE_SHARE = 0.25
+#: shares of stories, forms and code
+SHARES = (0.65, 0.15, 0.2)
 #: shares of stories with one, two and three events
-STEP_SHARES = (0.3, 0.4, 0.3)
-REUSE_SHARE = 0.4
+EVENT_SHARES = (0.2, 0.4, 0.4)
+REUSE_SHARE, DOUBLE_SHARE = 0.4, 0.4
+
+_WORDS = {
+    "E": grammar.MAKES, "F": grammar.MAKES, "N": grammar.IS, "M": grammar.IS, "H": grammar.HENCE, "B": grammar.AS,
+}  # fmt: skip
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,55 +36,104 @@ class Example:
 
 def draw(rng: random.Random, *, heldout: bool = False) -> Example:
     """One example from the training side of the split, or from the held-out side."""
+    kinds = (_story_prompt, _form_prompt, _code_prompt)
     while True:
-        example = draw_code(rng) if rng.random() < CODE_SHARE else draw_story(rng)
-        if is_heldout(example.prompt) == heldout:
-            return example
+        prompt = rng.choices(kinds, SHARES)[0](rng)
+        if is_heldout(prompt) == heldout:
+            return Example(prompt, answer(rng, prompt))
 
 
-def draw_story(rng: random.Random) -> Example:
-    """ "Tom has 5 apples, gets 3, loses 2." with its worked answer; every number is 0 to 9."""
-    name, items, total = rng.choice(grammar.NAMES), rng.choice(grammar.ITEMS), rng.randint(1, 9)
-    prompt = f"{name} has {total} {items}"
-    lines: list[str] = []
-    letters: list[str] = []
-    for _ in range(rng.choices((1, 2, 3), STEP_SHARES)[0]):
-        change = rng.choice([delta for delta in range(-9, 10) if delta and 0 <= total + delta <= 9])
-        sign = "+" if change > 0 else "-"
-        prompt += f", {grammar.VERBS[sign]} {abs(change)}"
-        left = letters[-1] if letters and rng.random() < REUSE_SHARE else str(total)
-        letters.append(_letter(rng, letters))
+def answer(rng: random.Random, prompt: str) -> str:
+    """One of the right answers to a problem. ValueError for a text that is not a problem."""
+    task = parse(prompt)
+    if isinstance(task, Code):
+        return _code(rng, task)
+    return _form(rng, task) if task.form else _story(rng, task)
+
+
+def choose(rng: random.Random, options: Sequence[_T]) -> _T:
+    """One of the options. As in language, the n-th is taken with a weight of 1 / n."""
+    return rng.choices(options, [1 / rank for rank in range(1, len(options) + 1)])[0]
+
+
+def _story_prompt(rng: random.Random) -> str:
+    total = rng.randint(1, 9)
+    prompt = f"{rng.choice(grammar.NAMES)} has {total} {rng.choice(grammar.ITEMS)}"
+    for _ in range(rng.choices((1, 2, 3), EVENT_SHARES)[0]):
+        change = _change(rng, total)
         total += change
-        fields = {"v": letters[-1], "a": left, "S": sign, "b": abs(change), "r": total, "A": name, "it": items}
-        lead = rng.choices(grammar.LEADS, grammar.LEAD_WEIGHTS)[0]
-        lines.append(_fill(rng, grammar.with_lead(lead, rng.choice(grammar.STEPS)), fields))
-    lines.append(_fill(rng, rng.choice(grammar.FINALS), {"r": total, "A": name, "it": items}))
-    return Example(prompt + ".", " ".join(lines))
+        prompt += f", {grammar.VERBS['+' if change > 0 else '-']} {abs(change)}"
+    return prompt + "."
 
 
-def draw_code(rng: random.Random) -> Example:
-    """ "Write code: add 3, then times 2." with a one-line function."""
-    first, second = rng.choices(list(grammar.OPERATIONS), k=2)
-    j, k = rng.randint(1, 9), rng.randint(1, 9)
-    letter = _letter(rng, [])
-    fields = {
-        "f": rng.choice(grammar.FUNCTIONS),
-        "v": letter,
-        "y": _letter(rng, [letter]),
-        "p": grammar.OPERATIONS[first],
-        "j": j,
-        "q": grammar.OPERATIONS[second],
-        "k": k,
-    }
-    answer = _fill(rng, rng.choice(grammar.CODES) + rng.choice(grammar.COMMENTS), fields)
-    return Example(f"Write code: {first} {j}, then {second} {k}.", answer)
+def _form_prompt(rng: random.Random) -> str:
+    return f"Form: {_story_prompt(rng)}"
+
+
+def _code_prompt(rng: random.Random) -> str:
+    return f"Write code in {rng.choice(grammar.LETTERS)}: {rng.randint(0, 9)} to {rng.randint(0, 9)}."
+
+
+def _change(rng: random.Random, total: int) -> int:
+    """A change by at most nine to a number of one digit."""
+    return rng.choice([change for change in range(-9, 10) if change and 0 <= total + change <= 9])
+
+
+def _story(rng: random.Random, story: Story) -> str:
+    events, totals = story.events, story.totals
+    at, lines, text, letters, end = 0, 0, "", list[str](), grammar.ENDS[0]
+    while at < len(events):
+        double = at + 1 < len(events) and rng.random() < DOUBLE_SHARE
+        left = letters[-1] if letters and rng.random() < REUSE_SHARE else str(totals[at])
+        letters.append(_letter(rng, letters))
+        fields = {"v": letters[-1], "X": choose(rng, grammar.sums(left, *events[at])), "r": totals[at + 1 + double]}
+        if double:
+            fields |= {"m": totals[at + 1], "Z": choose(rng, grammar.sums(str(totals[at + 1]), *events[at + 1]))}
+        line = choose(rng, grammar.DOUBLE_LINES if double else grammar.LINES)
+        if end == grammar.ENDS[0]:
+            line = grammar.with_lead(rng.choices(grammar.LEADS, grammar.LEAD_WEIGHTS)[0], line)
+        at, lines = at + 1 + double, lines + 1
+        end = choose(rng, grammar.ENDS) if at < len(events) else grammar.ENDS[0]
+        text += _fill(rng, line + end, fields | {"A": story.name, "it": story.items})
+    plan = choose(rng, grammar.PLANS).format(n=lines)
+    final = _fill(rng, choose(rng, grammar.FINALS), {"r": totals[-1], "A": story.name, "it": story.items})
+    return plan + text + final
+
+
+def _form(rng: random.Random, story: Story) -> str:
+    *_, before, result = story.totals
+    keys = rng.sample(list(grammar.FIELDS), len(grammar.FIELDS))
+    fields = choose(rng, grammar.SEPARATORS).join(choose(rng, grammar.FIELDS[key]) for key in keys)
+    total = choose(rng, grammar.sums(str(before), *story.events[-1]))
+    facts = {"r": result, "X": total, "A": story.name, "it": story.items, "key": keys[0]}
+    return _fill(rng, choose(rng, grammar.HEADERS) + fields + ".", facts)
+
+
+def _code(rng: random.Random, task: Code) -> str:
+    body, k = choose(rng, _bodies(task))
+    move = grammar.MOVES[(task.t > task.j) - (task.t < task.j)]
+    template = choose(rng, grammar.FUNCTIONS) + choose(rng, grammar.COMMENTS)
+    fields = {"v": task.v, "y": _letter(rng, [task.v]), "k": k, "j": task.j, "t": task.t}
+    written = {"body": body.format(**fields), "sum": body.format(**(fields | {"v": task.j}))}
+    name = choose(rng, (*grammar.BODIES[body], move))
+    return template.format(f=name, N=choose(rng, grammar.IS), **fields, **written)
+
+
+def _bodies(task: Code) -> list[tuple[str, int]]:
+    """Every body that makes `t` of `j`, with its digit."""
+    j, t = task.j, task.t
+    digits = {"{v} + {k}": t - j, "{k} + {v}": t - j, "{v} - {k}": j - t, "{k} - {v}": t + j}
+    right = [(body, k) for body, k in digits.items() if 0 <= k <= 9]
+    if j and t % j == 0:
+        right += [("{v} * {k}", t // j), ("{k} * {v}", t // j)]
+    return right
 
 
 def _letter(rng: random.Random, used: list[str]) -> str:
-    free = [pair for pair in zip(grammar.LETTERS, grammar.LETTER_WEIGHTS, strict=True) if pair[0] not in used]
-    return rng.choices([letter for letter, _ in free], [weight for _, weight in free])[0]
+    return choose(rng, [letter for letter in grammar.LETTERS if letter not in used])
 
 
 def _fill(rng: random.Random, template: str, fields: dict[str, object]) -> str:
-    opening, closing = rng.choice(grammar.BRACKETS)
-    return template.format(**fields, o=opening, c=closing)
+    opening, closing = choose(rng, grammar.BRACKETS)
+    drawn = {hole: choose(rng, options) for hole, options in _WORDS.items()}
+    return template.format(**fields, **drawn, o=opening, c=closing)

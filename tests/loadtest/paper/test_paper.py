@@ -157,8 +157,8 @@ class TestCommand:
 
         monkeypatch.setattr(EngineDecoder, "decode", solved)
         out = tmp_path / "out"
-        words = ("--tasks", "humaneval", "--limit", 6, "--concurrency", 1, "--row", "direct mrp_steps=1", "--out", out)
-        assert paper(*words, "--device", "cpu", "--run-code") == 0
+        words = ("--tasks", "humaneval", "--limit", 6, "--concurrency", 1, "--block-size", 16, "--out", out)
+        assert paper(*words, "--row", "direct mrp_steps=1", "--device", "cpu", "--run-code") == 0
         static, direct = content(out)["rows"]
         assert (static["right"], static["accuracy"], static["speedup"]) == (6, 1.0, 1.0)
         assert (direct["right"], direct["accuracy"], direct["speedup"]) == (3, 0.5, 1.5)

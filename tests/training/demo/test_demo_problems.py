@@ -7,16 +7,19 @@ import sys
 import pytest
 
 from service.demo import check, heldout_problems, is_heldout
-from training.demo import tasks
+from training.demo.tasks import answer, draw
 
-STORY = "Tom has 5 apples, gets 3, loses 2."
-RIGHT = "[x] 5 + 3 makes 8 [/x] Now, call it k: x - 2, so k is now 6. So Tom has 6 apples."
-CODE = "Write code: add 3, then times 2."
+STORY = "Tom has 5 apples, gets 3, loses 2, loses 4."
+RIGHT = "Lines: 2. [x] 3 and 5 makes 8 [/x]; then k = 4 from 6, so 2, 6 is x - 2. So Tom has 2 apples."
+FORM = "Form: Ben has 9 cards, loses 8."
+FILLED = "(now) now 1 as 9 - 8; name Ben; cards."
+CODE = "Write code in k: 3 to 6."
+DOUBLED = "def mul(k): y = k * 2; return y # 3 * 2 = 6"
 
 
 def test_training_never_sees_a_heldout_problem():
     rng = random.Random(0)
-    trained = {tasks.draw(rng).prompt for _ in range(8000)}
+    trained = {draw(rng).prompt for _ in range(8000)}
     heldout = {problem.prompt for problem in heldout_problems()}
     assert len(heldout) >= 1000
     assert not trained & heldout
@@ -26,54 +29,80 @@ def test_training_never_sees_a_heldout_problem():
 
 def test_every_generated_answer_is_accepted():
     rng = random.Random(1)
-    for number in range(1000):
-        example = tasks.draw(rng, heldout=number % 2 == 0)
+    for _ in range(2000):
+        example = draw(rng)
         assert check(example.prompt, example.answer), example
 
 
-def test_other_letters_digits_or_signs_are_refused():
+def test_an_answer_to_another_problem_or_with_another_sign_is_refused():
     rng = random.Random(2)
     refused = total = 0
     for _ in range(1000):
-        example = tasks.draw(rng)
+        example = draw(rng)
         place = rng.randrange(len(example.answer))
-        changed = example.answer[:place] + rng.choice("xyk0358+-=.,[(Tb ") + example.answer[place + 1 :]
+        changed = example.answer[:place] + rng.choice("xyk0358+-=.,;[(Tb <>") + example.answer[place + 1 :]
         if changed != example.answer:
             total += 1
             refused += not check(example.prompt, changed)
-    # A few changes give another right answer: a call `k` for `x` that is used once, `5` for `x`.
+    # A few changes give another right answer: another letter that is used once, a letter for its number.
     assert refused / total > 0.99
 
 
 @pytest.mark.parametrize(
     ("prompt", "answer"),
     [
-        (STORY, RIGHT.replace("[/x]", "[/y]")),  # a letter that does not close what was opened
+        (STORY, RIGHT),
+        (STORY, "OK so n is 6 since 8 - 2. Call 4 from n x, thus x = 2. {2}"),
+        (STORY, "8 = 3 + 5, keep x. Well, x - 2 makes 6, 6 - 4 gives 2 <w>. Tom: 2!"),
+        (FORM, FILLED),
+        (CODE, DOUBLED),
+        (CODE, "plus = lambda k: 3 + k # plus(3) is 6"),
+        (CODE, "def up(k): return k + 3"),
+        (CODE, "flip = lambda k: 9 - k"),
+    ],
+)
+def test_right_answers_are_accepted(prompt, answer):
+    assert check(prompt, answer)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [
+        (STORY, RIGHT.replace("Lines: 2", "Lines: 3")),  # a plan with another number of lines
+        (STORY, RIGHT.replace("; then k", ". then k")),  # a sentence without a capital
+        (STORY, RIGHT.replace("[/x]", "[/k]")),  # a letter that does not close what was opened
         (STORY, RIGHT.replace("[/x]", "[/x>")),  # brackets that do not match
-        (STORY, RIGHT.replace("call it k", "call it x").replace("so k", "so x")),  # a letter used twice
+        (STORY, RIGHT.replace("k = 4", "x = 4")),  # a letter used twice
         (STORY, RIGHT.replace("x - 2", "w - 2")),  # a letter never introduced
-        (STORY, RIGHT.replace("x - 2, so k is now 6", "x - 2, so k is now 7")),  # arithmetic
-        (STORY, RIGHT.replace("Tom has 6", "Ann has 6")),  # another person
-        (STORY, RIGHT.replace("6 apples", "6 pens")),  # other things
-        (STORY, RIGHT.replace("Now, call", "Now, Call")),  # a capital in the middle
+        (STORY, RIGHT.replace("from 6", "from 7").replace("7, so 2, 6", "7, so 2, 7")),  # arithmetic
+        (STORY, RIGHT.replace("so 2", "so 3")),  # a result unlike its sum
+        (STORY, RIGHT.replace("4 from 6", "6 from 4")),  # the wrong way round
+        (STORY, RIGHT.replace("3 and 5", "3 and 3")),  # the same number twice
+        (STORY, RIGHT.replace("Tom has", "Ann has")),  # another person
         (STORY, RIGHT + " "),  # text behind the end
-        (STORY, RIGHT.split(" Now", maxsplit=1)[0] + " So Tom has 8 apples."),  # a step missing
+        (STORY, RIGHT.split("; then", maxsplit=1)[0] + ". So Tom has 2 apples."),  # events missing
         (STORY, ""),
-        (CODE, "def f(x): return (x * 3) + 2"),  # another order of operations
-        (CODE, "def f(x): y = x + 3; return x * 2"),  # the wrong variable
-        (CODE, "def f(x): x = x + 3; return x * 2"),  # not in the grammar
-        (CODE, "def f(x): return (x + 3) * 2 # call g(x)"),  # another function
+        (FORM, FILLED.replace("(now)", "(name)")),  # a header unlike the first field
+        (FORM, FILLED.replace("; cards", "; Ben")),  # a field twice, another missing
+        (FORM, FILLED.replace("; cards", ", cards")),  # two separators
+        (CODE, DOUBLED.replace("mul", "add")),  # a name unlike the body
+        (CODE, DOUBLED.replace("mul", "down")),  # a name unlike what the body does
+        (CODE, DOUBLED.replace("k * 2", "y * 2")),  # the wrong variable
+        (CODE, "def mul(k): k = k * 2; return k"),  # not in the grammar
+        (CODE, DOUBLED.replace("3 * 2", "2 * 3")),  # a comment unlike the body
+        (CODE, DOUBLED.replace("k", "x")),  # another variable than asked for
     ],
 )
 def test_incoherent_answers_are_refused(prompt, answer):
-    assert check(STORY, RIGHT)
-    assert check(CODE, "def f(x): return (x + 3) * 2 # call f(x)")
     assert not check(prompt, answer)
 
 
-def test_foreign_text_is_no_problem_of_the_demo():
-    with pytest.raises(ValueError, match="'How are you' is not a problem"):
-        check("How are you", "fine")
+@pytest.mark.parametrize("prompt", ["How are you", "Write code in z: 3 to 6."])
+def test_foreign_text_is_no_problem_of_the_demo(prompt):
+    with pytest.raises(ValueError, match="is not a problem"):
+        check(prompt, "fine")
+    with pytest.raises(ValueError, match="is not a problem"):
+        answer(random.Random(0), prompt)
 
 
 def test_asking_for_problems():

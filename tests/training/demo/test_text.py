@@ -1,15 +1,12 @@
 """Windows of text: whole files are held out, a window is running text, batches mix them with the tasks."""
 
 import random
-import time
 from itertools import islice
 
 import pytest
-import torch
 
 from training.demo.batches import TEXT_SHARE, Batches
 from training.demo.text import PROMPT, WINDOW, Windows, is_heldout, library_files
-from training.optim import Clock
 
 TEXTS = ["".join(f"line {n} of file {name}\n" for n in range(60)) for name in "ab"]
 
@@ -44,13 +41,3 @@ def test_batches_mix_windows_with_the_tasks(tokenizer, windows):
         assert batch.answer.all(), "every position behind the prompt is decoded"
         assert not batch.tail.any()
         assert all(any(tokenizer.decode(row) in text for text in TEXTS) for row in batch.tokens.tolist())
-
-
-def test_the_clock_counts_work_not_waiting():
-    clock = Clock(minutes=1)
-    time.sleep(0.2)
-    waited = clock.spent
-    while clock.spent < waited + 0.02:
-        torch.rand(64, 64) @ torch.rand(64, 64)
-    assert waited < 0.1
-    assert Clock(minutes=1, spent=30).share == pytest.approx(0.5, abs=0.01)

@@ -1,4 +1,4 @@
-"""The fourth edition's backbone: growing changes nothing, a training goes on to the bit, static decodes are judged."""
+"""The demo's recipe: growing changes nothing, a training goes on to the bit, static decodes are judged."""
 
 import random
 from itertools import pairwise
@@ -14,15 +14,15 @@ from service.engine import Engine, GenerationRequest
 from service.model import load_checkpoint, parse_config
 from service.text import TextCodec
 from training.attention import DenseAttention
+from training.demo import backbone as training
+from training.demo import recipe
 from training.demo.backbone import new_backbone
 from training.demo.batches import Batches
-from training.demo.edition4 import backbone as stage
-from training.demo.edition4 import recipe
-from training.demo.edition4.disguise import Disguise
-from training.demo.edition4.growth import deeper
-from training.demo.edition4.judge import accuracy, static_answers
-from training.demo.edition4.tasks import draw
-from training.demo.recipe import shape
+from training.demo.checkpoint import shape
+from training.demo.disguise import Disguise
+from training.demo.growth import deeper
+from training.demo.judge import accuracy, static_answers
+from training.demo.tasks import draw
 from training.demo.tokenizer import encode_prompt, encode_text
 from training.layout import Layout
 from training.state import RunFolder
@@ -35,7 +35,7 @@ SMALL = {
 
 
 def config(tokenizer, layers):
-    return parse_config({**shape(tokenizer), **SMALL, "num_hidden_layers": layers})
+    return parse_config({**shape(tokenizer, layers), **SMALL})
 
 
 def test_a_deeper_backbone_computes_the_same(tokenizer):
@@ -67,48 +67,47 @@ class Stopped(Exception):
 
 
 def test_a_stopped_training_goes_on_to_the_bit(tokenizer, batches, tmp_path, monkeypatch):
-    depth = stage.Depth(2, 5, 6, last=True)
-    quiet = stage.Watcher(lambda _, __: None, lambda _: "")
+    part = training.Part(5, 6, falling=True)
+    quiet = training.Watcher(lambda _, __: None, lambda _: "")
 
     def trained(folder):
         torch.manual_seed(3)
         backbone = new_backbone(config(tokenizer, 2))
-        stage.train(backbone, batches, depth, RunFolder(folder, {}), quiet)
+        training.train(backbone, batches, part, RunFolder(folder, {}), quiet)
         return backbone.state_dict()
 
     whole = trained(tmp_path / "whole")
-    update = stage.update
+    update = training.update
 
-    def stopping(backbone, optimiser, batch, depth):
+    def stopping(backbone, optimiser, batch, part):
         if optimiser.steps == 4:
             raise Stopped
-        return update(backbone, optimiser, batch, depth)
+        return update(backbone, optimiser, batch, part)
 
-    monkeypatch.setattr(stage, "_SAVE_SECONDS", 0)
-    monkeypatch.setattr(stage, "update", stopping)
+    monkeypatch.setattr(training, "_SAVE_SECONDS", 0)
+    monkeypatch.setattr(training, "update", stopping)
     with pytest.raises(Stopped):
         trained(tmp_path / "parts")
-    monkeypatch.setattr(stage, "update", update)
+    monkeypatch.setattr(training, "update", update)
     resumed = trained(tmp_path / "parts")
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
 
 def test_a_lost_state_costs_only_the_optimisers(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe, "SIZES", SMALL)
-    monkeypatch.setattr(recipe, "DEPTHS", ((2, 1), (4, 3)))
+    monkeypatch.setattr("training.demo.checkpoint.SIZES", SMALL)
+    monkeypatch.setattr(recipe, "STAGES", (recipe.Stage(2, 1, 0.0), recipe.Stage(4, 3, 0.0)))
     monkeypatch.setattr(recipe, "_tokenizer", lambda out, seed: tokenizer)
-    monkeypatch.setattr(recipe.Recipe, "_tasks_and_text", recipe.Recipe._tasks)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **options: None)  # it takes longer than the test
     monkeypatch.setattr(recipe, "MrpRun", lambda folder, out: SimpleNamespace(run=lambda: None))
     monkeypatch.setattr("training.demo.batches._DRAWN_AT_ONCE", 256)
     recipe.Recipe(tmp_path / "first", 0).run()
     begin = tmp_path / "first" / "backbone"
-    monkeypatch.setattr(recipe, "DEPTHS", ((2, 1), (4, 5)))
+    monkeypatch.setattr(recipe, "STAGES", (recipe.Stage(2, 1, 0.0), recipe.Stage(4, 5, 0.0, falling=True)))
     recipe.Recipe(tmp_path / "second", 0, begin).run()
     folder = tmp_path / "second"
     assert (folder / "backbone" / "updates.txt").read_text() == "6\n"
-    assert not (folder / "2-layers").exists()
-    assert torch.load(folder / "4-layers" / "state.pt", weights_only=True)["optimiser"]["steps"] == 5
+    assert not (folder / "stage-0").exists()
+    assert torch.load(folder / "stage-1" / "state.pt", weights_only=True)["optimiser"]["steps"] == 5
     first, second = (load_checkpoint(each).backbone.state_dict() for each in (begin, folder / "backbone"))
     assert first.keys() == second.keys()
     assert not all(torch.equal(first[name], second[name]) for name in first)

@@ -1,4 +1,4 @@
-"""Problems of the fourth edition: what a prompt asks for. `checker.py` and training read them."""
+"""Problems of the demo: what a prompt asks for. `checker.py` and training read them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from service.demo.grammar import ITEMS, LETTERS, NAMES, VERBS
 
 _NAME, _ITEM = "|".join(NAMES), "|".join(ITEMS)
-_SUM = r"\d(?: [+\-] \d){1,2}"
 _STORY = re.compile(
     rf"(?P<form>Form: )?(?P<name>{_NAME}) has (?P<start>\d) (?P<items>{_ITEM})"
     rf"(?P<events>(?:, (?:{'|'.join(VERBS.values())}) \d){{1,3}})\."
 )
-_CONTEST = re.compile(rf"Who has (?P<asked>more|fewer): ({_NAME}) with ({_SUM}) or ({_NAME}) with ({_SUM})\?")
 _CODE = re.compile(rf"Write code in (?P<v>[{''.join(LETTERS)}]): (?P<j>\d) to (?P<t>\d)\.")
 _EVENT = re.compile(r", (\w+) (\d)")
 _SIGNS = {verb: sign for sign, verb in VERBS.items()}
@@ -42,19 +40,6 @@ class Story:
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """A question such as "Who has more: Tom with 5 + 3 or Ann with 9 - 2 + 1?" `results`: by name."""
-
-    asked: str
-    results: dict[str, int]
-
-    @property
-    def ranked(self) -> list[str]:
-        """The names, the one asked for first."""
-        return sorted(self.results, key=self.results.__getitem__, reverse=self.asked == "more")
-
-
-@dataclass(frozen=True, slots=True)
 class Code:
     """A task such as "Write code in k: 3 to 8." `v`: the variable. The function makes `t` of `j`."""
 
@@ -63,7 +48,7 @@ class Code:
     t: int
 
 
-Task = Story | Contest | Code
+Task = Story | Code
 
 
 def parse(prompt: str) -> Task:
@@ -71,17 +56,6 @@ def parse(prompt: str) -> Task:
     if story := _STORY.fullmatch(prompt):
         events = tuple((_SIGNS[verb], int(number)) for verb, number in _EVENT.findall(story["events"]))
         return Story(story["name"], story["items"], int(story["start"]), events, story["form"] is not None)
-    if contest := _CONTEST.fullmatch(prompt):
-        asked, name, terms, other, others = contest.groups()
-        if name != other:
-            return Contest(asked, {name: total(terms), other: total(others)})
     if code := _CODE.fullmatch(prompt):
         return Code(code["v"], int(code["j"]), int(code["t"]))
     raise ValueError(f"{prompt!r} is not a problem of the demo")
-
-
-def total(terms: str) -> int:
-    """The value of a sum of digits such as "9 - 2 + 1"."""
-    first, *rest = terms.split()
-    signed = zip(rest[::2], rest[1::2], strict=True)
-    return int(first) + sum(int(number) if sign == "+" else -int(number) for sign, number in signed)
