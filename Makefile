@@ -70,12 +70,14 @@ clients: $(stamp)  ## run real clients against the service
 		--no-package-lock --legacy-peer-deps
 	PATH="$(abspath $(clients))/bin:$$PATH" tests/loopback $(abspath $(bin))/python -m pytest -m slow tests/clients $(ARGS)
 
-# What a GPU should be asked first: correctness, the speed of 8B, then of all shapes, peers, each in nine minutes. Rows
-# go to dev/lab/results.
-gpu: $(stamp)  ## ask a GPU: correctness, speed, peers
+# What a GPU should be asked first: correctness, the paper's rows and the speed of 8B, then the same of the other shapes,
+# peers, each in nine minutes. Rows go to dev/lab/results. ARGS="--torch-profiler-dir DIR" writes traces, too.
+gpu: $(stamp)  ## ask a GPU: correctness, the paper's rows, speed, peers
 	set -e; ask="$(bin)/python -m benchmarks.gpu"; out=dev/lab/results; \
 		$$ask correctness --out $$out $(ARGS); \
+		$$ask paper --shapes sdar-8b --out $$out/8b $(ARGS); \
 		$$ask speed --shapes sdar-8b --concurrency 1 32 128 --out $$out/8b $(ARGS); \
+		$$ask paper --shapes sdar-1.7b sdar-4b --out $$out $(ARGS); \
 		$$ask speed --out $$out $(ARGS); \
 		$$ask peers --out $$out $(ARGS)
 

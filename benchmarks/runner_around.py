@@ -36,3 +36,11 @@ class RunnerAround:
     def pop_eager_forwards(self) -> int:
         """The number of forwards without a graph since the last call."""
         return self._runner.pop_eager_forwards()
+
+    def release_cache(self) -> None:
+        """Gives the memory of the cache back."""
+        self._runner.release_cache()
+
+    def restore_cache(self) -> None:
+        """Takes the memory of the cache again."""
+        self._runner.restore_cache()

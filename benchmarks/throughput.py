@@ -181,8 +181,12 @@ class PlanAtLoad:
         """Static's time a token over the plan's, medians over rounds: by CPU time and by the wall's."""
         pairs = list(zip(static.samples, self.samples, strict=True))
         cpu = [(slow.cpu_s / slow.tokens) / (fast.cpu_s / fast.tokens) for slow, fast in pairs]
-        wall = [(slow.wall_s / slow.tokens) / (fast.wall_s / fast.tokens) for slow, fast in pairs]
-        return statistics.median(cpu), statistics.median(wall)
+        return statistics.median(cpu), statistics.median(self.ratios(static))
+
+    def ratios(self, other: PlanAtLoad) -> list[float]:
+        """The other plan's time a token over this plan's, by the wall's clock, round by round."""
+        pairs = zip(other.samples, self.samples, strict=True)
+        return [(slow.wall_s / slow.tokens) / (fast.wall_s / fast.tokens) for slow, fast in pairs]
 
 
 def plans_at_load(has_mrp: bool) -> list[DecodingMode]:

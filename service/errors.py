@@ -27,6 +27,7 @@ MrpServeError
 │   └── WeightsBehind      503  the replica has older weights than may answer; another one can take the request
 ├── WeightsChanged         503  new weights came before the answer was complete
 ├── WeightUpdateFailed     503  a replica could not update its weights
+├── GenerationChangeFailed 503  a replica could not pause, continue, sleep or wake up
 ├── OutOfMemory            503  the device had no memory for a step of this request; other requests go on
 ├── DeadlineExceeded       504  the time limit passed before the first token
 ├── CheckpointError         –   a checkpoint cannot be loaded; the message names the file or weight
@@ -223,6 +224,12 @@ class WeightUpdateFailed(MrpServeError):
 
     status = 503
     code = "exchange_failed"
+
+
+class GenerationChangeFailed(MrpServeError):
+    """A replica could not pause, continue, sleep or wake up. It stays as it was."""
+
+    status = 503
 
 
 class OutOfMemory(MrpServeError):

@@ -187,7 +187,7 @@ class Settings(BaseSettings):
     )
     api_keys_file: Path | None = Field(None, description="YAML list of hashed keys, with names, weights and limits")
     admin_keys: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), repr=False, description="comma-separated keys for `/admin/weights`; no keys: there is no such route"
+        (), repr=False, description="comma-separated keys for `/admin/…`; no keys: there are no such routes"
     )
     weights_update: Literal["finish", "abort"] = Field(
         "finish",
@@ -224,6 +224,11 @@ class Settings(BaseSettings):
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = Field(
         None,
         description="OpenTelemetry collector (OTLP over HTTP) that gets the traces, such as http://localhost:4318",
+    )
+    torch_profiler_dir: Path | None = Field(
+        None,
+        description="folder for a trace by torch.profiler: each engine writes one, of 16 steps after its first 64; "
+        "these steps are slow",
     )
     log_file: Path | None = Field(None, description="file to which log lines are appended; default: stderr")
 

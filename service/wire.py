@@ -68,6 +68,39 @@ class Weights(Data, frozen=True):
         return self.model.rstrip("/").rpartition("/")[2]
 
 
+class GenerationState(Data, frozen=True):
+    """Whether replicas generate. `number`: every change has a higher one, and the highest counts; 0 at the start.
+
+    `paused`: requests stay as they are. `sleep_level`: 1: the KV cache has no memory; 2: the weights have none, either.
+    """
+
+    number: int = 0
+    paused: bool = False
+    sleep_level: int = 0
+
+    @property
+    def stands(self) -> bool:
+        """Whether no request makes progress."""
+        return self.paused or self.sleep_level > 0
+
+    def older_than(self, other: GenerationState) -> bool:
+        """Whether `other` is newer. Of two states of one number, every process takes the same for newer."""
+        return (self.number, self.paused, self.sleep_level) < (other.number, other.paused, other.sleep_level)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """The result of a change at one replica. `generation`: its state now. `seconds`: the duration.
+
+    `error`: why it has not changed; None if it has.
+    """
+
+    replica: str
+    generation: GenerationState
+    seconds: float = 0.0
+    error: MrpServeError | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class WeightUpdateResult:
     """The result of a weight update at one replica. `weights`: the weights that it serves now. `seconds`: the duration.
@@ -369,13 +402,15 @@ class Address:
 class Status:
     """The state of a replica. `failure`: why it cannot generate, None if it can. `card`: the served model.
 
-    `address`: the address of its links; None before it takes any.
+    `address`: the address of its links; None before it takes any. `generation`: whether it generates. A replica that
+    is paused or asleep is healthy, and takes requests.
     """
 
     replica: str
     failure: str | None
     card: ModelCard
     address: Address | None = None
+    generation: GenerationState = field(default_factory=GenerationState)
 
 
 #: the stream of a replica; it ends with an `Ending`, by itself or in the last chunk, or with a `Failure`

@@ -11,7 +11,7 @@ from service.constraints import Constraint
 from service.engine import AsyncEngine, BlockEvent, BlockProgress, EngineState, GenerationRequest
 from service.model.config import CheckedUpdate
 from service.replica.core import EngineCore
-from service.replica.messages import EngineInfo
+from service.replica.messages import EngineInfo, SetGeneration
 
 
 class InProcessEngine:
@@ -58,6 +58,9 @@ class InProcessEngine:
     async def apply_weights(self, versions: tuple[int, int], *, abort: bool) -> None:
         assert self._apply is not None
         await self._engine.update_weights(self._apply, versions, cut=abort)
+
+    async def set_generation(self, change: SetGeneration) -> None:
+        await self._core.set_generation(self._engine, change)
 
     def close(self) -> None:
         self._engine.stop()

@@ -33,6 +33,12 @@ class Around:
     def pop_eager_forwards(self) -> int:
         return self.runner.pop_eager_forwards()
 
+    def release_cache(self) -> None:
+        self.runner.release_cache()
+
+    def restore_cache(self) -> None:
+        self.runner.restore_cache()
+
     def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         return self.runner.begin("backbone", rows)()
 

@@ -37,12 +37,17 @@ class Rows:
 
 
 def chain_loss(
-    rows: Rows, backbone: Backbone, chains: list[list[Step]], where: list[Tensor], weights: Weights
+    rows: Rows,
+    backbone: Backbone,
+    chains: list[list[Step]],
+    where: list[Tensor],
+    weights: Weights,
+    importance: Tensor | None = None,
 ) -> Tensor:
     """The loss of MRP applied along several chains of consecutive steps, which are copies in one forward.
 
     `chains[c]`: the step of the anchor and the steps after it. `where[k]` `[B, copies * N]`: the positions at which
-    application k is compared with the backbone.
+    application k is compared with the backbone. `importance` `[B, copies * N]`: factors of the positions' weights.
     """
     block = chains[0][0].tokens.shape[1] // chains[0][0].place.shape[1]
     anchor, loss = torch.cat([chain[0].hidden for chain in chains], 1), torch.zeros(())
@@ -54,6 +59,8 @@ def chain_loss(
         student = exact_logits(backbone, anchor[judged])
         picked = torch.cat([torch.zeros_like(c[depth].tokens).scatter(1, c[depth].place, 1) for c in chains], 1)
         weight = 1 + weights.next_pick * picked[judged]
+        if importance is not None:
+            weight = weight * importance[judged]
         loss = loss + (divergence(teacher, student) * weight).sum() / weight.sum()
         if weights.order:
             loss = loss + weights.order * order_divergence(teacher, student, judged, block)

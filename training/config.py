@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from training.lessons import Objective
-from training.optim import Schedule
+from training.optim import Matrices, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class Module:
 class Budget:
     """`steps`: updates in all. `batches`: batches per update, of all workers together. `rows`: examples per batch.
 
-    `clip`: the largest norm of a gradient.
+    `clip`: the largest norm of a gradient. `tokens`: the most tokens of a batch with its padding, None for no limit.
+    `matrices`: the optimiser of the layers' matrices.
     """
 
     steps: int
@@ -46,6 +47,8 @@ class Budget:
     seed: int = 0
     bf16: bool = True
     clip: float = 1.0
+    tokens: int | None = None
+    matrices: Matrices = "muon"
 
 
 @dataclass(frozen=True, slots=True)

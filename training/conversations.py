@@ -89,6 +89,15 @@ def read_corpus(path: Path, codec: Codec, ends: Sequence[int], limits: Limits, h
     return Corpus(*sides, len(parsed), sum(len(tokens) > limits.max_length for _, tokens, _ in parsed))
 
 
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The JSON objects of a JSONL with the numbers of their lines. DataError names a line that is none."""
+    for number, line in _lines(path):
+        try:
+            yield number, _parse(line)
+        except DataError as error:
+            raise DataError(f"{path}, line {number}: {error.message}") from error
+
+
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with path.open("rb") as file:
@@ -115,7 +124,7 @@ class _Reader:
 
     def spans(self, value: dict[str, Any]) -> tuple[list[int], list[tuple[int, int]]]:
         if "messages" in value:
-            return self._chat(_messages(value["messages"]))
+            return self._chat(as_messages(value["messages"]))
         prompt = ""
         if "prompt" in value or "completion" in value:
             prompt, text = _text(value, "prompt"), _text(value, "completion")
@@ -142,7 +151,8 @@ class _Reader:
         return tokens, spans
 
 
-def _messages(value: object) -> list[dict[str, str]]:
+def as_messages(value: object) -> list[dict[str, str]]:
+    """The value as messages with role and content. DataError says what is wrong with it."""
     if not isinstance(value, list):
         raise DataError(f"'messages' is {_kind(value)}, a list of messages is expected")
     if not value:

@@ -10,6 +10,7 @@ from typing import Any
 
 #: name of a value in a stored configuration -> option of the program
 NAMES: Mapping[str, str] = {
+    "recipe": "--recipe",
     "source.backbone": "--backbone",
     "source.data": "--data",
     "source.lines": "lines of --data",
@@ -28,6 +29,7 @@ NAMES: Mapping[str, str] = {
     "schedule.warmup": "--warmup",
     "budget.steps": "--steps",
     "budget.rows": "--batch",
+    "budget.tokens": "--batch-tokens",
     "budget.batches": "--accumulate times --workers",
     "budget.seed": "--seed",
     "budget.fp32": "--fp32",
@@ -35,6 +37,9 @@ NAMES: Mapping[str, str] = {
     "module.layers": "--layers",
     "module.direct": "--direct",
 }
+
+#: values that only a recipe sets
+_OF_RECIPE = {"objective.inverse_rate", "schedule.flat", "schedule.floor", "schedule.cosine", "budget.matrices"}
 
 
 def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -47,8 +52,12 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def as_options(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored values as options. Some stored values hold several options, or the opposite of an option."""
-    values = dict(plan)
+    """The stored values as options. Some stored values hold several options, or the opposite of an option.
+
+    `inverse_rate` tells the recipe. The other values without an option of their own follow from it.
+    """
+    values = {name: value for name, value in plan.items() if name not in _OF_RECIPE}
+    values["recipe"] = "published" if plan.get("objective.inverse_rate") else "default"
     phases = values.pop("objective.phases", None)
     if phases:
         values |= {f"objective.{name}": weight for name, weight in phases[-1]["weights"].items()}

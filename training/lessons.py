@@ -46,7 +46,7 @@ class Objective:
     `trajectories`: share of batches on static decodes; the others are on noise. `copies`: states of an example in one
     update. For trajectories: `sampled`: share of rows that sample their tokens; `two_picks`: how often the first
     application comes two picks after its anchor (a draft and the bonus pick). For noise: `reveals`: the most
-    positions of a block that are revealed between two states.
+    positions of a block that are revealed between two states; `inverse_rate`: as in `Noise`.
     """
 
     phases: tuple[Phase, ...]
@@ -55,6 +55,7 @@ class Objective:
     sampled: float = 0.5
     two_picks: float = 0.3
     reveals: int = 4
+    inverse_rate: bool = False
 
     def phase(self, share: float) -> Phase:
         """The phase at a share of the training in [0, 1]."""
@@ -77,8 +78,8 @@ class Teacher:
         self.objective = objective
 
     def updates(self, block: int) -> int:
-        """The updates made with one batch: as many as use every state of a trajectory about once."""
-        return max(1, (block - 1) // self.objective.copies)
+        """The updates made with one batch: as many as use every state of a trajectory about once. One with noise."""
+        return max(1, (block - 1) // self.objective.copies) if self.objective.trajectories else 1
 
     def prepare(self, batch: Batch) -> Lesson:
         """A lesson of the batch, on trajectories with the probability `objective.trajectories`, else on noise."""
@@ -115,13 +116,13 @@ class _OnNoise:
         self._models = models
         self._opened = opened
         self._end_id = end_id
-        self._noise = Noise(objective.copies, objective.reveals)
+        self._noise = Noise(objective.copies, objective.reveals, objective.inverse_rate)
 
     def losses(self, part: int, phase: Phase) -> tuple[Tensor, Tensor]:  # noqa: ARG002 (every part draws its noise)
         backbone, opened = self._models[0], self._opened
-        chains, where = noisy_chains(backbone, opened, self._noise, phase.applications, self._end_id)
+        chains, where, importance = noisy_chains(backbone, opened, self._noise, phase.applications, self._end_id)
         rows = Rows(*self._models, opened, self._noise.copies)
-        chain = chain_loss(rows, backbone, chains, where, phase.weights) / phase.applications
+        chain = chain_loss(rows, backbone, chains, where, phase.weights, importance) / phase.applications
         seen = replace(opened, steps=(chains[0][0],))
         return chain, _revision(self._models, seen, phase, self._end_id)
 

@@ -11,25 +11,39 @@ import torch
 from torch import Tensor
 
 from service.model import Backbone
+from training.layout import Layout
 from training.rollout import EndIds, Step, Trajectory, backbone_logits, look, masked_positions, pick
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """`copies`: chains in one forward. `reveals`: from state to state, 1 to so many tokens of a block are revealed."""
+    """`copies`: chains in one forward. `reveals`: from state to state, 1 to so many tokens of a block are revealed.
+
+    `inverse_rate`: the published noise. A chain of an example has one mask rate p, and its positions weigh 1 / p.
+    Otherwise each block has a rate, and all positions weigh 1.
+    """
 
     copies: int
     reveals: int
+    inverse_rate: bool = False
+
+
+#: the lowest published mask rate of an example, `eps` of `forward_add_noise_packed` in modeling_sdar_mrp.py
+_LOWEST_RATE = 1e-3
 
 
 @torch.no_grad()
 def noisy_chains(
     backbone: Backbone, opened: Trajectory, noise: Noise, applications: int, end_id: EndIds
-) -> tuple[list[list[Step]], list[Tensor]]:
-    """Chains of `applications` + 1 states, and the positions `[B, copies * N]` at which applications are compared."""
+) -> tuple[list[list[Step]], list[Tensor], Tensor]:
+    """Chains of `applications` + 1 states.
+
+    Beside them: the positions at which each application is compared, and the weight of every position, all
+    `[B, copies * N]`. The published noise has no positions after an answer's end, so none is compared.
+    """
     batch, copies = opened.batch, noise.copies
     answer = batch.answer.repeat(1, copies)
-    rate = torch.rand(len(answer), copies * batch.layout.blocks).repeat_interleave(batch.layout.block, 1)
+    rate = _rates(batch.layout, len(answer), noise)
     masks = answer & (torch.rand(answer.shape) < rate)
     states = []
     for depth in range(applications + 1):
@@ -37,7 +51,16 @@ def noisy_chains(
             masks = masks & ~_revealed(masks, batch.layout.block, noise.reveals)
         states.append(_state(backbone, opened, masks, copies, end_id))
     chains = [list(chain) for chain in zip(*(step for step, _ in states), strict=True)]
-    return chains, [masked for _, masked in states[1:]]
+    where = [masked & answer if noise.inverse_rate else masked for _, masked in states[1:]]
+    return chains, where, 1 / rate if noise.inverse_rate else torch.ones(rate.shape)
+
+
+def _rates(layout: Layout, rows: int, noise: Noise) -> Tensor:
+    """The mask rate of every position, `[rows, copies * N]`."""
+    if noise.inverse_rate:
+        drawn = _LOWEST_RATE + (1 - _LOWEST_RATE) * torch.rand(rows, noise.copies)
+        return drawn.repeat_interleave(layout.noisy, 1)
+    return torch.rand(rows, noise.copies * layout.blocks).repeat_interleave(layout.block, 1)
 
 
 def _revealed(masks: Tensor, block: int, most: int) -> Tensor:

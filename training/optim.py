@@ -1,14 +1,14 @@
-"""The optimiser and its schedule: Muon for matrices, AdamW for the rest, a trapezoidal learning rate.
+"""The optimiser and its schedule. By default: Muon for matrices, AdamW for the rest, a trapezoidal learning rate.
 
-The demo's schedule follows the CPU time, not the number of updates. A recipe of a given number of minutes is therefore
-complete on any machine. `Steps` is for runs that must be repeatable.
+The published recipe has AdamW for all weights and a cosine (recipes.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,40 +38,54 @@ class Steps:
 class Schedule:
     """The learning rate: rises over `warmup` updates, is constant up to the share `flat` of the training, then falls.
 
-    `rate`: the peak. `floor`: the final rate as a share of the peak.
+    `rate`: the peak. `floor`: the final rate as a share of the peak. `cosine`: it falls along half a cosine wave, as
+    `cosine_with_min_lr` of transformers does; otherwise along a line.
     """
 
     rate: float
     warmup: int = 150
     flat: float = 0.4
     floor: float = 0.01
+    cosine: bool = False
 
     def at(self, step: int, share: float) -> float:
         """The rate of the next update. `step`: updates done. `share`: the share of the training that is over."""
-        decay = max(self.floor, min(1.0, (1 - share) / (1 - self.flat)))
+        left = min(1.0, (1 - share) / (1 - self.flat))
+        if self.cosine:
+            decay = self.floor + (1 - self.floor) * (1 - math.cos(math.pi * left)) / 2
+        else:
+            decay = max(self.floor, left)
         return self.rate * min(1.0, (step + 1) / max(1, self.warmup)) * decay
 
 
+#: the optimiser of the layers' matrices
+Matrices = Literal["muon", "adamw"]
+
+
 class Optimiser:
-    """Muon for the layers' matrices, AdamW for embeddings, heads and norms, with one learning rate."""
+    """One learning rate for all weights. `matrices`: the optimiser of the layers' matrices.
+
+    Embeddings, heads and norms have AdamW. If matrices have it, too, its constants are torch's and transformers'
+    defaults, without decay of the weights.
+    """
 
     def __init__(
-        self, named: Iterable[tuple[str, nn.Parameter]], schedule: Schedule | float, clip: float = 1.0
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        schedule: Schedule | float,
+        clip: float = 1.0,
+        matrices: Matrices = "muon",
     ) -> None:
-        matrices: list[nn.Parameter] = []
+        inner: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for name, parameter in named:
-            inner = parameter.dim() == 2 and not name.startswith(("embed_tokens", "lm_head"))
-            (matrices if inner else others).append(parameter)
+            matrix = parameter.dim() == 2 and not name.startswith(("embed_tokens", "lm_head"))
+            (inner if matrix else others).append(parameter)
         self._schedule = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
-        self.parameters = matrices + others
+        self.parameters = inner + others
         self.steps = 0
         self._clip = clip
-        rate = self._schedule.rate
-        self._parts: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.98), weight_decay=0.0),
-        ]
+        self._parts = _parts(inner, others, self._schedule.rate, matrices)
 
     def step(self, loss: Tensor, share: float) -> None:
         """One update. `share`: the share of the training that is over."""
@@ -103,3 +117,14 @@ class Optimiser:
         self.steps = state["steps"]
         for part, saved in zip(self._parts, state["parts"], strict=True):
             part.load_state_dict(saved)
+
+
+def _parts(
+    inner: list[nn.Parameter], others: list[nn.Parameter], rate: float, matrices: Matrices
+) -> list[torch.optim.Optimizer]:
+    if matrices == "adamw":
+        return [torch.optim.AdamW(inner + others, lr=rate, weight_decay=0.0)]
+    return [
+        torch.optim.Muon(inner, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.98), weight_decay=0.0),
+    ]

@@ -79,7 +79,7 @@ class Session:
         self._corpus = _corpus(self._checkpoint, codec_of, plan.source)
         torch.manual_seed(plan.budget.seed)
         self._mrp = new_mrp(parse_config(self._raw), self._checkpoint.backbone).to(device)
-        self._optimiser = Optimiser(self._mrp.named_parameters(), plan.schedule, plan.budget.clip)
+        self._optimiser = Optimiser(self._mrp.named_parameters(), plan.schedule, plan.budget.clip, plan.budget.matrices)
         what = {**plan.what_matters(), "source.lines": self._corpus.lines}
         self._folder = RunFolder(plan.keeping.out / "training", what)
 
@@ -134,8 +134,9 @@ class Session:
         self._folder.save({"mrp": self._mrp.state_dict(), "optimiser": self._optimiser.state()})
 
     def _shape(self) -> Shape:
-        config = self._checkpoint.config
-        return Shape(self._plan.budget.rows, config.block_size, int(config.mask_token_id == 0), config.mask_token_id)
+        config, budget = self._checkpoint.config, self._plan.budget
+        pad_id = int(config.mask_token_id == 0)
+        return Shape(budget.rows, config.block_size, pad_id, config.mask_token_id, budget.tokens)
 
 
 def _check_out(plan: TrainingConfig) -> None:

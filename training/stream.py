@@ -20,12 +20,16 @@ _POOL = 64
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`rows`: rows of a batch. `block`: the block size. `pad_id`, `mask_id`: tokens of padding and of masks."""
+    """`rows`: rows of a batch. `block`: the block size. `pad_id`, `mask_id`: tokens of padding and of masks.
+
+    `tokens`: the most tokens of a batch with its padding. With this limit a batch may have fewer rows.
+    """
 
     rows: int
     block: int
     pad_id: int
     mask_id: int
+    tokens: int | None = None
 
 
 class Stream:
@@ -36,11 +40,12 @@ class Stream:
         self._shape = shape
         self._seed = seed
         self._epoch: tuple[int, list[list[int]]] = (-1, [])
+        self._windows = list(self._limited(shape.tokens)) if shape.tokens else []
 
     @property
     def batches_per_epoch(self) -> int:
         """The number of batches that contain every example once."""
-        return -(-len(self._examples) // self._shape.rows)
+        return len(self._windows) or -(-len(self._examples) // self._shape.rows)
 
     def batch(self, number: int) -> Batch:
         """The number-th batch."""
@@ -56,6 +61,8 @@ class Stream:
 
     def _shuffled(self, epoch: int) -> list[list[int]]:
         rng, rows = random.Random(f"{self._seed}/{epoch}"), self._shape.rows
+        if self._windows:
+            return rng.sample(self._windows, len(self._windows))
         order = rng.sample(range(len(self._examples)), len(self._examples))
         order += rng.choices(order, k=-len(order) % rows)  # fills the last batch
         pools = [order[at : at + rows * _POOL] for at in range(0, len(order), rows * _POOL)]
@@ -63,6 +70,19 @@ class Stream:
         batches = [pool[at : at + rows] for pool in alike for at in range(0, len(pool), rows)]
         rng.shuffle(batches)
         return batches
+
+    def _limited(self, tokens: int) -> Iterator[list[int]]:
+        """All examples, the similar ones together, in batches of at most `tokens` tokens or one example."""
+        batch: list[int] = []
+        longest, most = 0, max(1, tokens // self._shape.block)
+        for index in sorted(range(len(self._examples)), key=self._blocks):
+            longer = max(longest, self._blocks(index)[1])
+            if batch and (longer * (len(batch) + 1) > most or len(batch) == self._shape.rows):
+                yield batch
+                batch, longer = [], self._blocks(index)[1]
+            batch.append(index)
+            longest = longer
+        yield batch
 
     def _blocks(self, index: int) -> tuple[int, int, int]:
         example = self._examples[index]

@@ -1,4 +1,4 @@
-"""Measures a new device in three stages: correctness, speed, peers. `make gpu` runs them.
+"""Measures a new device in four stages: correctness, the paper's rows, speed, peers. `make gpu` runs them.
 
 It needs no Ray and no HTTP server.
 """

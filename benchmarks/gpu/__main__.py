@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu correctness|speed|peers`: one stage, its rows in a file."""
+"""`python -m benchmarks.gpu correctness|paper|speed|peers`: one stage, its rows in a file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.correctness import check_device
+from benchmarks.gpu.paper import measure_paper
 from benchmarks.gpu.peers import measure_peers
 from benchmarks.gpu.rows import Extent, Rows
 from benchmarks.gpu.speed import measure_speed
 from benchmarks.shapes import SHAPES
 from service.errors import SettingsError
 from service.model.device import pick_device, pick_dtype
+
+_STAGES = {"paper": measure_paper, "speed": measure_speed, "peers": measure_peers}
 
 
 def main(words: list[str] | None = None) -> int:
@@ -30,17 +33,23 @@ def main(words: list[str] | None = None) -> int:
         if options.stage == "correctness":
             return 0 if check_device(rows, device, options.golden, options.requests) else 1
         extent = Extent(
-            options.shapes, options.concurrency, options.rows, options.context, options.rounds, options.new_tokens
+            options.shapes,
+            options.concurrency,
+            options.rows,
+            options.context,
+            options.rounds,
+            options.new_tokens,
+            options.block_sizes,
+            options.torch_profiler_dir,
         )
-        measure = measure_speed if options.stage == "speed" else measure_peers
-        measure(rows, device, dtype, extent)
+        _STAGES[options.stage](rows, device, dtype, extent)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     usual = Extent()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("stage", choices=("correctness", "speed", "peers"))
+    parser.add_argument("stage", choices=("correctness", *_STAGES))
     parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder of the rows")
     parser.add_argument("--seconds", type=float, default=510, help="nothing new is begun after this time")
     parser.add_argument("--device", default="cuda")
@@ -53,6 +62,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--context", type=int, default=usual.context, help="tokens before the rows of a step")
     parser.add_argument("--rounds", type=int, default=usual.rounds)
     parser.add_argument("--new-tokens", type=int, default=usual.new_tokens, help="of an answer, at most")
+    parser.add_argument(
+        "--block-sizes", nargs="+", type=int, default=list(usual.block_sizes), help="of the paper's rows"
+    )
+    parser.add_argument("--torch-profiler-dir", type=Path, help="folder for traces of the paper's rows")
     return parser
 
 

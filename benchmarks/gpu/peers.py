@@ -1,4 +1,4 @@
-"""Stage 3. The engine beside a plain transformers loop and, where it is installed, LMDeploy, on the same weights."""
+"""Stage 4. The engine beside a plain transformers loop and, where it is installed, LMDeploy, on the same weights."""
 
 from __future__ import annotations
 

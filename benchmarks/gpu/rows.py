@@ -16,14 +16,19 @@ from benchmarks.machine import machine_name
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Shapes by name (shapes.py), numbers of concurrent requests, rows of a step and the tokens before them."""
+    """Shapes by name (shapes.py), numbers of concurrent requests, rows of a step and the tokens before them.
+
+    `block_sizes`: of the paper's rows. `torch_profiler_dir`: folder of traces, None for none.
+    """
 
     shapes: Sequence[str] = ("sdar-1.7b", "sdar-4b", "sdar-8b")
-    concurrencies: Sequence[int] = (1, 8, 32, 64, 128)
+    concurrencies: Sequence[int] = (1, 8, 32, 128)
     rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128)
     context: int = 1024
     rounds: int = 3
     new_tokens: int = 96
+    block_sizes: Sequence[int] = (16, 4)
+    torch_profiler_dir: Path | None = None
 
 
 class Rows:

@@ -1,9 +1,10 @@
-"""Stage 2. The demo at published sizes: plans beside each other at several loads, and steps over their floor."""
+"""Stage 3. The demo at published sizes: plans beside each other at several loads, and steps over their floor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 from msgspec import structs
@@ -75,22 +76,23 @@ def _plans(rows: Rows, shape: str, checkpoint: Checkpoint, extent: Extent) -> No
     for concurrency in extent.concurrencies:
         if rows.over(f"{shape}, {concurrency} together"):
             return
-        for row in _loads(checkpoint, concurrency, extent, PLANS):
+        for row in plan_rows(checkpoint, concurrency, extent, PLANS):
             rows.write("plan", shape=shape, **row)
     for name, config in VARIANTS.items():
         if rows.over(f"{shape}, {name}"):
             return
-        for row in _loads(checkpoint, max(extent.concurrencies), extent, VARIED, config):
+        for row in plan_rows(checkpoint, max(extent.concurrencies), extent, VARIED, config):
             rows.write("variant", shape=shape, variant=name, **row)
 
 
-def _loads(
+def plan_rows(
     checkpoint: Checkpoint,
     concurrency: int,
     extent: Extent,
     params: Sequence[DecodingMode],
     config: EngineConfig | None = None,
-) -> Iterator[dict[str, object]]:
+) -> Iterator[dict[str, Any]]:
+    """A row for each plan at a load: its speed, its tokens per forward and its ratio to the first plan."""
     prompts = encoded(TextCodec.load(CHECKPOINT), heldout_problems(256, seed=1))
     workload = Workload(prompts, fewest=2 * concurrency, new_tokens=extent.new_tokens)
     for plans in compare_at_loads(checkpoint, workload, params, Rounds((concurrency,), extent.rounds), config):
@@ -98,7 +100,7 @@ def _loads(
             yield _row(plan, plans[0])
 
 
-def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, object]:
+def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
     tokens = sum(sample.tokens for sample in plan.samples)
     _, faster = plan.times_faster(static)
     return {

@@ -48,7 +48,7 @@ class AdmissionController:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, tenants: int = 1) -> None:
         self._clock, self._share = clock, settings.per_ingress
-        self._ingresses, self._replicas = settings.num_ingresses, 1.0
+        self._ingresses, self._replicas, self._stands = settings.num_ingresses, 1.0, False
         self._throughput = Throughput(clock)
         self._queue: FairQueue[Waiter] = FairQueue(settings.priority_aging_s)
         self._slots = Slots(self._queue, self._throughput, shared=tenants > 1)
@@ -65,6 +65,11 @@ class AdmissionController:
         self._slots.resize(self._share(card.slots))
         self._demand.slots = card.replica_slots
         self._replicas = max(1.0, card.slots / card.replica_slots)
+
+    def stand(self, stands: bool) -> None:
+        """Whether the replicas are paused or asleep from now on. Requests wait, which no further replica would help."""
+        self._stands = stands
+        self._throughput.stand(stands)
 
     def reject_all(self, error: MrpServeError) -> None:
         """Ends all waiting requests with `error` if there are no slots."""
@@ -160,7 +165,9 @@ class AdmissionController:
 
     @property
     def replicas_wanted(self) -> float:
-        """The number of replicas that this ingress's requests need, as a fraction."""
+        """The number of replicas that this ingress's requests need, as a fraction. It stays while replicas stand."""
+        if self._stands and self._slots.total:
+            return self._replicas / self._ingresses
         ratio = self._throughput.ratio
         waiting = sum(usage.requested for usage in self._usages if usage.started is None) * ratio
         load = IngressLoad(len(self._usages), self._slots.used, waiting, self._throughput.rate_per_slot)

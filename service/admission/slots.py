@@ -50,6 +50,11 @@ class Slots:
         self._tenants: dict[str, _TenantSlots] = {}
 
     @property
+    def total(self) -> int:
+        """The number of slots."""
+        return self._total
+
+    @property
     def used(self) -> int:
         """The number of slots taken. While a request waits, the slots that its tenant may not have count, too."""
         return max(self._used, self._total) if len(self._queue) else self._used

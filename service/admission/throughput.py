@@ -35,7 +35,7 @@ class Throughput:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._slots = 0
-        self._full = False
+        self._full, self._stands = False, False
         self._since = clock()
         self._blocks = self._slot_seconds = self._full_seconds = 0.0
         self._requested = self._decoded = 0.0
@@ -46,9 +46,14 @@ class Throughput:
         self._slots = slots
         self._full = used >= slots > 0
 
+    def stand(self, stands: bool) -> None:
+        """Whether the replicas stand from now on, by order. Such seconds say nothing about the rate."""
+        self._update()
+        self._stands = stands
+
     def _update(self) -> None:
         now = self._clock()
-        if self._full and now > self._since:
+        if self._full and not self._stands and now > self._since:
             seconds = now - self._since
             decay = math.exp(-seconds / _MEMORY_S)
             self._blocks *= decay

@@ -6,16 +6,18 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from service.cli.options import BlockSizeOption, DeviceOption, ThreadsOption, use_threads
+from service.cli.options import BlockSizeOption, DeviceOption, ThreadsOption, use_threads, with_fields
 from service.cli.output import Counter, notes, results, table
 
 if TYPE_CHECKING:
     from training.config import TrainingConfig
+    from training.recipes import Recipe
     from training.session import Start, Watcher
     from training.trainer import Report
 
@@ -23,48 +25,72 @@ if TYPE_CHECKING:
 _LOOK_S = 0.5
 
 
-def _above_zero(value: float) -> float:
-    if value <= 0:
+def _above_zero(value: float | None) -> float | None:
+    if value is not None and value <= 0:
         raise typer.BadParameter(f"{value:g} is not above 0")
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class RecipeOptions:
+    """The options for which a recipe has values, by the names of its fields. None keeps the recipe's value."""
+
+    layers: Annotated[int | None, typer.Option(min=1, help="Depth of the module.")] = None
+    unroll: Annotated[
+        int | None, typer.Option(min=1, help="Consecutive applications of MRP that are trained in the last phase.")
+    ] = None
+    trajectories: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Share of batches with the backbone's own decodes; the others have noise."),
+    ] = None
+    next_pick: Annotated[float | None, typer.Option(min=0, help="Extra weight of the backbone's next pick.")] = None
+    order: Annotated[float | None, typer.Option(min=0, help="Weight of the order loss, for `speculative`.")] = None
+    revision: Annotated[float | None, typer.Option(min=0, help="Weight of the revision loss, for `remask`.")] = None
+    reveals: Annotated[
+        int | None, typer.Option(min=1, help="Noise: the most tokens of a block that are revealed at once.")
+    ] = None
+    copies: Annotated[int | None, typer.Option(min=1, help="States of one example in a forward.")] = None
+    batch: Annotated[int | None, typer.Option(min=1, help="Most examples per forward.")] = None
+    batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens per forward: fewer examples if they are long.")
+    ] = None
+    accumulate: Annotated[int | None, typer.Option(min=1, help="Forwards of a worker per update.")] = None
+    lr: Annotated[float | None, typer.Option(callback=_above_zero, help="Peak learning rate.")] = None
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of a conversation; longer ones are cut.")
+    ] = None
+    window: Annotated[
+        int | None, typer.Option(min=1, help="Target tokens of one example; longer answers are split.")
+    ] = None
+
+    def over(self, recipe: Recipe) -> Recipe:
+        """The recipe with the values of the options."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(recipe, **{name: value for name, value in values.items() if value is not None})
+
+
+@with_fields("options", RecipeOptions)
 def command(
     backbone: Annotated[str, typer.Option(help="SDAR checkpoint: a folder, or a hub name: owner/name@revision.")],
     data: Annotated[
         Path, typer.Option(help="JSONL: `messages`, or `prompt` and `completion`, or `text` on every line.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for the result. A training that it contains is resumed.")],
+    options: RecipeOptions,
+    recipe: Annotated[
+        Literal["default", "published"],
+        typer.Option(help="Values of the options that are not given: the best measured ones, or the MRP paper's."),
+    ] = "default",
     steps: Annotated[int, typer.Option(min=1, help="Total number of updates.")] = 2000,
-    layers: Annotated[int, typer.Option(min=1, help="Depth of the module.")] = 1,
-    unroll: Annotated[
-        int, typer.Option(min=1, help="Consecutive applications of MRP that are trained in the last phase.")
-    ] = 2,
     direct: Annotated[
         bool, typer.Option("--direct", help="MRP predicts the logits themselves, not their change.")
     ] = False,
-    trajectories: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Share of batches with the backbone's own decodes; the others have noise."),
-    ] = 0.0,
-    next_pick: Annotated[float, typer.Option(min=0, help="Extra weight of the backbone's next pick.")] = 0.0,
-    order: Annotated[float, typer.Option(min=0, help="Weight of the order loss, for `speculative`.")] = 0.0,
-    revision: Annotated[float, typer.Option(min=0, help="Weight of the revision loss, for `remask`.")] = 0.0,
-    reveals: Annotated[
-        int, typer.Option(min=1, help="Noise: the most tokens of a block that are revealed at once.")
-    ] = 4,
-    copies: Annotated[int, typer.Option(min=1, help="States of one example in a forward.")] = 4,
-    batch: Annotated[int, typer.Option(min=1, help="Examples per forward.")] = 8,
-    accumulate: Annotated[int, typer.Option(min=1, help="Forwards of a worker per update.")] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Processes that share an update, by Ray Train.")] = 1,
-    rate: Annotated[float, typer.Option("--lr", callback=_above_zero, help="Peak learning rate.")] = 3e-3,
     warmup: Annotated[
-        int | None, typer.Option(min=0, help="Updates to the peak. Default: a tenth, at most 150.")
+        int | None, typer.Option(min=0, help="Updates to the peak. Default: a tenth, at most 150; published: 3 %.")
     ] = None,
     clip: Annotated[float, typer.Option(callback=_above_zero, help="Largest norm of the gradient.")] = 1.0,
     fp32: Annotated[bool, typer.Option("--fp32", help="No bfloat16 in the losses' matrix products.")] = False,
-    max_length: Annotated[int, typer.Option(min=1, help="Most tokens of a conversation; longer ones are cut.")] = 2048,
-    window: Annotated[int, typer.Option(min=1, help="Target tokens of one example; longer answers are split.")] = 256,
     heldout: Annotated[float, typer.Option(min=0, max=0.5, help="Share of the lines kept for the evaluation.")] = 0.05,
     judged: Annotated[int, typer.Option(min=1, help="The most held-out batches evaluated at the end.")] = 8,
     save_every: Annotated[int, typer.Option(min=1, help="Updates between two saved states.")] = 100,
@@ -79,21 +105,24 @@ def command(
     from service.model import resolve
     from service.model.device import pick_device
     from training.config import Budget, Keeping, Module, Source, TrainingConfig
-    from training.lessons import Objective, phases_up_to
-    from training.losses import Weights
-    from training.optim import Schedule
+    from training.recipes import RECIPES
 
-    objective = Objective(
-        phases_up_to(unroll, Weights(next_pick, order, revision)), trajectories, copies, reveals=reveals
+    values = options.over(RECIPES[recipe])
+    source = Source(
+        str(resolve(backbone).absolute()), data.absolute(), block_size, values.max_length, values.window, heldout
     )
-    plan = TrainingConfig(
-        Source(str(resolve(backbone).absolute()), data.absolute(), block_size, max_length, window, heldout),
-        objective,
-        Schedule(rate, min(150, steps // 10) if warmup is None else warmup),
-        Budget(steps, batch, accumulate * workers, seed, not fp32, clip),
-        Keeping(out.absolute(), save_every, judged),
-        Module(layers, not direct),
+    budget = Budget(
+        steps,
+        values.batch,
+        values.accumulate * workers,
+        seed,
+        not fp32,
+        clip,
+        values.batch_tokens,
+        values.matrices,
     )
+    keeping, module = Keeping(out.absolute(), save_every, judged), Module(values.layers, not direct)
+    plan = TrainingConfig(source, values.objective, values.schedule(steps, warmup), budget, keeping, module)
     picked = pick_device(device)
     use_threads(threads)
     with _goes_on(plan), watched(plan) as watcher:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from service import defaults
@@ -31,6 +32,7 @@ class EngineConfig:
     `overlap`: whether requests are divided into two micro-batches; `auto`: if on CUDA and faster.
     `draft_candidates`: the number of tokens from which a position's draft is chosen, 0: the whole vocabulary. None: by
     the vocabulary's size. The output is the same.
+    `torch_profiler_dir`: the folder for a trace of some steps; None: no trace (`forward/profiler.py`).
     """
 
     max_running: int = defaults.MAX_RUNNING_CPU
@@ -45,6 +47,7 @@ class EngineConfig:
     cuda_graphs: bool = True
     overlap: Overlapping = "auto"
     max_prefill_tokens: int | None = None
+    torch_profiler_dir: Path | None = None
 
     def prefill_tokens(self, device: str) -> int:
         """The most prompt tokens in a step that also decodes, on a kind of device ("cpu", "cuda")."""

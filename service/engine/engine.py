@@ -23,6 +23,7 @@ from service.engine.drafting.costs import StepCosts, measure
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, ModelForward, ShapePolicy
 from service.engine.forward.partition import fixed_shapes_for
+from service.engine.forward.profiler import StepProfiler
 from service.engine.forward.runner import CheckpointRunner, ModelRunner, forward_clock
 from service.engine.micro_batch import ForwardExecutor, MicroBatch, TwoBatchOverlap, end_alone
 from service.engine.observer import EngineState, Observer, SafeObserver, StepReport
@@ -39,9 +40,9 @@ from service.engine.request import (
 )
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, Waiting
-from service.errors import InvalidRequest, SettingsError, WeightsChanged
+from service.errors import InvalidRequest, OutOfMemory, SettingsError, WeightsChanged
 from service.model.checkpoint import Checkpoint, LoadOptions
-from service.model.device import DeviceMemory, use_device
+from service.model.device import DeviceMemory, is_out_of_memory, use_device
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +67,12 @@ class Ranks(Protocol):
 
     def apply(self, fresh: Checkpoint) -> None:
         """Replaces the served weights by the loaded ones. No forward may be under way."""
+
+    def drop_weights(self) -> None:
+        """Gives the memory of the weights back. No forward may run before `restore_weights`."""
+
+    def restore_weights(self) -> None:
+        """Takes the memory of the weights again, without numbers. OutOfMemory changes nothing."""
 
     def close(self) -> None:
         """Ends the processes."""
@@ -93,6 +100,8 @@ class Engine:
 
     `progress`: the decoding steps of the last `step`, for requests with `report_steps`.
     `version`, `mrp_version`: the versions of the weights, and of MRP among them. `update_weights` sets them.
+    `held`: whether waiting requests stay in the queue. `paused`: whether running requests stay as they are, too.
+    `sleep_level`: 0 while the KV cache has memory (`sleep`). The caller of an engine that `stands` makes no step.
     """
 
     def __init__(
@@ -125,18 +134,21 @@ class Engine:
         self._scheduler = Scheduler(self._pages, size, config, self._planner, prompt_rows)
         self._observer = SafeObserver(observer)
         self._clock = deps.clock
-        self.version, self._held = 0, False
+        self.version, self.sleep_level = 0, 0
+        self.held = self.paused = self._prepared = False
         self.mrp_version = 0 if has_mrp else None
         self.progress: list[BlockProgress] = []
         self._executor = ForwardExecutor(runner, self._clock)
         self._overlap = TwoBatchOverlap(config.overlap, self._planner, asynchronous=checkpoint.device.type == "cuda")
         self._micro_batches: deque[MicroBatch] = deque()
+        self._profiler = StepProfiler(config.torch_profiler_dir) if config.torch_profiler_dir else None
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size
         self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
 
     def prepare(self) -> None:
         """Warms up all forwards, then measures their costs. After that no request waits for either."""
         self._runner.prepare(self._max_rows)
+        self._prepared = True
         self.measure_costs()
 
     def measure_costs(self) -> None:
@@ -179,18 +191,20 @@ class Engine:
     def state(self) -> EngineState:
         """The current numbers of running and waiting requests and of used pages."""
         scheduler, pages = self._scheduler, self._pages
-        return EngineState(len(scheduler.running), len(scheduler.waiting), pages.num_used, pages.capacity)
+        counts = len(scheduler.running), len(scheduler.waiting), pages.num_used, pages.capacity
+        return EngineState(*counts, self.paused, self.sleep_level)
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         return bool(self._scheduler.running or self._scheduler.waiting)
 
-    # --- new weights --------------------------------------------------------------------------------
+    @property
+    def stands(self) -> bool:
+        """Whether no request makes progress: the engine is paused or asleep."""
+        return self.paused or self.sleep_level > 0
 
-    def hold(self) -> None:
-        """Starts no waiting request until `update_weights`."""
-        self._held = True
+    # --- new weights and sleep ----------------------------------------------------------------------
 
     def abort_running(self) -> list[str]:
         """Ends the running requests, as `abort`. Returns their ids."""
@@ -206,21 +220,56 @@ class Engine:
 
         An error of `apply` is the end of the engine: it may have changed some weights only.
         """
-        if self._scheduler.running:
-            raise AssertionError("the weights are to be updated while requests run")
-        while self._micro_batches:  # their requests have ended
-            self._end_micro_batch(Counter())
+        self._check_idle("the weights are to be updated")
         apply()
         self._pages.clear()
-        self.version, self._held = version, False
+        self.version = version
         if self.mrp_version is not None:
             self.mrp_version = version if mrp_version is None else mrp_version
+
+    def pause(self) -> None:
+        """Leaves all requests as they are, with their KV, until `resume`."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Lets requests go on after `pause`, with the same tokens as without it."""
+        self.paused = False
+
+    def sleep(self, level: int) -> None:
+        """Gives the memory of the KV cache back. No request may run. `level`: 1, or 2 if the weights follow."""
+        self._check_idle("the engine is to sleep")
+        if not self.sleep_level:
+            self._pages.clear()
+            self._runner.release_cache()
+        self.sleep_level = level
+
+    def wake_up(self) -> None:
+        """Takes the memory of the KV cache again. On CUDA, graphs are captured as at the start.
+
+        OutOfMemory: the engine sleeps on.
+        """
+        self._runner.restore_cache()
+        try:
+            if self._prepared:
+                self._runner.prepare(self._max_rows)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._runner.release_cache()
+            raise OutOfMemory("the device has no memory for forwards", retry_after=1.0) from None
+        self.sleep_level = 0
+
+    def _check_idle(self, reason: str) -> None:
+        if self._scheduler.running:
+            raise AssertionError(f"{reason} while requests run")
+        while self._micro_batches:  # their requests have ended
+            self._end_micro_batch(Counter())
 
     # --- decoding ----------------------------------------------------------------------------------
 
     def admit(self) -> None:
         """Starts waiting requests while slots and pages are free. `step` calls this itself."""
-        if self._held:
+        if self.held or self.stands:
             return
         for running in self._scheduler.admit():
             running.stats.begin(self._clock, self.version, self.mrp_version)
@@ -240,9 +289,10 @@ class Engine:
 
         With two micro-batches under way (`micro_batch.py`), the step of the micro-batch that is over first.
         """
+        if self._profiler is not None:
+            self._profiler.begin_step()
         start = self._clock()
-        self.progress = []
-        events = self._expire(start)
+        events = self.expire()
         self.admit()
         rows = self._begin_micro_batches()
         forwards: Counter[ForwardKind] = Counter()
@@ -300,9 +350,10 @@ class Engine:
             raise
         return [_completion(events[request.request_id]) for request in requests]
 
-    def _expire(self, now: float) -> list[BlockEvent]:
-        """Ends requests that are over their time limit, queued or running."""
-        events = []
+    def expire(self) -> list[BlockEvent]:
+        """Ends requests that are over their time limit, queued or running. `step` does it first."""
+        now = self._clock()
+        self.progress, events = [], list[BlockEvent]()
         for waiting in [waiting for waiting in self._scheduler.waiting if _late(waiting, now)]:
             self._scheduler.waiting.remove(waiting)
             age = now - waiting.submitted

@@ -16,12 +16,17 @@ _log = logging.getLogger(__name__)
 
 
 class EngineState(Data, frozen=True):
-    """The current state of the engine. Pages that only the prefix cache holds count as free."""
+    """The current state of the engine. Pages that only the prefix cache holds count as free.
+
+    `paused`, `sleep_level`: as in `Engine`.
+    """
 
     num_running: int
     num_waiting: int
     kv_pages_used: int
     kv_pages_total: int
+    paused: bool = False
+    sleep_level: int = 0
 
     @property
     def kv_usage(self) -> float:

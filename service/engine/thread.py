@@ -3,6 +3,9 @@
 Any thread may submit and abort requests: they wait in an inbox under one lock until the next step. An unexpected error
 in a step fails all requests in progress, and the thread stays unhealthy with that reason. A step that takes too long
 makes it unhealthy while it lasts.
+
+Between two steps the thread runs tasks: weight updates, pauses, sleep. An engine that is paused or asleep makes no
+step. Its thread only ends requests that are aborted or over their time limit.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from service.errors import (
     EngineFailed,
     InvalidRequest,
     MrpServeError,
+    OutOfMemory,
     QueueFull,
     ReplicaLost,
     ReplicaStopping,
@@ -36,13 +40,22 @@ from service.tracebacks import type_and_line, without_message
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _WeightChange:
-    """A change of the weights by `apply`. `cut`: running requests are ended; else they finish first."""
+#: seconds between two looks at the time limits of requests while the engine stands
+_LOOK_S = 0.25
 
-    apply: Callable[[], None] = field(repr=False)
-    versions: tuple[int, int]
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """Work for the engine's thread between two steps. `when_idle`: it waits until no request runs.
+
+    `cut`: running requests are ended; else they finish first. `was_paused`: whether the engine was paused before they
+    go on for that.
+    """
+
+    work: Callable[[], None] = field(repr=False)
+    when_idle: bool
     cut: bool
+    was_paused: bool = False
     done: Future[None] = field(default_factory=Future)
 
 
@@ -50,10 +63,10 @@ class _WeightChange:
 class _Inbox:
     submitted: list[GenerationRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
-    change: _WeightChange | None = None
+    task: _Task | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.submitted or self.aborted or self.change)
+        return bool(self.submitted or self.aborted or self.task)
 
 
 #: an inbox that stays empty
@@ -101,7 +114,7 @@ class EngineThread:
         self._num_arriving = 0  # requests out of the inbox that `_state` does not count yet
         self._stopping = False
         self._failure: str | None = None
-        self._change: _WeightChange | None = None
+        self._task: _Task | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -165,20 +178,27 @@ class EngineThread:
                 self._changed.notify()
 
     async def update_weights(self, apply: Callable[[], None], versions: tuple[int, int], *, cut: bool) -> None:
-        """Lets `apply` change the weights on the engine's thread, when no request runs. Waiting requests stay queued.
+        """Lets `apply` change the weights when no request runs. `versions`: the versions of the weights and of MRP.
 
-        `versions`: the versions of the weights and of MRP.
-        `cut`: running requests end with WeightsChanged; else they finish first. One update_weights at a time. Raises
-        ReplicaStopping if the engine stops or has stopped; EngineFailed if `apply` fails, which ends the engine.
+        `cut`: running requests end with WeightsChanged; else they finish first. Raises the errors of `run`.
         """
-        change = _WeightChange(apply, versions, cut)
-        change.done.set_running_or_notify_cancel()  # the caller's cancellation does not stop it
+        await self.run(partial(self._engine.update_weights, apply, *versions), when_idle=True, cut=cut)
+
+    async def run(self, work: Callable[[], None], *, when_idle: bool = False, cut: bool = False) -> None:
+        """Runs `work` on the engine's thread, after the current step. One call at a time.
+
+        `when_idle`: it waits until no request runs. Waiting requests stay queued meanwhile, and paused requests go on.
+        Raises ReplicaStopping if the engine stops or has stopped; OutOfMemory from `work`, which then has changed
+        nothing. Any other error of `work` ends the engine, and EngineFailed is raised.
+        """
+        task = _Task(work, when_idle, cut)
+        task.done.set_running_or_notify_cancel()  # the caller's cancellation does not stop it
         with self._changed:
             if self._stopping or self._failure is not None:
                 raise ReplicaStopping(f"the engine stopped: {self._failure or 'the server is shutting down'}")
-            self._inbox.change = change
+            self._inbox.task = task
             self._changed.notify()
-        await asyncio.wrap_future(change.done)
+        await asyncio.wrap_future(task.done)
 
     # --- the engine's thread -----------------------------------------------------------------------
 
@@ -188,7 +208,7 @@ class EngineThread:
             while (inbox := self._wait()) is not None:
                 if inbox:
                     self._handle(inbox)
-                self._update_if_idle()
+                self._run_task()
                 outputs = self._step() if self._engine.has_work else []
                 self._state = self._engine.state()
                 self._send(outputs)
@@ -202,20 +222,22 @@ class EngineThread:
             self._fail(error if isinstance(error, ReplicaLost) else EngineFailed(f"the engine stopped: {reason}"))
 
     def _step(self) -> list[EngineOutput]:
-        """One step of the engine: its progress, then its events."""
+        """One step of the engine: its progress, then its events. An engine that stands only ends late requests."""
         self._step_start = self._clock()
         try:
-            events = self._engine.step()
+            events = self._engine.expire() if self._engine.stands else self._engine.step()
         finally:
             self._step_start = None
         ended = (RequestFailed(event.request_id, event.error) if event.error else event for event in events)
         return [*self._engine.progress, *ended]
 
     def _wait(self) -> _Inbox | None:
-        """The inbox, as soon as there is work. None when stopping."""
+        """The inbox, as soon as there is work, or time to look for late requests. None when stopping."""
+        engine = self._engine
         with self._changed:
-            while not (self._stopping or self._inbox or self._engine.has_work):
-                self._changed.wait()
+            while not (self._stopping or self._inbox or self._task or (engine.has_work and not engine.stands)):
+                if not self._changed.wait(_LOOK_S if engine.has_work else None):
+                    break
             if self._stopping:
                 return None
             if not self._inbox:
@@ -231,32 +253,46 @@ class EngineThread:
             self._engine.abort(request_id)
             with self._changed:
                 self._undelivered.pop(request_id, None)
-        if inbox.change is not None:
-            self._change = inbox.change
-            self._engine.hold()
-            if inbox.change.cut:
-                reason = "the weights are being updated, and the setting weights_update is abort"
-                aborted = self._engine.abort_running()
-                self._send([RequestFailed(name, WeightsChanged(reason, retry_after=1.0)) for name in aborted])
+        if inbox.task is not None:
+            self._begin_task(inbox.task)
         self._engine.admit()
         with self._changed:  # counted before the step, since the step may be long
             self._state, self._num_arriving = self._engine.state(), 0
 
-    def _update_if_idle(self) -> None:
-        """Makes the requested change once no request runs."""
-        change = self._change
-        if change is None or self._engine.state().num_running:
+    def _begin_task(self, task: _Task) -> None:
+        self._task = task
+        if task.when_idle:
+            task.was_paused = self._engine.paused
+            self._engine.held, self._engine.paused = True, False
+            if task.cut:
+                reason = "the weights are being updated, and the setting weights_update is abort"
+                aborted = self._engine.abort_running()
+                self._send([RequestFailed(name, WeightsChanged(reason, retry_after=1.0)) for name in aborted])
+
+    def _run_task(self) -> None:
+        """Runs the task, if there is one and its time has come."""
+        task = self._task
+        if task is None or (task.when_idle and self._engine.state().num_running):
             return
-        self._engine.update_weights(change.apply, *change.versions)
-        self._change = None
-        change.done.set_result(None)
+        if task.when_idle:
+            self._engine.held, self._engine.paused = False, task.was_paused
+        error: OutOfMemory | None = None
+        try:
+            task.work()
+        except OutOfMemory as problem:
+            error = problem
+        self._task, self._state = None, self._engine.state()
+        if error is None:
+            task.done.set_result(None)
+        else:
+            task.done.set_exception(error)
 
     def _fail(self, error: MrpServeError) -> None:
         with self._changed:
             failed = list(self._undelivered)
-            change, self._change, self._inbox.change = self._change or self._inbox.change, None, None
-        if change is not None:
-            change.done.set_exception(copy(error))
+            task, self._task, self._inbox.task = self._task or self._inbox.task, None, None
+        if task is not None:
+            task.done.set_exception(copy(error))
         self._send([RequestFailed(request_id, copy(error)) for request_id in failed])  # raising extends a traceback
 
     def _send(self, outputs: list[EngineOutput]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import replace
@@ -27,7 +27,7 @@ LOOK_S = 1.0
 
 
 class Availability:
-    """Keeps the card, and passes every new card to the admission controller and to `on_card`.
+    """Keeps the card, and passes every new card to the admission controller. `on_card` gets it with the statuses.
 
     `timeout_s`: the longest wait for the first card of a service that is scaled to zero.
     """
@@ -37,7 +37,7 @@ class Availability:
         backend: Backend,
         admission: AdmissionController,
         timeout_s: float,
-        on_card: Callable[[ModelCard], None] = lambda _: None,
+        on_card: Callable[[ModelCard, Sequence[Status]], None] = lambda *_: None,
     ) -> None:
         self._backend, self._admission = backend, admission
         self._timeout_s = timeout_s
@@ -79,18 +79,18 @@ class Availability:
             card = serving(statuses)
         except ScaledToZero:
             if self._card is not None:
-                self._learn(replace(self._card, slots=0))
+                self._learn(replace(self._card, slots=0), ())
             raise
         except MrpServeError:
             self._failed = True
             raise
-        self._learn(card)
+        self._learn(card, statuses)
         return statuses
 
-    def _learn(self, card: ModelCard) -> None:
+    def _learn(self, card: ModelCard, statuses: Sequence[Status]) -> None:
         self._card, self._failed = card, False
         self._admission.serves(card)
-        self._on_card(card)
+        self._on_card(card, statuses)
 
     async def _first(self) -> None:
         """Waits for the first card. A request that waits makes a service at zero replicas start one."""

@@ -9,7 +9,18 @@ from dataclasses import replace
 from typing import Protocol
 
 from service.errors import MrpServeError, NotReady
-from service.wire import Failure, Items, ModelCard, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
+from service.wire import (
+    Failure,
+    GenerationResult,
+    GenerationState,
+    Items,
+    ModelCard,
+    ReplicaRequest,
+    Snapshot,
+    Status,
+    Weights,
+    WeightUpdateResult,
+)
 
 
 class Backend(Protocol):
@@ -35,6 +46,12 @@ class Backend(Protocol):
 
     async def announce(self, weights: Weights) -> None:
         """Tells all ingresses that older weights may no longer answer."""
+
+    async def set_generation(self, state: GenerationState, *, wait: bool) -> list[GenerationResult]:
+        """Makes every replica that responds take this state, unless it has it or a newer one.
+
+        `wait`: running requests finish before a pause.
+        """
 
     async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """The metrics of all ingresses and of all replicas. `ingress`: the metrics of this ingress."""

@@ -21,12 +21,14 @@ from service.admission.controller import AdmissionController, IncomingRequest
 from service.admission.keys import KeyRing
 from service.admission.throughput import FEWEST
 from service.errors import MrpServeError, ScaledToZero, Unauthorized
+from service.gateway.admin import admin_router
 from service.gateway.anthropic.routes import anthropic_router
 from service.gateway.availability import Availability
 from service.gateway.backend import Backend
 from service.gateway.draining import DrainGate, Draining
 from service.gateway.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, error_response
 from service.gateway.failover import REASONS, FailoverPolicy
+from service.gateway.generation import ServiceGeneration, add_generation_routes
 from service.gateway.http.driver import JsonAnswer, Upstream, locked
 from service.gateway.http.errors import install_error_handlers
 from service.gateway.http.fields import IGNORED, IgnoredFields, IgnoredFieldsLog
@@ -43,14 +45,14 @@ from service.gateway.pipeline import RequestPipeline
 from service.gateway.playground.routes import playground_routes
 from service.gateway.request_log import RequestLog, current_origin, current_record, telemetry
 from service.gateway.score.routes import score_router
-from service.gateway.weights import ServiceWeights, admin_router
+from service.gateway.weights import ServiceWeights, add_weight_routes
 from service.quality.load_bands import LoadHysteresis
 from service.quality.schema import Plan
 from service.routing.affinity import ROUTING_REASONS
 from service.settings import Settings
 from service.telemetry.metrics import Registry
 from service.telemetry.tracing import Tracing
-from service.wire import ModelCard, ReplicaRequest, Snapshot, Weights
+from service.wire import ModelCard, ReplicaRequest, Snapshot, Status, Weights
 
 #: methods that pages of other sites may use, and headers of an answer that they may read
 CORS_METHODS = ("GET", "HEAD", "POST")
@@ -87,6 +89,7 @@ class Ingress:
         self._admission = AdmissionController(settings, tenants=len(keys))
         self._availability = Availability(backend, self._admission, settings.request_timeout_s, self._see_card)
         self._weights = ServiceWeights(backend, settings.model, self._availability.look)
+        self._generation = ServiceGeneration(backend, self._availability.look)
         self._load = LoadHysteresis()
         self._ignored_fields = IgnoredFieldsLog()
         self.draining = Draining()
@@ -145,7 +148,10 @@ class Ingress:
         app.include_router(anthropic_router(upstream), tags=[ANTHROPIC])
         app.include_router(self._operation())
         if self._settings.admin_keys:
-            app.include_router(admin_router(self._weights, KeyRing.load_admins(self._settings)))
+            router = admin_router(KeyRing.load_admins(self._settings))
+            add_weight_routes(router, self._weights)
+            add_generation_routes(router, self._generation)
+            app.include_router(router)
         app.router.routes.extend(playground_routes())
 
     def _upstream(self) -> Upstream:
@@ -246,8 +252,10 @@ class Ingress:
             IgnoredFields(self._settings.strict_fields, self._ignored_fields),
         )
 
-    def _see_card(self, card: ModelCard) -> None:
+    def _see_card(self, card: ModelCard, statuses: Sequence[Status]) -> None:
         self._weights.see(card)
+        self._generation.see(statuses)
+        self._admission.stand(self._generation.newest.stands)
 
     async def _card(self) -> ModelCard:
         """The card of the service, with the presets for a request that comes now."""

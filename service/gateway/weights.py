@@ -2,37 +2,27 @@
 
 An ingress learns the newest version from the replicas' cards, from other ingresses and from its own updates. Every
 request names it, so a replica that has started again cannot answer with older weights. It is told to take the newest.
-The routes have keys of their own.
+The routes have keys of their own (`admin.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from service.admission.keys import KeyRing
-from service.errors import InvalidRequest, NotReady, Unauthorized, WeightsConflict, WeightUpdateFailed
+from service.errors import NotReady, WeightsConflict, WeightUpdateFailed
+from service.gateway.admin import AGAIN_S, CatchUp, failures_of, parse_body
 from service.gateway.backend import Backend, serving
-from service.gateway.http.middleware import sent_key
-from service.gateway.http.openapi import OPERATION, body_docs, errors, route_docs
-from service.gateway.http.parse import explain, parse_json
-from service.settings import nearest
-from service.tracebacks import without_message
+from service.gateway.http.openapi import body_docs, errors, route_docs
+from service.gateway.http.parse import parse_json
 from service.wire import ModelCard, Status, Weights, WeightUpdateResult
-
-_log = logging.getLogger(__name__)
-
-#: seconds between two attempts to give a replica the newest weights
-_AGAIN_S = 2.0
 
 
 class ServiceWeights:
@@ -47,8 +37,7 @@ class ServiceWeights:
         self.look = look
         self._backend, self._base = backend, base
         self._updating = asyncio.Lock()
-        self._catching_up: asyncio.Task[None] | None = None
-        self._due = 0.0
+        self._catch_up = CatchUp("the newest weights", self._repeat)
 
     def add(self, weights: Weights) -> None:
         """Notes that these weights exist."""
@@ -58,11 +47,8 @@ class ServiceWeights:
     def see(self, card: ModelCard) -> None:
         """Notes the weights of the service's card. Replicas that are behind get the newest, in the background."""
         self.add(card.weights)
-        newest = self.newest
-        if newest is None or not (card.num_outdated or card.weights.older_than(newest)):
-            return
-        if self._catching_up is None and time.monotonic() >= self._due:
-            self._catching_up = asyncio.create_task(self._catch_up(newest))
+        if self.newest is not None and (card.num_outdated or card.weights.older_than(self.newest)):
+            self._catch_up.begin()
 
     async def update(self, model: str, version: int | None, *, partial: bool = False) -> list[WeightUpdateResult]:
         """Gives all replicas other weights. `version`: None is the next one. `partial`: `model` may have any of them.
@@ -99,15 +85,8 @@ class ServiceWeights:
         number = current.version + 1 if version is None else version
         return Weights(number, model, self._base, (*current.all_folders, model), current.mrp_version, partial)
 
-    async def _catch_up(self, newest: Weights) -> None:
-        try:
-            for result in await self._backend.update_weights(newest):
-                if (error := result.error) is not None:
-                    _log.warning("a replica cannot take the newest weights: %s: %s", result.replica, error.message)
-        except Exception as error:  # noqa: BLE001 - the next card leads to the next attempt
-            _log.warning("the replicas could not be given weights", extra={"exception": without_message(error)})
-        finally:
-            self._catching_up, self._due = None, time.monotonic() + _AGAIN_S
+    async def _repeat(self) -> list[WeightUpdateResult]:
+        return [] if self.newest is None else await self._backend.update_weights(self.newest)
 
 
 def _raise_first(results: list[WeightUpdateResult]) -> None:
@@ -119,12 +98,11 @@ def _raise_first(results: list[WeightUpdateResult]) -> None:
 
 
 def _raise_if_some_failed(results: list[WeightUpdateResult]) -> None:
-    failures = [f"{result.replica}: {result.error.message}" for result in results if result.error is not None]
-    if failures:
+    if failures := failures_of(results):
         raise WeightUpdateFailed(
             f"{len(failures)} of {len(results)} replicas could not take the weights. "
             f"They answer nothing until they have: {'; '.join(failures)}",
-            retry_after=_AGAIN_S,
+            retry_after=AGAIN_S,
         )
 
 
@@ -187,16 +165,8 @@ class UpdateWeightsAnswer(BaseModel):
     replicas: list[ReplicaUpdate]
 
 
-def admin_router(weights: ServiceWeights, keys: KeyRing) -> APIRouter:
-    """The routes, to be mounted at the root. They need one of these keys."""
-
-    def authorize(request: Request) -> None:
-        key = sent_key(request.headers)
-        if keys.find(key) is None:
-            problem = "wrong" if key else "missing"
-            raise Unauthorized(f"the key of `admin_keys` is {problem}; send `Authorization: Bearer <key>`")
-
-    router = APIRouter(prefix="/admin", tags=[OPERATION], dependencies=[Depends(authorize)])
+def add_weight_routes(router: APIRouter, weights: ServiceWeights) -> None:
+    """Adds the routes to the router of the admin routes."""
     listed = {200: {"model": KnownWeights}, **errors(401, 503)}
 
     @router.get("/weights", summary="The weights of every replica", responses=listed)
@@ -215,29 +185,13 @@ def admin_router(weights: ServiceWeights, keys: KeyRing) -> APIRouter:
 
     @router.post("/weights", **_docs())
     async def update_weights(request: Request) -> Response:
-        order = _parse(parse_json(await request.body()))
+        order = parse_body(parse_json(await request.body()), UpdateWeightsRequest)
         results = await weights.update(order.model, order.version, partial=order.partial)
         rows = [
             {"replica": result.replica, **_named(result.weights), "seconds": round(result.seconds, 3)}
             for result in results
         ]
         return JSONResponse({**_named(results[0].weights), "replicas": rows})
-
-    return router
-
-
-def _parse(body: dict[str, Any]) -> UpdateWeightsRequest:
-    for name in body:
-        if name not in UpdateWeightsRequest.model_fields:
-            raise InvalidRequest(
-                f"{name[:80]!r} is not a field; {nearest(name, UpdateWeightsRequest.model_fields)}", param=name
-            )
-    if "model" not in body:
-        raise InvalidRequest("model is missing", param="model")
-    try:
-        return UpdateWeightsRequest.model_validate(body)
-    except ValidationError as error:
-        raise explain(error.errors(include_url=False), UpdateWeightsRequest) from None
 
 
 def _named(weights: Weights) -> dict[str, Any]:

@@ -6,6 +6,7 @@ group counts, not the machine's memory.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -165,6 +166,14 @@ def free_bytes(device: torch.device) -> int:
     torch.cuda.empty_cache()
     free: int = torch.cuda.mem_get_info(device)[0]
     return free
+
+
+def give_back(device: torch.device) -> None:
+    """Gives memory that torch, or the host's allocator, holds for reuse back to the device, or to the system."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def _numbers(text: str) -> dict[str, int]:

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from service.errors import CheckpointError
+from service.errors import CheckpointError, OutOfMemory
 from service.model.checkpoint import Checkpoint, LoadOptions, config_of, empty_networks
 from service.model.config import CheckedUpdate, ModelConfig, Shard
+from service.model.device import give_back, is_out_of_memory
 from service.model.files import read_config, resolve
 from service.model.parameter_builder import TensorOptions
-from service.model.quantization.schemes import published_scheme
+from service.model.quantization.prequantized import PrequantizedWeights
+from service.model.quantization.schemes import PublishedScheme, published_scheme
 from service.model.weight_mapping import WeightSource
 from service.model.weights import MRP_PREFIX, OverlaidWeights, WeightFiles, WeightShapes, load_weights
 
@@ -49,7 +51,7 @@ def check_update(
             return CheckedUpdate((folders[-1],), has_mrp)
     needed = _needed(shapes)
     for index in needed[:-1]:
-        if _is_published_quantized(paths[index]):
+        if _published_scheme_of(paths[index]) is not None:
             raise CheckpointError(
                 f"{paths[-1]}: it has some of the weights only, and the others are published in 8 bits ({paths[index]})"
             )
@@ -66,9 +68,12 @@ def load_update(
     """
     paths = [resolve(folder) for folder in folders]
     sources = [WeightFiles(path) for path in paths]
+    source: WeightSource = OverlaidWeights(sources)
+    if len(paths) == 1 and (published := _published_scheme_of(paths[0])):  # the weights of the start
+        source = PrequantizedWeights(sources[0], published)
     backbone, mrp = empty_networks(options.shard.divide(served))
     tensors = TensorOptions("cpu", options.dtype, options.shard, sources[-1].names if newest_only else None)
-    load_weights(paths[-1], served, (backbone, mrp), OverlaidWeights(sources), tensors)
+    load_weights(paths[-1], served, (backbone, mrp), source, tensors)
     if served.tie_word_embeddings:
         backbone.tie()
     return Checkpoint(paths[-1], served, {}, backbone, mrp, options.shard)
@@ -86,6 +91,38 @@ def apply_update(served: Checkpoint, loaded: Checkpoint) -> None:
             new = new_tensors.get(name)  # a layer that is not updated is not quantized, so its tensors differ in name
             if new is not None and not new.is_meta:
                 tensor.copy_(new)
+
+
+def drop_weights(served: Checkpoint) -> None:
+    """Gives the memory of all weights back. Their numbers are lost. No forward may run before `restore_weights`."""
+    device = served.device
+    _replace_tensors(served, torch.device("meta"))
+    give_back(device)
+
+
+def restore_weights(served: Checkpoint, device: torch.device) -> None:
+    """Takes memory for all weights again, without numbers. OutOfMemory changes nothing."""
+    try:
+        _replace_tensors(served, device)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemory("the device has no memory for the weights", retry_after=1.0) from None
+
+
+@torch.no_grad()
+def _replace_tensors(served: Checkpoint, device: torch.device) -> None:
+    """Replaces every tensor that an update fills by an empty one on a device. Shared tensors stay shared."""
+    modules = [module for module in (served.backbone, served.mrp) if module is not None]
+    tensors = [
+        (module, name, tensor) for module in modules for name, tensor in module.state_dict(keep_vars=True).items()
+    ]
+    empty = {id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for _, _, tensor in tensors}
+    for module, name, tensor in tensors:
+        owner, _, leaf = name.rpartition(".")
+        new = empty[id(tensor)]
+        is_parameter = isinstance(tensor, nn.Parameter)
+        setattr(module.get_submodule(owner), leaf, nn.Parameter(new, requires_grad=False) if is_parameter else new)
 
 
 def _needed(shapes: Sequence[WeightShapes]) -> list[int]:
@@ -119,8 +156,8 @@ def _check_config(path: Path, served: ModelConfig, options: LoadOptions, *, part
         raise CheckpointError(f"{path}: {difference}")
 
 
-def _is_published_quantized(path: Path) -> bool:
-    return (path / "config.json").exists() and published_scheme(read_config(path)) is not None
+def _published_scheme_of(path: Path) -> PublishedScheme | None:
+    return published_scheme(read_config(path)) if (path / "config.json").exists() else None
 
 
 def _differences(new: Any, served: Any, owner: str = "") -> Iterator[str]:

@@ -14,8 +14,9 @@ import os
 import queue
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -35,13 +36,13 @@ from service.engine.forward.model_forward import (
 )
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import AnchorRows, anchors_of
-from service.errors import EngineFailed, MrpServeError, ReplicaLost, SettingsError
+from service.errors import EngineFailed, MrpServeError, OutOfMemory, ReplicaLost, SettingsError
 from service.ipc import Channel, start_child
 from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve
 from service.model.config import Shard
 from service.model.device import DeviceMemory, memory_of
 from service.model.transfer import PackedTables
-from service.model.weight_update import apply_update, load_update
+from service.model.weight_update import apply_update, drop_weights, load_update, restore_weights
 from service.parallel import messages
 from service.parallel.process_group import ProcessGroup
 from service.tracebacks import type_and_line
@@ -202,6 +203,44 @@ class TensorParallelExecutor:
         apply_update(served, fresh)
         self._answers(None)
 
+    def drop_weights(self) -> None:
+        """Gives the memory of the weights back, on all ranks. No forward may run before `restore_weights`."""
+        self._give_memory("weights", partial(drop_weights, self._loaded()))
+
+    def restore_weights(self) -> None:
+        """Takes the memory of the weights again, on all ranks, without numbers. OutOfMemory changes nothing."""
+        served = self._loaded()
+        take = partial(restore_weights, served, torch.device(self._device(0)))
+        self._take_memory("weights", take, partial(drop_weights, served))
+
+    def release_cache(self, local: LocalModelForward) -> None:
+        """Gives the memory of the KV cache back, on all ranks."""
+        self._give_memory("kv_cache", local.release_cache)
+
+    def restore_cache(self, local: LocalModelForward) -> None:
+        """Takes the memory of the KV cache again, on all ranks. OutOfMemory changes nothing."""
+        self._take_memory("kv_cache", local.restore_cache, local.release_cache)
+
+    def _give_memory(self, part: messages.MemoryPart, give: Callable[[], None]) -> None:
+        for worker in self._workers:
+            worker.send(messages.SetMemory(part, present=False))
+        give()
+        self._answers(None)
+
+    def _take_memory(self, part: messages.MemoryPart, take: Callable[[], None], give: Callable[[], None]) -> None:
+        """If a rank has no memory, all give theirs back. `take`, `give`: what this rank does."""
+        for worker in self._workers:
+            worker.send(messages.SetMemory(part, present=True))
+        problems: list[MrpServeError | None] = [None]
+        try:
+            take()
+        except OutOfMemory as error:
+            problems[0] = error
+        problems += [ready.problem for ready in self._answers(None)]
+        if (problem := next(filter(None, problems), None)) is not None:
+            self._give_memory(part, give)
+            raise problem
+
     def memory(self) -> DeviceMemory:
         """The memory of the rank with the least, for its cache and its forwards; on a CPU, a rank's share."""
         driver = memory_of(torch.device(self._device(0)))
@@ -320,6 +359,12 @@ class _OnAllRanks:
 
     def run(self) -> Tensor:
         return self._executor.run(self._local, self._network, self._group)
+
+    def release_cache(self) -> None:
+        self._executor.release_cache(self._local)
+
+    def restore_cache(self) -> None:
+        self._executor.restore_cache(self._local)
 
 
 def _check(size: int, device: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -16,6 +16,9 @@ from service.errors import MrpServeError
 from service.messagepack import Extension, MessagePack
 from service.model import LoadOptions
 from service.model.device import DeviceMemory
+
+#: the parts of a rank's memory that sleep gives back
+MemoryPart = Literal["kv_cache", "weights"]
 
 
 class Join(Data, frozen=True, tag=1):
@@ -114,10 +117,17 @@ class SealGraphs(Data, frozen=True, tag=7):
     """Forwards are no longer captured as CUDA graphs: all ranks run the same shapes with and without one."""
 
 
+class SetMemory(Data, frozen=True, tag=8):
+    """Gives the memory of a part back, or takes it again, without its numbers."""
+
+    part: MemoryPart
+    present: bool
+
+
 class WorkerReady(Data, frozen=True, tag=1):
     """The last message is handled. `memory`: the memory of the device, if a checkpoint was loaded.
 
-    `problem`: why weights could not be loaded; the rank goes on with the served ones.
+    `problem`: why weights could not be loaded, or memory not be taken; the rank goes on as it was.
     """
 
     memory: DeviceMemory | None = None
@@ -131,7 +141,7 @@ class WorkerFailed(Data, frozen=True, tag=2):
 
 
 #: messages to a worker
-Command = Join | LoadCheckpoint | LoadShard | ApplyShard | OpenNetworks | ForwardCommand | SealGraphs
+Command = Join | LoadCheckpoint | LoadShard | ApplyShard | OpenNetworks | ForwardCommand | SealGraphs | SetMemory
 
 
 def _dtype(name: Any) -> torch.dtype:

@@ -22,12 +22,12 @@ import torch
 
 from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward
 from service.engine.forward.rows import Anchor, ForwardOutput
-from service.errors import EngineFailed, MrpServeError
+from service.errors import EngineFailed, MrpServeError, OutOfMemory
 from service.ipc import Channel
 from service.model import Checkpoint, load_checkpoint
 from service.model.device import memory_of
 from service.model.transfer import PackedTables
-from service.model.weight_update import apply_update, load_update
+from service.model.weight_update import apply_update, drop_weights, load_update, restore_weights
 from service.parallel import messages
 from service.parallel.process_group import ProcessGroup
 from service.tracebacks import type_and_line
@@ -67,6 +67,8 @@ class Worker:
                 self._opened().seal()
             case messages.OpenNetworks():
                 self._open(command)
+            case messages.SetMemory():
+                return self._set_memory(command)
         return messages.WorkerReady()
 
     def _open(self, command: messages.OpenNetworks) -> None:
@@ -96,6 +98,23 @@ class Worker:
             raise AssertionError("weights are to be applied before they are loaded")
         apply_update(self._checkpoint, self._fresh)
         self._fresh = None
+
+    def _set_memory(self, command: messages.SetMemory) -> messages.WorkerReady:
+        if self._networks is None or self._checkpoint is None:
+            raise AssertionError("memory is to be given back before networks are open")
+        try:
+            match command.part, command.present:
+                case "kv_cache", False:
+                    self._networks.release_cache()
+                case "kv_cache", True:
+                    self._networks.restore_cache()
+                case "weights", False:
+                    drop_weights(self._checkpoint)
+                case "weights", True:
+                    restore_weights(self._checkpoint, self._device)
+        except OutOfMemory as error:
+            return messages.WorkerReady(problem=error)
+        return messages.WorkerReady()
 
     @torch.inference_mode()
     def _forward(self, command: messages.ForwardCommand) -> None:

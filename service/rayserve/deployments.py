@@ -27,7 +27,7 @@ from service.rayserve.private_ray import keep_serve_on_loopback
 from service.rayserve.scaling import WANTED
 from service.routing.affinity import RoutingReason
 from service.settings import Settings
-from service.wire import Snapshot, Status, Weights, WeightUpdateResult
+from service.wire import GenerationResult, GenerationState, Snapshot, Status, Weights, WeightUpdateResult
 
 if TYPE_CHECKING:
     from service.gateway.http.listener import Listener
@@ -80,6 +80,9 @@ class GeneratorDeployment:
 
     async def update_weights(self, weights: Weights) -> WeightUpdateResult:
         return await self._generator.update_weights(weights)
+
+    async def set_generation(self, state: GenerationState, wait: bool) -> GenerationResult:
+        return await self._generator.set_generation(state, wait=wait)
 
     async def check_health(self) -> None:
         """Serve calls this. It replaces a replica that raises here because its engine has stopped."""

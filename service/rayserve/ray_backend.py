@@ -10,11 +10,18 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from service.errors import EngineFailed, MrpServeError, NotReady, ScaledToZero, WeightUpdateFailed
+from service.errors import (
+    EngineFailed,
+    GenerationChangeFailed,
+    MrpServeError,
+    NotReady,
+    ScaledToZero,
+    WeightUpdateFailed,
+)
 from service.link.requests import ReplicaLinks
 from service.rayserve.serve_state import is_scaled_to_zero, why_none
 from service.tracebacks import without_message
-from service.wire import Snapshot, Status, Weights, WeightUpdateResult
+from service.wire import GenerationResult, GenerationState, Snapshot, Status, Weights, WeightUpdateResult
 
 _log = logging.getLogger(__name__)
 
@@ -110,6 +117,13 @@ class RayBackend:
             await _of_all(self._ingresses, "require_weights", type(None), weights)
         except TimeoutError:
             _log.warning("an ingress does not answer within %s s", _CONTROL_S)
+
+    async def set_generation(self, state: GenerationState, *, wait: bool) -> list[GenerationResult]:
+        """Makes every replica that answers take this state. A replica that is lost meanwhile is left out."""
+        try:
+            return await _of_all(self._replicas, "set_generation", GenerationResult, state, wait, timeout_s=_UPDATE_S)
+        except TimeoutError:
+            raise GenerationChangeFailed(f"a replica has not answered within {_UPDATE_S:g} s") from None
 
     async def _of_weights(self, method: str, weights: Weights) -> list[WeightUpdateResult]:
         try:

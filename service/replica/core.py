@@ -1,7 +1,8 @@
-"""The core of a replica's engine process: a checkpoint, its engine, grammars of answers, and weight updates."""
+"""The core of a replica's engine process: a checkpoint, its engine, grammars of answers, weight updates and sleep."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import time
@@ -15,12 +16,13 @@ from service.constraints import Constraint, GrammarCompiler, Owner
 from service.constraints.vocabulary import TokenVocabulary
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, Observer
 from service.engine.memory_plan import MemoryPlan, RequestedSizes, plan_memory
+from service.engine.thread import EngineThread
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.config import CheckedUpdate
 from service.model.device import DeviceMemory, is_out_of_memory, memory_of, pick_device, pick_dtype
-from service.model.weight_update import apply_update, check_update, load_update
+from service.model.weight_update import apply_update, check_update, drop_weights, load_update, restore_weights
 from service.parallel import TensorParallelExecutor
-from service.replica.messages import EngineInfo
+from service.replica.messages import EngineInfo, SetGeneration
 from service.settings import Settings, slots_of
 from service.text import TextCodec
 
@@ -30,7 +32,7 @@ _log = logging.getLogger(__name__)
 class EngineCore:
     """A checkpoint and its engine. `deps`: the engine's dependencies, whose ranks end with it.
 
-    `codec`: loads the tokenizer.
+    `codec`: loads the tokenizer. `has_weights`: whether the weights have memory. Sleep of level 2 takes it.
     """
 
     def __init__(
@@ -56,7 +58,8 @@ class EngineCore:
         self.room = settings.max_waiting + max(settings.slots, slots_of(engine.max_running))
         load = codec or partial(TextCodec.load, checkpoint.path)
         self.compiler = GrammarCompiler(lambda: TokenVocabulary.for_checkpoint(load(), checkpoint.config))
-        self._checkpoint = checkpoint
+        self._checkpoint, self._device = checkpoint, checkpoint.device
+        self.has_weights = True
         self._options = LoadOptions(
             checkpoint.dtype,
             "cpu",
@@ -83,12 +86,59 @@ class EngineCore:
         return check_update(folders, self.info.config, self._options, partial=is_partial)
 
     def load_weights(self, folders: Sequence[str], *, newest_only: bool) -> tuple[Callable[[], None], Path]:
-        """Loads new weights. Returns the function that applies them, and the newest folder. Blocks."""
+        """Loads new weights. Returns the function that applies them, and the newest folder. Blocks.
+
+        `newest_only`: only the weights of the last folder, unless the others are not in memory. The function raises
+        OutOfMemory if there is no memory for weights that had none.
+        """
+        newest_only = newest_only and self.has_weights
         if self.ranks is None:
             fresh = load_update(folders, self.info.config, self._options, newest_only=newest_only)
-            return partial(apply_update, self._checkpoint, fresh), fresh.path
-        fresh = self.ranks.fetch(folders, self._options, newest_only=newest_only)
-        return partial(self.ranks.apply, fresh), fresh.path
+        else:
+            fresh = self.ranks.fetch(folders, self._options, newest_only=newest_only)
+        return partial(self._apply, fresh), fresh.path
+
+    def _apply(self, fresh: Checkpoint) -> None:
+        if not self.has_weights:
+            if self.ranks is None:
+                restore_weights(self._checkpoint, self._device)
+            else:
+                self.ranks.restore_weights()
+            self.has_weights = True
+        if self.ranks is None:
+            apply_update(self._checkpoint, fresh)
+        else:
+            self.ranks.apply(fresh)
+
+    async def set_generation(self, thread: EngineThread, change: SetGeneration) -> None:
+        """Pauses or resumes the engine, puts it to sleep or wakes it up. `thread`: the engine's thread.
+
+        Running requests finish before sleep, paused ones included. Waking up reads weights that have no memory from
+        their folders. Raises the errors of `EngineThread.run`; CheckpointError if a folder cannot be read. The engine
+        then sleeps on.
+        """
+        engine = self.engine
+        if change.paused and (change.wait or not engine.paused):
+            await thread.run(engine.pause, when_idle=change.wait)
+        if change.sleep_level > engine.sleep_level:
+            await thread.run(partial(self._sleep, change.sleep_level), when_idle=True)
+        elif not change.sleep_level and engine.sleep_level:
+            if not self.has_weights:
+                apply, _ = await asyncio.to_thread(self.load_weights, change.folders, newest_only=False)
+                await thread.run(apply)
+            await thread.run(engine.wake_up)
+        if engine.paused and not change.paused:
+            await thread.run(engine.resume)
+
+    def _sleep(self, level: int) -> None:
+        self.engine.sleep(level)
+        if level < 2 or not self.has_weights:
+            return
+        if self.ranks is None:
+            drop_weights(self._checkpoint)
+        else:
+            self.ranks.drop_weights()
+        self.has_weights = False
 
     def close(self) -> None:
         """Ends its ranks and the threads that compile grammars."""
@@ -188,6 +238,7 @@ def _config(settings: Settings, fitted: MemoryPlan) -> EngineConfig:
         overlap=settings.overlap,
         draft_candidates=settings.draft_candidates,
         max_prefill_tokens=settings.max_prefill_tokens,
+        torch_profiler_dir=settings.torch_profiler_dir,
     )
 
 

@@ -63,7 +63,19 @@ class ApplyWeights(Data, frozen=True, tag=3):
     abort: bool
 
 
-Procedure = CheckWeights | LoadWeights | ApplyWeights
+class SetGeneration(Data, frozen=True, tag=4):
+    """Pauses or resumes the engine, puts it to sleep or wakes it up. The first fields are `GenerationState`'s.
+
+    `wait`: running requests finish before a pause. `folders`: the folders of the served weights.
+    """
+
+    paused: bool
+    sleep_level: int
+    wait: bool
+    folders: tuple[str, ...]
+
+
+Procedure = CheckWeights | LoadWeights | ApplyWeights | SetGeneration
 
 
 class EngineCall(Data, frozen=True, tag=4):

@@ -116,4 +116,6 @@ class ReplicaMetrics(EngineMetrics):
         self._registry.set("num_requests_running", state.num_running)
         self._registry.set("num_requests_waiting", state.num_waiting)
         self._registry.set("kv_cache_usage_perc", state.kv_usage)
+        self._registry.set("paused", state.paused)
+        self._registry.set("sleep_level", state.sleep_level)
         return self._registry.families(replica)

@@ -56,6 +56,7 @@ class _Steps:
         self._metrics = EngineMetrics(self._sums)
         self._finished: list[str] = []
         self._due = inf
+        self._stood = False
 
     def on_step(self, report: StepReport) -> None:
         self._metrics.on_step(report)
@@ -68,16 +69,20 @@ class _Steps:
             self._finished.append(request.request_id)
 
     def deliver(self, items: list[EngineOutput]) -> None:
-        """Sends the items. Metrics come with the end of a request, so they count every answer that a client has."""
-        failure = self.thread.failure
+        """Sends the items. Metrics come with the end of a request, so they count every answer that a client has.
+
+        While the engine is paused or asleep, every look of its thread is sent, too: the thread lives.
+        """
+        failure, state = self.thread.failure, self.thread.state()
         due = bool(self._finished) or time.monotonic() > self._due
-        if not (items or due or failure):
+        stood, self._stood = self._stood, state.paused or state.sleep_level > 0
+        if not (items or due or failure or stood or self._stood):
             return
         finished, self._finished = self._finished, []
         sums = b""
         if due:
             sums, self._due = messages.encode_sums(self._sums.drain()), inf
-        self._send(messages.StepOutputs(items, finished, self.thread.state(), failure, sums))
+        self._send(messages.StepOutputs(items, finished, state, failure, sums))
 
 
 class EngineProcess(Frames):
@@ -195,7 +200,7 @@ class EngineProcess(Frames):
         """Ends a request that did not reach the engine."""
         self._send(messages.StepOutputs([RequestFailed(request_id, error)], [request_id], self._steps.thread.state()))
 
-    # --- weights -----------------------------------------------------------------------------------
+    # --- weights and sleep -------------------------------------------------------------------------
 
     async def _reply(self, call: messages.EngineCall) -> None:
         error: MrpServeError | None = None
@@ -222,6 +227,8 @@ class EngineProcess(Frames):
                 if apply is None:
                     raise AssertionError("weights are to be applied before they are loaded")
                 await self._steps.thread.update_weights(apply, (version, mrp_version), cut=abort)
+            case messages.SetGeneration() as change:
+                await self._core.set_generation(self._steps.thread, change)
         return messages.EngineReply(call.number)
 
 

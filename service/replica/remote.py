@@ -69,7 +69,7 @@ class EngineProcessClient(Frames):
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[messages.EngineReply]] = {}
         self._ready: asyncio.Future[messages.EngineInfo] = asyncio.get_running_loop().create_future()
-        self._last_step, self._applying, self._closed = clock(), False, False
+        self._last_step, self._changing, self._closed = clock(), False, False
         self._silence = Silence(clock)
         self.failure: str | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -148,7 +148,7 @@ class EngineProcessClient(Frames):
         if request_id in self._requests or request_id in self._compiling:
             self.send(messages.Abort(request_id))
 
-    # --- weights -----------------------------------------------------------------------------------
+    # --- weights and sleep -------------------------------------------------------------------------
 
     async def check_weights(self, folders: tuple[str, ...], *, is_partial: bool) -> CheckedUpdate:
         """Checks whether the engine could serve other weights. Raises `check_update`'s errors."""
@@ -166,11 +166,19 @@ class EngineProcessClient(Frames):
 
         `abort`: running requests end; else they finish first.
         """
-        self._applying = True
+        await self._change(messages.ApplyWeights(*versions, abort))
+
+    async def set_generation(self, change: messages.SetGeneration) -> None:
+        """Pauses or resumes, puts to sleep or wakes up. Raises the errors of `EngineCore.set_generation`."""
+        await self._change(change)
+
+    async def _change(self, procedure: messages.Procedure) -> None:
+        """Calls a procedure that may take the engine's thread for longer than a step."""
+        self._changing = True
         try:
-            await self._call(messages.ApplyWeights(*versions, abort))
+            await self._call(procedure)
         finally:
-            self._last_step, self._applying = self._clock(), False
+            self._last_step, self._changing = self._clock(), False
 
     async def _call(self, procedure: messages.Procedure) -> messages.EngineReply:
         self._check_running()
@@ -259,7 +267,7 @@ class EngineProcessClient(Frames):
         if silent > allowed:
             return f"the engine's process has been silent for {silent:.0f} s, allowed are {allowed:g}"
         seconds = self._clock() - self._last_step
-        if self._requests and not self._applying and seconds > self._stall_timeout_s:
+        if self._requests and not self._changing and seconds > self._stall_timeout_s:
             return f"the engine's step has taken {seconds:.0f} s, allowed are {self._stall_timeout_s:g}"
         return None
 

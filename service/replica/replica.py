@@ -24,6 +24,7 @@ from service.engine.request import LogprobsRequest, Stats
 from service.errors import MrpServeError, PromptTooLong
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
+from service.replica.generation import GenerationControl
 from service.replica.metrics import ReplicaMetrics
 from service.replica.remote import EngineProcessClient
 from service.replica.scoring import PositionScorer
@@ -37,6 +38,8 @@ from service.wire import (
     Chunk,
     Ending,
     Failure,
+    GenerationResult,
+    GenerationState,
     Items,
     Progress,
     ReplicaRequest,
@@ -75,7 +78,9 @@ class Replica:
             _log.warning("%s", self._codec.chat_warning)
         self._eos = frozenset(info.config.eos_token_ids)
         self._scorer = PositionScorer(self._codec, info.config.mask_token_id, info.config.vocab_size)
-        self._weights = WeightUpdater(replica, make_card(settings, info, self._codec), engine, settings)
+        changing = asyncio.Lock()
+        self._weights = WeightUpdater(replica, make_card(settings, info, self._codec), engine, settings, changing)
+        self._generation = GenerationControl(replica, engine, self._weights, changing)
         self._encoder = ThreadPoolExecutor(1, "encode")
         self._in_flight = 0
 
@@ -251,9 +256,13 @@ class Replica:
         """Serves these weights from now on, unless it serves them or newer ones."""
         return await self._weights.update(weights)
 
+    async def set_generation(self, state: GenerationState, *, wait: bool) -> GenerationResult:
+        """Pauses, continues, sleeps or wakes up, unless the replica has a newer state."""
+        return await self._generation.set(state, wait=wait)
+
     def status(self) -> Status:
-        """Whether the replica can generate, and its card."""
-        return Status(self._replica, self._engine.failure, self._weights.card)
+        """Whether the replica is healthy, its card, and whether it generates."""
+        return Status(self._replica, self._engine.failure, self._weights.card, generation=self._generation.state)
 
     def snapshot(self) -> Snapshot:
         families = self._metrics.families(self._engine.state(), self._weights.card.weights, self._replica)

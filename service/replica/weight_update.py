@@ -25,13 +25,16 @@ class WeightUpdater:
     """Updates the weights of one replica. `card`: the card of the replica, with the weights that it serves.
 
     The setting `weights_update` says whether an update ends the running requests; else they finish first.
+    `changing`: the lock of changes of this replica, which come one after the other.
     """
 
-    def __init__(self, replica: str, card: ModelCard, engine: EngineProcessClient, settings: Settings) -> None:
+    def __init__(
+        self, replica: str, card: ModelCard, engine: EngineProcessClient, settings: Settings, changing: asyncio.Lock
+    ) -> None:
         self.card = card
         self._replica, self._engine = replica, engine
         self._abort, self._quality_file = settings.weights_update == "abort", settings.quality_file
-        self._updating = asyncio.Lock()
+        self._changing = changing
         self._tasks: set[asyncio.Task[WeightUpdateResult]] = set()
 
     def admit(self, request: ReplicaRequest) -> None:
@@ -48,14 +51,12 @@ class WeightUpdater:
 
         The result has the weights with the folders that are still needed, and with MRP's version.
         """
-        checked: list[Weights] = []
-        result = await self._result(self._check(weights, checked))
-        return replace(result, weights=checked[0]) if checked else result
+        return await self._result(self._check(weights))
 
-    async def _check(self, weights: Weights, checked: list[Weights]) -> None:
+    async def _check(self, weights: Weights) -> Weights:
         folders, has_mrp = await self._engine.check_weights(weights.all_folders, is_partial=weights.partial)
         mrp_version = weights.version if has_mrp else weights.mrp_version
-        checked.append(structs.replace(weights, folders=folders, mrp_version=mrp_version))
+        return structs.replace(weights, folders=folders, mrp_version=mrp_version)
 
     async def update(self, weights: Weights) -> WeightUpdateResult:
         """Serves the weights from now on, unless it serves newer ones. An update goes on if the caller leaves."""
@@ -64,8 +65,8 @@ class WeightUpdater:
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
-    async def _update(self, weights: Weights) -> None:
-        async with self._updating:
+    async def _update(self, weights: Weights) -> Weights:
+        async with self._changing:
             if self.card.weights.older_than(weights):
                 newest_only = _follows(weights, self.card.weights)
                 path = await self._engine.load_weights(weights.all_folders, newest_only=newest_only)
@@ -73,20 +74,22 @@ class WeightUpdater:
                 presets = presets_of(path, info.config, self._quality_file, info.activation_parts)
                 await self._engine.apply_weights((weights.version, weights.mrp_version), abort=self._abort)
                 self.card = replace(self.card, weights=weights, quality=presets)
+        return self.card.weights
 
-    async def _result(self, work: Coroutine[Any, Any, None]) -> WeightUpdateResult:
-        """The result of a check or an update, and its duration."""
+    async def _result(self, work: Coroutine[Any, Any, Weights]) -> WeightUpdateResult:
+        """The result of a check or an update, and its duration. If it fails, the result has the served weights."""
+        weights: Weights | None = None
         error: MrpServeError | None = None
         began = time.monotonic()
         try:
-            await work
+            weights = await work
         except (CheckpointError, SettingsError) as problem:
             error = WeightsRefused(f"{problem.message}; the old weights stay", param="model")
         except MrpServeError as problem:
             error = problem
         except Exception as problem:  # noqa: BLE001 - Serve would log the whole traceback
             error = unexpected_error(problem, "")
-        return WeightUpdateResult(self._replica, self.card.weights, time.monotonic() - began, error)
+        return WeightUpdateResult(self._replica, weights or self.card.weights, time.monotonic() - began, error)
 
 
 def _follows(weights: Weights, served: Weights) -> bool:

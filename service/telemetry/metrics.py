@@ -47,6 +47,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("num_requests_waiting", "gauge", "Requests waiting in an engine or (replica=queue) for a slot"),
     Metric("kv_cache_usage_perc", "gauge", "Share of the KV pages in use, 0 to 1"),
     Metric("weights_version", "gauge", "Version of the weights that answer; 0: those of the start"),
+    Metric("paused", "gauge", "1 while generation is paused by /admin/pause"),
+    Metric("sleep_level", "gauge", "0: awake; 1: the KV cache has no memory; 2: the weights have none, either"),
     Metric(
         "request_success_total",
         "counter",

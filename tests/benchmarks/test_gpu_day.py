@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 
 from benchmarks.gpu import peers
 from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.paper import PAPER, measure_paper
 from benchmarks.gpu.peers import measure_peers
 from benchmarks.gpu.rows import Extent, Rows
 from benchmarks.gpu.speed import PLANS, VARIANTS, measure_speed
 from benchmarks.shapes import SHAPES, Shape
+from service.engine.forward import profiler
 from tests.engine.helpers import FAIR
 from tests.test_imports import imported
 
@@ -67,6 +70,43 @@ def test_speed_has_a_row_for_every_step_and_plan(tmp_path: Path, monkeypatch: py
     assert 0 < plans[0]["tokens_per_forward"] <= 1
     assert all(row["tokens_per_s"] > 0 for row in plans)
     assert all("torch" in row["machine"] for row in rows)
+
+
+@pytest.mark.usefixtures("quick_rates")
+def test_the_papers_rows_of_both_block_sizes_stand_beside_the_autoregressive_yardstick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.throughput.measure", lambda *_: FAIR)
+    monkeypatch.setattr(profiler, "_SKIPPED", 1)
+    monkeypatch.setattr(profiler, "_TRACED", 2)
+    extent = replace(SMALL, concurrencies=(1, 2), torch_profiler_dir=tmp_path / "traces")
+    with Rows(tmp_path / "rows", CPU, 600) as written:
+        measure_paper(written, CPU, torch.float32, extent)
+    rows = read(tmp_path / "rows")
+    yardstick = {row["concurrency"]: row["tokens_per_s"] for row in rows if row["what"] == "autoregressive"}
+    paper = [row for row in rows if row["what"] == "paper"]
+    assert list(yardstick) == [1, 2]
+    assert [(row["block_size"], row["concurrency"]) for row in paper[:: len(PAPER)]] == [
+        (16, 1),
+        (16, 2),
+        (4, 1),
+        (4, 2),
+    ]
+    assert [row["plan"] for row in paper[: len(PAPER)]] == ["static", "speculative", "direct", "speculative"]
+    assert [row["knobs"].get("mrp_steps") for row in paper[: len(PAPER)]] == [None, 3, 1, "auto"]
+    for row in paper:
+        assert row["times_autoregressive"] == pytest.approx(row["tokens_per_s"] / yardstick[row["concurrency"]])
+    assert rows[-1]["what"] == "traces"
+    assert len(list((tmp_path / "traces").glob("*.json.gz"))) == 2
+
+
+def test_the_largest_shape_comes_first_and_what_is_left_out_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.gpu.paper.inflate", lambda *_: pytest.fail("the time is over"))
+    assert main(["paper", "--device", "cpu", "--seconds=-1", "--out", str(tmp_path)]) == 0
+    [row] = read(tmp_path / "gpu-paper.jsonl")
+    assert (row["what"], row["of"]) == ("left out: no time", "sdar-8b, blocks of 16")
 
 
 def test_peers_on_random_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

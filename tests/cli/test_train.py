@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from service.model import load_checkpoint
 
@@ -22,6 +23,53 @@ def data(tmp_path):
 def options(data, out, **more):
     given = {"backbone": GOLDEN, "data": data, "out": out, "steps": 3, "batch": 2, "device": "cpu", "threads": 1} | more
     return [word for name, value in given.items() for word in (f"--{name}", value)]
+
+
+def stored(out):
+    """The values on which the updates of a training depend."""
+    return json.loads(torch.load(out / "training/state.pt", weights_only=True)["plan"])
+
+
+def test_the_published_recipe_is_one_option_and_its_values_can_be_changed(run, capsys, data, tmp_path):
+    words = options(data, tmp_path / "out", recipe="published", accumulate=2, **{"batch-tokens": 96, "batch": 50})
+    assert run("train-mrp", *words) == 0
+    assert "K=1" in capsys.readouterr().err
+    values = stored(tmp_path / "out")
+    expected = {
+        "module.layers": 3,
+        "objective.trajectories": 0.0,
+        "objective.reveals": 1,
+        "objective.copies": 1,
+        "objective.inverse_rate": True,
+        "schedule.rate": 1e-3,
+        "schedule.floor": 0.1,
+        "schedule.cosine": True,
+        "schedule.warmup": 0,
+        "budget.matrices": "adamw",
+        "budget.tokens": 96,
+        "budget.batches": 2,
+        "source.max_length": 4096,
+    }
+    assert {name: values[name] for name in expected} == expected
+    [phase] = values["objective.phases"]
+    assert phase == {
+        "start": 0.0,
+        "applications": 1,
+        "weights": {"next_pick": 0.0, "order": 0.0, "revision": 0.0},
+    }
+    mrp = load_checkpoint(tmp_path / "out").config.mrp
+    assert (mrp.num_layers, mrp.residual, mrp.default_steps) == (3, True, 1)
+    capsys.readouterr()
+    assert run("train-mrp", *options(data, tmp_path / "out", **{"batch-tokens": 96, "batch": 50})) == 1
+    assert "--recipe was published, is default" in " ".join(capsys.readouterr().err.split())
+
+
+def test_without_options_the_best_measured_recipe_trains(run, data, tmp_path):
+    assert run("train-mrp", *options(data, tmp_path / "out")) == 0
+    values = stored(tmp_path / "out")
+    assert (values["module.layers"], values["objective.trajectories"], values["budget.matrices"]) == (3, 1.0, "muon")
+    last = values["objective.phases"][-1]
+    assert (last["applications"], last["weights"]["next_pick"], last["weights"]["order"]) == (2, 4.0, 0.25)
 
 
 def test_it_says_what_it_found_trains_and_says_how_good_it_is(run, capsys, data, tmp_path):

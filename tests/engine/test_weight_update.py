@@ -57,7 +57,6 @@ def test_golden_requests_are_decoded_as_by_a_fresh_load(
     engine, asked = engine_of(checkpoint), requests(GOLDEN_NAMES[0])[::2]
     old = [tuple(entry["token_ids"]) for entry in expected(GOLDEN_NAMES[0])[::2]]
     assert decoded(engine, *asked) == old
-    engine.hold()
     engine.update_weights(new, 1)
     first = engine.generate([asked[0]])[0]
     assert first.stats.cached_tokens == 0
@@ -88,7 +87,6 @@ def test_nothing_of_requests_that_were_ended_is_left(
         engine.submit(one)
     for _ in range(3):
         engine.step()
-    engine.hold()
     assert engine.abort_running() == ["0", "1", "2", "3"]
     engine.update_weights(new, 1)
     assert not engine._micro_batches
@@ -157,6 +155,18 @@ async def test_requests_that_run_finish_with_the_old_weights_and_others_wait_for
     assert await asyncio.gather(*after) == [fresh] * 3
     await change
     assert running.engine.version == 1
+
+
+async def test_an_update_needs_no_further_request(running: Running, new: Callable[[], None]) -> None:
+    """The engine has no work when the last running request ends."""
+    before = running.ask("before")
+    await running.gate.holds(running.worker)
+    change = running.update_weights(new)
+    await asyncio.sleep(0)
+    running.gate.open.set()
+    assert await before == answers(FIRST)
+    async with asyncio.timeout(20):
+        await change
 
 
 async def test_requests_that_run_can_be_ended_and_waiting_ones_are_not(

@@ -28,6 +28,8 @@ from service.wire import (
     Chunk,
     Ending,
     Failure,
+    GenerationResult,
+    GenerationState,
     Items,
     ModelCard,
     ReplicaRequest,
@@ -168,6 +170,9 @@ class Scripted:
 
     async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         return [WeightUpdateResult("r0", weights)]
+
+    async def set_generation(self, state: GenerationState, *, wait: bool) -> list[GenerationResult]:
+        return [GenerationResult("r0", state)]
 
     async def announce(self, weights: Weights) -> None:
         pass

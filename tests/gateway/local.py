@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from service.errors import MrpServeError
 from service.replica.replica import Replica
-from service.wire import Failure, Items, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
+from service.wire import (
+    Failure,
+    GenerationResult,
+    GenerationState,
+    Items,
+    ReplicaRequest,
+    Snapshot,
+    Status,
+    Weights,
+    WeightUpdateResult,
+)
 
 
 class LocalBackend:
@@ -35,6 +45,10 @@ class LocalBackend:
     async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
         """The generator's answer."""
         return [await self._generator.update_weights(weights)]
+
+    async def set_generation(self, state: GenerationState, *, wait: bool) -> list[GenerationResult]:
+        """The generator's answer."""
+        return [await self._generator.set_generation(state, wait=wait)]
 
     async def announce(self, weights: Weights) -> None:
         """There is one ingress."""

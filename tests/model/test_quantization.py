@@ -20,7 +20,14 @@ from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, published_weights
 from service.model.checkpoint import weight_bytes
 from service.model.config import Shard
-from service.model.quantization.layers import QuantizedExperts, QuantizedLinear, QuantizedTensor, product, quantized
+from service.model.quantization.layers import (
+    QuantizedExperts,
+    QuantizedLinear,
+    QuantizedTensor,
+    product,
+    quantize_activations,
+    quantized,
+)
 from service.model.quantization.schemes import QUANT_SCHEMES, QuantScheme, is_quantized, scheme_named
 from service.quality.presets import identity_of, presets_of
 from tests.engine.helpers import FAIR
@@ -193,18 +200,73 @@ def test_a_calibration_of_the_wide_weights_is_another_checkpoints():
     assert "(quantization differ)" in str(presets.missing)
 
 
-@pytest.mark.parametrize("scheme", [QUANT_SCHEMES["int8"], QUANT_SCHEMES["fp8"]], ids=["int8", "fp8"])
+@EVERY_SCHEME
 @settings(max_examples=8)
-@given(count=st.integers(1, 40), depth=st.integers(1, 300), width=st.integers(1, 70), seed=st.integers(0, 9))
+@given(count=st.sampled_from([1, 16, 30, 64, 130]), depth=st.integers(1, 300), width=st.integers(1, 140),
+       seed=st.integers(0, 9))  # fmt: skip
 def test_the_kernel_is_that_product(triton_device, scheme, count, depth, width, seed):
+    layer = made(scheme, drawn(seed, width, depth, dtype=torch.bfloat16)).to(triton_device)
+    assert_kernel_is_product(layer, drawn(seed + 1, count, depth, dtype=torch.bfloat16).to(triton_device), scheme)
+
+
+@EVERY_SCHEME
+def test_programs_share_a_long_product(triton_device, scheme):
+    """Twice: the first leaves the counters of finished programs as the second needs them."""
     from service.model.quantization import triton_matmul
 
-    layer = made(scheme, drawn(seed, width, depth, dtype=torch.bfloat16)).to(triton_device)
-    rows = drawn(seed + 1, count, depth, dtype=torch.bfloat16).to(triton_device)
+    assert triton_matmul.num_splits(16, 2100, 3) == 4
+    layer = made(scheme, drawn(1, 130, 2100, dtype=torch.bfloat16)).to(triton_device)
+    for seed in (2, 3):
+        assert_kernel_is_product(layer, drawn(seed, 3, 2100, dtype=torch.bfloat16).to(triton_device), scheme)
+
+
+def test_with_8_bit_activations_the_kernel_has_torchs_bits_whatever_the_tiles(triton_device):
+    from service.model.quantization import triton_matmul
+
+    scheme = QUANT_SCHEMES["w8a8"]
+    layer, rows = made(scheme, drawn(0, 40, 2100)), drawn(1, 130, 2100)
+    expected = layer(rows)
+    values, scales, rows = layer.values.to(triton_device), layer.scales.to(triton_device), rows.to(triton_device)
+    for count in (1, 20, 130):
+        assert torch.equal(triton_matmul.product(rows[:count], values, scales, whole=True).cpu(), expected[:count])
+
+
+def assert_kernel_is_product(layer: QuantizedLinear, rows: torch.Tensor, scheme: QuantScheme) -> None:
+    from service.model.quantization import triton_matmul
+
     values = layer.values.view(getattr(torch, scheme.dtype))
-    wanted = F.linear(rows.double(), values.double()) * layer.scales.double()[:, 0]
-    done = triton_matmul.product(rows, values, layer.scales).double()
-    torch.testing.assert_close(done, wanted, rtol=1e-2, atol=1e-2 * wanted.abs().max().item())
+    done = triton_matmul.product(rows, values, layer.scales, whole=scheme.activations).double()
+    numbers = rows.double()
+    if scheme.activations:
+        bits, row_scales = quantize_activations(rows, scheme)
+        numbers = bits.double() * row_scales.double()
+    expected = F.linear(numbers, values.double()) * layer.scales.double()[:, 0]
+    torch.testing.assert_close(done, expected, rtol=1e-2, atol=1e-3 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_kernel_quantizes_activations_as_torch_does(triton_device, dtype):
+    from service.model.quantization import triton_matmul
+
+    rows = (drawn(0, 90, 300) * torch.logspace(-6, 3, 90)[:, None]).to(dtype).to(triton_device)
+    rows[3], rows[4, 7] = 0.0, 500.0
+    values, scales = triton_matmul.quantize(rows)
+    expected = quantize_activations(rows, QUANT_SCHEMES["w8a8"])
+    assert torch.equal(values, expected[0])
+    assert torch.equal(scales, expected[1][:, 0])
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "depth", "tile", "splits"),
+    [(16, 4096, 4096, 16, 4), (16, 24576, 4096, 16, 1), (64, 4096, 12288, 64, 4), (256, 4096, 4096, 128, 1)],
+)
+def test_tiles_grow_with_the_rows_and_few_programs_share_k(rows, width, depth, tile, splits):
+    from service.model.quantization import triton_matmul
+
+    tiling = triton_matmul.tiling_for(rows)
+    programs = -(-rows // tiling.tile) * -(-width // tiling.step)
+    assert (tiling.tile, triton_matmul.num_splits(rows, depth, programs)) == (tile, splits)
+    assert triton_matmul.tiling_for(rows, 4).tile == 16
 
 
 def test_every_e4m3_number_is_widened_on_a_cpu_as_torch_does_it():
@@ -227,7 +289,7 @@ def test_a_row_may_have_several_scales(scheme, rows):
 
 
 @pytest.mark.parametrize("scheme", QUANT_SCHEMES.values(), ids=QUANT_SCHEMES)
-@pytest.mark.parametrize(("count", "groups"), [(1, 1), (13, 3), (80, 1)])
+@pytest.mark.parametrize(("count", "groups"), [(1, 1), (13, 3), (80, 1), (300, 1)])
 def test_the_kernel_of_experts_is_that_product(triton_device, scheme, count, groups):
     """Some experts have no rows, the last has most."""
     groups = 1 if scheme.activations else groups

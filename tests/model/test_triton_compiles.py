@@ -42,9 +42,13 @@ for capability, dtype, size, group, tile, step, warps in cases["attention"]:
 
 VOCABULARY = """
 from service.engine.forward import sampling_kernels as kernels
-types = dict(logits="*bf16", params="*i32", out="*fp64", total_out="*fp32", V="i32", V_STRIDE="i32", MASK_TOKEN="i32")
+names = dict(logits="*bf16", params="*i32", work="*fp32", out="*fp64")
+types = names | dict.fromkeys(("V", "V_STRIDE", "MASK_TOKEN"), "i32")
+sizes = dict(PART=2048, PARTS=75)
 for capability, noise in cases["vocabulary"]:
-    compiled(kernels.sample, types, dict(STEP=2048, NOISE=noise, MIN_P=noise), capability, num_warps=8)
+    walk = sizes | dict(PARTS_PAD=128, NOISE=noise, MIN_P=noise)
+    compiled(kernels.sample, types, walk, capability, num_warps=8)
+    compiled(kernels.find_likeliest, types, sizes, capability, num_warps=8)
 """
 
 CANDIDATES = """
@@ -62,11 +66,17 @@ for capability, noise in cases["candidates"]:
 
 QUANTIZED = """
 from service.model.quantization import triton_matmul as kernels
-tables = dict(matrices="*i64", firsts="*i64", lasts="*i32", M="i32", N="i32", K="i32", GROUP="i32")
-for capability, dtype, tile, groups, experts in cases["quantized"]:
-    types = dict(x="*bf16", values=dtype, scales="*bf16", out="*bf16") | tables
-    sizes = dict(TILE=tile, STEP=32, DEPTH=128, GROUPS=groups, EXPERTS=experts, WIDE=False)
-    compiled(kernels.multiply, types, sizes, capability, num_warps=4)
+tables = dict(ends="*i32", M="i32", N="i32", K="i32", GROUP="i32", x_scales="*fp32", finished="*i32")
+for capability, dtype, rows, splits, groups, experts, whole in cases["quantized"]:
+    numbers = dict(x="*i8" if whole else "*bf16", values=dtype, scales="*bf16", out="*bf16")
+    types = numbers | tables | dict(sums="*i32" if whole else "*fp32")
+    tile, step, depth, warps, stages = kernels.tiling_for(rows)
+    sizes = dict(TILE=tile, STEP=step, DEPTH=depth, SPLITS=splits)
+    kinds = dict(GROUPS=groups, EXPERTS=experts, EXPERTS_PAD=128, WHOLE=whole, WIDE=False)
+    made = compiled(kernels.multiply, types, sizes | kinds, capability, num_warps=warps, num_stages=stages)
+    assert made.metadata.shared < 99 * 1024, made.metadata.shared
+types = dict(x="*bf16", values="*i8", scales="*fp32", K="i32")
+compiled(kernels.quantize_rows, types, dict(K_PAD=16384), 80, num_warps=8, enable_fp_fusion=False)
 """
 
 LAYERS = """
@@ -90,10 +100,13 @@ EVERY: dict[str, list[tuple[object, ...]]] = {
     "candidates": [(90, True), (80, False)],
     "layers": [(90, "bf16", 128, True), (90, "bf16", 64, True), (90, "fp32", 128, False), (80, "fp16", 64, False)],
     "quantized": [
-        (90, "*fp8e4nv", 16, True, True),
-        (90, "*i8", 16, False, False),
-        (90, "*fp8e4nv", 64, False, True),
-        (80, "*i8", 16, False, True),
+        (90, "*fp8e4nv", 16, 4, True, 0, False),
+        (90, "*i8", 128, 1, False, 0, False),
+        (90, "*i8", 64, 4, False, 0, True),
+        (90, "*i8", 128, 1, False, 128, True),
+        (90, "*fp8e4nv", 32, 1, False, 128, False),
+        (80, "*i8", 128, 1, False, 100, False),
+        (80, "*i8", 16, 4, False, 0, True),
     ],
 }
 ONE_OF_EACH = {kernel: cases[:1] for kernel, cases in EVERY.items()}

@@ -16,7 +16,7 @@ from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, ShapePolicy
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
-from service.errors import CheckpointError
+from service.errors import CheckpointError, OutOfMemory
 from service.model import LoadOptions, load_checkpoint
 from service.model.transfer import PackedTables
 from service.parallel import TensorParallelExecutor
@@ -146,3 +146,27 @@ def test_all_ranks_take_other_weights(pair: TensorParallelExecutor, tmp_path: Pa
     engine.update_weights(lambda: pair.apply(fresh), 1)
     wanted = Engine(load_checkpoint(other), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FAIR))
     assert [one.token_ids for one in engine.generate(asked)] == [one.token_ids for one in wanted.generate(asked)]
+
+
+def test_all_ranks_sleep_and_wake_up(pair: TensorParallelExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a rank had no memory: then all ranks have given theirs back."""
+    name = GOLDEN_NAMES[0]
+    engine, asked = engine_of(pair, name), requests(name)
+    part = pair._loaded()
+    engine.sleep(2)
+    pair.drop_weights()
+    assert part.backbone.device.type == "meta"
+    with monkeypatch.context() as patched:
+        patched.setattr("service.parallel.executor.restore_weights", _no_memory)
+        with pytest.raises(OutOfMemory):
+            pair.restore_weights()
+    assert part.backbone.device.type == "meta"
+    pair.restore_weights()
+    pair.apply(pair.fetch([str(GOLDEN / name)], LoadOptions()))
+    engine.wake_up()
+    for entry, done in zip(expected(name), engine.generate(asked), strict=True):
+        assert_golden(entry, done)
+
+
+def _no_memory(*_: object) -> None:
+    raise OutOfMemory("no memory")

@@ -16,6 +16,7 @@ from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import (
     EngineFailed,
+    GenerationChangeFailed,
     NotReady,
     ScaledToZero,
     WeightUpdateFailed,
@@ -23,7 +24,19 @@ from service.errors import (
 from service.gateway.backend import serving
 from service.rayserve import ray_backend, serve_state
 from service.rayserve.ray_backend import RayBackend
-from service.wire import Answer, Chunk, Ending, Failure, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
+from service.wire import (
+    Answer,
+    Chunk,
+    Ending,
+    Failure,
+    GenerationResult,
+    GenerationState,
+    ReplicaRequest,
+    Snapshot,
+    Status,
+    Weights,
+    WeightUpdateResult,
+)
 from tests.gateway import doubles
 from tests.gateway.helpers import eventually
 
@@ -227,6 +240,19 @@ async def test_all_replicas_are_given_weights_and_lost_ones_are_left_out() -> No
     asked = backend(handle)
     assert await asked.check_weights(NEW) == await asked.update_weights(NEW) == [taken]
     assert handle.told == [("check_weights", NEW), ("update_weights", NEW)]
+
+
+async def test_all_replicas_are_given_a_state_and_lost_ones_are_left_out() -> None:
+    def hang(method: str) -> list[Any]:
+        raise TimeoutError
+
+    state = GenerationState(1, True, 2)
+    taken = GenerationResult("r1", state, 0.5)
+    handle = Handle(lambda method: [ActorDiedError(), taken])
+    assert await backend(handle).set_generation(state, wait=True) == [taken]
+    assert handle.told == [("set_generation", state, True)]
+    with pytest.raises(GenerationChangeFailed, match="has not answered within 3600 s"):
+        await backend(Handle(hang)).set_generation(state, wait=False)
 
 
 async def test_all_ingresses_are_told_and_one_that_hangs_is_not_waited_for() -> None:

@@ -90,6 +90,7 @@ def test_every_message_to_the_engines_process_comes_back_equal() -> None:
         messages.CheckWeights(("m",), partial=True),
         messages.LoadWeights(("m", "n"), newest_only=True),
         messages.ApplyWeights(3, 2, abort=True),
+        messages.SetGeneration(True, 2, True, ("m", "n")),
     ]
     sent = [messages.Start("{}"), messages.Abort("a"), *(messages.EngineCall(1, procedure) for procedure in procedures)]
     assert [again(messages.AT_ENGINE, message) for message in sent] == sent
@@ -134,6 +135,7 @@ def test_every_message_of_ranks_comes_back_equal() -> None:
         ranks.LoadCheckpoint("folder", options),
         ranks.LoadShard(("folder", "other"), options, newest_only=True),
         ranks.ApplyShard(),
+        ranks.SetMemory("kv_cache", present=False),
         ranks.OpenNetworks(8, ShapePolicy(1, fixed_shapes=True), "eager"),
     ]
     assert [again(ranks.AT_WORKER, message) for message in sent] == sent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ async def test_it_takes_the_calibration_of_as_many_devices_as_divide_activations
 
     info = EngineInfo(str(tmp_path), config, 2, 128, 4, deterministic=False)
     engine: Any = SimpleNamespace(info=info, load_weights=load_weights, apply_weights=apply_weights)
-    updater = WeightUpdater("r0", CARD, engine, Settings())
+    updater = WeightUpdater("r0", CARD, engine, Settings(), asyncio.Lock())
     updated = await updater.update(Weights(1, str(tmp_path), CARD.weights.base))
     assert updated.error is None
     assert updater.card.weights.version == 1

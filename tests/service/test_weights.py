@@ -81,3 +81,40 @@ def a_new_replica_has_them(visitor: httpx.Client, house: Service, version: int, 
     eventually(lambda: len(by_holder(visitor, "weights_version")) >= 2, "a replica is missing")
     assert set(by_holder(visitor, "weights_version").values()) >= {float(version)}
     print(f"{asked} requests while it started, refused {sample(visitor, 'request_failovers_total')}")  # noqa: T201
+
+
+@pytest.mark.parametrize(("stop", "go"), [("pause", "continue"), ("sleep", "wake_up")])
+def test_a_replica_that_is_lost_while_the_service_stands(
+    visitor: httpx.Client, house: Service, stop: str, go: str
+) -> None:
+    """Its requests wait at the other replica, and the new replica stands, too. Serve replaces no other replica."""
+    wanted = whole(visitor, LONG)
+    house.pace.slow(SLOW)
+    with ThreadPoolExecutor(24) as pool, house.pace.released():
+        before = [pool.submit(whole, visitor, LONG) for _ in range(6)]
+        eventually(lambda: sample(visitor, "num_requests_running") > 0, "no request runs")
+        try:
+            answer = visitor.post(f"/admin/{stop}", json={}, headers=ADMIN)
+            assert answer.status_code == 200, answer.text
+            house.pace.full()
+            during = [pool.submit(whole, visitor, LONG) for _ in range(6)]
+            eventually(lambda: sample(visitor, "num_requests_waiting") >= 6, "requests do not wait")
+            counts = by_holder(visitor, "num_requests_running")
+            dead, other = sorted(
+                processes_of(house, "Generator"), key=lambda process: -counts[house.pace.name_of(process)]
+            )
+            os.kill(dead, signal.SIGKILL)
+            eventually(lambda: dead not in processes_of(house, "Generator"), "the replica lives")
+            until(visitor, 200, replicas=2)
+            eventually(lambda: standing(visitor) == [True, True], "the new replica goes on", 30)
+            assert other in processes_of(house, "Generator")
+            assert not any(one.done() for one in during)
+        finally:
+            answer = visitor.post(f"/admin/{go}", headers=ADMIN)
+        assert answer.status_code == 200, answer.text
+        assert [one.result() for one in (*before, *during)] == [wanted] * 12
+
+
+def standing(client: httpx.Client) -> list[bool]:
+    states = client.get("/admin/generation", headers=ADMIN).json()["replicas"]
+    return [one["paused"] or one["sleep_level"] > 0 for one in states]

@@ -10,7 +10,7 @@ from training.losses import Weights
 from training.optim import Schedule
 
 #: what no option sets
-FIXED = {"objective.sampled", "objective.two_picks", "schedule.flat", "schedule.floor"}
+FIXED = {"objective.sampled", "objective.two_picks"}
 
 
 def matters(unroll=2, block_size=None, **module):
@@ -24,6 +24,11 @@ def test_all_of_a_plan_has_the_name_of_an_option():
     options = as_options({**matters(), "source.lines": 3})
     assert set(options) == set(NAMES) | FIXED
     assert {f"objective.{weight.name}" for weight in fields(Weights)} <= set(options)
+
+
+def test_another_recipe_is_named():
+    published = {**matters(), "objective.inverse_rate": True, "schedule.cosine": True, "budget.matrices": "adamw"}
+    assert differences(matters(), published) == ["--recipe was default, is published"]
 
 
 def test_the_same_plan_has_no_differences():

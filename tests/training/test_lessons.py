@@ -9,6 +9,7 @@ from service.model import load_checkpoint, parse_config
 from tests.tiny import EXPERTS, tiny_checkpoint
 from tests.training.test_session import GOLDEN
 from training.attention import BlockAttention, DenseAttention, blockwise, fused, with_own_blocks, written_out
+from training.chains import Rows, chain_loss
 from training.conversations import Example
 from training.layout import Layout
 from training.lessons import Objective, Phase, Teacher, phases_up_to
@@ -32,8 +33,9 @@ def setting():
 def test_noise_reveals_true_tokens_up_to_the_most_allowed():
     checkpoint, batch = setting()
     opened = open_batch(checkpoint.backbone, batch)
-    chains, where = noisy_chains(checkpoint.backbone, opened, Noise(copies=6, reveals=3), 2, ENDS)
+    chains, where, importance = noisy_chains(checkpoint.backbone, opened, Noise(copies=6, reveals=3), 2, ENDS)
     counts = set()
+    assert (importance == 1).all()
     assert len(chains) == 6
     assert [len(chain) for chain in chains] == [3] * 6
     assert where[0].shape == (3, 6 * batch.layout.noisy)
@@ -48,10 +50,54 @@ def test_noise_reveals_true_tokens_up_to_the_most_allowed():
     assert counts == {0, 1, 2, 3}
 
 
+def test_published_noise_has_one_rate_an_example_and_weighs_its_positions_by_the_inverse():
+    checkpoint, _ = setting()
+    examples = [Example(torch.randint(0, 500, (200,)).tolist(), 3, 190)] * 6
+    batch = Stream(examples, Shape(6, checkpoint.config.block_size, 0, checkpoint.config.mask_token_id), 0).batch(0)
+    noise = Noise(copies=2, reveals=1, inverse_rate=True)
+    chains, where, importance = noisy_chains(
+        checkpoint.backbone, open_batch(checkpoint.backbone, batch), noise, 1, ENDS
+    )
+    rates = 1 / importance.unflatten(1, (2, -1))
+    assert torch.equal(rates, rates[..., :1].expand_as(rates))  # of a copy of an example
+    assert len(rates.unique()) == 12
+    masked = torch.stack([chain[0].tokens == batch.mask_id for chain in chains], 1) & batch.answer[:, None]
+    drawn = masked.sum(-1) / batch.answer.sum(-1)[:, None]
+    assert (drawn - rates[..., 0]).abs().max() < 0.15
+    compared = where[0].unflatten(1, (2, -1))
+    blocks = (masked.sum(-1) - compared.sum(-1), masked.unflatten(2, (-1, batch.layout.block)).any(-1).sum(-1))
+    assert torch.equal(*blocks)  # each block with masks has one that is revealed; no place after the end is compared
+
+
+def test_the_inverse_rate_weighs_the_loss():
+    """Of two rows, the one with the larger weights has the larger part of the loss."""
+    checkpoint, batch = setting()
+    torch.manual_seed(1)
+    models = (checkpoint.backbone, new_mrp(parse_config(checkpoint.raw), checkpoint.backbone))
+    opened = open_batch(checkpoint.backbone, batch)
+    chains, where, ones = noisy_chains(checkpoint.backbone, opened, Noise(1, 1), 1, ENDS)
+    rows = Rows(*models, opened, 1)
+
+    def loss(importance: torch.Tensor | None) -> torch.Tensor:
+        return chain_loss(rows, checkpoint.backbone, chains, where, Weights(), importance)
+
+    with torch.no_grad():
+        alone = [loss(ones * (torch.arange(3) == row)[:, None]) for row in range(3)]
+        counts = where[0].sum(1)
+        weights = torch.tensor([1.0, 5.0, 2.0])
+        mixed = loss(ones * weights[:, None])
+        expected = (
+            sum(w * n * each for w, n, each in zip(weights, counts, alone, strict=True)) / (weights * counts).sum()
+        )
+        assert torch.isclose(mixed, expected)
+        assert torch.isclose(loss(None), loss(ones))
+        assert not torch.isclose(mixed, loss(ones))
+
+
 def test_noisy_copies_do_not_see_each_other():
     checkpoint, batch = setting()
     opened = open_batch(checkpoint.backbone, batch)
-    chains, _ = noisy_chains(checkpoint.backbone, opened, Noise(copies=3, reveals=4), 1, ENDS)
+    chains, _, _ = noisy_chains(checkpoint.backbone, opened, Noise(copies=3, reveals=4), 1, ENDS)
     from training.rollout import look
 
     alone = look(checkpoint.backbone, opened, chains[1][1].tokens)
@@ -97,10 +143,11 @@ def test_mrp_of_a_backbone_with_experts_begins_with_its_attention(dense):
 
 
 def test_a_batch_is_used_for_as_many_updates_as_it_has_states():
-    def updates(block, copies):
-        return Teacher(None, Objective((), copies=copies), 0).updates(block)
+    def updates(block, copies, trajectories=1.0):
+        return Teacher(None, Objective((), trajectories, copies), 0).updates(block)
 
     assert [updates(16, 5), updates(4, 5), updates(8, 2), updates(2, 1)] == [3, 1, 3, 1]
+    assert updates(16, 5, trajectories=0.0) == 1  # noise has no states that are worth keeping
 
 
 def test_phases_grow_to_the_unrolling_and_teach_order_in_chains():

@@ -1,5 +1,7 @@
 """Batches as a function of their number: whole epochs, rows of like shape, nothing decoded in padding."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -38,6 +40,25 @@ def test_workers_share_a_rounds_batches():
     whole = next(stream.rounds(first=2, of=4, mine=range(4)))
     halves = [next(stream.rounds(first=2, of=4, mine=mine)) for mine in (range(2), range(2, 4))]
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(whole, halves[0] + halves[1], strict=True))
+
+
+def test_a_batch_has_at_most_its_tokens_and_an_epoch_every_example_once():
+    stream = Stream(EXAMPLES, replace(SHAPE, rows=100, tokens=64), seed=3)
+    sizes = [stream.batch(number).tokens.numel() for number in range(stream.batches_per_epoch)]
+    assert max(sizes) <= 64
+    assert sum(sizes) <= 1.4 * sum(example.end for example in EXAMPLES)
+    taught = sorted(seen(stream, range(stream.batches_per_epoch)))
+    assert taught == sorted((example.end - example.start, example.end) for example in EXAMPLES)
+    first, second = (seen(stream, range(at, at + len(sizes))) for at in (0, len(sizes)))
+    assert first != second
+    assert sorted(first) == sorted(second)
+    few = Stream(EXAMPLES, replace(SHAPE, rows=3, tokens=64), seed=3)
+    assert max(len(few.batch(number).tokens) for number in range(few.batches_per_epoch)) == 3
+
+
+def test_an_example_longer_than_the_tokens_of_a_batch_is_a_batch_alone():
+    stream = Stream([Example(range(40), 0, 40), Example(range(40), 0, 4)], replace(SHAPE, tokens=16), seed=0)
+    assert sorted(stream.batch(number).tokens.numel() for number in range(2)) == [4, 40]
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -313,14 +313,13 @@ class VirtualDevice(TorchDispatchMode):
         elif not done:
             run()
 
-    def call_kernel(self, name: str, run: Callable[[], Any], arguments: Iterable[Any], moved: Iterable[Any]) -> None:
-        """Starts a Triton kernel over tensors' memory. `moved`: the arguments that it reads or writes as a whole."""
+    def call_kernel(self, name: str, run: Callable[[], Any], arguments: Iterable[Any], moved: int) -> None:
+        """Starts a Triton kernel over tensors' memory. `moved`: the bytes that it reads and writes."""
         if any(isinstance(leaf, Tensor) and not isinstance(leaf, VirtualTensor) for leaf in arguments):
             raise WrongUse(f"the Triton kernel {name} got a tensor on the host at {_line()}")
         self.counts.kernels[name] += 1
         if self.recording is not None:
-            size = sum(leaf.memory.nbytes for leaf in moved if isinstance(leaf, VirtualTensor))
-            self.recording.operations.append(Operation(name, run, [], size))
+            self.recording.operations.append(Operation(name, run, [], moved))
         elif not self.shapes_only:
             with _disable_current_modes():
                 run()

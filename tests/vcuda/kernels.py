@@ -15,8 +15,12 @@ import torch
 from torch import Tensor
 
 from service.engine.forward.logits_sampler import gumbel
+from service.model.quantization.layers import quantize_activations
+from service.model.quantization.schemes import scheme_named
 
 _HIDDEN = -1e30
+#: the multiprocessors of an H100
+PROCESSORS = 132
 
 
 def attend(grid: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor, values: Tensor, items: Tensor,
@@ -66,18 +70,25 @@ def write_kv(grid: Any, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, targ
             keys[page], values[page] = k[row * L : (row + 1) * L], v[row * L : (row + 1) * L]
 
 
-def sample(grid: Any, logits: Tensor, params: Tensor, out: Tensor, total_out: Tensor, width: int, stride: int,
-           mask_token: int, *, NOISE: bool, **_: Any) -> None:  # fmt: skip
+def find_likeliest(*_: Any, **__: Any) -> None:
+    """`sample` looks itself."""
+
+
+def sample(grid: Any, logits: Tensor, params: Tensor, work: Tensor, out: Tensor, width: int, stride: int,
+           mask_token: int, *, NOISE: bool, MIN_P: bool, **_: Any) -> None:  # fmt: skip
     """The token, confidence and entropy of each position."""
     scaled = logits.float() / params[:, 0].contiguous().view(torch.float32)[:, None]
-    total_out.copy_(scaled.logsumexp(-1))
+    work[:, 0] = scaled.logsumexp(-1)
     scores = scaled.clone()
+    scores[:, mask_token] = -torch.inf
+    if MIN_P:
+        least = scores.amax(-1) + params[:, 5].contiguous().view(torch.float32)
+        scores[scores < least[:, None]] = -torch.inf
     noisy = (params[:, 1] > 0).nonzero()[:, 0]
     if NOISE and len(noisy):
         scores[noisy] += gumbel(params[noisy, 2:4].long() & 0xFFFFFFFF, torch.arange(width))
-    scores[:, mask_token] = -torch.inf
     token = torch.where(params[:, 4] < 0, scores.argmax(-1), params[:, 4].long())
-    out[:, 0], out[:, 1] = token.double(), (scaled.gather(1, token[:, None])[:, 0] - total_out).exp().double()
+    out[:, 0], out[:, 1] = token.double(), (scaled.gather(1, token[:, None])[:, 0] - work[:, 0]).exp().double()
     out[:, 2] = torch.special.entr(scaled.softmax(-1)).sum(-1).double()
 
 
@@ -146,10 +157,60 @@ def silu_times(grid: Any, gate_up: Tensor, out: Tensor, width: int, **_: Any) ->
     out.copy_((torch.nn.functional.silu(gate) * up).view(out.shape))
 
 
+def quantize_rows(grid: Any, x: Tensor, values: Tensor, scales: Tensor, *_: Any, **__: Any) -> None:
+    """Rows in int8 and their scales."""
+    numbers, row_scales = quantize_activations(x, scheme_named("w8a8"))
+    values.copy_(numbers)
+    scales.copy_(row_scales[:, 0])
+
+
+def multiply(grid: Any, x: Tensor, x_scales: Tensor, values: Tensor, scales: Tensor, out: Tensor, sums: Tensor,
+             finished: Tensor, ends: Tensor, *_: Any, EXPERTS: int, WHOLE: bool, **__: Any) -> None:  # fmt: skip
+    """Rows times a matrix, or each expert's rows times its matrix."""
+    stops = ends.tolist() if EXPERTS else [len(x)]
+    for matrix, (first, stop) in enumerate(zip([0, *stops], stops, strict=False)):
+        rows = slice(first, stop)
+        bits = values.view(-1, *values.shape[-2:])[matrix].double()
+        scale = scales.view(-1, *scales.shape[-2:])[matrix].double()
+        numbers = x[rows].double()
+        if WHOLE:
+            total = (numbers @ bits.T).float() * x_scales[rows, None] * scale[:, 0].float()
+        else:
+            total = numbers @ (bits.unflatten(1, (scale.shape[1], -1)) * scale[..., None]).flatten(1).T
+        out[rows] = total.to(out.dtype)
+
+
 KERNELS: dict[str, Callable[..., None]] = {
     kernel.__name__: kernel
     for kernel in (
-        *(attend, merge, write_kv, sample, sum_norm, rotate_heads, silu_times),
-        *(keep_candidates, candidate_logits, choose_candidate),
+        *(attend, merge, write_kv, find_likeliest, sample, sum_norm, rotate_heads, silu_times),
+        *(quantize_rows, multiply, keep_candidates, candidate_logits, choose_candidate),
     )
 }
+
+
+def moved_bytes(name: str, grid: tuple[int, ...], arguments: dict[str, Any]) -> int:
+    """The bytes that a kernel reads from memory and writes to it: each of its tensors once, but for two exceptions.
+
+    Of the KV cache few pages are read and written; they are left out. `multiply` may read rows of a matrix again.
+    """
+    tensors = {id(tensor): tensor for tensor in arguments.values() if isinstance(tensor, Tensor)}
+    if "keys" in arguments:
+        tensors = {id(tensor): tensor for tensor in tensors.values()
+                   if tensor is not arguments["keys"] and tensor is not arguments["values"]}  # fmt: skip
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    if name == "multiply" and not arguments["EXPERTS"]:
+        total += round((_reads_of_matrix(grid) - 1) * arguments["values"].nbytes)
+        total += arguments["sums"].nbytes if arguments["SPLITS"] > 1 else 0  # written, then read
+    return total
+
+
+def _reads_of_matrix(grid: tuple[int, ...]) -> float:
+    """How often `multiply` reads its matrix from memory. Programs start in the grid's order, its first axis first.
+
+    Those that run together, two on a multiprocessor, share what they read; later ones read it again.
+    """
+    tiles, steps, splits = grid
+    program = torch.arange(tiles * steps * splits)
+    together = program // (2 * PROCESSORS)
+    return len(torch.stack([together, program // tiles]).unique(dim=1).T) / (steps * splits)

@@ -24,6 +24,7 @@ from benchmarks.machine import Rates
 from benchmarks.predict import GPUS
 from benchmarks.shapes import shape_named
 from service.decode.block import MASKED, Block
+from service.engine.forward import logits_sampler
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
@@ -47,8 +48,8 @@ class Assumed:
 
     `products`, `attention`, `moved`: shares of the bandwidth. `flops`: the share of the operations. `node`: the least
     time of a kernel in a graph. `launch`, `kernel`: the host's time of one of torch's and of Triton's kernels. `send`:
-    of a copy to the device. `step`, `request`: of a step, and of each request in it. `pass_`: of the sampler's walk
-    over 2,048 logits.
+    of a copy to the device. `step`, `request`: of a step, and of each request in it. `pass_`: of a program of the
+    sampler for a part of the vocabulary, and for the merge of all parts.
     """
 
     products: float
@@ -130,7 +131,9 @@ def predicted_seconds(checkpoint: Checkpoint, forward: Counted, rates: Rates, as
         else:
             seconds += max(assumed.node, node.moved_bytes / bandwidth)
     tokens = forward.rows * config.block_size
-    seconds += max(config.vocab_size / 2048 * assumed.pass_, 2 * tokens * config.vocab_size / bandwidth)
+    parts = -(-config.vocab_size // logits_sampler._KERNEL_PART)
+    parts_of_program = -(-parts // logits_sampler._num_programs(tokens, parts))
+    seconds += max((parts_of_program + 1) * assumed.pass_, 2 * tokens * config.vocab_size / bandwidth)
     host = beside.sends * assumed.send + beside.launches.total() * assumed.launch
     host += beside.kernels.total() * assumed.kernel + assumed.step + forward.rows * assumed.request
     return seconds + host

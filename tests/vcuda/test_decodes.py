@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,8 @@ from service.decode.modes import Direct, Speculative, Static
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.errors import DecodingFailed
 from service.model import LoadOptions, load_checkpoint
-from service.model.weight_update import apply_update, load_update
+from service.model.quantization.schemes import QUANT_SCHEMES
+from service.model.weight_update import apply_update, drop_weights, load_update, restore_weights
 from tests.engine.helpers import FAIR, FREE
 from tests.other_weights import FIRST, other_weights
 from tests.thinned import fast_only, fast_rows
@@ -89,6 +91,25 @@ def test_speculative_is_static_and_the_device_is_the_cpu(device: VirtualDevice, 
     assert waits(device.counts) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    fast_rows(
+        lambda name, scheme: (name, scheme) in [(GOLDEN_NAMES[0], "int8"), (EXPERTS_NAME, "w8a8")],
+        [(name, scheme) for name in (GOLDEN_NAMES[0], EXPERTS_NAME) for scheme in QUANT_SCHEMES],
+    ),
+)
+def test_8_bit_matrices_decode_as_on_the_cpu(device: VirtualDevice, name: str, scheme: str) -> None:
+    """In graphs: with the kernels, experts in 8 bits make no host wait, in float32 either."""
+    _, chosen = golden(name, 2)
+    engine = Engine(on_device(name, quantization=scheme), ALL_ON)
+    host = load_checkpoint(GOLDEN / name, LoadOptions(torch.float32, "cpu", quantization=scheme))
+    expected = [done.token_ids for done in Engine(host, EngineConfig(kv_cache_tokens=4096)).generate(chosen)]
+    assert [done.token_ids for done in engine.generate(chosen)] == expected
+    assert waits(device.counts) == []
+    assert device.counts.replays > 0
+    assert device.counts.kernels["multiply"] > 0
+
+
 def test_an_error_of_one_request_ends_that_request_alone(
     device: VirtualDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,3 +152,33 @@ def test_updated_weights_reach_captured_graphs(device: VirtualDevice, tmp_path: 
     host = Engine(load_checkpoint(folder), EngineConfig(kv_cache_tokens=4096))
     assert after == [done.token_ids for done in host.generate(chosen)] != before
     assert device.counts.captures == captures
+
+
+@pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])
+def test_sleep_gives_all_bytes_back(device: VirtualDevice, name: str) -> None:
+    """KV cache and graphs at level 1, the weights at level 2. Graphs are captured anew at other addresses."""
+    checkpoint = on_device(name)
+    engine = Engine(checkpoint, ALL_ON, deps=EngineDeps(costs=FAIR))
+    engine.prepare()
+    _, chosen = golden(name, 1)
+    before = [done.token_ids for done in engine.generate(chosen)]
+    captures, awake, place = device.counts.captures, device.live_bytes, checkpoint.device
+    cache = engine._runner._model._cache  # type: ignore[attr-defined]
+    modules = [module for module in (checkpoint.backbone, checkpoint.mrp) if module is not None]
+    weights = {id(tensor): tensor.nbytes for module in modules for tensor in module.state_dict(keep_vars=True).values()}
+    engine.sleep(1)
+    gc.collect()
+    assert device.live_bytes <= awake - cache.keys.new_empty(cache._shape).nbytes * 2
+    first = device.live_bytes
+    engine.sleep(2)
+    drop_weights(checkpoint)
+    gc.collect()
+    assert device.live_bytes == first - sum(weights.values())
+    restore_weights(checkpoint, place)
+    apply_update(checkpoint, load_update([GOLDEN / name], checkpoint.config, LoadOptions()))
+    engine.wake_up()
+    gc.collect()
+    assert device.counts.captures == 2 * captures
+    assert device.live_bytes <= awake
+    assert [done.token_ids for done in engine.generate(chosen)] == before
+    assert device.counts.captures == 2 * captures

@@ -30,7 +30,12 @@ NAME = GOLDEN_NAMES[1]
 def mixed_requests(count: int) -> list[GenerationRequest]:
     """Requests of all kinds of rows: sampled, filtered, rescored, drafted, long prompts, log-probabilities."""
     modes = (Static(), Speculative(2, 3), Direct(2), Remask(0.5), Speculative("auto"), Speculative(0, 4))
-    samplings = (SamplingParams(), SamplingParams(0.7, seed=1), SamplingParams(1.0, 0.8, 9, seed=2))
+    samplings = (
+        SamplingParams(),
+        SamplingParams(0.7, seed=1),
+        SamplingParams(0.7, seed=1, min_p=0.1),
+        SamplingParams(1.0, 0.8, 9, seed=2),
+    )
     return [
         GenerationRequest(
             str(number),

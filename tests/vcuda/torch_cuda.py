@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from tests.vcuda.device import Recording, VirtualDevice, VirtualTensor, WrongUse
-from tests.vcuda.kernels import KERNELS
+from tests.vcuda.kernels import KERNELS, PROCESSORS, moved_bytes
 
 _SOURCE = Path(__file__).parent / "guard.cpp"
 #: what an H100 says of itself
-CAPABILITY, PROCESSORS = (9, 0), 132
+CAPABILITY = (9, 0)
 
 
 @cache
@@ -244,20 +244,14 @@ def _replace_triton(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
         named = {key: _inner(value) for key, value in kwargs.items()}
         if "WIDE" in named:
             named["WIDE"] = True  # the interpreter cannot multiply bfloat16; the products are the same
-        moved = _without_pages(dict(zip(self.arg_names, args, strict=False)))
+        grid = self.grid if isinstance(self.grid, tuple) else self.grid(named)
+        moved = moved_bytes(name, grid, dict(zip(self.arg_names, inner, strict=False)) | named)
         if name in KERNELS:
-            grid = self.grid if isinstance(self.grid, tuple) else self.grid(named)
             device.call_kernel(name, lambda: KERNELS[name](grid, *inner, **named), args, moved)
         else:
             device.call_kernel(name, lambda: interpret(self, *inner, **named), args, moved)
 
     patch.setattr(interpreter.GridExecutor, "__call__", call)
-
-
-def _without_pages(arguments: dict[str, Any]) -> list[Any]:
-    """The arguments without the KV cache, of which a kernel reads or writes a few pages."""
-    pages = {"keys", "values"} if "keys" in arguments else set()
-    return [argument for name, argument in arguments.items() if name not in pages]
 
 
 def _inner(argument: Any) -> Any:

@@ -6,7 +6,8 @@ that drafts come in the backbone's order. A revision loss trains MRP for `remask
 parallel with the backbone's opinion of each one when the others are in place.
 
 The recipe runs it on its finished backbone; as a command it takes any backbone of the recipe. The same command goes on
-from the last state, to the bit on the same machine. `DIR/demo` of `--out` is the servable checkpoint.
+from the last state, to the bit on the same machine. `DIR/demo` of `--out` is the servable checkpoint. With
+`--published N` the module is trained as published (training/recipes.py), with N windows of 4,096 tokens an update.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from training.batch import Batch
 from training.demo.batches import Batches
 from training.demo.checkpoint import export
 from training.demo.tasks import draw
-from training.demo.text import Windows, library_files
+from training.demo.text import WINDOW, Windows, library_files
 from training.demo.tokenizer import END, control
 from training.evaluation import evaluate
 from training.lessons import Objective, Phase, Teacher
@@ -37,6 +38,7 @@ from training.losses import Weights
 from training.module import new_mrp
 from training.optim import Optimiser, Steps
 from training.publish import mrp_config
+from training.recipes import RECIPES
 from training.simulate import Drafting
 from training.state import RunFolder
 from training.trainer import Report, Trainer
@@ -55,13 +57,17 @@ _LOG_EVERY, _SAVE_SECONDS, _JUDGED, _DRAFTS = 50, 240, 24, 4
 
 @dataclass(frozen=True, slots=True)
 class MrpRun:
-    """A training of MRP. `folder`: of the backbone, in half precision."""
+    """A training of MRP. `folder`: of the backbone, in half precision.
+
+    `windows`: the windows of an update of the published recipe. None for the demo's own recipe.
+    """
 
     folder: Path
     out: Path
     layers: int = LAYERS
     steps: int = STEPS
     seed: int = 1
+    windows: int | None = None
 
     def run(self) -> None:
         """Makes all updates that are not made yet, and writes the checkpoint."""
@@ -69,24 +75,35 @@ class MrpRun:
         raw = mrp_config(raw, {"num_nextn_predict_layers": self.layers, "mrp_default_steps": _DRAFTS})
         torch.manual_seed(self.seed)
         mrp, end = new_mrp(parse_config(raw), backbone), control(tokenizer, END)
-        optimiser = Optimiser(mrp.named_parameters(), RATE)
-        folder = RunFolder(self.out, {"layers": self.layers, "steps": self.steps, "seed": self.seed})
+        objective, optimiser = self._recipe(mrp)
+        plan = {"layers": self.layers, "steps": self.steps, "seed": self.seed}
+        folder = RunFolder(self.out, {**plan, "windows": self.windows} if self.windows else plan)
         if state := folder.load("cpu"):
             mrp.load_state_dict(state["mrp"])
             optimiser.load(state["optimiser"])
         folder.forget_after(optimiser.steps)
-        trainer = Trainer(Teacher((backbone, mrp), Objective(PHASES), end), optimiser, self.seed)
+        teacher = Teacher((backbone, mrp), objective, end)
         keeper = _Keeper(folder, mrp, optimiser, Steps(self.steps, optimiser.steps))
-        rounds = ([batch] for batch in self._batches(tokenizer, raw, optimiser.steps))
-        trainer.run(rounds, keeper.progress, keeper.after)
+        rounds = self._rounds(tokenizer, raw, optimiser.steps // teacher.updates(raw["block_size"]))
+        Trainer(teacher, optimiser, self.seed).run(rounds, keeper.progress, keeper.after)
         keeper.save()
         mrp = mrp.half().float().eval().requires_grad_(requires_grad=False)
         export(self.out / "demo", raw, (backbone, mrp), tokenizer)
         self._judge((backbone, mrp), tokenizer, raw)
 
-    def _batches(self, tokenizer: Tokenizer, raw: dict[str, Any], first: int) -> Iterator[Batch]:
-        windows = Windows(tokenizer, library_files(heldout=False))
-        return Batches(tokenizer, raw["block_size"], BATCH, self.seed, windows, draw).numbered(first)
+    def _recipe(self, mrp: Mrp) -> tuple[Objective, Optimiser]:
+        if self.windows is None:
+            return Objective(PHASES), Optimiser(mrp.named_parameters(), RATE)
+        published = RECIPES["published"]
+        schedule = published.schedule(self.steps)
+        return published.objective, Optimiser(mrp.named_parameters(), schedule, matrices=published.matrices)
+
+    def _rounds(self, tokenizer: Tokenizer, raw: dict[str, Any], first: int) -> Iterator[list[Batch]]:
+        """The batches of each round. A published window has rows of equal length, up to 4,096 tokens of text."""
+        windows, per_round = Windows(tokenizer, library_files(heldout=False)), self.windows or 1
+        rows = (RECIPES["published"].batch_tokens or 0) // WINDOW if self.windows else BATCH
+        batches = Batches(tokenizer, raw["block_size"], rows, self.seed, windows, draw).numbered(first * per_round)
+        return map(list, zip(*[batches] * per_round, strict=True))
 
     def _judge(self, models: tuple[Backbone, Mrp], tokenizer: Tokenizer, raw: dict[str, Any]) -> None:
         """Writes the scores on held-out tasks and on held-out text, of MRP and of stale logits."""
@@ -116,7 +133,8 @@ class _Keeper:
         self._sums += torch.tensor([report.chain, report.revision]) / _LOG_EVERY
         if report.step % _LOG_EVERY == 0:
             chain, revision = self._sums.tolist()
-            print(f"mrp  step {report.step}  {chain:.4f}  revision {revision:.4f}", flush=True)
+            spent = time.process_time()
+            print(f"mrp  step {report.step}  {chain:.4f}  revision {revision:.4f}  CPU {spent:.0f} s", flush=True)
             self._sums = torch.zeros(2)
         if time.monotonic() - self._saved > _SAVE_SECONDS:
             self.save()
@@ -142,10 +160,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--published", type=int, metavar="N", help="the published recipe, N windows an update")
     given = parser.parse_args()
     warnings.filterwarnings("ignore", message="Mismatch dtype")
     torch.set_num_threads(given.threads)
-    MrpRun(given.backbone, given.out, given.layers, given.steps, given.seed).run()
+    MrpRun(given.backbone, given.out, given.layers, given.steps, given.seed, given.published).run()
 
 
 if __name__ == "__main__":

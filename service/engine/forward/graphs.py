@@ -104,6 +104,10 @@ class CudaCapture:
             raise
         return graph.replay, result
 
+    def renew_pool(self) -> None:
+        """Begins a pool anew. The memory of the old one is free once its graphs are gone."""
+        self._pool = torch.cuda.graph_pool_handle()
+
     def _abandon(self, stream: torch.cuda.Stream) -> None:
         """Ends a failed capture by hand, and begins a pool anew.
 
@@ -113,7 +117,7 @@ class CudaCapture:
         torch.cuda.set_stream(stream)
         with suppress(RuntimeError):  # torch has closed the pool
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)  # noqa: SLF001 - there is no public function
-        self._pool = torch.cuda.graph_pool_handle()
+        self.renew_pool()
 
 
 class Graphs:
@@ -137,6 +141,13 @@ class Graphs:
         self._graphs: dict[GraphKey, _Graph | None] = {}
         self._buffers: dict[int, Tensor] = {}
         self._sealed = False
+
+    def clear(self) -> None:
+        """Drops all graphs, before tensors get other addresses. Their shapes are captured anew."""
+        self._graphs.clear()
+        self._sealed = False
+        if isinstance(self._capture, CudaCapture):
+            self._capture.renew_pool()
 
     def __len__(self) -> int:
         return sum(graph is not None for graph in self._graphs.values())

@@ -25,8 +25,9 @@ from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.model import triton_support
 from service.model.transfer import PackedTables, to_device_async
 
-#: the tokens of a step of the kernel, and its warps
-_KERNEL_STEP, _WARPS = 2048, 8
+#: The kernel: tokens of a part, warps, and the programs of a launch: four for each multiprocessor of an H100. Results
+#: do not depend on the number of programs.
+_KERNEL_PART, _WARPS, _PROGRAMS = 2048, 8, 528
 
 #: constants of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014; Stafford's)
 _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -62,13 +63,13 @@ class TritonLogitsSampler:
     def __init__(self, mask_token_id: int) -> None:
         from service.engine.forward import sampling_kernels
 
-        self._kernel = sampling_kernels.sample
+        self._kernels = sampling_kernels
         self.mask_token_id, self.keeps_logits = mask_token_id, True
 
     def plan(self, batch: SamplingBatch, tables: PackedTables) -> SampleLogits:
         filtered = np.flatnonzero(batch.metadata.filtered[batch.row])
         min_logit = batch.metadata.min_logit[batch.row] if len(filtered) else None
-        params = tables.add(_kernel_params(batch, min_logit))
+        params = tables.add(self._params(batch, min_logit))
         ranked = filtered[batch.metadata.ranked[batch.row[filtered]]] if len(filtered) else filtered
         indices = tables.add(ranked) if len(ranked) else None
 
@@ -84,35 +85,49 @@ class TritonLogitsSampler:
     def _by_kernel(
         self, logits: Tensor, batch: SamplingBatch, params: Tensor, min_logit: NDArray[np.float32] | None
     ) -> tuple[Tensor, Tensor]:
-        """All positions, without top-k and top-p."""
+        """All positions, without top-k and top-p. The kernel counts finished programs in `params`."""
         count, width = logits.shape
+        parts = -(-width // _KERNEL_PART)
         out = torch.empty(count, 3, dtype=torch.float64, device=logits.device)
-        total = torch.empty(count, dtype=torch.float32, device=logits.device)
+        numbers = 1 + self._kernels.PART_NUMBERS * parts
+        work = torch.empty(count, numbers, dtype=torch.float32, device=logits.device)
         noise, min_p = bool(batch.random.any()), min_logit is not None and bool(min_logit.max() > -np.inf)
-        self._kernel[count,](
-            logits, params, out, total, width, logits.stride(0), self.mask_token_id,
-            STEP=_KERNEL_STEP, NOISE=noise, MIN_P=min_p, num_warps=_WARPS,
+        sizes = width, logits.stride(0), self.mask_token_id
+        grid = count, _num_programs(count, parts)
+        if min_p:
+            self._kernels.find_likeliest[grid](
+                logits, params, work, *sizes, PART=_KERNEL_PART, PARTS=parts, num_warps=_WARPS
+            )
+        self._kernels.sample[grid](
+            logits, params, work, out, *sizes, PART=_KERNEL_PART, PARTS=parts,
+            PARTS_PAD=1 << (parts - 1).bit_length(), NOISE=noise, MIN_P=min_p, num_warps=_WARPS,
         )  # fmt: skip
-        return out, total
+        return out, work[:, 0]
+
+    def _params(self, batch: SamplingBatch, min_logit: NDArray[np.float32] | None) -> NDArray[np.int32]:
+        """The kernel's parameters of each position, `[M, 6]`. `min_logit` `[M]`: as in `SamplingMetadata`."""
+        params = np.zeros((len(batch), self._kernels.NUM_PARAMS), np.int32)
+        params[:, 0] = batch.temperature.view(np.int32)
+        random = batch.random
+        params[:, 1] = random * self._kernels.NOISY
+        if random.any():
+            params[:, 2:4] = noise_keys(batch).astype(np.uint32).view(np.int32)
+        params[:, 4] = batch.token
+        if min_logit is not None:
+            params[:, 5] = min_logit.view(np.int32)
+        return params
+
+
+def _num_programs(count: int, parts: int) -> int:
+    """The programs of each of `count` positions, at most one for each part, about `_PROGRAMS` in all."""
+    parts_of_program = -(-parts // max(1, min(parts, _PROGRAMS // count)))
+    return -(-parts // parts_of_program)
 
 
 def logits_sampler_for(mask_token_id: int, device: torch.device, dtype: torch.dtype) -> LogitsSampler:
     """The kernel where Triton is available on CUDA, with any attention backend."""
     kind = TritonLogitsSampler if triton_support.use_triton(device, dtype) else TorchLogitsSampler
     return kind(mask_token_id)
-
-
-def _kernel_params(batch: SamplingBatch, min_logit: NDArray[np.float32] | None) -> NDArray[np.int32]:
-    """The kernel's parameters of each position, `[M, 6]`. `min_logit` `[M]`: as in `SamplingMetadata`."""
-    params = np.zeros((len(batch), 6), np.int32)
-    params[:, 0] = batch.temperature.view(np.int32)
-    params[:, 1] = random = batch.random
-    if random.any():
-        params[:, 2:4] = noise_keys(batch).astype(np.uint32).view(np.int32)
-    params[:, 4] = batch.token
-    if min_logit is not None:
-        params[:, 5] = min_logit.view(np.int32)
-    return params
 
 
 def apply_grammar_masks(logits: Tensor, batch: SamplingBatch, tokens: Tensor | None = None) -> None:

@@ -79,6 +79,12 @@ class ModelForward(Protocol):
     def pop_eager_forwards(self) -> int:
         """The number of forwards on CUDA since the last call that ran without a graph."""
 
+    def release_cache(self) -> None:
+        """Gives the memory of the KV cache and of CUDA graphs back. No forward may run before `restore_cache`."""
+
+    def restore_cache(self) -> None:
+        """Takes the memory of the KV cache again, all pages empty. OutOfMemory changes nothing."""
+
 
 class ShapePolicy(NamedTuple):
     """The shapes of all forwards. `min_rows`: their least number of rows. `fixed_shapes`: whether shapes are fixed."""
@@ -131,6 +137,14 @@ class LocalModelForward:
     def pop_eager_forwards(self) -> int:
         count, self._eager_forwards = self._eager_forwards, 0
         return count
+
+    def release_cache(self) -> None:
+        if self.graphs is not None:
+            self.graphs.clear()
+        self._cache.release()
+
+    def restore_cache(self) -> None:
+        self._cache.restore()
 
     def _inputs(self, rows: Sequence[Row]) -> HostInputs:
         return HostInputs(*tokens_and_positions(rows, self._mask), anchors_of(rows))

@@ -73,6 +73,12 @@ class ModelRunner(Protocol):
     def pop_eager_forwards(self) -> int:
         """The number of forwards on CUDA since the last call that ran without a CUDA graph."""
 
+    def release_cache(self) -> None:
+        """Gives the memory of the KV cache and of CUDA graphs back. No forward may run before `restore_cache`."""
+
+    def restore_cache(self) -> None:
+        """Takes the memory of the KV cache again, all pages empty. OutOfMemory changes nothing."""
+
 
 class CheckpointRunner:
     """The networks of a checkpoint over one paged KV cache. `num_candidates`: draft candidates a position, 0: none."""
@@ -141,6 +147,12 @@ class CheckpointRunner:
 
     def pop_eager_forwards(self) -> int:
         return self._model.pop_eager_forwards()
+
+    def release_cache(self) -> None:
+        self._model.release_cache()
+
+    def restore_cache(self) -> None:
+        self._model.restore_cache()
 
     def _compute_once(self, rows: Sequence[Row]) -> None:
         """A forward of each network over rows, unless it has its graph. A shape without memory is left out."""

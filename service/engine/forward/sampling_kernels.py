@@ -1,8 +1,9 @@
-"""A Triton kernel that samples a position's token, with its confidence and entropy. `logits_sampler.py` calls it.
+"""Triton kernels that sample a position's token, with its confidence and entropy. `logits_sampler.py` calls them.
 
-A program walks once over the logits of one position, as they are stored, and keeps for every lane a running maximum,
-sum of exponentials, and sum of these times the logits (online softmax): nothing as wide as the vocabulary is stored.
-Min-p is a share of the highest probability. If any position has it, tokens are chosen in a second walk.
+The vocabulary is divided into parts of PART tokens. A program reads some parts of one position's logits, as they are
+stored, and keeps a few numbers of each: nothing as wide as the vocabulary is stored. The last program of a position
+merges its parts, in order. So a position's numbers depend neither on other positions nor on the number of programs.
+Min-p is a share of the highest probability, which another kernel looks for first.
 Gumbel noise is the hash of `logits_sampler.py`, computed where it is added.
 """
 
@@ -13,6 +14,16 @@ import triton.language as tl
 
 #: below any logit, but finite: infinity less infinity is no number
 LOWEST = tl.constexpr(-1.0e30)
+#: the largest token, for a minimum over tokens
+_NO_TOKEN = tl.constexpr(2147483647)
+#: the numbers of a position in the table `params`
+NUM_PARAMS = 6
+#: In the second of them: this bit says whether noise is added. The bits below it count a position's finished programs.
+NOISY = 1 << 16
+#: the numbers of a part: the highest logit, the sum of exponentials below it, the sum of these times the logits, the
+#: best score, its token's bits, and the highest logit that may be chosen
+PART_NUMBERS = 6
+_PARAMS, _NOISY, _NUMBERS = tl.constexpr(NUM_PARAMS), tl.constexpr(NOISY), tl.constexpr(PART_NUMBERS)
 
 
 @triton.jit
@@ -26,97 +37,153 @@ def _mix(words):
 
 
 @triton.jit
-def _gumbel(tokens, first, second):
-    """Standard Gumbel noise of tokens, as `logits_sampler.gumbel` up to the logarithms' rounding."""
-    words = _mix(tokens.to(tl.uint32) * tl.full([1], 0x9E3779B1, tl.uint32) + first)
-    words = _mix(words ^ second)
+def gumbel(words):
+    """Standard Gumbel noise of uint32 words, as `logits_sampler.gumbel` up to the logarithms' rounding, in float32.
+
+    log(1 - share) is the logarithm of the rounded difference, less the rounded part: Triton has no log1p.
+    """
     share = (words.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2^-32
     share = tl.minimum(share, 0.999999940395355)  # 1 - 2^-24
-    return (-tl.log(-tl.log(1.0 - share.to(tl.float64)))).to(tl.float32)
+    rest = 1.0 - share
+    rounded = share - (1.0 - rest)
+    return -tl.log(rounded / rest - tl.log(rest))
 
 
 @triton.jit
-def _choose(best, chosen, token, possible, scaled, noisy, first, second, NOISE: tl.constexpr):
-    """The best scores and their tokens after another step of tokens, of which `possible` may be chosen."""
-    score = scaled
-    if NOISE:
-        score = score + tl.where(noisy, _gumbel(token, first, second), 0.0)
-    better = possible & (score > best)
-    return tl.where(better, score, best), tl.where(better, token, chosen)
+def _hashed(tokens, first, second):
+    """The words of tokens under a key of two words."""
+    words = _mix(tokens.to(tl.uint32) * tl.full([1], 0x9E3779B1, tl.uint32) + first)
+    return _mix(words ^ second)
 
 
 @triton.jit
-def _load_scaled(row, token, there, temperature):
-    """The logits of tokens over the temperature."""
-    scaled = tl.load(row + token, mask=there, other=0.0).to(tl.float32) / temperature
-    return tl.where(there, tl.maximum(scaled, LOWEST), LOWEST)
+def _scaled(values, temperature):
+    """Logits over the temperature. Greedy positions have the temperature 1."""
+    numbers = values.to(tl.float32)
+    if temperature != 1.0:
+        numbers = tl.div_rn(numbers, temperature)
+    return numbers
+
+
+@triton.jit
+def _load_part(row, V, part, temperature, PART: tl.constexpr):
+    """The tokens of a part, whether they exist, and their logits over the temperature."""
+    token = part * PART + tl.arange(0, PART)
+    there = token < V
+    scaled = _scaled(tl.load(row + token, mask=there, other=0.0), temperature)
+    return token, there, tl.where(there, tl.maximum(scaled, LOWEST), LOWEST)
+
+
+@triton.jit
+def _parts_of_program(PARTS):
+    """The first part of a program, and the end of its parts."""
+    count = tl.cdiv(PARTS, tl.num_programs(1))
+    first = tl.program_id(1) * count
+    return first, tl.minimum(first + count, PARTS)
+
+
+@triton.jit
+def find_likeliest(
+    logits,
+    params,
+    work,
+    V,
+    V_STRIDE,
+    MASK_TOKEN,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """The highest logit of each part that may be chosen. Grid and arguments are those of `sample`."""
+    index = tl.program_id(0).to(tl.int64)
+    row = logits + index * V_STRIDE
+    numbers = work + index * (1 + _NUMBERS * PARTS) + 1
+    temperature = tl.load(params + index * _PARAMS).to(tl.float32, bitcast=True)
+    first_part, end = _parts_of_program(PARTS)
+    for part in tl.range(first_part, end, num_stages=3):
+        token, there, scaled = _load_part(row, V, part, temperature, PART)
+        highest = tl.max(tl.where(there & (token != MASK_TOKEN), scaled, LOWEST), 0)
+        tl.store(numbers + (_NUMBERS - 1) * PARTS + part, highest)
 
 
 @triton.jit
 def sample(
     logits,  # [M, V], V_STRIDE numbers from row to row
-    params,  # [M, 6] int32: temperature's bits, whether noise is added, two words of the noise's key, token or -1,
+    params,  # [M, 6] int32: temperature's bits, noise and finished programs, two words of the noise's key, token or -1,
     #          the bits of min-p's logarithm
+    work,  # [M, 1 + 6 PARTS] float32: the logsumexp of the logits over the temperature, then the numbers of the parts
     out,  # [M, 3] float64: token, confidence, entropy
-    total_out,  # [M] float32: the logsumexp of the logits over the temperature
     V,
     V_STRIDE,
     MASK_TOKEN,
-    STEP: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_PAD: tl.constexpr,
     NOISE: tl.constexpr,
     MIN_P: tl.constexpr,
 ):
-    """Grid: positions."""
+    """Grid: positions, the programs of a position. With MIN_P `find_likeliest` has run."""
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * V_STRIDE
-    param = params + index * 6
+    param = params + index * _PARAMS
+    numbers = work + index * (1 + _NUMBERS * PARTS) + 1
+    lane = tl.arange(0, PARTS_PAD)
     temperature = tl.load(param).to(tl.float32, bitcast=True)
-    lane = tl.arange(0, STEP)
-    peak = tl.full([STEP], LOWEST, tl.float32)
-    total = tl.full([STEP], 0.0, tl.float32)
-    moment = tl.full([STEP], 0.0, tl.float32)
-    best = tl.full([STEP], LOWEST, tl.float32)
-    chosen = tl.full([STEP], 0, tl.int32)
-    likeliest = tl.full([STEP], LOWEST, tl.float32)
-    noisy = tl.load(param + 1) > 0
+    noisy = tl.load(param + 1) >= _NOISY
     first = tl.load(param + 2).to(tl.uint32, bitcast=True)
     second = tl.load(param + 3).to(tl.uint32, bitcast=True)
-    for start in range(0, V, STEP):
-        token = start + lane
-        there = token < V
-        scaled = _load_scaled(row, token, there, temperature)
-        higher = tl.maximum(peak, scaled)
-        part = tl.where(there, tl.exp(scaled - higher), 0.0)
-        shrink = tl.exp(peak - higher)
-        # the sum of exp(x - peak) (x - peak), carried over to the new peak
-        moment = (moment + total * (peak - higher)) * shrink + part * (scaled - higher)
-        total = total * shrink + part
-        peak = higher
+    if MIN_P:
+        likeliest = tl.load(numbers + (_NUMBERS - 1) * PARTS + lane, lane < PARTS, LOWEST)
+        least = tl.max(likeliest, 0) + tl.load(param + 5).to(tl.float32, bitcast=True)
+    first_part, end = _parts_of_program(PARTS)
+    for part in tl.range(first_part, end, num_stages=3):
+        token, there, scaled = _load_part(row, V, part, temperature, PART)
+        peak = tl.max(scaled, 0)
+        weight = tl.where(there, tl.exp(scaled - peak), 0.0)
         possible = there & (token != MASK_TOKEN)
         if MIN_P:
-            likeliest = tl.where(possible, tl.maximum(likeliest, scaled), likeliest)
-        else:
-            best, chosen = _choose(best, chosen, token, possible, scaled, noisy, first, second, NOISE)
-    if MIN_P:
-        least = tl.max(likeliest, 0) + tl.load(param + 5).to(tl.float32, bitcast=True)
-        for start in range(0, V, STEP):
-            token = start + lane
-            there = token < V
-            scaled = _load_scaled(row, token, there, temperature)
-            possible = there & (token != MASK_TOKEN) & (scaled >= least)
-            best, chosen = _choose(best, chosen, token, possible, scaled, noisy, first, second, NOISE)
-    highest = tl.max(peak, 0)
-    below = peak - highest
+            possible = possible & (scaled >= least)
+        score = scaled
+        if NOISE:  # noqa: SIM102 - this is decided by the compiler, the next by the position
+            if noisy:
+                score = score + gumbel(_hashed(token, first, second))
+        score = tl.where(possible, score, LOWEST)
+        best = tl.max(score, 0)
+        chosen = tl.min(tl.where(score == best, token, _NO_TOKEN), 0)
+        chosen = tl.where(best > LOWEST, chosen, 0)
+        tl.store(numbers + part, peak)
+        tl.store(numbers + PARTS + part, tl.sum(weight, 0))
+        tl.store(numbers + 2 * PARTS + part, tl.sum(weight * (scaled - peak), 0))
+        tl.store(numbers + 3 * PARTS + part, best)
+        tl.store(numbers + 4 * PARTS + part, chosen.to(tl.float32, bitcast=True))
+
+    tl.debug_barrier()
+    finished = tl.atomic_add(param + 1, 1, sem="acq_rel") % _NOISY
+    if finished == tl.num_programs(1) - 1:
+        tl.debug_barrier()
+        _merge(row, param, numbers, out + index * 3, temperature, lane, PARTS)
+
+
+@triton.jit
+def _merge(row, param, numbers, out, temperature, lane, PARTS: tl.constexpr):
+    """Merges the numbers of a position's parts. The first of equal scores wins."""
+    inside = lane < PARTS
+    peaks = tl.load(numbers + lane, inside, LOWEST)
+    totals = tl.load(numbers + PARTS + lane, inside, 0.0)
+    moments = tl.load(numbers + 2 * PARTS + lane, inside, 0.0)
+    bests = tl.load(numbers + 3 * PARTS + lane, inside, LOWEST)
+    tokens = tl.load(numbers + 4 * PARTS + lane, inside, 0.0).to(tl.int32, bitcast=True)
+    highest = tl.max(peaks, 0)
+    below = peaks - highest
     shrink = tl.exp(below)
-    all_total = tl.sum(total * shrink, 0)
-    all_moment = tl.sum((moment + total * below) * shrink, 0)
-    lse = highest + tl.log(all_total)
-    top = tl.max(best, 0)
-    token = tl.min(tl.where(best == top, chosen, 2147483647), 0)
+    total = tl.sum(totals * shrink, 0)
+    # the sum of exp(x - highest) (x - highest)
+    moment = tl.sum((moments + totals * below) * shrink, 0)
+    token = tl.min(tl.where(inside & (bests == tl.max(bests, 0)), tokens, _NO_TOKEN), 0)
     rescored = tl.load(param + 4)
     token = tl.where(rescored < 0, token, rescored)
-    value = tl.load(row + token).to(tl.float32) / temperature
-    tl.store(out + index * 3, token.to(tl.float64))
-    tl.store(out + index * 3 + 1, tl.exp(value - lse).to(tl.float64))
-    tl.store(out + index * 3 + 2, (tl.log(all_total) - all_moment / all_total).to(tl.float64))
-    tl.store(total_out + index, lse)
+    lse = highest + tl.log(total)
+    value = _scaled(tl.load(row + token), temperature)
+    tl.store(out, token.to(tl.float64))
+    tl.store(out + 1, tl.exp(value - lse).to(tl.float64))
+    tl.store(out + 2, (tl.log(total) - moment / total).to(tl.float64))
+    tl.store(numbers - 1, lse)

@@ -19,7 +19,12 @@ _LARGEST_UNIT = 64
 #: tokens before a row whose prefix is divided among several programs
 _LONG = 1024
 #: greedy, sampled, and filtered positions: each starts other kernels
-_SAMPLINGS = (SamplingParams(), SamplingParams(0.7), SamplingParams(0.7, 0.9, 20))
+_SAMPLINGS = (
+    SamplingParams(),
+    SamplingParams(0.7),
+    SamplingParams(0.7, min_p=0.1),
+    SamplingParams(0.7, 0.9, 20),
+)
 
 
 class WarmUpRows:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from service.errors import OutOfMemory
 from service.model.config import ModelConfig
+from service.model.device import give_back, is_out_of_memory
 
 if TYPE_CHECKING:
     from service.model.attention.tile_schedule import IntTable, ScheduleShape, TileSchedule
@@ -36,9 +38,26 @@ class PagedCache:
         self.block_size = config.block_size
         self.max_pages = max(1, min(num_pages, config.max_positions // config.block_size))
         self.heads_per_key = config.num_heads // config.num_kv_heads
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)
-        self.values = torch.zeros(shape, device=device, dtype=dtype)
-        self.layers = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
+        self._shape = torch.Size(shape)
+        self._take(torch.zeros(shape, device=device, dtype=dtype), torch.zeros(shape, device=device, dtype=dtype))
+
+    def release(self) -> None:
+        """Gives the memory back. All pages are lost. No forward may run before `restore`."""
+        self._take(self.keys.new_empty(0), self.values.new_empty(0))
+        give_back(self.keys.device)
+
+    def restore(self) -> None:
+        """Takes memory for all pages again, at other addresses. OutOfMemory changes nothing."""
+        try:
+            self._take(self.keys.new_zeros(self._shape), self.values.new_zeros(self._shape))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory("the device has no memory for the KV cache", retry_after=1.0) from None
+
+    def _take(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+        self.layers = list(zip(keys.unbind(), values.unbind(), strict=True))
 
     @staticmethod
     def bytes_per_page(config: ModelConfig, dtype: torch.dtype) -> int:

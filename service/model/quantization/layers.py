@@ -5,7 +5,8 @@ columns, as published files may have it.
 
 A product sums the activations' numbers times the 8-bit values, then scales. For few rows the CPU has a product of torch
 for int8. A GPU has a Triton kernel for both types (`triton_matmul.py`). Every other case widens the matrix first, which
-is right but slow. With 8-bit activations a product is torch's of whole numbers, on both devices.
+is right but slow. With 8-bit activations a product is one of whole numbers: the Triton kernel's, else torch's. Sums of
+whole numbers are exact, so both give the same result.
 """
 
 from __future__ import annotations
@@ -85,9 +86,11 @@ def _widened_e4m3(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 # --- layers ----------------------------------------------------------------------------------------
 
-#: rows of activations up to which a product reads 8-bit values, by device; for more, widening the matrix is faster
-_MAX_ROWS = {"cpu": 8, "cuda": 256}
-#: the fewest rows of a product of whole numbers by cuBLAS, and the divisor of its sizes
+#: Rows of activations up to which a product reads 8-bit values, by device; for more, widening the matrix is faster. On
+#: CUDA widening moves five bytes for each byte of the matrix. From some 1,000 rows on, cuBLAS should save more time
+#: than that takes; no GPU has measured it.
+_MAX_ROWS = {"cpu": 8, "cuda": 1024}
+#: without Triton: the fewest rows of a product of whole numbers by cuBLAS, and the divisor of its sizes
 _CUBLAS_ROWS, _CUBLAS_MULTIPLE = 32, 8
 #: a kernel's step along the columns lies within a group of them, so groups are multiples of this
 _KERNEL_GROUP = 16
@@ -144,15 +147,10 @@ class QuantizedExperts(_QuantizedLayer):
         return torch.cat([self.product(rows[start:stop], expert) for expert, start, stop in spans if stop > start])
 
     def _by_kernel(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """8-bit activations are whole numbers that bfloat16 holds."""
         from service.model.quantization import triton_matmul
 
         values = self.values.view(getattr(torch, self.scheme.dtype))
-        if not self.scheme.activations:
-            return triton_matmul.grouped_product(rows, values, self.scales, ends, rows.dtype)
-        numbers, scales = quantize_activations(rows, self.scheme)
-        sums = triton_matmul.grouped_product(numbers.bfloat16(), values, self.scales, ends, torch.float32)
-        return sums.mul_(scales).to(rows.dtype)
+        return triton_matmul.grouped_product(rows, values, self.scales, ends, whole=self.scheme.activations)
 
     def extra_repr(self) -> str:
         """For `print(model)`."""
@@ -177,17 +175,18 @@ def replace_layer(module: nn.Module, parameter: str, tensor: QuantizedTensor, sc
 
 def product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tensor:
     """rows `[M, K]` times one matrix, `[N, K]` -> `[M, N]`."""
-    device = rows.device.type
-    if scheme.activations and (device == "cpu" or all(size % _CUBLAS_MULTIPLE == 0 for size in tensor.values.shape)):
-        return _integer_product(rows, tensor, scheme)
+    device, activations = rows.device.type, scheme.activations
     few = len(rows) <= _MAX_ROWS.get(device, 0)
+    if device != "cpu" and (few or activations) and has_kernel(rows, tensor):
+        from service.model.quantization import triton_matmul
+
+        values = tensor.values.view(getattr(torch, scheme.dtype))
+        return triton_matmul.product(rows, values, tensor.scales, whole=activations)
+    if activations and (device == "cpu" or all(size % _CUBLAS_MULTIPLE == 0 for size in tensor.values.shape)):
+        return _integer_product(rows, tensor, scheme)
     if few and device == "cpu" and scheme.dtype == "int8" and tensor.groups == 1:
         scales = tensor.scales[:, 0]
         return torch._weight_int8pack_mm(rows.contiguous(), tensor.values, scales)  # noqa: SLF001 (no other name)
-    if few and has_kernel(rows, tensor):
-        from service.model.quantization import triton_matmul
-
-        return triton_matmul.product(rows, tensor.values.view(getattr(torch, scheme.dtype)), tensor.scales)
     if tensor.groups == 1:
         return F.linear(rows, tensor.numbers(scheme)) * tensor.scales[:, 0]
     return F.linear(rows, tensor.dequantized(scheme))
@@ -201,8 +200,9 @@ def quantize_activations(rows: Tensor, scheme: QuantScheme) -> tuple[Tensor, Ten
 
 def has_kernel(rows: Tensor, tensor: QuantizedTensor) -> bool:
     """Whether our Triton kernel takes such activations and matrices."""
-    group = tensor.values.shape[-1] // tensor.groups
-    return use_triton(rows.device, rows.dtype) and (tensor.groups == 1 or group % _KERNEL_GROUP == 0)
+    if not use_triton(rows.device, rows.dtype):
+        return False
+    return tensor.groups == 1 or tensor.values.shape[-1] // tensor.groups % _KERNEL_GROUP == 0
 
 
 def _integer_product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tensor:

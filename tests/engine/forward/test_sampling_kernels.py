@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from service.engine.forward import logits_sampler
+from service.engine.forward import logits_sampler, sampling_kernels
 from service.engine.forward.logits_sampler import (
     TorchLogitsSampler,
     TritonLogitsSampler,
@@ -35,7 +40,7 @@ samplings = st.builds(
 )
 
 
-#: width, dtype, what is asked of each row, tokens that the kernel reads at once, seed
+#: width, dtype, what is asked of each row, tokens of a program, seed
 drawn = (
     st.sampled_from([2, 7, 64, 500, 1024, 2500]),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
@@ -47,21 +52,21 @@ drawn = (
 
 @settings(max_examples=8)
 @given(*drawn)
-def test_token_confidence_and_entropy(device: str, width: int, dtype: torch.dtype, asked, step: int, seed: int) -> None:
-    assert_as_torch(device, width, dtype, asked, step, seed)
+def test_token_confidence_and_entropy(device: str, width: int, dtype: torch.dtype, asked, part: int, seed: int) -> None:
+    assert_as_torch(device, width, dtype, asked, part, seed)
 
 
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(*drawn)
 def test_many_tokens_confidences_and_entropies(
-    device: str, width: int, dtype: torch.dtype, asked, step: int, seed: int
+    device: str, width: int, dtype: torch.dtype, asked, part: int, seed: int
 ) -> None:
-    assert_as_torch(device, width, dtype, asked, step, seed)
+    assert_as_torch(device, width, dtype, asked, part, seed)
 
 
 def assert_as_torch(
-    device: str, width: int, dtype: torch.dtype, asked: list[tuple[SamplingParams, bool]], step: int, seed: int
+    device: str, width: int, dtype: torch.dtype, asked: list[tuple[SamplingParams, bool]], part: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     made = 4 * torch.randn(len(asked), width + 3, generator=generator)
@@ -77,7 +82,7 @@ def assert_as_torch(
         for number, (sampling, judged) in enumerate(asked)
     ))  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logits_sampler, "_KERNEL_STEP", step)
+        patch.setattr(logits_sampler, "_KERNEL_PART", part)
         found, weights = sample_by(TritonLogitsSampler(mask), logits, reads)
     wanted, _ = sample_by(TorchLogitsSampler(mask), logits.clone(), reads)
     assert found[:, 0].tolist() == wanted[:, 0].tolist()
@@ -85,6 +90,72 @@ def assert_as_torch(
     torch.testing.assert_close(found[:, 2], wanted[:, 2], rtol=2e-5, atol=2e-5)
     assert weights is not None
     torch.testing.assert_close(weights, apply_temperature(logits.float(), reads).logsumexp(-1), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_numbers_do_not_depend_on_the_number_of_programs(device: str, temperature: float) -> None:
+    """One program reads 16 parts, then 16 programs read a part each: equal to the bit, alone and beside others."""
+    logits = 4 * torch.randn(3, 1000, generator=torch.Generator().manual_seed(5)).to(device)
+    batch = batch_of(*(Position(SamplingParams(temperature, seed=seed, min_p=0.01)) for seed in range(3)))
+    results = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logits_sampler, "_KERNEL_PART", 64)
+        for programs in (1, 10, 48):
+            patch.setattr(logits_sampler, "_PROGRAMS", programs)
+            results.append(TritonLogitsSampler(0).sample(logits, batch))
+        alone, _ = TritonLogitsSampler(0).sample(logits[1:2], batch.select(np.array([1])))
+    assert all(torch.equal(results[0][0], values) for values, _ in results)
+    assert all(torch.equal(results[0][1], total) for _, total in results)
+    assert torch.equal(alone[0], results[0][0][1])
+
+
+@pytest.mark.parametrize(("count", "parts", "expected"), [(1, 75, 75), (16, 75, 25), (600, 75, 1), (4, 1, 1)])
+def test_programs_fill_the_device(count: int, parts: int, expected: int) -> None:
+    assert logits_sampler._num_programs(count, parts) == expected
+
+
+@triton.jit
+def _write_noise(words, out, COUNT: tl.constexpr):  # noqa: N803 - a constant of Triton
+    index = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
+    tl.store(out + index, sampling_kernels.gumbel(tl.load(words + index).to(tl.uint32, bitcast=True)))
+
+
+def words_of_all_shares(count: int) -> Iterator[np.ndarray]:
+    """Words in arrays of `count`, one for each float32 that a word becomes, but for the largest."""
+    for start in range(0, 1 << 24, count):
+        yield np.arange(start, start + count, dtype=np.uint32)
+    for shift in range(1, 9):
+        for start in range(1 << 23, 1 << 24, count):
+            yield np.arange(start, start + count, dtype=np.uint32) << np.uint32(shift)
+
+
+def largest_errors(device: str, words: np.ndarray) -> tuple[float, float]:
+    """The largest errors of the kernel's noise and of torch's, against the logarithms of float64."""
+    out = torch.empty(len(words), device=device)
+    count = min(len(words), 1 << 16)
+    _write_noise[len(words) // count,](torch.from_numpy(words.view(np.int32)).to(device), out, count)
+    share = (words.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+    share = torch.from_numpy(np.minimum(share, np.float32(1 - 2.0**-24)))
+    exact = -(-torch.log1p(-share.double())).log()
+    errors = [(noise.cpu().double() - exact).abs().max().item() for noise in (out, -(-torch.log1p(-share)).log())]
+    return errors[0], errors[1]
+
+
+def test_noise_in_float32_is_as_exact_as_torchs(device: str) -> None:
+    """The words of the least and the largest shares, and some between."""
+    ends = [np.concatenate([part[:8], part[-8:]]) for part in words_of_all_shares(1 << 21)]
+    words = np.concatenate([*ends, np.arange(2**32 - 128, 2**32).astype(np.uint32)])
+    kernel, reference = largest_errors(device, np.resize(words, 1 << 10))
+    assert 1e-8 < reference < 1.1e-6
+    assert kernel < 1.1e-6
+
+
+@pytest.mark.slow
+def test_noise_in_float32_is_as_exact_as_torchs_for_every_share(device: str) -> None:
+    errors = [largest_errors(device, words) for words in words_of_all_shares(1 << 20)]
+    kernel, reference = (max(values) for values in zip(*errors, strict=True))
+    assert kernel < 1.1e-6
+    assert reference < 1.1e-6
 
 
 def test_of_equal_logits_the_first_token_is_chosen(device: str) -> None:

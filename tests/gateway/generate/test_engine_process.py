@@ -24,7 +24,7 @@ from service.gateway.failover import FailoverPolicy
 from service.gateway.http.parse import RequestContext, parse_generate, to_replica_request
 from service.ipc import HUNG_S, LOOK_S
 from service.replica import remote as remote_module
-from service.replica.messages import AT_REPLICA, EngineAlive, StepOutputs
+from service.replica.messages import AT_REPLICA, EngineAlive, SetGeneration, StepOutputs
 from service.replica.metrics import ReplicaMetrics
 from service.replica.remote import EngineProcessClient, start_replica
 from service.replica.replica import Replica
@@ -292,6 +292,41 @@ class TestEnds:
         await eventually(lambda: not alive(engine.pid))
         assert "allowed are 0.5" in str(engine.failure)
         engine.close()
+
+    @pytest.mark.parametrize("level", [0, 2])
+    async def test_a_process_that_stands_is_not_taken_for_hung(self, settings: Settings, level: int) -> None:
+        """Its thread reports while a request waits. Requests go on afterwards, or move on if it is killed."""
+        engine = await start(settings)
+        whole = await blocks(engine, request())
+        await engine.set_generation(SetGeneration(True, level, False, (settings.model,)))
+        for name in ("b", "lost"):
+            waiting = asyncio.create_task(blocks(engine, request(name)))
+            await eventually(lambda: engine.state().num_waiting == 1)
+            for _ in range(3):
+                last = engine._last_step
+                await eventually(lambda: engine._last_step > last)  # noqa: B023 - called at once
+            assert (engine.failure, engine.state().paused, engine.state().sleep_level) == (None, True, level)
+            if name == "lost":
+                os.kill(engine.pid, signal.SIGKILL)
+                with pytest.raises(ReplicaLost):
+                    await waiting
+            else:
+                await engine.set_generation(SetGeneration(False, 0, False, (settings.model,)))
+                done = await waiting
+                assert [block.token_ids for block in done] == [block.token_ids for block in whole]
+                await eventually(lambda: not engine.state().paused)
+                await engine.set_generation(SetGeneration(True, level, False, (settings.model,)))
+        engine.close()
+
+    async def test_closing_ends_a_process_that_stands(self, settings: Settings) -> None:
+        engine = await start(settings)
+        await engine.set_generation(SetGeneration(True, 1, False, (settings.model,)))
+        waiting = asyncio.create_task(blocks(engine, request()))
+        await eventually(lambda: engine.state().num_waiting == 1)
+        engine.close()
+        with pytest.raises(ReplicaStopping):
+            await waiting
+        assert not alive(engine.pid)
 
     async def test_a_stopped_process_is_killed_and_its_requests_go_on_elsewhere(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch

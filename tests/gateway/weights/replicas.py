@@ -15,7 +15,17 @@ from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
 from service.replica.replica import Replica
 from service.settings import Settings
-from service.wire import Failure, Items, ReplicaRequest, Snapshot, Status, Weights, WeightUpdateResult
+from service.wire import (
+    Failure,
+    GenerationResult,
+    GenerationState,
+    Items,
+    ReplicaRequest,
+    Snapshot,
+    Status,
+    Weights,
+    WeightUpdateResult,
+)
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.helpers import client
 from tests.replicas import local_generator
@@ -101,6 +111,10 @@ class Replicas:
             status = generator.status()
             return WeightUpdateResult(status.replica, status.card.weights, 0.0, error)
         return await generator.update_weights(weights)
+
+    async def set_generation(self, state: GenerationState, *, wait: bool) -> list[GenerationResult]:
+        calls = (generator.set_generation(state, wait=wait) for generator in self.generators)
+        return await asyncio.gather(*calls)
 
     async def announce(self, weights: Weights) -> None:
         for ingress in self.ingresses:

@@ -16,8 +16,7 @@ from starlette.types import ASGIApp
 from service.decode.modes import Static
 from service.engine import Engine, GenerationRequest
 from service.errors import NotReady, OutOfMemory
-from service.gateway import failover
-from service.gateway import weights as updates
+from service.gateway import admin, failover
 from service.gateway.http.models import Models
 from service.gateway.ingress import Ingress
 from service.gateway.weights import KnownWeights, UpdateWeightsAnswer
@@ -246,7 +245,7 @@ async def test_a_replica_that_fails_is_named_and_answers_nothing(
     other: Path,
     answers: dict[Path, list[int]],
 ) -> None:
-    monkeypatch.setattr(updates, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(admin, "AGAIN_S", 0.01)
     replicas.refuses = {1: OutOfMemory("no memory for the new weights")}
     detail = await refused(http, 503, model=str(other))
     assert detail["code"] == "exchange_failed"
@@ -321,7 +320,7 @@ class Holding:
 
     @property
     def holds_for_weights(self) -> bool:
-        return self.replicas.generators[0]._engine._engine._change is not None
+        return self.replicas.generators[0]._engine._engine._task is not None
 
 
 def _held(settings: Settings, held: Held) -> Replica:
@@ -352,7 +351,7 @@ async def test_under_load_nothing_is_lost_and_nothing_is_mixed(
     change = one.send(WEIGHTS, {"model": str(other)})
     one.held.let(1)  # a step of the engine, which takes in all that came
     await eventually(
-        lambda: one.replicas.generators[0]._engine._engine._inbox.change is not None or one.holds_for_weights
+        lambda: one.replicas.generators[0]._engine._engine._inbox.task is not None or one.holds_for_weights
     )
     after = [one.send(GENERATE, REQUEST) for _ in range(3)]
     await eventually(lambda: one.replicas.generators[0].snapshot().in_flight == 6)
@@ -375,7 +374,7 @@ async def test_by_abort_whole_answers_begin_again_and_begun_streams_end(
     one.held.let(blocks)  # forwards: some blocks are there, and no answer is whole
     await one.held.holds(blocks + 1)
     change = one.send(WEIGHTS, {"model": str(other)})
-    await eventually(lambda: one.replicas.generators[0]._engine._engine._inbox.change is not None)
+    await eventually(lambda: one.replicas.generators[0]._engine._engine._inbox.task is not None)
     one.held.release()
     assert (await whole).json()["token_ids"] == answers[other]
     events = (await stream).text.strip().split("\n\n")

@@ -1,0 +1,89 @@
+"""The parts that the routes under /admin share: their key, their bodies, and changes that a replica has missed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ValidationError
+
+from service.admission.keys import KeyRing
+from service.errors import InvalidRequest, NotReady, Unauthorized
+from service.gateway.http.middleware import sent_key
+from service.gateway.http.openapi import OPERATION
+from service.gateway.http.parse import explain
+from service.settings import nearest
+from service.tracebacks import without_message
+from service.wire import GenerationResult, WeightUpdateResult
+
+_log = logging.getLogger(__name__)
+
+#: seconds between two attempts to give a replica a change that it has missed
+AGAIN_S = 2.0
+
+_Body = TypeVar("_Body", bound=BaseModel)
+Results = Sequence[WeightUpdateResult] | Sequence[GenerationResult]
+
+
+class CatchUp:
+    """Repeats a change in the background, for replicas that have missed it. `change`: gives it to all replicas.
+
+    `name`: the change, for the log.
+    """
+
+    def __init__(self, name: str, change: Callable[[], Awaitable[Results]]) -> None:
+        self._name, self._change = name, change
+        self._task: asyncio.Task[None] | None = None
+        self._due = 0.0
+
+    def begin(self) -> None:
+        """Begins an attempt, unless one is under way or has just been made."""
+        if self._task is None and time.monotonic() >= self._due:
+            self._task = asyncio.create_task(self._attempt())
+
+    async def _attempt(self) -> None:
+        try:
+            for result in await self._change():
+                if (error := result.error) is not None:
+                    _log.warning("a replica cannot take %s: %s: %s", self._name, result.replica, error.message)
+        except Exception as error:  # noqa: BLE001 - the next look at the replicas leads to the next attempt
+            _log.warning("the replicas cannot take %s", self._name, extra={"exception": without_message(error)})
+        finally:
+            self._task, self._due = None, time.monotonic() + AGAIN_S
+
+
+def failures_of(results: Results) -> list[str]:
+    """The replicas that failed, with their errors. NotReady if there is no result at all."""
+    if not results:
+        raise NotReady("no replica responds", retry_after=5.0)
+    return [f"{result.replica}: {result.error.message}" for result in results if result.error is not None]
+
+
+def admin_router(keys: KeyRing) -> APIRouter:
+    """A router without routes. They will need one of these keys."""
+
+    def authorize(request: Request) -> None:
+        key = sent_key(request.headers)
+        if keys.find(key) is None:
+            problem = "wrong" if key else "missing"
+            raise Unauthorized(f"the key of `admin_keys` is {problem}; send `Authorization: Bearer <key>`")
+
+    return APIRouter(prefix="/admin", tags=[OPERATION], dependencies=[Depends(authorize)])
+
+
+def parse_body(body: dict[str, Any], kind: type[_Body]) -> _Body:
+    """The typed body of a route. InvalidRequest names the wrong field."""
+    for name in body:
+        if name not in kind.model_fields:
+            raise InvalidRequest(f"{name[:80]!r} is not a field; {nearest(name, kind.model_fields)}", param=name)
+    for name, field in kind.model_fields.items():
+        if field.is_required() and name not in body:
+            raise InvalidRequest(f"{name} is missing", param=name)
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise explain(error.errors(include_url=False), kind) from None
