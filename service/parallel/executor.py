@@ -347,6 +347,12 @@ class DriverNetworks:
     def plan(self, network: Network, group: RowGroup, tables: PackedTables) -> PlannedForward:
         return _OnAllRanks(self._executor, self._local.plan(network, group, tables), network, group)
 
+    def release_cache(self) -> None:
+        self._executor.release_cache(self._local)
+
+    def restore_cache(self) -> None:
+        self._executor.restore_cache(self._local)
+
 
 class _OnAllRanks:
     """A `PlannedForward` that runs on all ranks. `local`: the part of rank 0."""
@@ -359,12 +365,6 @@ class _OnAllRanks:
 
     def run(self) -> Tensor:
         return self._executor.run(self._local, self._network, self._group)
-
-    def release_cache(self) -> None:
-        self._executor.release_cache(self._local)
-
-    def restore_cache(self) -> None:
-        self._executor.restore_cache(self._local)
 
 
 def _check(size: int, device: str) -> None:

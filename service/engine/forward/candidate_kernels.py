@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from service.engine.forward.sampling_kernels import LOWEST, _gumbel
+from service.engine.forward.sampling_kernels import LOWEST, gumbel, hashed
 
 #: the largest total probability of a position's candidates, so that the weight of all others is finite
 MOST_SHARE = tl.constexpr(1.0 - 2.0**-24)
@@ -112,7 +112,7 @@ def choose_candidate(
         noisy = tl.load(param + 1) > 0
         first = tl.load(param + 2).to(tl.uint32, bitcast=True)
         second = tl.load(param + 3).to(tl.uint32, bitcast=True)
-        score = score + tl.where(noisy, _gumbel(token, first, second), 0.0)
+        score = score + tl.where(noisy, gumbel(hashed(token, first, second)), 0.0)
     score = tl.where(there, score, 2.0 * LOWEST)
     best = tl.min(tl.where(score == tl.max(score, 0), lane, PAD), 0)
     chosen = lane == best
