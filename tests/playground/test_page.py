@@ -442,7 +442,7 @@ def test_the_keyboard_is_enough(visit: Visiting) -> None:
     assert one.answer()
     reached = set()
     one.page.focus("#theme")
-    for _ in range(40):
+    for _ in range(60):
         one.page.keyboard.press("Tab")
         reached.add(one.page.evaluate("document.activeElement.id || document.activeElement.className.split(' ')[0]"))
     assert {"prompt", "race", "run", "link", "cell", "slider", "play", "pace", "entry", "copy"} <= reached

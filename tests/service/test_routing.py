@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -29,10 +30,15 @@ def ended(client):
     return Counter(by_holder(client, "request_success_total"))
 
 
+def all_linked(visitor):
+    visitor.get("/health").raise_for_status()  # makes one of the ingresses ask for the replicas
+    return sample(visitor, "replicas_linked") == 4
+
+
 def test_the_turns_of_a_session_find_the_last_ones_pages(visitor, calm):
     """Through whichever of two ingresses. A new session that finds its home busy goes by load, and only one of them
     knows where: so every process has answered a question before the next turn, and knows that the last one is over."""
-    eventually(lambda: sample(visitor, "replicas_linked") == 4, "an ingress has no links")
+    eventually(partial(all_linked, visitor), "an ingress has no links")
     rng, before, hits = random.Random(5), routed(visitor), 0
     prompts = [rng.choices(range(500), k=80) for _ in range(SESSIONS)]
     for _ in range(TURNS):
@@ -49,11 +55,7 @@ def test_the_turns_of_a_session_find_the_last_ones_pages(visitor, calm):
 
 
 def test_both_ingresses_reach_both_replicas_by_links(visitor):
-    def all_linked():
-        visitor.get("/health").raise_for_status()  # makes one of the ingresses ask for the replicas
-        return sample(visitor, "replicas_linked") == 4
-
-    eventually(all_linked, "an ingress has no links")
+    eventually(partial(all_linked, visitor), "an ingress has no links")
 
 
 def test_what_has_the_same_cache_key_goes_to_the_same_replica(visitor, calm):
