@@ -102,8 +102,8 @@ def test_numbers_do_not_depend_on_the_number_of_programs(device: str, temperatur
         patch.setattr(logits_sampler, "_KERNEL_PART", 64)
         for programs in (1, 10, 48):
             patch.setattr(logits_sampler, "_PROGRAMS", programs)
-            results.append(TritonLogitsSampler(0).sample(logits, batch))
-        alone, _ = TritonLogitsSampler(0).sample(logits[1:2], batch.select(np.array([1])))
+            results.append(sample_by(TritonLogitsSampler(0), logits, batch))
+        alone, _ = sample_by(TritonLogitsSampler(0), logits[1:2], batch.select(np.array([1])))
     assert all(torch.equal(results[0][0], values) for values, _ in results)
     assert all(torch.equal(results[0][1], total) for _, total in results)
     assert torch.equal(alone[0], results[0][0][1])
