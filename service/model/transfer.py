@@ -1,45 +1,108 @@
-"""Asynchronous copies of small tables between host and device. They do not wait for the device's queued work."""
+"""Asynchronous copies of small tables between host and device. They do not wait for the device's queued work.
+
+A copy from ordinary memory would wait for that work. Pinned memory comes from torch's cache, which reuses a piece only
+when its copy is done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+#: Every table begins at a multiple of this number of bytes: a kernel is compiled for aligned tables or for others.
+_ALIGNMENT = 16
+
+
+class SentTable:
+    """A table of `PackedTables`. `tensor`: the table on the device, once it is sent. `start`: its first byte."""
+
+    __slots__ = ("host", "start", "tensor")
+    tensor: Tensor
+
+    def __init__(self, host: NDArray[np.generic], start: int) -> None:
+        self.host, self.start = host, start
+
+    def within(self, sent: Tensor, first: int = 0) -> Tensor:
+        """The table as a view of bytes on the device. `first`: the number of the first of these bytes."""
+        start = self.start - first
+        flat = sent[start : start + self.host.nbytes].view(getattr(torch, self.host.dtype.name))
+        return flat if self.host.ndim == 1 else flat.view(self.host.shape)
+
+
+class PackedTables:
+    """Host tables that one copy sends to a device. On a CPU they stay where they are."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.num_bytes = device, 0
+        self._tables: list[SentTable] = []
+
+    def add(self, table: NDArray[np.generic]) -> SentTable:
+        """Adds a dense table, which must not change until it is sent."""
+        sent = SentTable(table, self.num_bytes)
+        self._tables.append(sent)
+        self.num_bytes += -(-table.nbytes // _ALIGNMENT) * _ALIGNMENT
+        return sent
+
+    def send(self, target: Tensor | None = None, least: int = 0) -> None:
+        """Sends all tables. On CUDA the copy is queued behind the device's work.
+
+        `target` uint8 `[n]`: the tensor that they go to. The tables of the first `least` bytes go there and are read
+        there, so they get no tensor. If the target is too short for all, the other tables go to a new one.
+        """
+        if target is None and self._device.type == "cpu":
+            for table in self._tables:
+                table.tensor = torch.from_numpy(table.host)
+            return
+        packed = self._packed()
+        if target is None:
+            target = torch.empty(self.num_bytes, dtype=torch.uint8, device=self._device)
+        if self.num_bytes <= len(target):
+            target[: self.num_bytes].copy_(packed, non_blocking=True)
+            self._view(target, 0, least)
+        else:
+            target[:least].copy_(packed[:least], non_blocking=True)
+            self._view(packed[least:].to(self._device, non_blocking=True), least, least)
+
+    def _packed(self) -> Tensor:
+        """All tables in one piece of the host's memory, `[num_bytes]`."""
+        packed = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        memory = packed.numpy()
+        for table in self._tables:
+            memory[table.start : table.start + table.host.nbytes] = table.host.reshape(-1).view(np.uint8)
+        return packed
+
+    def _view(self, sent: Tensor, first: int, least: int) -> None:
+        """Sets the tensors of the tables from `least` on. `sent`: their bytes, from number `first` on."""
+        for table in self._tables:
+            if table.start >= least:
+                table.tensor = table.within(sent, first)
+
 
 def to_device_async(table: NDArray[np.generic] | Tensor, device: torch.device) -> Tensor:
-    """Copies a host table to a tensor on a device. On CUDA the copy is queued behind the device's work.
-
-    A copy from ordinary memory would wait for that work. Pinned memory comes from torch's cache, which reuses a piece
-    only when its copy is done.
-    """
+    """Copies a host table to a tensor on a device. On CUDA the copy is queued behind the device's work."""
     host = table if isinstance(table, Tensor) else torch.from_numpy(table)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
-def copy_to_device_async(table: NDArray[np.generic], target: Tensor) -> None:
-    """As `to_device_async`, into the beginning of a tensor `[n]` on the device."""
-    host = torch.from_numpy(table)
-    target[: len(host)].copy_(host.pin_memory() if target.device.type == "cuda" else host, non_blocking=True)
-
-
-def to_host_async(table: Tensor) -> Callable[[], Tensor]:
-    """Begins a copy to the host, queued behind the device's work. Calling the result waits for that work only.
+def to_host_async(tables: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    """Begins copies to the host, queued behind the device's work. Calling the result waits for that work only, once.
 
     Work that is queued later does not delay it.
     """
-    if table.device.type != "cuda":
-        return lambda: table
-    host = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
-    host.copy_(table, non_blocking=True)
+    if not tables or tables[0].device.type != "cuda":
+        return lambda: list(tables)
+    copies = [torch.empty(table.shape, dtype=table.dtype, pin_memory=True) for table in tables]
+    for host, table in zip(copies, tables, strict=True):
+        host.copy_(table, non_blocking=True)
     copied = torch.cuda.Event()
-    copied.record(torch.cuda.current_stream(table.device))
+    copied.record(torch.cuda.current_stream(tables[0].device))
 
-    def wait() -> Tensor:
+    def wait() -> list[Tensor]:
         copied.synchronize()
-        return host
+        return copies
 
     return wait

@@ -24,16 +24,24 @@ from typing import Self
 
 import torch
 from msgspec import structs
+from torch import Tensor
 
 from service.defaults import STEP_TIMEOUT_S
-from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, Network, OrderedHidden, ShapePolicy
+from service.engine.forward.model_forward import (
+    ExecutionConfig,
+    LocalModelForward,
+    Network,
+    PlannedForward,
+    ShapePolicy,
+)
 from service.engine.forward.partition import RowGroup
-from service.engine.forward.rows import anchors_of
+from service.engine.forward.rows import AnchorRows, anchors_of
 from service.errors import EngineFailed, MrpServeError, OutOfMemory, ReplicaLost, SettingsError
 from service.ipc import Channel, start_child
 from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve
 from service.model.config import Shard
 from service.model.device import DeviceMemory, memory_of
+from service.model.transfer import PackedTables
 from service.model.weight_update import apply_update, drop_weights, load_update, restore_weights
 from service.parallel import messages
 from service.parallel.process_group import ProcessGroup
@@ -245,18 +253,24 @@ class TensorParallelExecutor:
     ) -> DriverNetworks:
         """The networks over all parts of the checkpoint that was loaded last. They replace earlier ones.
 
-        Forwards are not captured as CUDA graphs.
+        All ranks capture CUDA graphs of the same shapes in the same order: their sums are nodes of the graphs.
         """
         if checkpoint is not self._checkpoint:
             raise AssertionError("the checkpoint is not the one that the ranks have loaded")
         for worker in self._workers:
-            worker.send(messages.OpenNetworks(num_pages, shapes, execution.attention))
-        local = LocalModelForward(checkpoint, num_pages, shapes, replace(execution, cuda_graphs=False))
+            worker.send(messages.OpenNetworks(num_pages, shapes, execution.attention, execution.cuda_graphs))
+        local = LocalModelForward(checkpoint, num_pages, shapes, replace(execution, agree=self._group.agree))
         self._answers(None)
         return DriverNetworks(self, local)
 
-    def forward(self, local: LocalModelForward, which: Network, group: RowGroup) -> OrderedHidden:
-        """A forward on all ranks. `local` computes the part of this one.
+    def seal(self) -> None:
+        """The other ranks capture nothing from now on."""
+        for worker in self._workers:
+            worker.send(messages.SealGraphs())
+        self._answers(None)
+
+    def run(self, local: PlannedForward, which: Network, group: RowGroup) -> Tensor:
+        """A forward on all ranks, `[R, L, H]`. `local`: the part of this one.
 
         Raises ReplicaLost if a rank is lost, EngineFailed if its part failed. No forward can follow then: the ranks may
         have got to different layers.
@@ -268,8 +282,11 @@ class TensorParallelExecutor:
             for worker in self._workers:
                 worker.send(message)
             if (anchors := anchors_of(group.members)) is not None:
-                self._group.broadcast(anchors)
-            return local.forward(which, group)
+                tables = PackedTables(torch.device(self._device(0)))
+                gathered = AnchorRows(anchors, tables)
+                tables.send()
+                self._group.broadcast(gathered.hidden())
+            return local.run()
         except BaseException as error:
             self._error = self._why(error)
             if isinstance(error, Exception):
@@ -317,20 +334,37 @@ class DriverNetworks:
     def num_pages(self) -> int:
         return self._local.num_pages
 
+    def seal(self) -> None:
+        self._executor.seal()
+        self._local.seal()
+
     def is_known(self, network: Network, group: RowGroup) -> bool:
         return self._local.is_known(network, group)
 
     def pop_eager_forwards(self) -> int:
         return self._local.pop_eager_forwards()
 
-    def forward(self, which: Network, group: RowGroup) -> OrderedHidden:
-        return self._executor.forward(self._local, which, group)
+    def plan(self, network: Network, group: RowGroup, tables: PackedTables) -> PlannedForward:
+        return _OnAllRanks(self._executor, self._local.plan(network, group, tables), network, group)
 
     def release_cache(self) -> None:
         self._executor.release_cache(self._local)
 
     def restore_cache(self) -> None:
         self._executor.restore_cache(self._local)
+
+
+class _OnAllRanks:
+    """A `PlannedForward` that runs on all ranks. `local`: the part of rank 0."""
+
+    def __init__(
+        self, executor: TensorParallelExecutor, local: PlannedForward, network: Network, group: RowGroup
+    ) -> None:
+        self._executor, self._local, self._network, self._group = executor, local, network, group
+        self.order = local.order
+
+    def run(self) -> Tensor:
+        return self._executor.run(self._local, self._network, self._group)
 
 
 def _check(size: int, device: str) -> None:

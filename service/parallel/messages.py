@@ -57,11 +57,15 @@ class ApplyShard(Data, frozen=True, tag=4):
 
 
 class OpenNetworks(Data, frozen=True, tag=5):
-    """Opens networks of the loaded checkpoint, with a cache of their own. Replaces earlier networks."""
+    """Opens networks of the loaded checkpoint, with a cache of their own. Replaces earlier networks.
+
+    The other fields are those of `ExecutionConfig`.
+    """
 
     num_pages: int
     shapes: ShapePolicy
     attention: str
+    cuda_graphs: bool
 
 
 class SentRow(NamedTuple):
@@ -109,7 +113,11 @@ class ForwardCommand(Data, frozen=True, tag=6):
         return RowGroup(rows, range(len(rows)), self.width)
 
 
-class SetMemory(Data, frozen=True, tag=7):
+class SealGraphs(Data, frozen=True, tag=7):
+    """Forwards are no longer captured as CUDA graphs: all ranks run the same shapes with and without one."""
+
+
+class SetMemory(Data, frozen=True, tag=8):
     """Gives the memory of a part back, or takes it again, without its numbers."""
 
     part: MemoryPart
@@ -133,7 +141,7 @@ class WorkerFailed(Data, frozen=True, tag=2):
 
 
 #: messages to a worker
-Command = Join | LoadCheckpoint | LoadShard | ApplyShard | OpenNetworks | ForwardCommand | SetMemory
+Command = Join | LoadCheckpoint | LoadShard | ApplyShard | OpenNetworks | ForwardCommand | SealGraphs | SetMemory
 
 
 def _dtype(name: Any) -> torch.dtype:

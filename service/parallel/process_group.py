@@ -33,7 +33,7 @@ class ProcessGroup:
             self._backend = _backend(store, join)
         # The order of a sum of two does not matter.
         self._in_order = join.ordered and join.size > 2
-        self._size = join.size
+        self._size, self._device = join.size, torch.device(join.device)
         self.all_reduce(torch.zeros(1, device=join.device))  # NCCL allocates its memory now, before it is planned
 
     def all_reduce(self, part: Tensor) -> Tensor:
@@ -50,6 +50,11 @@ class ProcessGroup:
         for other in parts[1:]:
             total = total + other
         return total
+
+    def agree(self, vote: bool) -> bool:
+        """Whether all ranks say yes. Waits for them."""
+        votes = torch.full((1,), float(vote), device=self._device)
+        return int(self.all_reduce(votes).item()) == self._size
 
     def broadcast(self, tensor: Tensor) -> None:
         """Copies rank 0's tensor into this one, on every rank."""

@@ -26,6 +26,7 @@ from service.errors import EngineFailed, MrpServeError, OutOfMemory
 from service.ipc import Channel
 from service.model import Checkpoint, load_checkpoint
 from service.model.device import memory_of
+from service.model.transfer import PackedTables
 from service.model.weight_update import apply_update, drop_weights, load_update, restore_weights
 from service.parallel import messages
 from service.parallel.process_group import ProcessGroup
@@ -62,6 +63,8 @@ class Worker:
                 return messages.WorkerReady(memory_of(self._device))
             case messages.ApplyShard():
                 self._apply_shard()
+            case messages.SealGraphs():
+                self._opened().seal()
             case messages.OpenNetworks():
                 self._open(command)
             case messages.SetMemory():
@@ -72,7 +75,7 @@ class Worker:
         if self._checkpoint is None:
             raise AssertionError("networks are to be opened before a checkpoint is loaded")
         self._networks = None  # its cache makes room for the next one
-        execution = ExecutionConfig(command.attention, cuda_graphs=False)
+        execution = ExecutionConfig(command.attention, command.cuda_graphs, agree=self._group.agree)
         self._networks = LocalModelForward(self._checkpoint, command.num_pages, command.shapes, execution)
 
     def _load_shard(self, command: messages.LoadShard) -> None:
@@ -115,9 +118,9 @@ class Worker:
 
     @torch.inference_mode()
     def _forward(self, command: messages.ForwardCommand) -> None:
-        if self._networks is None or self._checkpoint is None:
-            raise AssertionError("a forward is to be made before networks are open")
-        group = command.group
+        if self._checkpoint is None:
+            raise AssertionError("a forward is to be made before a checkpoint is loaded")
+        networks, group = self._opened(), command.group
         if command.which == "mrp":
             config = self._checkpoint.config
             shape = (len(group.members), config.block_size, config.hidden_size)
@@ -126,7 +129,12 @@ class Worker:
             states = ForwardOutput(anchors)
             rows = [row._replace(anchor=Anchor(states, index)) for index, row in enumerate(group.members)]
             group = type(group)(rows, group.indices, group.width)
-        self._networks.forward(command.which, group)
+        networks.plan(command.which, group, PackedTables(self._device)).run()
+
+    def _opened(self) -> LocalModelForward:
+        if self._networks is None:
+            raise AssertionError("networks are to be opened first")
+        return self._networks
 
 
 class _Process:

@@ -24,7 +24,7 @@ from service.engine.forward.runner import CheckpointRunner
 from service.model import LoadOptions, load_checkpoint
 from service.model.attention import attention_backend
 from service.model.weight_update import apply_update, load_update
-from tests.engine.forward.sampled import Position, batch_of
+from tests.engine.forward.sampled import Position, batch_of, sample_by
 from tests.model.attention_world import Kind, Shape, World
 from tests.other_weights import FIRST, other_weights
 
@@ -145,8 +145,8 @@ def test_what_the_kernel_reads_off_logits_is_what_torch_reads(width, dtype):
     samplings = [SamplingParams((0.0, 0.7, 1.2)[n % 3], (1.0, 0.8)[n % 2], seed=n) for n in range(96)]
     asked = (Position(sampling, n, n % 4, n if n % 5 == 4 else None) for n, sampling in enumerate(samplings))
     reads = batch_of(*asked)
-    found, weights = TritonLogitsSampler(width - 1).sample(logits, reads)
-    wanted, _ = TorchLogitsSampler(width - 1).sample(logits.clone(), reads)
+    found, weights = sample_by(TritonLogitsSampler(width - 1), logits, reads)
+    wanted, _ = sample_by(TorchLogitsSampler(width - 1), logits.clone(), reads)
     same = found[:, 0] == wanted[:, 0]
     assert same.sum() >= 94  # logarithms round differently, which may tip a sampled tie
     torch.testing.assert_close(found[same, 1], wanted[same, 1], rtol=1e-4, atol=1e-7)

@@ -51,6 +51,19 @@ for capability, noise in cases["vocabulary"]:
     compiled(kernels.find_likeliest, types, sizes, capability, num_warps=8)
 """
 
+CANDIDATES = """
+from service.engine.forward import candidate_kernels as kernels
+ints = dict.fromkeys(("STRIDE", "MASK_TOKEN", "H"), "i32")
+tensors = dict.fromkeys(("highest", "hidden", "head"), "*bf16") | dict.fromkeys(("table", "params"), "*i32")
+tensors |= dict.fromkeys(("tokens", "candidates"), "*i64") | {"out": "*fp64"}
+tensors |= dict.fromkeys(("totals", "weights", "logits", "other_weights"), "*fp32")
+for capability, noise in cases["candidates"]:
+    types = ints | tensors
+    compiled(kernels.keep_candidates, types, dict(C=32, PAD=64), capability)
+    compiled(kernels.candidate_logits, types | {"C": "i32"}, dict(TILE=8, STEP=512), capability)
+    compiled(kernels.choose_candidate, types, dict(C=32, PAD=32, NOISE=noise), capability)
+"""
+
 QUANTIZED = """
 from service.model.quantization import triton_matmul as kernels
 tables = dict(ends="*i32", M="i32", N="i32", K="i32", GROUP="i32", x_scales="*fp32", finished="*i32")
@@ -84,6 +97,7 @@ for capability, dtype, width, write in cases["layers"]:
 EVERY: dict[str, list[tuple[object, ...]]] = {
     "attention": [(90, "bf16", 4, 2, 16, 64, 4), (90, "fp32", 4, 2, 32, 16, 8), (80, "fp16", 4, 3, 64, 64, 4)],
     "vocabulary": [(90, True), (90, False), (80, True), (80, False)],
+    "candidates": [(90, True), (80, False)],
     "layers": [(90, "bf16", 128, True), (90, "bf16", 64, True), (90, "fp32", 128, False), (80, "fp16", 64, False)],
     "quantized": [
         (90, "*fp8e4nv", 16, 4, True, 0, False),
@@ -103,7 +117,16 @@ def test_kernels_compile_for_nvidia(cases: dict[str, list[tuple[object, ...]]], 
     if find_spec("triton") is None:
         pytest.skip("the package triton is not installed")
     # The compiler reads the kernels' source from files, so that the calls lie in a file, too.
-    program = [COMPILE, f"cases = {cases}\n", ATTENTION, VOCABULARY, QUANTIZED, LAYERS, 'print("compiled")\n']
+    program = [
+        COMPILE,
+        f"cases = {cases}\n",
+        ATTENTION,
+        VOCABULARY,
+        CANDIDATES,
+        QUANTIZED,
+        LAYERS,
+        'print("compiled")\n',
+    ]
     (tmp_path / "compiling.py").write_text("".join(program))
     root = Path(__file__).resolve().parents[2]
     environment = os.environ | {

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from service.decode.block import Block
 from service.decode.modes import Static
@@ -24,6 +25,7 @@ from service.errors import CheckpointError, EngineFailed, ReplicaLost, SettingsE
 from service.ipc import Channel, framed
 from service.messagepack import MessagePack
 from service.model import LoadOptions
+from service.model.transfer import PackedTables
 from service.parallel import TensorParallelExecutor, executor
 from service.parallel.messages import AT_DRIVER, AT_WORKER
 from tests.engine.helpers import FAIR
@@ -83,8 +85,9 @@ def test_a_rank_that_fails_says_why_and_the_team_ends() -> None:
         engine.step()
         networks = engine._executor._runner._model  # type: ignore[attr-defined]
         row = Row(Block((10**6, 1, 2, 3)), 0, [0], writes_kv=True)
+        forward = networks.plan("backbone", RowGroup([row], range(1)), PackedTables(torch.device("cpu")))
         with pytest.raises(EngineFailed, match=r"rank [01].* failed: IndexError"):
-            networks.forward("backbone", RowGroup([row], range(1)))
+            forward.run()
         with pytest.raises(EngineFailed):
             engine.step()
         assert "IndexError" in str(team.failure)

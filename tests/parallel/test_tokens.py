@@ -18,6 +18,7 @@ from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.errors import CheckpointError, OutOfMemory
 from service.model import LoadOptions, load_checkpoint
+from service.model.transfer import PackedTables
 from service.parallel import TensorParallelExecutor
 from tests.engine.helpers import FAIR
 from tests.engine.test_golden import NAMES, assert_golden, expected, requests
@@ -89,9 +90,10 @@ def test_drafts_are_lossless_where_each_rank_quantizes_its_part(pair: TensorPara
 
 def hidden_of(networks: Any, group: RowGroup) -> torch.Tensor:
     with torch.inference_mode():
-        order, states = networks.forward("backbone", group)
+        forward = networks.plan("backbone", group, PackedTables(torch.device("cpu")))
+        states = forward.run()
     back = torch.empty_like(states)
-    back[list(order)] = states
+    back[list(forward.order)] = states
     return back
 
 

@@ -92,6 +92,40 @@ def sample(grid: Any, logits: Tensor, params: Tensor, work: Tensor, out: Tensor,
     out[:, 2] = torch.special.entr(scaled.softmax(-1)).sum(-1).double()
 
 
+def keep_candidates(grid: Any, highest: Tensor, tokens: Tensor, table: Tensor, totals: Tensor, candidates: Tensor,
+                    weights: Tensor, stride: int, mask_token: int, *, C: int, **_: Any) -> None:  # fmt: skip
+    """The likeliest tokens without the mask token, and the weight of all others."""
+    possible = highest.float().masked_fill(tokens == mask_token, -torch.inf)
+    chosen = possible.topk(C).indices
+    candidates.copy_(tokens.gather(1, chosen))
+    rows, temperature = table[:, 0].long(), table[:, 1].contiguous().view(torch.float32)[:, None]
+    total = totals[rows]
+    share = (highest.float().gather(1, chosen) / temperature - total[:, None]).exp().sum(-1)
+    weights.copy_(total + torch.log1p(-share.clamp(max=1 - 2.0**-24)))
+
+
+def candidate_logits(grid: Any, hidden: Tensor, head: Tensor, candidates: Tensor, params: Tensor, logits: Tensor,
+                     *_: Any, **__: Any) -> None:  # fmt: skip
+    """The candidates' rows of the head over the hidden states of each position."""
+    slots, positions = params[:, 4].long(), params[:, 5].long()
+    logits.copy_(torch.einsum("mh,mch->mc", hidden[positions].float(), head[candidates[slots]].float()))
+
+
+def choose_candidate(grid: Any, logits: Tensor, candidates: Tensor, other_weights: Tensor, params: Tensor, out: Tensor,
+                     *, NOISE: bool, **_: Any) -> None:  # fmt: skip
+    """The candidate of each position, its confidence and entropy."""
+    scaled = logits / params[:, 0].contiguous().view(torch.float32)[:, None]
+    slots = params[:, 4].long()
+    total, tokens = torch.logaddexp(scaled.logsumexp(-1), other_weights[slots]), candidates[slots]
+    scores = scaled.clone()
+    noisy = (params[:, 1] > 0).nonzero()[:, 0]
+    if NOISE and len(noisy):
+        scores[noisy] += gumbel(params[noisy, 2:4].long() & 0xFFFFFFFF, tokens[noisy])
+    column = scores.argmax(-1, keepdim=True)
+    out[:, 0], out[:, 1] = tokens.gather(1, column)[:, 0].double(), (scaled.gather(1, column)[:, 0] - total).exp()
+    out[:, 2] = torch.special.entr(scaled.softmax(-1)).sum(-1).double()
+
+
 def sum_norm(grid: Any, x: Tensor, change: Tensor, weight: Tensor, out: Tensor, width: int, *,
              EPS: float, **_: Any) -> None:  # fmt: skip
     """The residual sum, which becomes `x`, and its norm."""
@@ -150,7 +184,7 @@ KERNELS: dict[str, Callable[..., None]] = {
     kernel.__name__: kernel
     for kernel in (
         *(attend, merge, write_kv, find_likeliest, sample, sum_norm, rotate_heads, silu_times),
-        *(quantize_rows, multiply),
+        *(quantize_rows, multiply, keep_candidates, candidate_logits, choose_candidate),
     )
 }
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from service.engine import Engine
-from service.engine.forward import graphs, logits_sampler, rows, sampler
+from service.engine.forward import graphs, sampler
 from service.model import layers
 from service.model.attention import triton
+from service.model.transfer import PackedTables
 from tests.tiny import GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, decode_golden, on_device, waits
 from tests.vcuda.device import VirtualDevice, WrongUse
@@ -37,61 +37,53 @@ def test_without_a_fault_nothing_is_noticed(device: VirtualDevice) -> None:
 def result_without_copy(patch: Patch) -> None:
     """A graph's own memory is its result, which the next replay overwrites."""
 
-    def run(self: Any, inputs: Any, work: Any) -> Tensor:
-        self._load(inputs, work)
+    def replay(self: Any, num_rows: int) -> Tensor:
         self._replay()
-        return self._result[: len(inputs.tokens)]
+        return self._result[:num_rows]
 
-    patch.setattr(graphs._Graph, "run", run)
+    patch.setattr(graphs._Graph, "replay", replay)
 
 
 def host_reads_early(patch: Patch) -> None:
     """The host reads a copy before it has arrived."""
 
-    def to_host(table: Tensor) -> Callable[[], Tensor]:
-        host = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
-        host.copy_(table, non_blocking=True)
-        return lambda: host
+    def to_host(tables: list[Tensor]) -> Callable[[], list[Tensor]]:
+        copies = [torch.empty(table.shape, dtype=table.dtype, pin_memory=True) for table in tables]
+        for host, table in zip(copies, tables, strict=True):
+            host.copy_(table, non_blocking=True)
+        return lambda: copies
 
     patch.setattr(sampler, "to_host_async", to_host)
 
 
 def pinned_buffer_used_again(patch: Patch) -> None:
     """One pinned buffer for all tables, filled again while its last copy is under way."""
-    buffer: list[Tensor] = []
+    buffer, pack = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True), PackedTables._packed
 
-    def to_device(table: np.ndarray, target: Tensor) -> None:
-        if not buffer:
-            buffer.append(torch.empty(1 << 20, dtype=torch.int32, pin_memory=True))
-        part = buffer[0][: len(table)]
-        part.copy_(torch.from_numpy(table))
-        target[: len(table)].copy_(part, non_blocking=True)
+    def packed(self: Any) -> Tensor:
+        part = buffer[: self.num_bytes]
+        part.copy_(pack(self))
+        return part
 
-    patch.setattr(triton, "copy_to_device_async", to_device)
+    patch.setattr(PackedTables, "_packed", packed)
 
 
 def tables_not_loaded(patch: Patch) -> None:
     """A graph keeps the attention's tables of its capture."""
-
-    def load(self: Any, schedule: Any) -> None:
-        if not hasattr(self, "loaded"):
-            self.loaded = True
-            triton.copy_to_device_async(triton._packed(schedule, self._tables.shape), self._tables.packed)
-
-    patch.setattr(triton.TritonGraphAttention, "load", load)
+    pack, packed = triton._packed, dict[Any, Any]()
+    patch.setattr(triton, "_packed", lambda schedule, shape: packed.setdefault(shape, pack(schedule, shape)))
 
 
 def work_in_a_capture_counts(patch: Patch) -> None:
     """The capture's result is used without a replay: nothing was computed."""
 
-    def run(self: Any, inputs: Any, work: Any) -> Tensor:
-        self._load(inputs, work)
+    def replay(self: Any, num_rows: int) -> Tensor:
         if hasattr(self, "replayed"):
             self._replay()
         self.replayed = True
-        return self._result[: len(inputs.tokens)].clone()
+        return self._result[:num_rows].clone()
 
-    patch.setattr(graphs._Graph, "run", run)
+    patch.setattr(graphs._Graph, "replay", replay)
 
 
 @pytest.mark.parametrize(
@@ -110,18 +102,27 @@ def test_wrong_numbers_are_noticed(device: VirtualDevice, monkeypatch: Patch, fa
 def pageable_sends(patch: Patch) -> str:
     """Tables are sent from ordinary memory."""
 
-    def to_device(table: Any, device: torch.device) -> Tensor:
-        host = table if isinstance(table, Tensor) else torch.from_numpy(table)
-        return host.to(device, non_blocking=True)
-
-    for module in (rows, sampler, logits_sampler):
-        patch.setattr(module, "to_device_async", to_device)
+    pack = PackedTables._packed
+    patch.setattr(PackedTables, "_packed", lambda self: pack(self).clone())
     return "pageable memory"
 
 
 def indices_on_the_host(patch: Patch) -> str:
-    """An index stays on the host."""
-    patch.setattr(sampler, "to_device_async", lambda table, _: torch.from_numpy(table))
+    """Hidden states are indexed by the host's table of the sampled positions."""
+    plan = sampler.Sampler._full
+
+    def full(self: Any, batch: Any, tables: Any, *others: Any) -> Callable[[Tensor], Tensor]:
+        first = len(tables._tables)
+        sample = plan(self, batch, tables, *others)
+        positions = tables._tables[first]
+
+        def sample_part(flat: Tensor) -> Tensor:
+            assert len(flat[torch.from_numpy(positions.host)]) == len(positions.host)
+            return sample(flat)
+
+        return sample_part
+
+    patch.setattr(sampler.Sampler, "_full", full)
     return "an index on the host"
 
 

@@ -1,9 +1,9 @@
 """Forwards that are captured once and replayed: a CUDA graph starts all kernels of a forward by one call of the host.
 
-A graph has fixed shapes and addresses. Rows are padded to the next size of a graph, inputs are copied to fixed
-buffers, and the attention's tables are loaded into fixed tables (`GraphCapable`). `warm_up.py` has all graphs captured
-before requests come; without it a graph is captured when its shape first comes. Padding rows see themselves and write
-to no page, and their output is dropped.
+A graph has fixed shapes and addresses. Rows are padded to the next size of a graph. One copy sends all tables of a
+forward to a fixed buffer, the inputs and the attention's table (`GraphCapable`) first. `warm_up.py` has all graphs
+captured before requests come; without it a graph is captured when its shape first comes. Padding rows see themselves
+and write to no page, and their output is dropped.
 """
 
 from __future__ import annotations
@@ -13,20 +13,30 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from service.engine.forward.rows import Anchor, AnchorRows
 from service.engine.memory_plan import GRAPH_ROWS
-from service.model.attention import GraphAttention, GraphCapable, RowKv
-from service.model.attention.tile_schedule import ScheduleShape, TileSchedule
+from service.model.attention import GraphCapable, RowKv
+from service.model.attention.tile_schedule import ScheduleShape
 from service.model.device import is_out_of_memory
 from service.model.layers import Attend
+from service.model.transfer import PackedTables, SentTable
 
 _log = logging.getLogger(__name__)
 
+_Number = TypeVar("_Number", np.int32, np.int64)
+
 #: Runs a function and makes it repeatable: -> a function that repeats it, and the tensor that then holds its result.
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+
+#: Bytes of a graph's buffer for the sampler's tables, for each position of a block. A longer table is sent separately.
+_POSITION_BYTES = 64
 
 
 class CaptureFailed(Exception):
@@ -46,14 +56,27 @@ class Inputs:
 NetworkCall = Callable[[Inputs, Attend], Tensor]
 
 
+#: a network, and the shape of its attention
+GraphKey = tuple[NetworkCall, ScheduleShape]
+
+
+class HostInputs(NamedTuple):
+    """The inputs of a network on the host: tokens and positions `[R, L]`, for MRP the anchors."""
+
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int64]
+    anchors: Sequence[Anchor] | None = None
+
+
 class CudaCapture:
     """A `Capture` by CUDA graphs, which share the memory of tensors that live only within a forward.
 
-    All captures use one stream: cuBLAS keeps a workspace for every stream on which it has run.
+    All captures use one stream: cuBLAS keeps a workspace for every stream on which it has run. `several_ranks`: whether
+    other ranks capture the same forward. Then a capture without memory is a failed one, which all ranks leave out.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, several_ranks: bool = False) -> None:
+        self._device, self._several_ranks = device, several_ranks
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
 
@@ -74,7 +97,7 @@ class CudaCapture:
                 result = function()
         except Exception as error:
             self._abandon(current)
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) and not self._several_ranks:
                 raise torch.OutOfMemoryError(str(error)) from error
             if isinstance(error, RuntimeError):
                 raise CaptureFailed(str(error)) from error
@@ -101,13 +124,22 @@ class Graphs:
     """The graphs of a runner's networks. `min_rows`: one more graph size besides `GRAPH_ROWS`.
 
     A shape whose capture failed runs without a graph; other shapes are captured all the same. Where memory ran out, the
-    shape is tried again when it comes again.
+    shape is tried again when it comes again. `agree`: whether all ranks say yes. Ranks capture in the same order. If
+    one of them fails, none keeps the graph: a graph's operations between ranks are as large as its padded rows.
     """
 
-    def __init__(self, attention: GraphCapable, capture: Capture, min_rows: int = 1) -> None:
-        self._attention, self._capture = attention, capture
+    def __init__(
+        self,
+        attention: GraphCapable,
+        capture: Capture,
+        device: torch.device,
+        min_rows: int = 1,
+        agree: Callable[[bool], bool] = bool,
+    ) -> None:
+        self._attention, self._capture, self._device, self._agree = attention, capture, device, agree
         self.sizes = sorted({*GRAPH_ROWS, min_rows})
-        self._graphs: dict[tuple[NetworkCall, ScheduleShape], _Graph | None] = {}
+        self._graphs: dict[GraphKey, _Graph | None] = {}
+        self._buffers: dict[int, Tensor] = {}
         self._sealed = False
 
     def clear(self) -> None:
@@ -136,55 +168,96 @@ class Graphs:
         """Captures nothing from now on. Shapes without a graph run without one."""
         self._sealed = True
 
-    def run(self, network: NetworkCall, rows: Sequence[RowKv], width: int | None, inputs: Inputs) -> Tensor | None:
-        """-> hidden states `[R, L, H]` of the rows, or None if there is no graph for them."""
+    def plan(
+        self, network: NetworkCall, rows: Sequence[RowKv], width: int | None, inputs: HostInputs, tables: PackedTables
+    ) -> GraphForward | None:
+        """A forward over rows by a graph, or None if there is no graph for them. Adds the graph's tables first."""
         size = self.size(len(rows))
         if size is None:
             return None
-        work = self._attention.plan(rows, width, size)
-        shape = self._attention.capacity(work, width)
-        graph = self._graphs.get((network, shape))
-        if graph is None and not self._sealed and (network, shape) not in self._graphs:
-            graph = _Graph(network, self._attention.for_graph(shape), size, inputs)
-            try:
-                graph.capture(inputs, work, self._capture)
-            except CaptureFailed as error:
-                graph = None
-                _log.warning("forwards of %d rows run without a CUDA graph; its capture failed: %s", size, error)
-            self._graphs[network, shape] = graph
-        return None if graph is None else graph.run(inputs, work)
+        schedule = self._attention.plan(rows, width, size)
+        key = network, self._attention.capacity(schedule, width)
+        if self._graphs.get(key) is None and (self._sealed or key in self._graphs):
+            return None
+        tokens, positions = tables.add(_padded(inputs.tokens, size)), tables.add(_padded(inputs.positions, size))
+        attention = tables.add(self._attention.packed(schedule, key[1]))
+        graph_bytes = tables.num_bytes
+        anchors = None if inputs.anchors is None else AnchorRows(inputs.anchors, tables)
+        return GraphForward(key, (tokens, positions, attention), len(rows), anchors, tables, graph_bytes)
+
+    def run(self, forward: GraphForward) -> Tensor | None:
+        """-> hidden states `[R, L, H]` of a planned forward. None if its capture fails."""
+        graph = self._graphs.get(forward.key)
+        if graph is None:
+            graph = self._made(forward)
+        graph.load(forward)
+        if forward.key not in self._graphs:
+            problem = graph.capture(self._capture)
+            if not self._agree(problem is None):
+                self._graphs[forward.key] = None
+                size, reason = len(forward.graph_tables[0].host), problem or "another rank has failed"
+                _log.warning("forwards of %d rows run without a CUDA graph; its capture failed: %s", size, reason)
+                return None
+            self._graphs[forward.key] = graph
+        return graph.replay(forward.num_rows)
+
+    def _made(self, forward: GraphForward) -> _Graph:
+        """A graph that is not captured yet. Graphs share buffers, since forwards run one after another."""
+        (network, shape), (tokens, positions, attention) = forward.key, forward.graph_tables
+        most = attention.start + 4 * self._attention.max_packed(shape) + _POSITION_BYTES * tokens.host.size
+        size = 1 << (most - 1).bit_length()
+        if size not in self._buffers:
+            self._buffers[size] = torch.zeros(size, dtype=torch.uint8, device=self._device)
+        buffer = self._buffers[size]
+        attend = self._attention.for_graph(shape, buffer[attention.start :].view(torch.int32))
+        like = None if forward.anchors is None else forward.anchors.like
+        anchors = None if like is None else like.new_zeros(len(tokens.host), *like.shape[1:])
+        return _Graph(network, attend, buffer, Inputs(tokens.within(buffer), positions.within(buffer), anchors))
+
+
+@dataclass(frozen=True, slots=True)
+class GraphForward:
+    """A planned forward of `num_rows` rows by a graph.
+
+    `graph_tables`: tokens, positions and attention, which are the first `graph_bytes` bytes of `tables`.
+    """
+
+    key: GraphKey
+    graph_tables: tuple[SentTable, SentTable, SentTable]
+    num_rows: int
+    anchors: AnchorRows | None
+    tables: PackedTables
+    graph_bytes: int
+
+
+def _padded(table: NDArray[_Number], size: int) -> NDArray[_Number]:
+    """A table with `size` rows, zeros behind its own."""
+    padded = np.zeros((size, *table.shape[1:]), table.dtype)
+    padded[: len(table)] = table
+    return padded
 
 
 class _Graph:
-    """One captured forward over `size` rows, and the buffers it reads."""
+    """One captured forward, and the tensors it reads. `inputs`, but for the anchors, are views of `buffer`."""
 
-    def __init__(self, network: NetworkCall, attend: GraphAttention, size: int, like: Inputs) -> None:
-        self._network, self._attend = network, attend
-        self._inputs = Inputs(
-            _buffer(like.tokens, size),
-            _buffer(like.positions, size),
-            None if like.anchors is None else _buffer(like.anchors, size),
-        )
+    def __init__(self, network: NetworkCall, attend: Attend, buffer: Tensor, inputs: Inputs) -> None:
+        self._network, self._attend, self._buffer, self._inputs = network, attend, buffer, inputs
 
-    def capture(self, first: Inputs, work: TileSchedule, capture: Capture) -> None:
-        """Captures with real inputs: capturing runs the forward, which writes the pages of final blocks."""
-        self._load(first, work)
-        self._replay, self._result = capture(lambda: self._network(self._inputs, self._attend))
+    def load(self, forward: GraphForward) -> None:
+        """Sends all tables, and sets the inputs. Capturing needs real ones: it runs the forward, which writes pages."""
+        forward.tables.send(self._buffer, forward.graph_bytes)
+        if forward.anchors is not None and self._inputs.anchors is not None:
+            forward.anchors.hidden(self._inputs.anchors[: forward.num_rows])
 
-    def run(self, inputs: Inputs, work: TileSchedule) -> Tensor:
-        """The forward over other inputs of the same shape. The next run does not overwrite the result."""
-        self._load(inputs, work)
+    def capture(self, capture: Capture) -> CaptureFailed | None:
+        """Captures the forward. Returns the error if that fails."""
+        try:
+            self._replay, self._result = capture(lambda: self._network(self._inputs, self._attend))
+        except CaptureFailed as error:
+            return error
+        return None
+
+    def replay(self, num_rows: int) -> Tensor:
+        """Runs the forward over the loaded inputs. The next run does not overwrite the result."""
         self._replay()
-        return self._result[: len(inputs.tokens)].clone()
-
-    def _load(self, inputs: Inputs, work: TileSchedule) -> None:
-        count = len(inputs.tokens)
-        self._inputs.tokens[:count].copy_(inputs.tokens)
-        self._inputs.positions[:count].copy_(inputs.positions)
-        if self._inputs.anchors is not None and inputs.anchors is not None:
-            self._inputs.anchors[:count].copy_(inputs.anchors)
-        self._attend.load(work)
-
-
-def _buffer(like: Tensor, size: int) -> Tensor:
-    return like.new_zeros(size, *like.shape[1:])
+        return self._result[:num_rows].clone()

@@ -12,6 +12,7 @@ positions with top-k or top-p are computed in torch's operations there, too: the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -20,9 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from service.engine.forward.rows import Candidates
-from service.engine.forward.sampling_batch import Integers, SamplingBatch, SamplingMetadata
+from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.model import triton_support
-from service.model.transfer import to_device_async
+from service.model.transfer import PackedTables, to_device_async
 
 #: The kernel: tokens of a part, warps, and the programs of a launch: four for each multiprocessor of an H100. Results
 #: do not depend on the number of programs.
@@ -32,14 +33,18 @@ _KERNEL_PART, _WARPS, _PROGRAMS = 2048, 8, 528
 _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
+#: logits `[M, V]` -> tokens, confidences, entropies (0 if not needed), `[M, 3]` float64; logsumexp `[M]` or None
+SampleLogits = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+
+
 class LogitsSampler(Protocol):
     """Samples tokens. `keeps_logits`: the logits are not changed, and their logsumexp is returned."""
 
     mask_token_id: int
     keeps_logits: bool
 
-    def sample(self, logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor | None]:
-        """logits `[M, V]` -> tokens, confidences, entropies (0 if not needed), `[M, 3]` float64; logsumexp or None."""
+    def plan(self, batch: SamplingBatch, tables: PackedTables) -> SampleLogits:
+        """Plans the sampling of positions. Its tables are sent before it samples."""
 
 
 class TorchLogitsSampler:
@@ -48,8 +53,8 @@ class TorchLogitsSampler:
     def __init__(self, mask_token_id: int) -> None:
         self.mask_token_id, self.keeps_logits = mask_token_id, False
 
-    def sample(self, logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor | None]:
-        return sample(logits, batch, self.mask_token_id), None
+    def plan(self, batch: SamplingBatch, tables: PackedTables) -> SampleLogits:  # noqa: ARG002
+        return lambda logits: (sample(logits, batch, self.mask_token_id), None)
 
 
 class TritonLogitsSampler:
@@ -61,11 +66,27 @@ class TritonLogitsSampler:
         self._kernels = sampling_kernels
         self.mask_token_id, self.keeps_logits = mask_token_id, True
 
-    def sample(self, logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor | None]:
-        count, width = logits.shape
+    def plan(self, batch: SamplingBatch, tables: PackedTables) -> SampleLogits:
         filtered = np.flatnonzero(batch.metadata.filtered[batch.row])
         min_logit = batch.metadata.min_logit[batch.row] if len(filtered) else None
-        params = to_device_async(self._params(batch, min_logit), logits.device)
+        params = tables.add(self._params(batch, min_logit))
+        ranked = filtered[batch.metadata.ranked[batch.row[filtered]]] if len(filtered) else filtered
+        indices = tables.add(ranked) if len(ranked) else None
+
+        def sample_logits(logits: Tensor) -> tuple[Tensor, Tensor | None]:
+            out, total = self._by_kernel(logits, batch, params.tensor, min_logit)
+            if indices is not None:
+                values = sample(logits[indices.tensor], batch.select(ranked), self.mask_token_id)
+                out.index_copy_(0, indices.tensor, values)
+            return out, total
+
+        return sample_logits
+
+    def _by_kernel(
+        self, logits: Tensor, batch: SamplingBatch, params: Tensor, min_logit: NDArray[np.float32] | None
+    ) -> tuple[Tensor, Tensor]:
+        """All positions, without top-k and top-p. The kernel counts finished programs in `params`."""
+        count, width = logits.shape
         parts = -(-width // _KERNEL_PART)
         out = torch.empty(count, 3, dtype=torch.float64, device=logits.device)
         numbers = 1 + self._kernels.PART_NUMBERS * parts
@@ -81,10 +102,6 @@ class TritonLogitsSampler:
             logits, params, work, out, *sizes, PART=_KERNEL_PART, PARTS=parts,
             PARTS_PAD=1 << (parts - 1).bit_length(), NOISE=noise, MIN_P=min_p, num_warps=_WARPS,
         )  # fmt: skip
-        ranked = filtered[batch.metadata.ranked[batch.row[filtered]]] if len(filtered) else filtered
-        if len(ranked):
-            indices = to_device_async(ranked, logits.device)
-            out.index_copy_(0, indices, sample(logits[indices], batch.select(ranked), self.mask_token_id))
         return out, work[:, 0]
 
     def _params(self, batch: SamplingBatch, min_logit: NDArray[np.float32] | None) -> NDArray[np.int32]:
@@ -123,13 +140,17 @@ def apply_grammar_masks(logits: Tensor, batch: SamplingBatch, tokens: Tensor | N
     leftmost = batch.leftmost()
     if not (masked := [(index, mask) for index, mask in masked if leftmost[index]]):
         return
-    rows = to_device_async(np.array([index for index, _ in masked]), logits.device)
-    words = to_device_async(np.stack([mask for _, mask in masked]), logits.device)
+    tables = PackedTables(logits.device)
+    rows, words = (
+        tables.add(np.array([index for index, _ in masked])),
+        tables.add(np.stack([mask for _, mask in masked])),
+    )
+    tables.send()
     bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    allowed = (words[:, :, None] >> bits & 1).flatten(1).bool()
+    allowed = (words.tensor[:, :, None] >> bits & 1).flatten(1).bool()
     width = logits.shape[-1]
-    allowed = allowed[:, :width] if tokens is None else allowed.gather(-1, tokens[rows])
-    logits.index_copy_(0, rows, logits[rows].masked_fill(~allowed, -torch.inf))
+    allowed = allowed[:, :width] if tokens is None else allowed.gather(-1, tokens[rows.tensor])
+    logits.index_copy_(0, rows.tensor, logits[rows.tensor].masked_fill(~allowed, -torch.inf))
 
 
 def apply_temperature(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -156,25 +177,32 @@ def choose_tokens(
     The mask token is never chosen. With `candidates` the logits are the candidates' logits `[M, C]`, without the mask
     token, and confidences count the weight of all other tokens. `logits` may be overwritten.
     """
-    scaled = apply_temperature(logits.float(), batch)
+    tables = PackedTables(logits.device)
+    temperature = None if (batch.temperature == 1.0).all() else tables.add(batch.temperature)
+    random = np.flatnonzero(batch.random)
+    filters = _Filters(batch, tables) if len(random) else None
+    noisy = tables.add(random) if len(random) else None
+    keys = tables.add(noise_keys(batch.select(random))) if len(random) else None
+    rescored = None if candidates is not None or batch.chosen.all() else tables.add(batch.token)
+    tables.send()
+    scaled = logits.float() if temperature is None else logits.float() / temperature.tensor[:, None]
     total = scaled.logsumexp(-1)
     if candidates is not None:
         total = torch.logaddexp(total, candidates.other_weight)
-    random = np.flatnonzero(batch.random)
-    scores = scaled.clone() if len(random) else scaled
+    scores = scaled if noisy is None else scaled.clone()
     if candidates is None:
         scores[:, mask_token_id] = -torch.inf
-    if len(random):
-        scores = _apply_filters(scores, batch)
-        scores = _add_noise(scores, batch, random, candidates.tokens if candidates else None)
+    if filters is not None:
+        filters.apply(scores)
+    if noisy is not None and keys is not None:
+        scores = _add_noise(scores, noisy.tensor, keys.tensor, candidates.tokens if candidates else None)
     columns = scores.argmax(-1)
     confidences = _probability(scaled, columns, total)
     if candidates is not None:
         return candidates.tokens.gather(-1, columns[:, None])[:, 0], confidences
-    if batch.chosen.all():
+    if rescored is None:
         return columns, confidences
-    rescored = to_device_async(batch.token, columns.device)
-    tokens = torch.where(rescored < 0, columns, rescored)
+    tokens = torch.where(rescored.tensor < 0, columns, rescored.tensor)
     return tokens, _probability(scaled, tokens, total)
 
 
@@ -189,42 +217,47 @@ def entropies(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return terms.sum(-1)
 
 
-def _apply_filters(scores: Tensor, batch: SamplingBatch) -> Tensor:
-    """Sets scores that min-p, then top-k, then top-p of the rest, exclude to -inf; ties at the border stay.
+class _Filters:
+    """Min-p, then top-k, then top-p of the rest, for the positions of a batch that have them."""
 
-    scores: `[M, V]`, in place.
-    """
-    filtered = np.flatnonzero(batch.metadata.filtered[batch.row])
-    if not len(filtered):
-        return scores
-    rows, indices = batch.row[filtered], to_device_async(filtered, scores.device)
-    part, min_logit = scores[indices], batch.metadata.min_logit[rows]
-    if min_logit.max() > -np.inf:
-        least = part.amax(-1, keepdim=True) + to_device_async(min_logit, scores.device)[:, None]
-        part = part.masked_fill_(part < least, -torch.inf)
-    scores[indices] = _apply_top_k_top_p(part, batch.metadata, rows)
-    return scores
+    def __init__(self, batch: SamplingBatch, tables: PackedTables) -> None:
+        metadata = batch.metadata
+        filtered = np.flatnonzero(metadata.filtered[batch.row])
+        rows, self._indices = batch.row[filtered], tables.add(filtered) if len(filtered) else None
+        min_logit = metadata.min_logit[rows]
+        self._min_logit = tables.add(min_logit) if (min_logit > -np.inf).any() else None
+        is_ranked, counts = bool(metadata.ranked[rows].any()), metadata.top_k[rows]
+        self._top_k = tables.add(np.where(counts > 0, counts, np.iinfo(np.int64).max)) if is_ranked else None
+        self._top_p = tables.add(metadata.top_p[rows]) if is_ranked else None
+
+    def apply(self, scores: Tensor) -> None:
+        """Sets excluded scores `[M, V]` to -inf, in place; ties at the border stay."""
+        if self._indices is None:
+            return
+        part = scores[self._indices.tensor]
+        if self._min_logit is not None:
+            least = part.amax(-1, keepdim=True) + self._min_logit.tensor[:, None]
+            part = part.masked_fill_(part < least, -torch.inf)
+        if self._top_k is not None and self._top_p is not None:
+            part = _apply_top_k_top_p(part, self._top_k.tensor, self._top_p.tensor)
+        scores[self._indices.tensor] = part
 
 
-def _apply_top_k_top_p(part: Tensor, metadata: SamplingMetadata, rows: Integers) -> Tensor:
-    """part `[N, V]` -> the scores that top-k and top-p leave, -inf for others. `rows` `[N]`: the positions' rows."""
-    vocabulary, device, counts = part.shape[-1], part.device, metadata.top_k[rows]
-    if not metadata.ranked[rows].any():
-        return part
+def _apply_top_k_top_p(part: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """part `[N, V]` -> the scores that top-k and top-p `[N]` leave, -inf for others."""
     ordered = part.sort(dim=-1, descending=True).values
-    top_k = to_device_async(np.where(counts > 0, np.minimum(counts, vocabulary), vocabulary), device)
-    top_p = to_device_async(metadata.top_p[rows], device)
-    outside = torch.arange(vocabulary, device=device) >= top_k[:, None]
+    outside = torch.arange(part.shape[-1], device=part.device) >= top_k[:, None]
     probabilities = ordered.masked_fill(outside, -torch.inf).softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
     border = ordered.masked_fill(outside | (before >= top_p[:, None]), torch.inf).amin(-1, keepdim=True)
     return part.masked_fill(part < border, -torch.inf)
 
 
-def _add_noise(scores: Tensor, batch: SamplingBatch, random: Integers, candidates: Tensor | None) -> Tensor:
-    """Adds Gumbel noise at temperatures above 0, `[M, V]`, or `[M, C]` for candidates, in place."""
-    keys = to_device_async(noise_keys(batch.select(random)), scores.device)
-    rows = to_device_async(random, scores.device)
+def _add_noise(scores: Tensor, rows: Tensor, keys: Tensor, candidates: Tensor | None) -> Tensor:
+    """Adds Gumbel noise to rows of scores `[M, V]`, or `[M, C]` for candidates, in place.
+
+    `keys` `[N, 2]`: the keys of the noise of these rows.
+    """
     tokens = torch.arange(scores.shape[-1], device=scores.device) if candidates is None else candidates[rows]
     return scores.index_add_(0, rows, gumbel(keys, tokens))
 

@@ -13,19 +13,47 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from service.engine.forward.graphs import Capture, CudaCapture, Graphs, Inputs, NetworkCall
+from service.engine.forward.graphs import (
+    Capture,
+    CudaCapture,
+    GraphForward,
+    Graphs,
+    HostInputs,
+    Inputs,
+    NetworkCall,
+)
 from service.engine.forward.partition import RowGroup
-from service.engine.forward.rows import Row, anchors_of, to_tensors
+from service.engine.forward.rows import AnchorRows, Row, anchors_of, tokens_and_positions
 from service.errors import SettingsError
-from service.model.attention import AUTO, AttentionBackend, GraphCapable, PagedCache, attention_backend
+from service.model.attention import (
+    AUTO,
+    AttentionBackend,
+    AttentionForward,
+    GraphCapable,
+    PagedCache,
+    attention_backend,
+)
 from service.model.checkpoint import Checkpoint
 from service.model.experts import waits_for_experts
 from service.model.layers import Attend
+from service.model.transfer import PackedTables
 
 #: one of a checkpoint's networks
 Network = Literal["backbone", "mrp"]
-#: the order in which rows were computed, and their hidden states `[R, L, H]`
-OrderedHidden = tuple[Sequence[int], Tensor]
+
+
+class PlannedForward(Protocol):
+    """A forward over a group of rows that is planned on the host."""
+
+    @property
+    def order(self) -> Sequence[int]:
+        """The order in which the group's rows are computed. Padding rows stay last."""
+
+    def run(self) -> Tensor:
+        """Sends all tables, and begins the forward. -> hidden states `[R, L, H]` in this order.
+
+        For MRP they are the next anchors.
+        """
 
 
 class ModelForward(Protocol):
@@ -35,15 +63,15 @@ class ModelForward(Protocol):
     def num_pages(self) -> int:
         """The pages of its KV cache."""
 
-    def forward(self, network: Network, group: RowGroup) -> OrderedHidden:
-        """The order in which the group's rows were computed, and their hidden states `[R, L, H]`.
-
-        For MRP the rows have anchors, and the hidden states are the next anchors. Padding rows stay last.
-        """
+    def plan(self, network: Network, group: RowGroup, tables: PackedTables) -> PlannedForward:
+        """Plans a forward over a group. Its tables come first in `tables`. For MRP the rows have anchors."""
 
     @property
     def graphs(self) -> Graphs | None:
         """The CUDA graphs of forwards. None if forwards are not captured."""
+
+    def seal(self) -> None:
+        """Captures nothing from now on."""
 
     def is_known(self, network: Network, group: RowGroup) -> bool:
         """Whether the group's shape has a CUDA graph, or can have none. False if forwards are not captured."""
@@ -83,15 +111,25 @@ class LocalModelForward:
     def num_pages(self) -> int:
         return self._cache.num_pages
 
-    def forward(self, network: Network, group: RowGroup) -> OrderedHidden:
+    def plan(self, network: Network, group: RowGroup, tables: PackedTables) -> PlannedForward:
         rows, width, call = group.members, group.width, self._networks[network]
         if self.graphs is not None:
-            states = self.graphs.run(call, rows, width, self._inputs(rows))
-            if states is not None:
-                return range(len(rows)), states
+            forward = self.graphs.plan(call, rows, width, self._inputs(rows), tables)
+            if forward is not None:
+                return _ByGraph(
+                    self.graphs, forward, lambda: self._eager(call, rows, width, PackedTables(self._device))
+                )
+        return self._eager(call, rows, width, tables)
+
+    def _eager(self, call: NetworkCall, rows: Sequence[Row], width: int | None, tables: PackedTables) -> _EagerForward:
+        """A forward without a graph."""
         self._eager_forwards += self._device.type == "cuda"
         attend = self._attention.prepare(rows, width)
-        return attend.order, call(self._inputs([rows[index] for index in attend.order]), attend)
+        return _EagerForward(call, attend, self._inputs([rows[index] for index in attend.order]), tables)
+
+    def seal(self) -> None:
+        if self.graphs is not None:
+            self.graphs.seal()
 
     def is_known(self, network: Network, group: RowGroup) -> bool:
         return self.graphs is not None and self.graphs.is_known(self._networks[network], group.members, group.width)
@@ -108,9 +146,8 @@ class LocalModelForward:
     def restore_cache(self) -> None:
         self._cache.restore()
 
-    def _inputs(self, rows: Sequence[Row]) -> Inputs:
-        tokens, positions = to_tensors(rows, self._mask, self._device)
-        return Inputs(tokens, positions, anchors_of(rows))
+    def _inputs(self, rows: Sequence[Row]) -> HostInputs:
+        return HostInputs(*tokens_and_positions(rows, self._mask), anchors_of(rows))
 
     def _backbone_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
         """-> hidden states `[R, L, H]`."""
@@ -126,19 +163,47 @@ class LocalModelForward:
         return hidden
 
 
+class _EagerForward:
+    """A `PlannedForward` without a graph."""
+
+    def __init__(self, call: NetworkCall, attend: AttentionForward, inputs: HostInputs, tables: PackedTables) -> None:
+        self._call, self._attend, self._tables, self.order = call, attend, tables, attend.order
+        self._tokens, self._positions = tables.add(inputs.tokens), tables.add(inputs.positions)
+        self._anchors = None if inputs.anchors is None else AnchorRows(inputs.anchors, tables)
+
+    def run(self) -> Tensor:
+        self._tables.send()
+        anchors = None if self._anchors is None else self._anchors.hidden()
+        return self._call(Inputs(self._tokens.tensor, self._positions.tensor, anchors), self._attend)
+
+
+class _ByGraph:
+    """A `PlannedForward` by a graph. `eager`: plans the same forward without one, in case the capture fails."""
+
+    def __init__(self, graphs: Graphs, forward: GraphForward, eager: Callable[[], PlannedForward]) -> None:
+        self._graphs, self._forward, self._eager = graphs, forward, eager
+        self.order = range(forward.num_rows)
+
+    def run(self) -> Tensor:
+        states = self._graphs.run(self._forward)
+        return self._eager().run() if states is None else states
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutionConfig:
     """The execution of the networks.
 
     `attention`: a backend's name (`service/model/attention/registry.py`). `cuda_graphs`: whether forwards are captured
     and replayed where that is possible. `capture`: captures a forward; None: CUDA graphs, on CUDA.
-    `networks`: makes the networks, with the arguments of `LocalModelForward`.
+    `networks`: makes the networks, with the arguments of `LocalModelForward`. `agree`: whether all ranks say yes; None:
+    there is one rank.
     """
 
     attention: str = AUTO
     cuda_graphs: bool = True
     capture: Capture | None = None
     networks: Callable[[Checkpoint, int, ShapePolicy, ExecutionConfig], ModelForward] = field(default=LocalModelForward)
+    agree: Callable[[bool], bool] | None = None
 
 
 def _graphs_for(
@@ -147,7 +212,10 @@ def _graphs_for(
     """The graphs. None if the device has none, the attention cannot be captured, or the configuration excludes them."""
     if execution is None:
         return None
-    capture = execution.capture or (CudaCapture(device) if device.type == "cuda" else None)
+    several_ranks = execution.agree is not None
+    capture = execution.capture
+    if capture is None and device.type == "cuda":
+        capture = CudaCapture(device, several_ranks=several_ranks)
     if capture is None or not execution.cuda_graphs or not isinstance(attention, GraphCapable):
         return None
-    return Graphs(attention, capture, min_rows)
+    return Graphs(attention, capture, device, min_rows, execution.agree or bool)

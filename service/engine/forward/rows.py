@@ -10,23 +10,22 @@ without a later row of MRP cost nothing more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, stack
+from torch import Tensor, index_select, stack
 
 from service.decode.block import MASKED, Block
 from service.engine.request import LogprobsRequest, SamplingParams
-from service.model.transfer import to_device_async
+from service.model.transfer import PackedTables
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Draft candidates: the tokens, int64 `[…, C]`, and `other_weight`, the weight of all other tokens, `[…]`.
+    """Draft candidates of positions: the tokens, int64 `[P, C]`, and `other_weight`, the weight of all others, `[P]`.
 
     The weight is the logsumexp of their logits over the request's temperature, the mask token's included.
     """
@@ -39,11 +38,13 @@ class Candidates:
 class ForwardOutput:
     """A forward's output that stays on the device for MRP. `hidden`: hidden states `[R, L, H]`.
 
-    `candidates`: draft candidates of every position, `[R, L, …]`, of the rows for which `has_candidates` `[R]` is true.
+    `candidates`: draft candidates. `slots` `[R, L]`: the index of a position's candidates in them, -1 for none.
+    `has_candidates` `[R]`: whether a row's masked positions have candidates.
     """
 
     hidden: Tensor
     candidates: Candidates | None = None
+    slots: NDArray[np.int64] | None = None
     has_candidates: NDArray[np.bool_] | None = None
 
 
@@ -106,27 +107,36 @@ class Row(NamedTuple):
     adjustments: tuple[LogitAdjustment, ...] = ()
 
 
-def to_tensors(rows: Sequence[Row], mask_token_id: int, device: torch.device) -> Sequence[Tensor]:
+def tokens_and_positions(rows: Sequence[Row], mask_token_id: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """The tokens and the positions of rows, `[R, L]` each."""
-    both = np.empty((2, len(rows), len(rows[0].state.tokens)), np.int64)
-    tokens, positions = both
-    tokens[:] = [row.state.tokens for row in rows]
+    tokens = np.array([row.state.tokens for row in rows], np.int32)
     tokens[tokens == MASKED] = mask_token_id
     block_size = tokens.shape[1]
-    positions[:] = np.array([row.index * block_size for row in rows])[:, None] + np.arange(block_size)
-    return to_device_async(both, device).unbind(0)
+    positions = np.array([row.index * block_size for row in rows])[:, None] + np.arange(block_size)
+    return tokens, positions
 
 
-def anchors_of(rows: Sequence[Row]) -> Tensor | None:
-    """The hidden states `[R, L, H]` of the anchors of MRP's rows. None if the rows are not MRP's."""
-    anchors = [row.anchor for row in rows if row.anchor is not None]
-    return gathered(anchors, lambda output: output.hidden) if anchors else None
+def anchors_of(rows: Sequence[Row]) -> list[Anchor] | None:
+    """The anchors of MRP's rows. None if the rows are not MRP's."""
+    return [row.anchor for row in rows if row.anchor is not None] or None
 
 
-def gathered(anchors: Sequence[Anchor], part: Callable[[ForwardOutput], Tensor]) -> Tensor:
-    """The anchors' rows of a tensor of their outputs, `[N, …]`: one operation if all anchors are of one forward."""
-    output = anchors[0].output
-    if any(anchor.output is not output for anchor in anchors):
-        return stack([part(anchor.output)[anchor.row] for anchor in anchors])
-    whole = part(output)
-    return whole.index_select(0, to_device_async(np.array([anchor.row for anchor in anchors]), whole.device))
+class AnchorRows:
+    """The hidden states of MRP's anchors, gathered on the device."""
+
+    def __init__(self, anchors: Sequence[Anchor], tables: PackedTables) -> None:
+        self._anchors = anchors
+        output = anchors[0].output
+        is_single = all(anchor.output is output for anchor in anchors)
+        self._rows = tables.add(np.array([anchor.row for anchor in anchors])) if is_single else None
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the type, device and last two sizes of `hidden`."""
+        return self._anchors[0].output.hidden
+
+    def hidden(self, out: Tensor | None = None) -> Tensor:
+        """The hidden states `[R, L, H]`, after the tables are sent: one operation if all anchors are of one forward."""
+        if self._rows is None:
+            return stack([anchor.hidden for anchor in self._anchors], out=out)
+        return index_select(self.like, 0, self._rows.tensor, out=out)

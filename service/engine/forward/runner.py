@@ -32,6 +32,7 @@ from service.model.attention import resolve_backend
 from service.model.checkpoint import Checkpoint
 from service.model.config import ModelConfig
 from service.model.device import free_bytes, is_out_of_memory, measure_peak
+from service.model.transfer import PackedTables
 
 _log = logging.getLogger(__name__)
 
@@ -123,8 +124,8 @@ class CheckpointRunner:
             for row, prediction in zip(rows, self.begin("backbone", rows)(), strict=True):
                 if "mrp" in self._networks:
                     self.begin("mrp", [row._replace(anchor=prediction.handle, rescore=(), logprobs=None)])()
+        self._model.seal()
         if graphs is not None:
-            graphs.seal()
             _log.info(
                 "captured %d CUDA graphs in %.1f s; they take %.0f MiB",
                 len(graphs),
@@ -171,14 +172,19 @@ class CheckpointRunner:
         """Does not wait for the device."""
         hidden: list[Tensor] = []
         order: list[int] = []
-        for group in self._partition.rows(rows):
-            computed, states = self._model.forward(network, group)
-            indices = [group.indices[i] for i in computed if i < len(group.indices)]
-            hidden.append(states[: len(indices)])
+        groups = self._partition.rows(rows)
+        for group in groups:
+            tables = PackedTables(self.device)
+            forward = self._model.plan(network, group, tables)
+            indices = [group.indices[i] for i in forward.order if i < len(group.indices)]
             order += indices
-        if order == list(range(len(rows))):
-            return self._sampler.begin(rows, join(hidden))
-        pending = self._sampler.begin([rows[index] for index in order], join(hidden))
+            if group is groups[-1]:  # the sampler's tables go with the last forward's
+                in_order = order == list(range(len(rows)))
+                sampling = self._sampler.plan(rows if in_order else [rows[index] for index in order], tables)
+            hidden.append(forward.run()[: len(indices)])
+        pending = sampling.begin(join(hidden))
+        if in_order:
+            return pending
         return lambda: [value for _, value in sorted(zip(order, pending(), strict=True), key=itemgetter(0))]
 
 

@@ -9,7 +9,7 @@ Knows tensors, rows and sampled positions; no requests, no modes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,24 +19,25 @@ from torch import Tensor
 
 from service.decode.block import Pick, PositionLogprobs, new_tuple
 from service.decode.policy import Prediction
+from service.engine.forward.draft_vocabulary import DraftVocabulary
 from service.engine.forward.logit_adjustments import adjust_logits
-from service.engine.forward.logits_sampler import LogitsSampler, apply_grammar_masks, apply_temperature, sample
+from service.engine.forward.logits_sampler import LogitsSampler, apply_grammar_masks
 from service.engine.forward.partition import BatchPartition, join
-from service.engine.forward.rows import Anchor, Candidates, ForwardOutput, Row, gathered
+from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.engine.request import LogprobsRequest
 from service.model.backbone import Backbone
-from service.model.transfer import to_device_async, to_host_async
+from service.model.transfer import PackedTables, to_host_async
 
-#: the largest total probability of a position's candidates, so that the weight of all others is finite
-_MOST_SHARE = 1.0 - 2.0**-24
+#: hidden states `[R * L, H]` -> tokens, confidences and entropies `[M, 3]` of some positions, float64, on the device
+_SamplePart = Callable[[Tensor], Tensor]
 
 
 class _Part(NamedTuple):
-    """Sampled positions: their indices, and token, confidence and entropy of each, `[M, 3]`, on the device."""
+    """The planned sampling of positions. `indices`: their indices in the batch. `sample` may add padding."""
 
     indices: Integers
-    values: Tensor
+    sample: _SamplePart
 
 
 class Sampler:
@@ -49,52 +50,92 @@ class Sampler:
         self._mask = logits_sampler.mask_token_id
         self._num_candidates = min(num_candidates, len(backbone.head) - 1)
 
-    def begin(self, rows: Sequence[Row], hidden: Tensor) -> Callable[[], list[Prediction]]:
-        """hidden `[R, L, H]`; only sampled positions get logits. Does not wait for the device."""
-        batch = SamplingBatch.from_rows(rows, hidden.shape[1])
-        drafts = DraftVocabulary.for_rows(rows, hidden, self._num_candidates)
-        flat, collector = hidden.flatten(0, 1), LogprobsCollector(batch, self._mask)
-        short = drafts.present[batch.row] if drafts is not None else np.zeros(len(batch), np.bool_)
-        parts = self._sampled(batch, np.flatnonzero(~short), lambda part: self._full(flat, part, drafts, collector))
-        if drafts is not None:
-            parts += self._sampled(batch, np.flatnonzero(short), lambda part: self._short(flat, part, drafts))
-        output = ForwardOutput(hidden) if drafts is None else drafts.output(hidden)
-        copied, logprobs = _begin_copy(parts), collector.begin()
-        return lambda: _predictions(batch, output, copied(), logprobs())
+    def plan(self, rows: Sequence[Row], tables: PackedTables) -> PlannedSampling:
+        """Plans the sampling of a forward's rows. Only sampled positions get logits."""
+        length = len(rows[0].state.tokens)
+        batch = SamplingBatch.from_rows(rows, length)
+        drafts = DraftVocabulary.for_rows(rows, length, self._num_candidates, self._mask)
+        collector = LogprobsCollector(batch, self._mask)
+        if drafts is None:
+            parts = [_Part(at, self._full(of, tables, None, collector)) for at, of in self._groups(batch, None)]
+            return PlannedSampling(batch, parts, None, collector)
+        short = drafts.present[batch.row]
+        full_groups = self._groups(batch, np.flatnonzero(~short))
+        parts = [_Part(at, self._full(of, tables, drafts, collector)) for at, of in full_groups]
+        head, kernels = self._backbone.head, self._logits_sampler.keeps_logits
+        for at, of in self._groups(batch, np.flatnonzero(short)):
+            parts.append(_Part(at, drafts.plan_sample(of, tables, head, kernels=kernels)))
+        return PlannedSampling(batch, parts, drafts, collector)
 
-    def _sampled(
-        self, batch: SamplingBatch, indices: Integers, sample_part: Callable[[SamplingBatch], Tensor]
-    ) -> list[_Part]:
-        """The positions at these indices, sampled on the device; one part, or none."""
-        if not len(indices):
-            return []
-        groups = self._partition.positions(batch.select(indices) if len(indices) < len(batch) else batch)
-        values = join([sample_part(group.members)[: len(group.indices)] for group in groups])
-        return [_Part(indices[np.concatenate([group.indices for group in groups])], values)]
+    def _groups(self, batch: SamplingBatch, indices: Integers | None) -> Iterator[tuple[Integers, SamplingBatch]]:
+        """The positions at these indices, or all, in the partition's groups, with their indices in the batch."""
+        if indices is None or len(indices) == len(batch):
+            groups = self._partition.positions(batch) if len(batch) else []
+            yield from ((group.indices, group.members) for group in groups)
+        elif len(indices):
+            groups = self._partition.positions(batch.select(indices))
+            yield from ((indices[group.indices], group.members) for group in groups)
 
     def _full(
-        self, flat: Tensor, batch: SamplingBatch, drafts: DraftVocabulary | None, collector: LogprobsCollector
-    ) -> Tensor:
-        """flat `[R * L, H]` -> tokens, confidences, entropies (0 if not needed), `[M, 3]`, float64. Fills `drafts`."""
-        positions = to_device_async(batch.flat, flat.device)
-        logits = self._backbone.logits(flat[positions])
-        apply_grammar_masks(logits, batch)
-        logits = adjust_logits(logits, batch, self._mask)
-        collector.add(logits, batch)
-        if not self._logits_sampler.keeps_logits and drafts is not None:
-            drafts.fill(batch, positions, logits, self._mask)
-        values, total = self._logits_sampler.sample(logits, batch)
-        if total is not None and drafts is not None:
-            drafts.fill(batch, positions, logits, self._mask, total)
-        return values
+        self,
+        batch: SamplingBatch,
+        tables: PackedTables,
+        drafts: DraftVocabulary | None,
+        collector: LogprobsCollector,
+    ) -> _SamplePart:
+        """Plans the sampling over the whole vocabulary. Fills `drafts` and `collector`."""
+        positions = tables.add(batch.flat.astype(np.int32))
+        sample, collect = self._logits_sampler.plan(batch, tables), collector.plan(batch, tables)
+        fill = None if drafts is None else drafts.plan_fill(batch, tables)
 
-    def _short(self, flat: Tensor, batch: SamplingBatch, drafts: DraftVocabulary) -> Tensor:
-        """As `_full`, over the draft candidates alone."""
-        positions = to_device_async(batch.flat, flat.device)
-        tokens = drafts.tokens[positions]
-        logits = torch.einsum("mh,mch->mc", flat[positions], self._backbone.head[tokens])
-        apply_grammar_masks(logits, batch, tokens)
-        return sample(logits, batch, self._mask, Candidates(tokens, drafts.other_weight[positions]))
+        def sample_part(flat: Tensor) -> Tensor:
+            logits = self._backbone.logits(flat.index_select(0, positions.tensor))
+            apply_grammar_masks(logits, batch)
+            logits = adjust_logits(logits, batch, self._mask)
+            if collect is not None:
+                collect(logits)
+            if fill is not None and not self._logits_sampler.keeps_logits:
+                fill(logits, None)
+            values, total = sample(logits)
+            if fill is not None and total is not None:
+                fill(logits, total)
+            return values
+
+        return sample_part
+
+
+class PlannedSampling:
+    """The planned sampling of a forward's rows. Its tables are sent before it begins."""
+
+    def __init__(
+        self,
+        batch: SamplingBatch,
+        parts: Sequence[_Part],
+        drafts: DraftVocabulary | None,
+        collector: LogprobsCollector,
+    ) -> None:
+        self._batch, self._parts, self._drafts, self._collector = batch, parts, drafts, collector
+
+    def begin(self, hidden: Tensor) -> Callable[[], list[Prediction]]:
+        """hidden `[R, L, H]`. Does not wait for the device. -> waits for it, and returns a Prediction for each row."""
+        flat = hidden.flatten(0, 1)
+        values = [part.sample(flat)[: len(part.indices)] for part in self._parts]
+        output = ForwardOutput(hidden) if self._drafts is None else self._drafts.output(hidden)
+        copied = to_host_async([join(parts) for parts in (values, self._collector.parts) if parts])
+
+        def predictions() -> list[Prediction]:
+            arrived = iter(copied())
+            table = self._in_order(next(arrived).numpy()) if values else np.empty((0, 3))
+            logprobs = self._collector.logprobs(next(arrived)) if self._collector.parts else {}
+            return _predictions(self._batch, output, table, logprobs)
+
+        return predictions
+
+    def _in_order(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The values `[M, 3]` of all parts in the batch's order."""
+        ordered = np.empty_like(values)
+        ordered[np.concatenate([part.indices for part in self._parts])] = values
+        return ordered
 
 
 def _predictions(
@@ -143,100 +184,11 @@ def _rescored(
     return rescored
 
 
-def _begin_copy(parts: Sequence[_Part]) -> Callable[[], NDArray[np.float64]]:
-    """Begins one copy of all values to the CPU. -> waits for it and returns them in the batch's order, `[M, 3]`."""
-    if not parts:
-        return lambda: np.empty((0, 3))
-    copied, indices = to_host_async(join([part.values for part in parts])), [part.indices for part in parts]
-
-    def in_order() -> NDArray[np.float64]:
-        values = copied().numpy()
-        ordered = np.empty_like(values)
-        ordered[np.concatenate(indices)] = values
-        return ordered
-
-    return in_order
-
-
-# --- draft vocabulary and log-probabilities --------------------------------------------------------
-
-
-class DraftVocabulary(NamedTuple):
-    """The draft candidates of every position of a forward, `[R * L, …]`.
-
-    `missing` `[R]`: whether a row's candidates are computed now. `present` `[R]`: whether the row already has them.
-    """
-
-    tokens: Tensor
-    other_weight: Tensor
-    missing: NDArray[np.bool_]
-    present: NDArray[np.bool_]
-
-    @classmethod
-    def for_rows(cls, rows: Sequence[Row], hidden: Tensor, num_candidates: int) -> DraftVocabulary | None:
-        """The candidates that rows already have, and space for missing candidates. None if no row drafts."""
-        anchors = {i: row.anchor for i, row in enumerate(rows) if row.drafts and row.anchor is not None}
-        anchors = {i: anchor for i, anchor in anchors.items() if anchor.has_candidates}
-        present = np.zeros(len(rows), np.bool_)
-        present[list(anchors)] = True
-        drafting = np.array([row.drafts for row in rows]) & bool(num_candidates)
-        if not (present.any() or drafting.any()):
-            return None
-        earlier = [_candidates(anchor.output) for anchor in anchors.values()]
-        width = earlier[0].tokens.shape[-1] if earlier else num_candidates
-        tokens = torch.zeros(*hidden.shape[:2], width, dtype=torch.long, device=hidden.device)
-        other_weight = torch.zeros(*hidden.shape[:2], device=hidden.device)
-        if anchors:
-            indices = to_device_async(np.array(list(anchors)), hidden.device)
-            tokens.index_copy_(0, indices, gathered(list(anchors.values()), lambda output: _candidates(output).tokens))
-            other_weight.index_copy_(
-                0, indices, gathered(list(anchors.values()), lambda output: _candidates(output).other_weight)
-            )
-        return cls(tokens.flatten(0, 1), other_weight.flatten(), drafting & ~present, present)
-
-    def output(self, hidden: Tensor) -> ForwardOutput:
-        """The forward's output with the candidates. `hidden`: `[R, L, H]`."""
-        shape = hidden.shape[:2]
-        candidates = Candidates(self.tokens.unflatten(0, shape), self.other_weight.unflatten(0, shape))
-        return ForwardOutput(hidden, candidates, self.missing | self.present)
-
-    def fill(
-        self, batch: SamplingBatch, flat: Tensor, logits: Tensor, mask_token_id: int, total: Tensor | None = None
-    ) -> None:
-        """Sets missing candidates to the top tokens of `logits` `[M, V]` of the positions `flat` `[M]`.
-
-        `total` `[M]`: the logits' logsumexp, with which no copy in float32 is needed.
-        """
-        missing = np.flatnonzero(self.missing[batch.row])
-        if not len(missing):
-            return
-        indices, selected = to_device_async(missing, logits.device), batch.select(missing)
-        scaled = logits[indices] if total is not None else apply_temperature(logits[indices].float(), selected)
-        possible = scaled.clone() if total is None else scaled
-        possible[:, mask_token_id] = -torch.inf
-        highest, tokens = possible.topk(self.tokens.shape[1], sorted=False)
-        self.tokens[flat[indices]] = tokens
-        if total is None:
-            other_weight = scaled.scatter(1, tokens, -torch.inf).logsumexp(-1)
-        else:
-            weight = total[indices]
-            share = (apply_temperature(highest.float(), selected) - weight[:, None]).exp().sum(-1)
-            other_weight = weight + torch.log1p(-share.clamp(max=_MOST_SHARE))
-        self.other_weight[flat[indices]] = other_weight
-
-
-def _candidates(output: ForwardOutput) -> Candidates:
-    if output.candidates is None:
-        raise AssertionError("a row is anchored on candidates of a forward that has none")
-    return output.candidates
-
-
 class LogprobsCollector:
     """Collects the log-probabilities that requests want: of a position's top tokens and of the tokens they name.
 
     They are of the full softmax of the adjusted logits at the request's temperature, over the tokens that a grammar
-    allows. The mask token is not among the top tokens. `add` gets the logits of each group of positions, then `begin`
-    copies the results.
+    allows. The mask token is not among the top tokens. `parts`: the results on the device, of each group of positions.
     """
 
     def __init__(self, batch: SamplingBatch, mask_token_id: int) -> None:
@@ -245,36 +197,42 @@ class LogprobsCollector:
         self._max_ids = max((len(request.token_ids) for request in self._requests.values()), default=0)
         self._mask = mask_token_id
         self._positions: list[tuple[int, LogprobsRequest]] = []
-        self._parts: list[Tensor] = []
+        self.parts: list[Tensor] = []
 
-    def add(self, logits: Tensor, batch: SamplingBatch) -> None:
-        """logits `[M, V]` of the positions, which are not changed."""
+    def plan(self, batch: SamplingBatch, tables: PackedTables) -> Callable[[Tensor], None] | None:
+        """Plans a group of positions. -> a function of their logits `[M, V]`, which it does not change; or None."""
         requests = batch.with_values(self._requests)
         if not requests:
-            return
+            return None
         indices = np.array([index for index, _ in requests])
         selected = batch.select(indices)
-        scores = apply_temperature(logits[to_device_async(indices, logits.device)].float(), selected).log_softmax(-1)
-        tokens = np.zeros((len(requests), self._max_ids), np.int64)
-        for row, (_, request) in zip(tokens, requests, strict=True):
+        ids = np.zeros((len(requests), self._max_ids), np.int64)
+        for row, (_, request) in zip(ids, requests, strict=True):
             row[: len(request.token_ids)] = request.token_ids
-        by_id = scores.gather(-1, to_device_async(tokens, logits.device))
-        scores[:, self._mask] = -torch.inf
-        highest, top = scores.topk(min(self._max_top, scores.shape[-1]))
-        self._parts.append(torch.cat([by_id.double(), highest.double(), top.double()], dim=1))
+        sent_indices, sent_ids = tables.add(indices), tables.add(ids)
+        temperature = tables.add(selected.temperature)
         self._positions += zip(selected.flat.tolist(), (request for _, request in requests), strict=True)
 
-    def begin(self) -> Callable[[], Mapping[int, PositionLogprobs]]:
-        """Begins the copy to the host. -> waits for it and returns the log-probabilities by `SamplingBatch.flat`."""
-        if not self._parts:
-            return dict
-        copied = to_host_async(join(self._parts))
-        return lambda: {
-            flat: self._logprobs(values, request)
-            for (flat, request), values in zip(self._positions, copied().tolist(), strict=True)
+        def collect(logits: Tensor) -> None:
+            scaled = logits[sent_indices.tensor].float()
+            if (selected.temperature != 1.0).any():
+                scaled = scaled / temperature.tensor[:, None]
+            scores = scaled.log_softmax(-1)
+            by_id = scores.gather(-1, sent_ids.tensor)
+            scores[:, self._mask] = -torch.inf
+            highest, top = scores.topk(min(self._max_top, scores.shape[-1]))
+            self.parts.append(torch.cat([by_id.double(), highest.double(), top.double()], dim=1))
+
+        return collect
+
+    def logprobs(self, results: Tensor) -> Mapping[int, PositionLogprobs]:
+        """The log-probabilities by `SamplingBatch.flat`. `results`: all parts on the host."""
+        return {
+            flat: self._position_logprobs(values, request)
+            for (flat, request), values in zip(self._positions, results.tolist(), strict=True)
         }
 
-    def _logprobs(self, values: list[float], request: LogprobsRequest) -> PositionLogprobs:
+    def _position_logprobs(self, values: list[float], request: LogprobsRequest) -> PositionLogprobs:
         by_id, top = values[: self._max_ids], values[self._max_ids :]
         count = len(top) // 2
         pairs = [(int(token), score) for score, token in zip(top[:count], top[count:], strict=True)]

@@ -50,7 +50,7 @@ def gumbel(words):
 
 
 @triton.jit
-def _hashed(tokens, first, second):
+def hashed(tokens, first, second):
     """The words of tokens under a key of two words."""
     words = _mix(tokens.to(tl.uint32) * tl.full([1], 0x9E3779B1, tl.uint32) + first)
     return _mix(words ^ second)
@@ -145,7 +145,7 @@ def sample(
         score = scaled
         if NOISE:  # noqa: SIM102 - this is decided by the compiler, the next by the position
             if noisy:
-                score = score + gumbel(_hashed(token, first, second))
+                score = score + gumbel(hashed(token, first, second))
         score = tl.where(possible, score, LOWEST)
         best = tl.max(score, 0)
         chosen = tl.min(tl.where(score == best, token, _NO_TOKEN), 0)

@@ -56,7 +56,8 @@ class WarmUpRows:
         yield [row._replace(logprobs=LogprobsRequest(1, (0,)))]
         yield [row._replace(pages=[*row.pages, self._num_pages], writes_kv=True)]  # a spare page
         if self._has_mrp:
-            yield [row._replace(drafts=True)]
+            for sampling in _SAMPLINGS[:2]:
+                yield [row._replace(sampling=sampling, drafts=True)]
 
     def largest(self, count: int) -> Iterator[list[Row]]:
         """The forwards of `count` rows that need the most memory, one greedy, one filtered."""

@@ -3,7 +3,6 @@
 from service.model.attention.interface import (
     AttentionBackend,
     AttentionForward,
-    GraphAttention,
     GraphCapable,
     PagedCache,
     RowKv,
@@ -15,7 +14,6 @@ __all__ = [
     "AUTO",
     "AttentionBackend",
     "AttentionForward",
-    "GraphAttention",
     "GraphCapable",
     "PagedCache",
     "RowKv",

@@ -18,7 +18,7 @@ from service.model.config import ModelConfig
 from service.model.device import give_back, is_out_of_memory
 
 if TYPE_CHECKING:
-    from service.model.attention.tile_schedule import ScheduleShape, TileSchedule
+    from service.model.attention.tile_schedule import IntTable, ScheduleShape, TileSchedule
 
 #: Pages that belong to no sequence. A backend may write keys there that only one forward reads.
 NUM_SPARE = 256
@@ -101,16 +101,6 @@ class AttentionForward(Protocol):
         """
 
 
-class GraphAttention(Protocol):
-    """The attention of all forwards of one shape. Its tables keep their addresses, as a CUDA graph needs it."""
-
-    def load(self, schedule: TileSchedule) -> None:
-        """Loads the tables of the next forward. Comes before the first call."""
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As `AttentionForward`. Rows keep the order of the schedule."""
-
-
 class AttentionBackend(Protocol):
     """Makes the attention of forwards over one cache."""
 
@@ -128,13 +118,22 @@ class AttentionBackend(Protocol):
 
 @runtime_checkable
 class GraphCapable(AttentionBackend, Protocol):
-    """A backend whose forwards can be captured in a CUDA graph: a schedule on the host, and tables that stay."""
+    """A backend whose forwards can be captured in a CUDA graph: it reads one packed table, whose address stays."""
 
     def plan(self, rows: Sequence[RowKv], width: int | None = None, num_rows: int | None = None) -> TileSchedule:
         """The schedule of a forward, padded to `num_rows` rows. Padding writes nothing."""
 
     def capacity(self, schedule: TileSchedule, width: int | None) -> ScheduleShape:
-        """The shape of a schedule. Schedules of one shape can be loaded into one `GraphAttention`."""
+        """The shape of a schedule. Forwards of one shape share a graph."""
 
-    def for_graph(self, shape: ScheduleShape) -> GraphAttention:
-        """The attention of all forwards of a shape."""
+    def packed(self, schedule: TileSchedule, shape: ScheduleShape) -> IntTable:
+        """The packed table of a forward, for the attention of its shape."""
+
+    def max_packed(self, shape: ScheduleShape) -> int:
+        """The most numbers of a packed table of a shape."""
+
+    def for_graph(self, shape: ScheduleShape, table: Tensor) -> AttentionForward:
+        """The attention of all forwards of a shape, in the order of their rows.
+
+        `table` int32: the tensor in which each forward finds its packed table.
+        """

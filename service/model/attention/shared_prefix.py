@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from service.model.attention.interface import RowKv
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixUnit:
+class PrefixUnit(NamedTuple):
     """Rows `first` to `first + num_rows - 1` of a forward. They read the first `base` of `pages`."""
 
     first: int
@@ -55,16 +55,18 @@ def batches(rows: Sequence[RowKv], limits: BatchLimits) -> list[list[PrefixUnit]
 def prefix_units(rows: Sequence[RowKv], max_rows: int) -> list[PrefixUnit]:
     """The longest possible units. A row joins if all blocks before it are in the unit or lie before the unit."""
     units: list[PrefixUnit] = []
-    first, final = 0, 0
-    for index, row in enumerate(rows):
-        head = rows[first]
-        follows = row.pages is head.pages and head.index <= row.index <= head.index + final
-        if index and not (follows and index - first < max_rows):
-            units.append(PrefixUnit(first, index - first, head.index, head.pages))
-            first, final = index, 0
-        final += row.writes_kv and row.index == rows[first].index + final
+    first, final, base = 0, 0, 0
+    pages: Sequence[int] = ()
+    for number, row in enumerate(rows):
+        index = row.index
+        if row.pages is not pages or not base <= index <= base + final or number - first >= max_rows:
+            if number:
+                units.append(PrefixUnit(first, number - first, base, pages))
+            first, final, base, pages = number, 0, index, row.pages
+        if row.writes_kv and index == base + final:
+            final += 1
     if rows:
-        units.append(PrefixUnit(first, len(rows) - first, rows[first].index, rows[first].pages))
+        units.append(PrefixUnit(first, len(rows) - first, base, pages))
     return units
 
 

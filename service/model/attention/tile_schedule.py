@@ -7,7 +7,7 @@ keeps more than one multiprocessor busy. Knows numbers only, no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
@@ -137,12 +137,12 @@ class PageTables:
         """The start of each unit's table, and the concatenated tables."""
         used, starts, tables = {}, [], []
         length = 0
-        for unit in units:
+        for _, _, base, pages in units:
             starts.append(length)
-            if unit.base:
-                entry = used[id(unit.pages)] = self._entry(unit.pages)
-                tables.append(entry[2][: unit.base])
-                length += unit.base
+            if base:
+                entry = used[id(pages)] = self._entry(pages)
+                tables.append(entry[2][:base])
+                length += base
         self._cached = used
         return starts, np.concatenate(tables) if tables else np.zeros(0, np.int32)
 
@@ -167,53 +167,63 @@ def schedule_tiles(
     if padding:
         units.append(PrefixUnit(len(rows), padding, 0, ()))
     starts, pages = tables.concatenated(units)
-    tiles = [
-        (unit, table, *span) for unit, table in zip(units, starts, strict=True) for span in _tiles(unit, tile, config)
-    ]
-    lengths = [unit.base * config.block for unit, *_ in tiles]
-    split = FIXED_SPLIT if width is not None else _split(lengths, config.programs)
-    items, merges = list[AttendItem](), list[MergeItem]()
-    num_parts = 0
-    for unit, table, first, stop in tiles:
-        spans = list(_spans(unit.base * config.block, split))
-        own_keys = unit.first * config.block, -(-stop // config.block) * config.block
-        for index, (start, end) in enumerate(spans):
-            own_span = own_keys if index == len(spans) - 1 else (0, 0)
-            part = num_parts + index if len(spans) > 1 else -1
-            items.append(AttendItem(first, stop - first, table, start, end, *own_span, part))
-        if len(spans) > 1:
-            merges.append(MergeItem(first, stop - first, num_parts, len(spans)))
-            num_parts += len(spans)
-    targets = [row.pages[row.index] if row.writes_kv else -1 for row in rows]
-    return TileSchedule(
-        range(len(rows)),
-        tile,
-        np.array(items, dtype=np.int32).reshape(-1, 8),
-        np.array(merges, dtype=np.int32).reshape(-1, 4),
-        num_parts,
-        np.array([row.index for row in rows] + [0] * padding, dtype=np.int32),
-        np.array([row.writes_kv for row in rows] + [0] * padding, dtype=np.int32),
-        np.array(targets + [-1] * padding, dtype=np.int32),
-        pages,
-    )
+    spans = [(first, first + num_rows, base, 0) for first, num_rows, base, _ in units]
+    table = np.array(spans, np.int32).reshape(-1, 4).T * config.block
+    table[3] = starts
+    items, merges, num_parts = _divided(table, tile, config, width)
+    indices, final, targets = np.zeros((3, len(rows) + padding), np.int32)
+    indices[: len(rows)] = [row.index for row in rows]
+    targets[:] = -1
+    for number, row in enumerate(rows):
+        if row.writes_kv:
+            final[number], targets[number] = 1, row.pages[row.index]
+    return TileSchedule(range(len(rows)), tile, items, merges, num_parts, indices, final, targets, pages)
 
 
-def _tiles(unit: PrefixUnit, tile: int, config: TileConfig) -> Iterator[tuple[int, int]]:
-    """The first and the end token of each tile. A tile that is larger than a row has whole rows."""
+def _divided(units: IntTable, tile: int, config: TileConfig, width: int | None) -> tuple[IntTable, IntTable, int]:
+    """The `AttendItem`s and `MergeItem`s as tables, and the number of partial results.
+
+    `units` `[4, U]`: the first and the end token of each unit, the tokens of its prefix, and the start of its pages. A
+    tile that is larger than a row has whole rows. A short prefix is one part, which may be empty.
+    """
     tokens = max(1, tile // config.group)
     tokens = tokens // config.block * config.block or tokens
-    end = (unit.first + unit.num_rows) * config.block
-    for first in range(unit.first * config.block, end, tokens):
-        yield first, min(first + tokens, end)
+    unit, number = _numbered(-(-(units[1] - units[0]) // tokens))
+    own_start, end, length, table = units[:, unit]
+    first = own_start + number * tokens
+    stop = np.minimum(first + tokens, end)
+    split = FIXED_SPLIT if width is not None else _split(int(length.sum()), config.programs)
+    counts = np.maximum(1, -(-length // split))
+    parts = np.where(counts > 1, counts, 0)
+    ends = parts.cumsum(dtype=np.int32)
+    tiles = np.empty((7, len(first)), np.int32)
+    tiles[0], tiles[1], tiles[2], tiles[3], tiles[4] = first, stop - first, table, own_start, length
+    tiles[5], tiles[6] = -(-stop // config.block) * config.block, ends - parts
+    index, number = _numbered(counts)
+    items = np.empty((len(index), 8), np.int32)
+    items[:, :3], (own_start, length, own_stop, part) = tiles[:3, index].T, tiles[3:, index]
+    start, several = number * split, parts[index]
+    stop = start + split
+    last = stop >= length
+    items[:, 3], items[:, 4] = start, np.minimum(stop, length)
+    items[:, 5], items[:, 6] = own_start * last, own_stop * last
+    items[:, 7] = np.where(several, part + number, -1)
+    merged = np.flatnonzero(parts)
+    merges = np.empty((len(merged), 4), np.int32)
+    if len(merged):
+        merges[:, :2], merges[:, 2], merges[:, 3] = tiles[:2, merged].T, tiles[6, merged], parts[merged]
+    return items, merges, int(ends[-1]) if len(ends) else 0
 
 
-def _split(lengths: Sequence[int], programs: int) -> int:
-    """The prefix tokens of one program, so that `programs` programs share all reads."""
-    fair = -(-sum(lengths) // max(1, programs))
+def _numbered(counts: IntTable) -> tuple[IntTable, IntTable]:
+    """Each index `i` repeated `counts[i]` times, and the numbers 0 to `counts[i] - 1` beside it."""
+    indices = np.arange(len(counts), dtype=np.int32).repeat(counts)
+    starts = counts.cumsum(dtype=np.int32) - counts
+    numbers: IntTable = np.arange(len(indices), dtype=np.int32) - starts[indices]
+    return indices, numbers
+
+
+def _split(tokens: int, programs: int) -> int:
+    """The prefix tokens of one program, so that `programs` programs share all `tokens` reads."""
+    fair = -(-tokens // max(1, programs))
     return max(MIN_SPLIT, -(-fair // MIN_SPLIT) * MIN_SPLIT)
-
-
-def _spans(length: int, split: int) -> Iterator[tuple[int, int]]:
-    """The parts of a prefix. A short prefix is one part, which may be empty."""
-    for start in range(0, max(length, 1), split):
-        yield start, min(start + split, length)

@@ -25,7 +25,7 @@ from service.model.attention.tile_schedule import (
     schedule_tiles,
 )
 from service.model.layer_ops import KvTargets, PagedAttend
-from service.model.transfer import copy_to_device_async, to_device_async
+from service.model.transfer import to_device_async
 from service.model.triton_support import triton_unavailable
 
 #: By the bytes of a number: queries of a program, keys of a step, warps. They fit a multiprocessor's registers (the
@@ -38,7 +38,7 @@ _PROGRAMS, _PROCESSORS = 2, 8
 class TritonBackend:
     """A `GraphCapable` backend. Schedules with equal numbers of rows and equal tiles have one capacity.
 
-    Graphs share buffers, since forwards run one after another.
+    Graphs share memory of partial results, since forwards run one after another.
     """
 
     def __init__(self, cache: PagedCache) -> None:
@@ -49,7 +49,6 @@ class TritonBackend:
         self.config = TileConfig(cache.block_size, cache.heads_per_key, _TILES[dtype.itemsize][0], programs)
         self._page_tables = PageTables()
         self._partials: dict[tuple[int, int], _PartialResults] = {}
-        self._buffers: dict[int, Tensor] = {}
 
     @staticmethod
     def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -70,14 +69,18 @@ class TritonBackend:
     def capacity(self, schedule: TileSchedule, width: int | None) -> ScheduleShape:
         return ScheduleShape.sufficient(len(schedule.indices), schedule.tile, width, self.config)
 
-    def for_graph(self, shape: ScheduleShape) -> TritonGraphAttention:
+    def packed(self, schedule: TileSchedule, shape: ScheduleShape) -> IntTable:
+        return _packed(schedule, shape)
+
+    def max_packed(self, shape: ScheduleShape) -> int:
+        return _table_ends(shape)[-1] + max(4, shape.rows * self._cache.max_pages)
+
+    def for_graph(self, shape: ScheduleShape, table: Tensor) -> TritonForward:
         key = (shape.tile, shape.parts)
         if key not in self._partials:
             self._partials[key] = _PartialResults(shape, self._cache)
-        size = _power(_table_ends(shape)[-1] + max(4, shape.rows * self._cache.max_pages))
-        if size not in self._buffers:
-            self._buffers[size] = torch.zeros(size, dtype=torch.int32, device=self._cache.keys.device)
-        return TritonGraphAttention(self._cache, _DeviceTables(self._buffers[size], shape), self._partials[key])
+        tables, order = _DeviceTables(table, shape), range(shape.rows)
+        return TritonForward(self._cache, tables, self._partials[key], order, writes=True)
 
 
 class _PartialResults:
@@ -95,7 +98,7 @@ class _DeviceTables:
     """The tables of a forward as views of one tensor, in the order of `_packed`."""
 
     def __init__(self, packed: Tensor, shape: ScheduleShape) -> None:
-        self.packed, self.shape = packed, shape
+        self.shape = shape
         ends = _table_ends(shape)
         self.items, self.merges, self.indices, self.final, self.targets = (
             packed[start:end] for start, end in zip([0, *ends], ends, strict=False)
@@ -181,16 +184,6 @@ class TritonForward(PagedAttend):
                 out, tables.merges, partials.out, partials.lse, **self._head_sizes, **self._tile_sizes
             )
         return out.flatten(2)
-
-
-class TritonGraphAttention(TritonForward):
-    """A `GraphAttention`: the attention of forwards of one shape."""
-
-    def __init__(self, cache: PagedCache, tables: _DeviceTables, partials: _PartialResults) -> None:
-        super().__init__(cache, tables, partials, range(tables.shape.rows), writes=True)
-
-    def load(self, schedule: TileSchedule) -> None:
-        copy_to_device_async(_packed(schedule, self._tables.shape), self._tables.packed)
 
 
 def _tokens(rows: Tensor) -> Tensor:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from service.decode.block import MASKED, Block
 from service.engine import Engine, EngineConfig, EngineDeps
-from service.engine.forward.graphs import Capture, CaptureFailed, Graphs, Inputs
+from service.engine.forward.graphs import Capture, CaptureFailed, Graphs, HostInputs, Inputs
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.partition import BatchPartition, FixedShapes, fixed_shapes_for
-from service.engine.forward.rows import Row
+from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.memory_plan import GRAPH_ROWS
 from service.engine.request import SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.attention import attention_backend
+from service.model.transfer import PackedTables
 from tests.engine.test_golden import assert_golden
 from tests.engine.test_golden_triton import NAME, short
 from tests.model.attention_world import Kind, Shape, World
@@ -61,11 +64,15 @@ class Plans:
     def capacity(self, work: Any, width: int | None) -> Any:
         return work[0], width
 
-    def for_graph(self, capacity: Any) -> Plans:
-        return self
-
-    def load(self, work: Any) -> None:
+    def packed(self, work: Any, capacity: Any) -> Any:
         self.loaded.append(work)
+        return np.array([*work[1], 0, 0, 0, 0], np.int32)
+
+    def max_packed(self, capacity: Any) -> int:
+        return int(capacity[0]) + 4
+
+    def for_graph(self, capacity: Any, table: Tensor) -> Tensor:
+        return table
 
 
 def doubled(inputs: Inputs, attend: Any) -> Tensor:
@@ -73,32 +80,46 @@ def doubled(inputs: Inputs, attend: Any) -> Tensor:
     return states if inputs.anchors is None else states + inputs.anchors
 
 
-def inputs(rows: int, *, anchored: bool = False) -> Inputs:
+def inputs(rows: int) -> Inputs:
     tokens = torch.arange(1, rows * 4 + 1).view(rows, 4)
-    return Inputs(tokens, tokens + 100, torch.full((rows, 4, 2), 0.5, dtype=torch.float64) if anchored else None)
+    return Inputs(tokens, tokens + 100)
+
+
+def made(attention: Any, capture: Any, **options: Any) -> Graphs:
+    return Graphs(attention, capture, torch.device("cpu"), **options)
+
+
+def run(graphs: Graphs, rows: int, width: int | None = None, *, anchored: bool = False, network: Any = doubled) -> Any:
+    """The hidden states of a forward by a graph, or None without one."""
+    tokens, positions, _ = (None if table is None else table.numpy() for table in astuple(inputs(rows)))
+    tables = PackedTables(torch.device("cpu"))
+    hidden = torch.full((1, 4, 2), 0.5, dtype=torch.float64)
+    anchors = [Anchor(ForwardOutput(hidden), 0)] * rows if anchored else None
+    planned = graphs.plan(network, range(rows), width, HostInputs(tokens, positions, anchors), tables)
+    return None if planned is None else graphs.run(planned)
 
 
 class TestBookkeeping:
     @pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 4), (5, 8), (8, 8), (9, 16), (65, 80), (500, 512)])
     def test_rows_are_filled_up_to_the_next_size(self, rows: int, size: int) -> None:
-        assert Graphs(Plans(), Eagerly()).size(rows) == size
+        assert made(Plans(), Eagerly()).size(rows) == size
 
     def test_there_is_no_graph_for_more_rows_than_the_largest(self) -> None:
-        graphs = Graphs(Plans(), Eagerly())
+        graphs = made(Plans(), Eagerly())
         assert graphs.size(513) is None
-        assert graphs.run(doubled, range(513), None, inputs(513)) is None
+        assert run(graphs, 513) is None
 
     def test_sizes_waste_little(self) -> None:
         assert list(GRAPH_ROWS) == sorted(set(GRAPH_ROWS))
-        assert all(Graphs(Plans(), Eagerly()).size(rows) <= max(rows + 7, 1.25 * rows) for rows in range(1, 513))
+        assert all(made(Plans(), Eagerly()).size(rows) <= max(rows + 7, 1.25 * rows) for rows in range(1, 513))
 
     def test_the_rows_of_deterministic_have_a_size_of_their_own(self) -> None:
-        assert Graphs(Plans(), Eagerly(), min_rows=42).size(42) == 42
+        assert made(Plans(), Eagerly(), min_rows=42).size(42) == 42
 
     def test_forwards_of_one_size_share_a_graph_and_its_buffers(self) -> None:
         capture, attention = Eagerly(), Plans()
-        graphs = Graphs(attention, capture)
-        first, second = (graphs.run(doubled, range(rows), None, inputs(rows)) for rows in (8, 6))
+        graphs = made(attention, capture)
+        first, second = (run(graphs, rows) for rows in (8, 6))
         assert (capture.captured, capture.replayed) == (1, 2)
         assert first is not None
         assert second is not None
@@ -108,22 +129,20 @@ class TestBookkeeping:
 
     def test_other_sizes_widths_and_networks_have_graphs_of_their_own(self) -> None:
         capture = Eagerly()
-        graphs = Graphs(Plans(), capture)
+        graphs = made(Plans(), capture)
         for rows, width, anchored in ((2, None, False), (4, None, False), (4, 2, False), (4, 4, False)):
-            found = graphs.run(doubled, range(rows), width, inputs(rows, anchored=anchored))
-            assert found is not None
-        other = graphs.run(partial(doubled), range(4), None, inputs(4, anchored=True))
-        assert other is not None
-        assert torch.equal(other, doubled(inputs(4, anchored=True), None))
+            assert run(graphs, rows, width, anchored=anchored) is not None
+        other = run(graphs, 4, anchored=True, network=partial(doubled))
+        assert torch.equal(other, doubled(inputs(4), None) + 0.5)
         assert capture.captured == 5
 
     def test_what_cannot_be_captured_runs_without_graphs(self, caplog: pytest.LogCaptureFixture) -> None:
         def capture(function: Callable[[], Tensor]) -> Any:
             raise CaptureFailed("not allowed in a graph")
 
-        graphs = Graphs(Plans(), capture)
-        assert graphs.run(doubled, range(2), None, inputs(2)) is None
-        assert graphs.run(doubled, range(2), None, inputs(2)) is None
+        graphs = made(Plans(), capture)
+        assert run(graphs, 2) is None
+        assert run(graphs, 2) is None
         assert caplog.text.count("not allowed in a graph") == 1
         assert len(graphs) == 0
 
@@ -135,9 +154,9 @@ class TestBookkeeping:
                 raise CaptureFailed("too large")
             return eagerly(function)
 
-        graphs = Graphs(Plans(), capture)
-        assert graphs.run(doubled, range(4), None, inputs(4)) is None
-        assert graphs.run(doubled, range(2), None, inputs(2)) is not None
+        graphs = made(Plans(), capture)
+        assert run(graphs, 4) is None
+        assert run(graphs, 2) is not None
 
     def test_a_shape_without_memory_is_captured_when_it_comes_again(self) -> None:
         errors, eagerly = [torch.OutOfMemoryError("full")], Eagerly()
@@ -147,18 +166,18 @@ class TestBookkeeping:
                 raise errors.pop()
             return eagerly(function)
 
-        graphs = Graphs(Plans(), capture)
+        graphs = made(Plans(), capture)
         with pytest.raises(torch.OutOfMemoryError):
-            graphs.run(doubled, range(4), None, inputs(4))
-        assert graphs.run(doubled, range(4), None, inputs(4)) is not None
+            run(graphs, 4)
+        assert run(graphs, 4) is not None
 
     def test_sealed_graphs_capture_nothing(self) -> None:
         capture = Eagerly()
-        graphs = Graphs(Plans(), capture)
-        graphs.run(doubled, range(4), None, inputs(4))
+        graphs = made(Plans(), capture)
+        run(graphs, 4)
         graphs.seal()
-        assert graphs.run(doubled, range(3), None, inputs(3)) is not None
-        assert graphs.run(doubled, range(9), None, inputs(9)) is None
+        assert run(graphs, 3) is not None
+        assert run(graphs, 9) is None
         assert capture.captured == 1
 
 
@@ -168,11 +187,14 @@ def test_rows_that_fill_up_change_nothing_and_write_nowhere(device: str, width: 
     world = World(Kind(4, (4, 2), 16, torch.float32, device), [Shape(5, 2, 1), Shape(0, 1, 3), Shape(9, 0, 1)], 3)
     attention, rows = attention_backend(world.cache, "triton"), world.all_rows
     work = attention.plan(rows, width, 16)
-    static = attention.for_graph(attention.capacity(work, width))
+    shape = attention.capacity(work, width)
+    table = torch.zeros(attention.max_packed(shape), dtype=torch.int32, device=device)
+    static = attention.for_graph(shape, table)
     before = world.cache.keys.clone(), world.cache.values.clone()
     for taken in (rows, rows[2:]):  # another forward of the same shape
         work = attention.plan(taken, width, 16)
-        static.load(work)
+        packed = attention.packed(work, shape)
+        table[: len(packed)] = torch.from_numpy(packed).to(device)
         padded = [
             torch.cat([part, torch.randn(16 - len(taken), *part.shape[1:]).to(part)]) for part in world.inputs(taken)
         ]

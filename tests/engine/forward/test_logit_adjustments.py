@@ -15,6 +15,7 @@ from service.engine.forward.partition import FixedShapes
 from service.engine.forward.rows import Row
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.engine.logit_adjuster import LogitAdjuster
+from tests.engine.forward.sampled import sample_by
 from tests.reference import Standing, plain_adjusted
 
 VOCABULARY, MASK, SIZE = 50, 49, 4
@@ -94,8 +95,8 @@ def test_the_kernel_samples_adjusted_logits(triton_device: str, dtype: torch.dty
     batch = batch_of([case for _ in range(8) for case in cases()])
     logits = (3 * torch.randn(len(batch), VOCABULARY, generator=torch.Generator().manual_seed(3))).to(dtype)
     adjusted = adjust_logits(logits.to(triton_device), batch, MASK)
-    kernel, _ = TritonLogitsSampler(MASK).sample(adjusted, batch)
-    plain, _ = TorchLogitsSampler(MASK).sample(adjusted.clone(), batch)
+    kernel, _ = sample_by(TritonLogitsSampler(MASK), adjusted, batch)
+    plain, _ = sample_by(TorchLogitsSampler(MASK), adjusted.clone(), batch)
     assert kernel[:, 0].tolist() == plain[:, 0].tolist()
     torch.testing.assert_close(kernel[:, 1:2], plain[:, 1:2], rtol=2e-5, atol=1e-7)
     assert not {11, 12} & set(kernel[batch.row % 6 == 0, 0].tolist())

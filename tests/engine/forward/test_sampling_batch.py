@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from service.decode.block import MASKED, Block
 from service.engine import SamplingParams
 from service.engine.forward.logits_sampler import noise_keys
-from service.engine.forward.rows import Anchor, ForwardOutput, Row, gathered
+from service.engine.forward.rows import Anchor, AnchorRows, ForwardOutput, Row
 from service.engine.forward.sampling_batch import SamplingBatch
+from service.model.transfer import PackedTables
 
 M = MASKED
 
@@ -61,4 +62,9 @@ def test_anchors_of_one_forward_and_of_several_are_gathered_alike() -> None:
     first, second = ForwardOutput(torch.randn(4, 3, 2)), ForwardOutput(torch.randn(5, 3, 2))
     for anchors in ([Anchor(first, 2), Anchor(first, 0), Anchor(first, 2)], [Anchor(second, 4), Anchor(first, 1)]):
         wanted = torch.stack([anchor.hidden for anchor in anchors])
-        assert torch.equal(gathered(anchors, lambda states: states.hidden), wanted)
+        tables = PackedTables(torch.device("cpu"))
+        rows, buffer = AnchorRows(anchors, tables), torch.zeros(len(anchors), 3, 2)
+        tables.send()
+        assert torch.equal(rows.hidden(), wanted)
+        assert torch.equal(rows.hidden(buffer), wanted)
+        assert torch.equal(buffer, wanted)

@@ -22,7 +22,7 @@ from service.engine.forward.logits_sampler import (
     entropies,
 )
 from service.engine.request import SamplingParams
-from tests.engine.forward.sampled import Position, batch_of
+from tests.engine.forward.sampled import Position, batch_of, sample_by
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -83,8 +83,8 @@ def assert_as_torch(
     ))  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logits_sampler, "_KERNEL_PART", part)
-        found, weights = TritonLogitsSampler(mask).sample(logits, reads)
-    wanted, _ = TorchLogitsSampler(mask).sample(logits.clone(), reads)
+        found, weights = sample_by(TritonLogitsSampler(mask), logits, reads)
+    wanted, _ = sample_by(TorchLogitsSampler(mask), logits.clone(), reads)
     assert found[:, 0].tolist() == wanted[:, 0].tolist()
     torch.testing.assert_close(found[:, 1], wanted[:, 1], rtol=2e-5, atol=1e-7)
     torch.testing.assert_close(found[:, 2], wanted[:, 2], rtol=2e-5, atol=2e-5)
@@ -102,8 +102,8 @@ def test_numbers_do_not_depend_on_the_number_of_programs(device: str, temperatur
         patch.setattr(logits_sampler, "_KERNEL_PART", 64)
         for programs in (1, 10, 48):
             patch.setattr(logits_sampler, "_PROGRAMS", programs)
-            results.append(TritonLogitsSampler(0).sample(logits, batch))
-        alone, _ = TritonLogitsSampler(0).sample(logits[1:2], batch.select(np.array([1])))
+            results.append(sample_by(TritonLogitsSampler(0), logits, batch))
+        alone, _ = sample_by(TritonLogitsSampler(0), logits[1:2], batch.select(np.array([1])))
     assert all(torch.equal(results[0][0], values) for values, _ in results)
     assert all(torch.equal(results[0][1], total) for _, total in results)
     assert torch.equal(alone[0], results[0][0][1])
@@ -161,7 +161,7 @@ def test_noise_in_float32_is_as_exact_as_torchs_for_every_share(device: str) -> 
 def test_of_equal_logits_the_first_token_is_chosen(device: str) -> None:
     logits = torch.zeros(2, 300, device=device)
     logits[1, [40, 200, 7]] = 1.0
-    found, _ = TritonLogitsSampler(0).sample(logits, batch_of(Position(), Position()))
+    found, _ = sample_by(TritonLogitsSampler(0), logits, batch_of(Position(), Position()))
     assert found[:, 0].tolist() == [1, 7]
 
 
@@ -171,7 +171,7 @@ def test_min_p_counts_from_the_likeliest_token_that_may_be_chosen(device: str) -
     logits[:, 0], logits[:, 4], logits[:, 250] = 20.0, 1.0, 0.9
     sampling = [SamplingParams(1.5, seed=seed, min_p=0.5) for seed in range(100)]
     batch = batch_of(*(Position(params) for params in (*sampling, *[structs.replace(p, min_p=0.0) for p in sampling])))
-    found, _ = TritonLogitsSampler(0).sample(logits, batch)
+    found, _ = sample_by(TritonLogitsSampler(0), logits, batch)
     assert set(found[:100, 0].tolist()) == {4, 250}
     assert len(set(found[100:, 0].tolist())) > 40
     assert found[:, 0].tolist() == choose_tokens(logits.clone(), batch, 0)[0].tolist()
@@ -182,7 +182,7 @@ def test_a_token_that_is_sure_has_confidence_one_and_entropy_zero(device: str) -
     logits[0, 4] = 80.0
     for temperature in (0.0, 1e-9, 1.0):
         reads = batch_of(Position(SamplingParams(temperature, seed=1)))
-        found, _ = TritonLogitsSampler(0).sample(logits.clone(), reads)
+        found, _ = sample_by(TritonLogitsSampler(0), logits.clone(), reads)
         assert found[0].tolist() == pytest.approx([4, 1, 0], abs=1e-12)
         assert choose_tokens(logits.clone(), reads, 0)[1].item() == 1
         assert entropies(logits.clone(), reads).item() == pytest.approx(0, abs=1e-12)

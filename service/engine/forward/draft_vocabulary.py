@@ -1,0 +1,207 @@
+"""The draft vocabulary: the few likely tokens of each position, from which MRP's drafts are chosen.
+
+The candidates of a position are the top tokens of the backbone's last prediction of the block. They stay on the device;
+the host knows their index by position (`slots`), so that later forwards refer to them without a copy. On CUDA three
+Triton kernels replace torch's operations (`candidate_kernels.py`). Called by the sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from service.engine.forward.logits_sampler import apply_grammar_masks, apply_temperature, noise_keys, sample
+from service.engine.forward.rows import Candidates, ForwardOutput, Row
+from service.engine.forward.sampling_batch import Integers, SamplingBatch
+from service.model.transfer import PackedTables
+
+#: candidates and numbers of hidden states that a program multiplies at once
+_TILE, _STEP = 8, 512
+
+#: keeps the candidates of positions with these logits `[M, V]`, whose logsumexp is known or None
+Fill = Callable[[Tensor, Tensor | None], None]
+
+
+class DraftVocabulary:
+    """The draft candidates of a forward's positions: those of earlier forwards, then those that are computed now.
+
+    `slots` `[R, L]`: the index of a position's candidates, -1 for none. `present` `[R]`: whether a row already has its
+    candidates. `missing` `[R]`: whether they are computed now.
+    """
+
+    def __init__(self, rows: Sequence[Row], length: int, num_candidates: int, mask_token_id: int) -> None:
+        self._width, self._mask = num_candidates, mask_token_id
+        self.slots = np.full((len(rows), length), -1, np.int64)
+        self.present = np.zeros(len(rows), np.bool_)
+        self._parts: list[Candidates] = []
+        self._size = 0
+        starts: dict[int, int] = {}
+        for output, indices, anchored in _by_output(rows):
+            if output.candidates is None or output.slots is None:
+                raise AssertionError("a row is anchored on candidates of a forward that has none")
+            if id(output.candidates) not in starts:
+                starts[id(output.candidates)] = self._size
+                self._parts.append(output.candidates)
+                self._size += len(output.candidates.tokens)
+            slots = output.slots[anchored]
+            self.slots[indices] = np.where(slots < 0, -1, slots + starts[id(output.candidates)])
+            self.present[indices] = True
+        self.missing = np.array([row.drafts for row in rows]) & ~self.present & bool(num_candidates)
+
+    @classmethod
+    def for_rows(
+        cls, rows: Sequence[Row], length: int, num_candidates: int, mask_token_id: int
+    ) -> DraftVocabulary | None:
+        """None if no row drafts."""
+        if not any(row.drafts for row in rows):
+            return None
+        drafts = cls(rows, length, num_candidates, mask_token_id)
+        return drafts if drafts.present.any() or drafts.missing.any() else None
+
+    def output(self, hidden: Tensor) -> ForwardOutput:
+        """The forward's output with the candidates. `hidden`: `[R, L, H]`."""
+        if not self._parts:
+            return ForwardOutput(hidden)
+        return ForwardOutput(hidden, self._joined(), self.slots, self.missing | self.present)
+
+    def plan_fill(self, batch: SamplingBatch, tables: PackedTables) -> Fill | None:
+        """Plans new candidates, the top tokens of the logits, for the positions that miss them. None if none does."""
+        missing = np.flatnonzero(self.missing[batch.row])
+        if not len(missing):
+            return None
+        self.slots[batch.row[missing], batch.position[missing]] = self._size + np.arange(len(missing))
+        self._size += len(missing)
+        rows = None if len(missing) == len(batch) else tables.add(missing)
+        table = np.empty((len(missing), 2), np.int32)
+        table[:, 0], table[:, 1] = missing, batch.temperature[missing].view(np.int32)
+        sent = tables.add(table)
+
+        def fill(logits: Tensor, totals: Tensor | None) -> None:
+            selected = logits if rows is None else logits.index_select(0, rows.tensor)
+            if totals is None:
+                self._parts.append(self._likeliest(apply_temperature(selected.float(), batch.select(missing))))
+            else:
+                self._parts.append(self._likeliest_by_kernel(selected, totals, sent.tensor))
+
+        return fill
+
+    def plan_sample(
+        self, batch: SamplingBatch, tables: PackedTables, head: Tensor, *, kernels: bool
+    ) -> Callable[[Tensor], Tensor]:
+        """Plans the choice of tokens from present candidates. `head`: `[V, H]`; `kernels`: whether by Triton.
+
+        -> a function from hidden states `[R * L, H]` to tokens, confidences and entropies `[M, 3]`, float64.
+        """
+        slots = self.slots[batch.row, batch.position]
+        if slots.min() < 0:
+            raise AssertionError("a position is to be drafted whose candidates were not computed")
+        earlier, filtered = self._joined(), bool(batch.metadata.filtered[batch.row].any())
+        if kernels:
+            params = tables.add(_params(batch, slots))
+        if not kernels or filtered or batch.metadata.masks:
+            positions, indices = tables.add(batch.flat), tables.add(slots)
+
+        def by_operations(flat: Tensor) -> Tensor:
+            tokens = earlier.tokens[indices.tensor]
+            if kernels:
+                logits = _candidate_logits(flat, head, earlier, params.tensor)
+            else:
+                logits = torch.einsum("mh,mch->mc", flat.index_select(0, positions.tensor), head[tokens])
+            apply_grammar_masks(logits, batch, tokens)
+            return sample(logits, batch, self._mask, Candidates(tokens, earlier.other_weight[indices.tensor]))
+
+        def by_kernels(flat: Tensor) -> Tensor:
+            logits = _candidate_logits(flat, head, earlier, params.tensor)
+            return _choose(logits, earlier, params.tensor, noise=bool(batch.random.any()))
+
+        return by_operations if not kernels or filtered or batch.metadata.masks else by_kernels
+
+    def _joined(self) -> Candidates:
+        """All candidates that are computed by now."""
+        if len(self._parts) > 1:
+            tokens, weights = ([getattr(part, name) for part in self._parts] for name in ("tokens", "other_weight"))
+            self._parts = [Candidates(torch.cat(tokens), torch.cat(weights))]
+        return self._parts[0]
+
+    def _likeliest(self, scaled: Tensor) -> Candidates:
+        """The candidates by logits `[M, V]` over the temperature."""
+        possible = scaled.clone()
+        possible[:, self._mask] = -torch.inf
+        tokens = possible.topk(self._width, sorted=False).indices
+        return Candidates(tokens, scaled.scatter(1, tokens, -torch.inf).logsumexp(-1))
+
+    def _likeliest_by_kernel(self, logits: Tensor, totals: Tensor, table: Tensor) -> Candidates:
+        """As `_likeliest`, by logits `[M, V]` that stay as they are. `totals`, `table`: see `keep_candidates`."""
+        from service.engine.forward import candidate_kernels
+
+        count, width = len(logits), self._width
+        highest, likeliest = logits.topk(width + 1, sorted=False)
+        tokens, weights = likeliest.new_empty(count, width), totals.new_empty(count)
+        candidate_kernels.keep_candidates[count,](
+            highest,
+            likeliest,
+            table,
+            totals,
+            tokens,
+            weights,
+            totals.stride(0),
+            self._mask,
+            C=width,
+            PAD=_power(width + 1),
+        )
+        return Candidates(tokens, weights)
+
+
+def _by_output(rows: Sequence[Row]) -> list[tuple[ForwardOutput, Integers, Integers]]:
+    """By earlier forward: the rows that draft with candidates of that forward, and the rows of the forward."""
+    groups: dict[int, tuple[ForwardOutput, list[int], list[int]]] = {}
+    for index, row in enumerate(rows):
+        if row.drafts and row.anchor is not None and row.anchor.has_candidates:
+            output, anchored = row.anchor
+            _, indices, rows_of_output = groups.setdefault(id(output), (output, [], []))
+            indices.append(index)
+            rows_of_output.append(anchored)
+    return [(output, np.array(indices), np.array(anchored)) for output, indices, anchored in groups.values()]
+
+
+def _params(batch: SamplingBatch, slots: Integers) -> NDArray[np.int32]:
+    """The parameters of `choose_candidate`, `[M, 6]`. `slots` `[M]`: the indices of the positions' candidates."""
+    params = np.zeros((len(batch), 6), np.int32)
+    params[:, 0] = batch.temperature.view(np.int32)
+    params[:, 1] = random = batch.random
+    if random.any():
+        params[:, 2:4] = noise_keys(batch).astype(np.uint32).view(np.int32)
+    params[:, 4], params[:, 5] = slots, batch.flat
+    return params
+
+
+def _candidate_logits(flat: Tensor, head: Tensor, candidates: Candidates, params: Tensor) -> Tensor:
+    """The logits of the candidates, `[M, C]` float32. `params`: see `choose_candidate`."""
+    from service.engine.forward import candidate_kernels
+
+    count, width = len(params), candidates.tokens.shape[1]
+    logits = torch.empty(count, width, device=flat.device)
+    candidate_kernels.candidate_logits[count, -(-width // _TILE)](
+        flat, head, candidates.tokens, params, logits, flat.shape[1], width, TILE=_TILE, STEP=_STEP
+    )
+    return logits
+
+
+def _choose(logits: Tensor, candidates: Candidates, params: Tensor, *, noise: bool) -> Tensor:
+    """Tokens, confidences and entropies `[M, 3]`, float64."""
+    from service.engine.forward import candidate_kernels
+
+    count, width = logits.shape
+    out = torch.empty(count, 3, dtype=torch.float64, device=logits.device)
+    candidate_kernels.choose_candidate[count,](
+        logits, candidates.tokens, candidates.other_weight, params, out, C=width, PAD=_power(width), NOISE=noise
+    )
+    return out
+
+
+def _power(size: int) -> int:
+    return 1 << (size - 1).bit_length()
