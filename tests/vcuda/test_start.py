@@ -12,10 +12,11 @@ import torch
 from service.decode.modes import Direct, Remask, Speculative, Static
 from service.engine import Engine, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.forward import graphs
+from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, ShapePolicy
 from service.engine.observer import StepReport
 from service.engine.request import LogprobsRequest
 from service.engine.thread import EngineThread
-from service.model.device import memory_of
+from service.model import LoadOptions, experts, load_checkpoint
 from service.replica.core import _limits, load_core
 from service.settings import Settings
 from tests.engine.helpers import FAIR, Recorder
@@ -89,6 +90,16 @@ def test_forwards_that_waiting_experts_need_are_never_captured(device: VirtualDe
     assert device.counts.captures == 0
     decode_golden(engine, EXPERTS_NAME, 2)
     assert sum(report.eager_forwards for report in recorder.reports) > 0
+
+
+@pytest.mark.parametrize(("capability", "captured"), [((9, 0), True), ((8, 9), False)])
+def test_experts_in_bfloat16_are_captured_where_torch_multiplies_them_without_a_wait(
+    device: VirtualDevice, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], captured: bool
+) -> None:
+    monkeypatch.setattr(experts, "_capability", lambda _: capability)
+    checkpoint = load_checkpoint(GOLDEN / EXPERTS_NAME, LoadOptions(torch.bfloat16, "cuda"))
+    networks = LocalModelForward(checkpoint, 8, ShapePolicy(1, fixed_shapes=False), ExecutionConfig("triton"))
+    assert (networks.graphs is not None) is captured
 
 
 # --- failed captures -----------------------------------------------------------------------------------
@@ -174,6 +185,7 @@ def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(dev
         assert [event.error for event in engine.step() if event.error] == []
     assert device.peak_bytes <= 0.9 * device.total_bytes
     assert device.peak_bytes >= 0.7 * device.total_bytes
+    assert device.counts.captures == 2 * len(device.graphs)  # those of the trial, and those that stay
     core.close()
 
 
@@ -181,7 +193,7 @@ def test_fewer_rows_where_the_largest_forward_does_not_fit(device: VirtualDevice
     checkpoint = on_device(NAME)
     device.total_bytes = device.live_bytes + 24 * 2**20
     settings = Settings(model=str(GOLDEN / NAME), device="cuda", dtype="float32", memory_utilization=1.0)
-    config = _limits(settings, checkpoint, memory_of(checkpoint.device))
+    config = _limits(settings, checkpoint)
     assert config.max_rows < 256
     decode_golden(Engine(checkpoint, replace(config, attention="triton")), NAME, 1)
 
