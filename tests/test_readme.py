@@ -27,6 +27,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
 CONSTRAINTS = (ROOT / "docs" / "constraints.md").read_text(encoding="utf-8")
+PLAYGROUND = (ROOT / "docs" / "playground.md").read_text(encoding="utf-8")
+SCORE = (ROOT / "docs" / "score.md").read_text(encoding="utf-8")
 MODES_PAGE = (ROOT / "docs" / "modes.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -102,6 +104,35 @@ async def test_the_constrained_answer_is_the_text_that_stands_below_it(http: htt
     [written] = re.findall(r"The demo's `text` is `(.*?)`\.", CONSTRAINTS)
     answer = (await http.post("/generate", json=json.loads(asked))).json()
     assert (answer["text"], answer["constraint_met"]) == (written, True)
+
+
+def divided(frames: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[float]]:
+    """What is the same on every machine, and the confidences, which processors round differently."""
+    tokens = [{name: frame[name] for name in ("revealed", "drafted") if name in frame} for frame in frames]
+    sure = [entry[2] for frame in tokens for entries in frame.values() for entry in entries]
+    pairs = [{name: [entry[:2] for entry in entries] for name, entries in frame.items()} for frame in tokens]
+    kept = [{name: frame[name] for name in frame.keys() - {"ms", "stats"}} for frame in frames]
+    return [one | other for one, other in zip(kept, pairs, strict=True)], sure
+
+
+async def test_the_first_events_are_those_of_the_playgrounds_page(http: httpx.AsyncClient) -> None:
+    [body] = re.findall(r"-d '(.*?)'", PLAYGROUND, re.DOTALL)
+    written = [json.loads(line) for line in re.findall(r"^data: (.*)$", PLAYGROUND, re.MULTILINE)]
+    text = (await http.post("/generate", json=json.loads(body))).text
+    frames = [json.loads(line) for line in re.findall(r"^data: (.*)$", text, re.MULTILINE)]
+    assert [frame.get("kind") for frame in written] == ["denoise", "verify", None]
+    (facts, confidences), (expected, sure) = divided(frames[:3]), divided(written)
+    assert facts == expected
+    assert confidences == pytest.approx(sure, abs=1e-3)
+
+
+async def test_the_scores_are_those_of_the_page(http: httpx.AsyncClient) -> None:
+    [body] = re.findall(r"-d '(.*?)'", SCORE, re.DOTALL)
+    [written] = re.findall(r"```json\n(.*?)```", SCORE, re.DOTALL)
+    [text] = (await http.post("/v1/score", json=json.loads(body))).json()["data"]
+    for position, expected in zip(text["positions"], json.loads(written)["data"][0]["positions"], strict=True):
+        assert position["position"] == expected["position"]
+        assert position["scores"] == pytest.approx(expected["scores"], abs=1e-4)
 
 
 def test_the_librarys_example_prints_what_stands_below_it(capsys: pytest.CaptureFixture[str]) -> None:

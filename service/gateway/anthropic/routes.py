@@ -26,7 +26,7 @@ from service.gateway.http.api_requests import (
 from service.gateway.http.content import check_last_turn
 from service.gateway.http.driver import Api, JsonAnswer, Upstream, locked, respond
 from service.gateway.http.fields import BodyFields
-from service.gateway.http.openapi import body_docs, errors, route_docs, shared_schema
+from service.gateway.http.openapi import STORY, body_docs, errors, route_docs, shared_schema
 from service.gateway.http.parse import RequestContext, parse_json, to_replica_request
 from service.text.tools import Tool, ToolUse, assistant_message, tool_message
 from service.wire import ModelCard, ReplicaRequest
@@ -35,7 +35,7 @@ _STREAM: Final = (
     "Anthropic's object, with `stats`. With `stream`, Anthropic's server-sent events, from `message_start` to "
     "`message_stop`. After a time-out stop_reason is `max_tokens`, and finish_reason `timeout` in `stats`."
 )
-_CHAT: Final = {"model": "demo", "messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}]}
+_CHAT: Final = {"model": "demo", "messages": [STORY]}
 #: the text between the texts of two blocks
 _BETWEEN: Final = "\n"
 _OF_ROLE: Final = {

@@ -65,20 +65,20 @@ _ERRORS: Mapping[int, str] = {
     504: "the time limit passed before the first token was decoded",
 }
 #: a message that the demo knows
-_STORY: Final = {"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}
+STORY: Final = {"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}
 EXAMPLES: Final[Mapping[str, Any]] = {
     "text": {"summary": "Continue a text", "value": {"prompt": "def fibonacci(n):", "max_new_tokens": 64}},
     "chat": {
         "summary": "Answer a message, streamed",
-        "value": {"messages": [_STORY], "stream": True},
+        "value": {"messages": [STORY], "stream": True},
     },
     "speculative": {
         "summary": "MRP drafts, the backbone verifies: static's output in less time",
-        "value": {"messages": [_STORY], "mode": "speculative", "mrp_steps": "auto", "stop": ["\n\n"]},
+        "value": {"messages": [STORY], "mode": "speculative", "mrp_steps": "auto", "stop": ["\n\n"]},
     },
     "quality": {
         "summary": "The fastest mode within a quality: lossless, balanced or fast",
-        "value": {"messages": [_STORY], "quality": "lossless"},
+        "value": {"messages": [STORY], "quality": "lossless"},
     },
     "remask": {
         "summary": "Parallel decoding; tokens that MRP doubts are masked again",

@@ -12,7 +12,7 @@ from service.gateway.http.driver import Api, JsonAnswer, Upstream, locked, respo
 from service.gateway.http.errors import renamed
 from service.gateway.http.fields import BodyFields
 from service.gateway.http.models import Model, model_json
-from service.gateway.http.openapi import body_docs, errors, route_docs, shared_schema
+from service.gateway.http.openapi import STORY, body_docs, errors, route_docs, shared_schema
 from service.gateway.http.parse import check_model
 from service.gateway.openai.parse import CHAT_FIELDS, COMPLETION_FIELDS, parse_chat, parse_completion
 from service.gateway.openai.protocol import (
@@ -37,7 +37,7 @@ _RESPONSE_STREAM: Final = (
 _COMPLETION: Final = {"model": "demo", "prompt": "def fibonacci(n):", "max_tokens": 32}
 _CHAT: Final = {
     "model": "demo",
-    "messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}],
+    "messages": [STORY],
     "max_tokens": 64,
     "stream": True,
 }

@@ -20,7 +20,7 @@ from service.gateway.errors import OpenAiErrorAnswer
 from service.gateway.http.api_requests import parse_own, parse_shared
 from service.gateway.http.driver import Api, ResponseBuilder, Upstream, locked, respond
 from service.gateway.http.fields import BodyFields, IgnoredFields
-from service.gateway.http.openapi import body_docs, errors, inlined, route_docs
+from service.gateway.http.openapi import STORY, body_docs, errors, inlined, route_docs
 from service.gateway.http.parse import RequestContext, to_replica_request
 from service.gateway.http.protocol import PROMPTS
 from service.gateway.score.protocol import ScoreAnswer, ScoredPosition, ScoreItem, ScoreRequest, TokenScore
@@ -34,8 +34,8 @@ _FIELDS: Final = BodyFields(frozenset(), {}, {}, frozenset())
 _EXAMPLE: Final = {
     "model": "demo",
     "items": [
-        {"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}]},
-        {"prompt": "First, x = 5 + 3 = [?]", "mark": "[?]"},
+        {"messages": [STORY]},
+        {"messages": [STORY, {"role": "assistant", "content": "So Tom has[?] apples."}], "mark": "[?]"},
     ],
     "top_logprobs": 3,
 }

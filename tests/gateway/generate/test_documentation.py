@@ -71,7 +71,8 @@ def test_every_message_of_an_example_is_a_problem_that_the_demo_knows(schema: di
     ]
     examples = [content[kind].get(name) for content in contents for kind in content for name in ("example", "examples")]
     conversations = list(messages(examples))
-    texts = [each if isinstance(each, str) else each[-1]["content"] for each in conversations]
+    chats = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in conversations]
+    texts = [message["content"] for chat in chats for message in chat if message["role"] == "user"]
     assert len(texts) >= 5
     for text in texts:
         parse(text)

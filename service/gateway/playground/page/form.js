@@ -90,14 +90,21 @@ export class Form {
   }
 }
 
-/** The form at first: the card's first example, and the plan that the server takes by default beside another one. */
+/** The form at first: the card's first example and the first plan, without a race. */
 export function initial(model) {
   const [first] = prompts(model);
-  const mode = model.default_mode;
-  const steps = model.mode_info[mode].knobs.mrp_steps && model.mrp?.default_steps;
-  const plan = { mode, knobs: steps ? { mrp_steps: steps } : {} };
+  const plan = firstPlan(model);
   const tokens = Math.min(TOKENS, Math.floor(model.max_model_len / 2));
   return { kind: first?.kind ?? (model.chat_template ? "chat" : "plain"), prompt: first?.prompt ?? "", seed: "17", temperature: "0", tokens: String(tokens), plans: [plan], race: false };
+}
+
+/** The default mode: by the calibration's lossless plan for one request, else with the steps that MRP was trained for. */
+function firstPlan(model) {
+  const mode = model.default_mode;
+  const [lone] = model.quality.measured ? model.quality.bands.lossless : [];
+  if (lone?.mode === mode) return { mode, knobs: lone.knobs };
+  const steps = model.mode_info[mode].knobs.mrp_steps && model.mrp?.default_steps;
+  return { mode, knobs: steps ? { mrp_steps: steps } : {} };
 }
 
 /** Fills up what a link leaves out, and adds the second plan that the form has ready. */

@@ -25,7 +25,7 @@ export function verdict(names, tapes) {
       el("table", {},
         el("thead", {}, el("tr", {}, el("td"), names.map((name, lane) => el("th", { scope: "col" }, el("span", { class: "letter", text: "AB"[lane] }), ` ${name}`)))),
         el("tbody", {}, ROWS.map((row) => line(row, results))))),
-    el("p", { class: "summary", text: "Both ran alone, one after the other, without each other's cached prompt. Milliseconds count from the arrival at the server." }),
+    el("p", { class: "summary", text: "Both ran alone, one after the other, without each other's cached prompt. Milliseconds count from the arrival at the server. They vary from run to run; forwards do not." }),
   ];
 }
 
