@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from loadtest.paper.decoders import Decoder, EngineDecoder, ServiceDecoder
+from loadtest.paper.published import BLOCK_SIZE
 from loadtest.paper.records import Chunk, Record, Records
 from loadtest.paper.report import COLUMNS, Result, results_of, titles, write
 from loadtest.paper.rows import Row, rows_for
@@ -23,8 +24,6 @@ from service.cli import main
 from service.cli.options import ModelOptions, ThreadsOption, use_threads, with_fields
 from service.cli.output import Counter, notes, results, table
 
-#: the block size of the paper
-_BLOCK_SIZE = 16
 #: problems of a chunk, for each request at once
 _CHUNK = 4
 
@@ -78,8 +77,8 @@ def command(
 def _engines(options: ModelOptions, max_new_tokens: int) -> list[Decoder]:
     """Engines with the checkpoint's block size, or the operator's, and with the paper's."""
     decoders: list[Decoder] = [EngineDecoder(options, None, max_new_tokens)]
-    if options.block_size is None and decoders[0].block_size != _BLOCK_SIZE:
-        decoders.append(EngineDecoder(options, _BLOCK_SIZE, max_new_tokens))
+    if options.block_size is None and decoders[0].block_size != BLOCK_SIZE:
+        decoders.append(EngineDecoder(options, BLOCK_SIZE, max_new_tokens))
     return decoders
 
 
