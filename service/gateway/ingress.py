@@ -48,11 +48,12 @@ from service.gateway.score.routes import score_router
 from service.gateway.weights import ServiceWeights, add_weight_routes
 from service.quality.load_bands import LoadHysteresis
 from service.quality.schema import Plan
+from service.replica_status import ModelCard, Snapshot, Status
 from service.routing.affinity import ROUTING_REASONS
 from service.settings import Settings
 from service.telemetry.metrics import Registry
 from service.telemetry.tracing import Tracing
-from service.wire import ModelCard, ReplicaRequest, Snapshot, Status, Weights
+from service.wire import ReplicaRequest, Weights
 
 #: methods that pages of other sites may use, and headers of an answer that they may read
 CORS_METHODS = ("GET", "HEAD", "POST")
