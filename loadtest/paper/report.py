@@ -134,8 +134,8 @@ def titles(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     ]
 
 
-def write(folder: Path, about: Mapping[str, Any], results: Sequence[Result]) -> None:
-    """Writes `paper.json`, `paper.md` and, for each task with accuracies, a plot."""
+def write_tables(folder: Path, about: Mapping[str, Any], results: Sequence[Result]) -> None:
+    """Writes `paper.json` and `paper.md`."""
     content = {"measured": about, "rows": [asdict(result) for result in results]}
     (folder / "paper.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     lines = [f"# {about['model']}", ""]
@@ -149,6 +149,10 @@ def write(folder: Path, about: Mapping[str, Any], results: Sequence[Result]) -> 
             "",
         ]
     (folder / "paper.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def write_plots(folder: Path, results: Sequence[Result]) -> None:
+    """Writes a plot for each table with accuracies."""
     for title, rows in titles(results):
         if any(row.accuracy is not None for row in rows):
             _plot(folder / f"{rows[0].task}-block-{rows[0].block_size}-at-{rows[0].together}.png", title, rows)

@@ -91,7 +91,8 @@ class TestCommand:
         words = ("--tasks", "mbpp", "--data", data, "--concurrency", 2, "--max-new-tokens", 8, "--device", "cpu")
         assert paper("--model", model, *words, "--out", out) == 0
         result = content(out)
-        assert result["measured"]["model"] == model.name
+        measured = result["measured"]
+        assert (measured["model"], measured["device"], measured["dtype"]) == (model.name, "cpu", "float32")
         for size in (4, 16):
             rows = [row for row in result["rows"] if row["block_size"] == size]
             assert [row["row"] for row in rows] == [row.name for row in rows_for((), has_mrp=True, block_size=size)]
@@ -142,6 +143,8 @@ class TestCommand:
         monkeypatch.setattr(EngineDecoder, "decode", interrupted)
         assert paper(*words) == 130
         assert "interrupted; run the same command again to resume" in capsys.readouterr().err
+        finished = [(row["row"], row["problems"]) for row in content(tmp_path / "out")["rows"]]
+        assert finished == [("static", 4), ("direct mrp_steps=1", 4)]
         with (tmp_path / "out" / "answers.jsonl").open("a") as file:
             file.write('{"chunk": [8, 1')  # a line that was cut
         assert paper(*words) == 0
@@ -149,6 +152,8 @@ class TestCommand:
         calls.clear()
         assert paper(*words) == 0
         assert calls == []
+        assert paper(*words, "--mrp-scale", 2) == 1
+        assert "answers of other options" in capsys.readouterr().err
         assert [row["problems"] for row in content(tmp_path / "out")["rows"]] == [5, 5, 5]
 
     def test_a_solver_by_hand_has_its_accuracy(
