@@ -136,7 +136,8 @@ def test_every_message_of_ranks_comes_back_equal() -> None:
         ranks.LoadShard(("folder", "other"), options, newest_only=True),
         ranks.ApplyShard(),
         ranks.SetMemory("kv_cache", present=False),
-        ranks.OpenNetworks(8, ShapePolicy(1, fixed_shapes=True), "eager"),
+        ranks.OpenNetworks(8, ShapePolicy(1, fixed_shapes=True), "eager", cuda_graphs=True),
+        ranks.SealGraphs(),
     ]
     assert [again(ranks.AT_WORKER, message) for message in sent] == sent
     answers = [ranks.WorkerReady(), ranks.WorkerReady(DeviceMemory("cpu", 1, 2))]
