@@ -17,7 +17,13 @@ from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.quantization.layers import QuantizedExperts, QuantizedLinear, QuantizedTensor, quantized
+from service.model.quantization.layers import (
+    QuantizedExperts,
+    QuantizedLinear,
+    QuantizedTensor,
+    quantize_activations,
+    quantized,
+)
 from service.model.quantization.schemes import QUANT_SCHEMES, QuantScheme
 from service.model.triton_support import has_triton
 
@@ -104,7 +110,7 @@ def _products(device: torch.device, form: QuantScheme) -> tuple[int, int]:
         weight = torch.randn(width, depth, device=device, dtype=torch.bfloat16)
         layer = QuantizedLinear(quantized(weight, form), form)
         x = torch.randn(rows, depth, device=device, dtype=torch.bfloat16)
-        expected = x.double() @ layer.weight.double().T
+        expected = _activations(x, form) @ layer.weight.double().T
         right += int(bool((layer(x).double() - expected).abs().max() <= 0.01 * expected.abs().max()))
     return right, len(shapes)
 
@@ -120,10 +126,21 @@ def _experts(device: torch.device, form: QuantScheme) -> tuple[int, int]:
         x = torch.randn(count, depth, device=device, dtype=torch.bfloat16)
         experts = torch.randint(1, num_experts, (count,), device=device).sort().values
         ends = torch.searchsorted(experts, torch.arange(num_experts, device=device), right=True, out_int32=True)
-        chosen = zip(experts.tolist(), x.double(), strict=True)
+        chosen = zip(experts.tolist(), _activations(x, form), strict=True)
         expected = torch.stack([layer.weight[expert].double() @ row for expert, row in chosen])
-        right += int(bool((layer.grouped(x, ends).double() - expected).abs().max() <= 0.02 * expected.abs().max()))
+        right += int(bool((layer.grouped(x, ends).double() - expected).abs().max() <= 0.01 * expected.abs().max()))
     return right, len(shapes)
+
+
+def _activations(x: torch.Tensor, form: QuantScheme) -> torch.Tensor:
+    """The activations `[M, K]` of a product in float64, rounded to 8 bits if the scheme rounds them.
+
+    Their rounding alone moves results by about 1 %, so it is no error of a kernel.
+    """
+    if not form.activations:
+        return x.double()
+    values, scales = quantize_activations(x, form)
+    return values.double() * scales.double()
 
 
 def _lossless(

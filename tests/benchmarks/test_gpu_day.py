@@ -13,12 +13,14 @@ import torch
 
 from benchmarks.gpu import peers
 from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.correctness import _experts, _products
 from benchmarks.gpu.paper import PAPER, measure_paper
 from benchmarks.gpu.peers import measure_peers
 from benchmarks.gpu.rows import Extent, Rows
 from benchmarks.gpu.speed import PLANS, VARIANTS, measure_speed
 from benchmarks.shapes import SHAPES, Shape
 from service.engine.forward import profiler
+from service.model.quantization.schemes import QUANT_SCHEMES, QuantScheme
 from tests.engine.helpers import FAIR
 from tests.test_imports import imported
 
@@ -51,6 +53,14 @@ def test_a_wrong_decode_is_a_row_and_the_exit_status(tmp_path: Path, monkeypatch
     assert "ZeroDivisionError" in broken["error"]
     monkeypatch.setattr("benchmarks.gpu.correctness._checks", lambda *_: checks[:1])
     assert main(["correctness", "--device", "cpu", "--out", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("form", QUANT_SCHEMES.values(), ids=lambda form: form.name)
+def test_right_products_with_8_bit_matrices_are_no_wrong_row(form: QuantScheme) -> None:
+    """The rounding of activations to 8 bits is the scheme's, and no error of a product."""
+    torch.manual_seed(0)
+    assert _products(CPU, form) == (4, 4)
+    assert _experts(CPU, form) == (3, 3)
 
 
 @pytest.mark.usefixtures("quick_rates")
