@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from service.cli.main import app
-from service.settings import ALIASES, Settings
+from service.settings import Settings
+from service.settings_sources import ALIASES
 from service.telemetry.metrics import METRICS, Metric
 
 _SETTINGS = """# Settings

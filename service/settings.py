@@ -2,53 +2,28 @@
 
 A value comes from the first of these that has it: a flag or a deployment file's `args` (keyword arguments), the
 variable `MRP_SERVE_<NAME>`, the YAML or JSON file named by `config`, the default. An unknown key in any of them is an
-error that names the nearest known key. Some settings have other programs' names as well (`ALIASES`). Settings are
-frozen.
+error that names the nearest known key. Some settings have other programs' names as well (`settings_sources.py`).
+Settings are frozen.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from service import defaults
 from service.decode.modes import MODES
 from service.errors import SettingsError
+from service.settings_sources import by_setting, read_settings
 
 PREFIX = "MRP_SERVE_"
 
-#: names of vLLM and SGLang -> the setting that is the same thing
-ALIASES = {
-    "api_server_count": "num_ingresses",
-    "attention_backend": "attention",
-    "enable_deterministic_inference": "deterministic",
-    "enable_prefix_caching": "prefix_cache",
-    "gpu_memory_utilization": "memory_utilization",
-    "max_num_seqs": "max_running",
-    "max_running_requests": "max_running",
-    "max_total_tokens": "kv_cache_tokens",
-    "watchdog_timeout": "stall_timeout_s",
-}
-#: settings of earlier versions -> the present behaviour
-_GONE = {
-    "engine": "a replica's engine always has a process of its own",
-    "listener": "one ingress of `mrp-serve serve` listens itself; Serve's proxies are before several, and in clusters",
-    "routing": "requests go where their prompt's prefix is cached, unless prefix_cache is false",
-    "transport": "requests always go by the ingresses' own connections, encrypted where Ray is (`RAY_USE_TLS`)",
-}
-#: letters of an unknown name that are compared with the known ones
-_COMPARED = 80
-#: the similarity of two names of which one is likely to be the other, misspelt
-_MISSPELT = 0.8
 #: the beginning of a hashed API key
 DIGEST = "sha256:"
 #: the name that stands for any name of the model
@@ -341,10 +316,10 @@ class Settings(BaseSettings):
         variables = {
             key[len(PREFIX) :].lower(): os.environ[key] for key in os.environ if key.upper().startswith(PREFIX)
         }
-        arguments = _by_setting(init_settings(), cls.model_fields, "settings")
-        environment = _by_setting(variables, cls.model_fields, f"environment ({PREFIX}…)")
+        arguments = by_setting(init_settings(), cls.model_fields, "settings")
+        environment = by_setting(variables, cls.model_fields, f"environment ({PREFIX}…)")
         path = arguments.get("config") or environment.get("config")
-        content = _by_setting(_read(Path(path)) if path else {}, cls.model_fields, str(path))
+        content = by_setting(read_settings(Path(path)) if path else {}, cls.model_fields, str(path))
         return tuple(
             InitSettingsSource(settings_cls, init_kwargs=values) for values in (arguments, environment, content)
         )
@@ -353,19 +328,6 @@ class Settings(BaseSettings):
 def slots_of(max_running: int) -> int:
     """Requests that a replica takes at once. It decodes `max_running`; a few more wait in it, so it never idles."""
     return max_running + max(1, max_running // 4)
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the nearest of the known names, or all of them."""
-    names = sorted(names)
-    close = difflib.get_close_matches(name[:_COMPARED], names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
-
-
-def similar(name: str, names: Iterable[str]) -> str:
-    """The end of an error about an unknown name: a known name that differs in a few letters, or nothing."""
-    close = difflib.get_close_matches(name[:_COMPARED], sorted(names), n=1, cutoff=_MISSPELT)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _digest(key: str, setting: str | None) -> str:
@@ -377,46 +339,6 @@ def _digest(key: str, setting: str | None) -> str:
     if not re.fullmatch(r"[0-9a-fA-F]{64}", key.removeprefix(DIGEST)):
         raise SettingsError(f"{setting} has a sha256:… that is not 64 hexadecimal digits", param=setting)
     return key.lower()
-
-
-def _by_setting(values: Mapping[str, Any], settings: Iterable[str], where: str) -> dict[str, Any]:
-    """The values of one source by setting. SettingsError for unknown names, and for two values of one setting."""
-    chosen: dict[str, Any] = {}
-    names = {*settings, *ALIASES}
-    for name, value in values.items():
-        if name not in names:
-            instead = f"is gone: {_GONE[name]}" if name in _GONE else f"is not a setting; {nearest(name, names)}"
-            raise SettingsError(f"{where}: {name!r} {instead}", param=name)
-        setting = ALIASES.get(name, name)
-        if setting in chosen and chosen[setting] != value:
-            raise SettingsError(
-                f"{where}: {name} is {value!r}, and another name of {setting} says {chosen[setting]!r}", param=name
-            )
-        chosen[setting] = value
-    return chosen
-
-
-def read_yaml(path: Path, what: str, param: str) -> Any:
-    """The content of a YAML file. SettingsError if it cannot be read. `what`: the name of the file in the error."""
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" (line {where.line + 1})" if where else ""
-        raise SettingsError(f"{what} {path} is not YAML{line}", param=param) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SettingsError(f"{what} {path} cannot be read: {reason}", param=param) from None
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    """The content of a settings file. JSON is valid YAML."""
-    content = read_yaml(path, "the settings file", "config")
-    if content is None:
-        return {}
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise SettingsError(f"the settings file {path} must hold `name: value` pairs", param="config")
-    return content
 
 
 def _explain(error: ValidationError) -> str:

@@ -1,6 +1,10 @@
-"""When a process counts as hung, by a clock that the test sets."""
+"""When a process counts as hung, by a clock that the test sets; the environment of child processes."""
 
-from service.ipc import BEAT_S, HUNG_S, LOOK_S, Silence
+import subprocess
+
+import pytest
+
+from service.ipc import BEAT_S, HUNG_S, LOOK_S, Silence, start_child
 from tests.clock import Clock
 
 
@@ -31,3 +35,12 @@ def test_a_listener_that_stood_still_itself_blames_nobody(clock: Clock) -> None:
     silence = Silence(clock)
     clock.now += 3600.0
     assert silence.look() <= 2 * LOOK_S
+
+
+def test_torch_takes_no_kernels_of_other_packages_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are compiled when they are first used, and round in another way."""
+    environment: dict[str, str] = {}
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, env, **__: environment.update(env))
+    _, end = start_child("a.module")
+    end.close()
+    assert environment["TORCH_DISABLE_NATIVE_JIT"] == "1"

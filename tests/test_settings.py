@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from service import settings as settings_module
 from service.errors import SettingsError
-from service.settings import ALIASES, PREFIX, Settings
+from service.settings import PREFIX, Settings
+from service.settings_sources import ALIASES
 
 
 @pytest.fixture(autouse=True)

@@ -1,30 +1,31 @@
 """`python -m loadtest.paper`: the paper's tables on any checkpoint, with the paper's numbers beside ours.
 
 Every row decodes the same problems greedily. The rows of a chunk of problems follow each other, so a slow hour of the
-machine hits all of them. Answers are kept in the folder of the result; the same command goes on after an interruption.
+machine hits all of them. The tables in the folder of the result are written after every chunk. Answers are kept there;
+the same command goes on after an interruption.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from loadtest.paper.decoders import Decoder, EngineDecoder, ServiceDecoder
+from loadtest.paper.published import BLOCK_SIZE
 from loadtest.paper.records import Chunk, Record, Records
-from loadtest.paper.report import COLUMNS, Result, results_of, titles, write
+from loadtest.paper.report import COLUMNS, Result, results_of, titles, write_plots, write_tables
 from loadtest.paper.rows import Row, rows_for
 from loadtest.paper.tasks import Problem, Task, tasks_named
 from service.cli import main
 from service.cli.options import ModelOptions, ThreadsOption, use_threads, with_fields
 from service.cli.output import Counter, notes, results, table
 
-#: the block size of the paper
-_BLOCK_SIZE = 16
 #: problems of a chunk, for each request at once
 _CHUNK = 4
 
@@ -65,21 +66,30 @@ def command(
     model = decoders[0].model
     about = {"model": model, "by": url or "in process", "limit": limit, "max_new_tokens": max_new_tokens}
     about |= {"run_code": run_code, "machine": platform.processor() or platform.machine(), "threads": threads}
+    about |= decoders[0].loading
     out.mkdir(parents=True, exist_ok=True)
     records = Records(out / "answers.jsonl", about)
     plan = {decoder: _chunks(decoder, problems, row or (), together) for decoder in decoders}
-    _measure(plan, problems, records)
     rows = rows_for(row or (), has_mrp=True, block_size=128)
-    made = results_of(model, rows, records.by_chunk.values())
-    write(out, about, made)
+
+    def so_far() -> list[Result]:
+        return results_of(model, rows, records.by_chunk.values())
+
+    is_complete = _measure(plan, problems, records, lambda: write_tables(out, about, so_far()))
+    made = so_far()
+    write_tables(out, about, made)
+    write_plots(out, made)
     _print(made, out)
+    if not is_complete:
+        notes().print("interrupted; run the same command again to resume")
+        raise typer.Exit(130)
 
 
 def _engines(options: ModelOptions, max_new_tokens: int) -> list[Decoder]:
     """Engines with the checkpoint's block size, or the operator's, and with the paper's."""
     decoders: list[Decoder] = [EngineDecoder(options, None, max_new_tokens)]
-    if options.block_size is None and decoders[0].block_size != _BLOCK_SIZE:
-        decoders.append(EngineDecoder(options, _BLOCK_SIZE, max_new_tokens))
+    if options.block_size is None and decoders[0].block_size != BLOCK_SIZE:
+        decoders.append(EngineDecoder(options, BLOCK_SIZE, max_new_tokens))
     return decoders
 
 
@@ -98,23 +108,31 @@ def _chunks(
 
 
 def _measure(
-    plan: Mapping[Decoder, Sequence[tuple[Chunk, Row]]], problems: Mapping[Task, Sequence[Problem]], records: Records
-) -> None:
-    """Decodes and judges the chunks that have no record yet. Exits if it is interrupted."""
+    plan: Mapping[Decoder, Sequence[tuple[Chunk, Row]]],
+    problems: Mapping[Task, Sequence[Problem]],
+    records: Records,
+    report: Callable[[], None],
+) -> bool:
+    """Decodes and judges the chunks that have no record yet. Returns false if it is interrupted.
+
+    `report` is called after all rows of a chunk of problems.
+    """
     by_name = {task.name: listed for task, listed in problems.items()}
     total = sum(map(len, plan.values()))
     missing = {decoder: [job for job in chunks if job[0] not in records.by_chunk] for decoder, chunks in plan.items()}
     try:
         with Counter(total, total - sum(map(len, missing.values()))) as counter:
             for decoder, jobs in missing.items():
-                for chunk, row in jobs:
-                    listed = by_name[chunk.task][chunk.start : chunk.start + _CHUNK * chunk.together]
-                    records.add(_decoded(decoder, chunk, row, listed))
-                    counter.next(f"{chunk.task} from {chunk.start}, {chunk.together} at once, {chunk.row}")
+                for (*_, start), rows in groupby(jobs, lambda job: job[0]._replace(row="")):
+                    for chunk, row in rows:
+                        listed = by_name[chunk.task][start : start + _CHUNK * chunk.together]
+                        records.add(_decoded(decoder, chunk, row, listed))
+                        counter.next(f"{chunk.task} from {start}, {chunk.together} at once, {chunk.row}")
+                    report()
                 decoder.release()
     except KeyboardInterrupt:
-        notes().print("interrupted; run the same command again to resume")
-        raise typer.Exit(130) from None
+        return False
+    return True
 
 
 def _decoded(decoder: Decoder, chunk: Chunk, row: Row, problems: Sequence[Problem]) -> Record:

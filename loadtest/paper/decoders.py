@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
@@ -38,9 +39,13 @@ class Answer:
 
 
 class Decoder(Protocol):
-    """Decodes prompts. `model`: its name with a revision. `has_mrp`: whether it serves the modes that need MRP."""
+    """Decodes prompts. `model`: its name with a revision. `has_mrp`: whether it serves the modes that need MRP.
+
+    `loading`: the options that it was loaded with, and its device, for the file of the result.
+    """
 
     model: str
+    loading: Mapping[str, Any]
     block_size: int
     has_mrp: bool
 
@@ -59,12 +64,23 @@ class EngineDecoder:
     """
 
     def __init__(self, options: ModelOptions, block_size: int | None, max_new_tokens: int) -> None:
+        import torch
+
         from service.model.checkpoint import config_of
         from service.model.files import display_name, read_config, resolve
 
         path = resolve(options.name)
         self._options = options if block_size is None else replace(options, block_size=block_size)
-        config = config_of(read_config(path), self._options.loading)
+        loading = self._options.loading
+        config = config_of(read_config(path), loading)
+        self.loading = {
+            "device": torch.cuda.get_device_name() if loading.device.startswith("cuda") else loading.device,
+            "dtype": str(loading.dtype).removeprefix("torch."),
+            "block_size": options.block_size,
+            "mrp_residual": loading.mrp_residual,
+            "mrp_scale": loading.mrp_scale,
+            "quantization": loading.quantization,
+        }
         self.model, self.block_size, self.has_mrp = display_name(path), config.block_size, config.mrp is not None
         self._tokens = longest(max_new_tokens, config.max_positions)
         self._engine: Engine | None = None
@@ -136,6 +152,8 @@ class EngineDecoder:
 
 class ServiceDecoder:
     """A running service. Each row has its own part of the prefix cache, so that every row pays for its prefill."""
+
+    loading: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, url: str, max_new_tokens: int, api_key: str = "") -> None:
         self._url, self._headers = url.rstrip("/"), {"Authorization": f"Bearer {api_key}"} if api_key else {}

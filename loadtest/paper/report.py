@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.paper.decoders import Answer
+from loadtest.paper.published import PaperCell, paper_cell
 from loadtest.paper.records import Record
-from loadtest.paper.rows import PaperCell, Row, paper_cell
+from loadtest.paper.rows import Row
 from service.calibration.records import Pieces, proportion, ratio_of_rates
 
 COLUMNS = ("row", "accuracy", "paper", "tokens/forward", "tokens/s", "x static", "identical", "refused")
@@ -108,7 +109,7 @@ def _result(model: str, row: Row, records: Sequence[Record], static: Sequence[Re
         speedup=pieces.rate / base.rate if base.rate else 0.0,
         speedup_low=ratio and ratio.low,
         speedup_high=ratio and ratio.high,
-        paper=paper_cell(model, block_size, task, row.name),
+        paper=paper_cell(model, block_size, row.mode, task),
     )
 
 
@@ -133,8 +134,8 @@ def titles(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     ]
 
 
-def write(folder: Path, about: Mapping[str, Any], results: Sequence[Result]) -> None:
-    """Writes `paper.json`, `paper.md` and, for each task with accuracies, a plot."""
+def write_tables(folder: Path, about: Mapping[str, Any], results: Sequence[Result]) -> None:
+    """Writes `paper.json` and `paper.md`."""
     content = {"measured": about, "rows": [asdict(result) for result in results]}
     (folder / "paper.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     lines = [f"# {about['model']}", ""]
@@ -148,6 +149,10 @@ def write(folder: Path, about: Mapping[str, Any], results: Sequence[Result]) -> 
             "",
         ]
     (folder / "paper.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def write_plots(folder: Path, results: Sequence[Result]) -> None:
+    """Writes a plot for each table with accuracies."""
     for title, rows in titles(results):
         if any(row.accuracy is not None for row in rows):
             _plot(folder / f"{rows[0].task}-block-{rows[0].block_size}-at-{rows[0].together}.png", title, rows)
@@ -158,7 +163,10 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _plot(path: Path, title: str, rows: Sequence[Result]) -> None:
-    """Accuracy against tokens a second over static's: a line for each mode, and the paper's points."""
+    """Accuracy against tokens a second over static's: a line for each mode.
+
+    The paper's numbers are bars over the range of its speed-ups, or lines where it has no speed-up.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -168,15 +176,14 @@ def _plot(path: Path, title: str, rows: Sequence[Result]) -> None:
         line = [point.speedup for point in points], [100 * point.accuracy for point in points]
         axes.plot(*line, marker="o", linestyle="-" if len(points) > 1 else "", label=mode)
     for row in rows:
-        if row.paper.accuracy is not None:
+        if row.paper.accuracy is None:
+            continue
+        if row.paper.speedup is None:
             axes.axhline(row.paper.accuracy, color="gray", linewidth=0.5)
-            axes.annotate(
-                f"paper: {row.row}",
-                (0.99, row.paper.accuracy),
-                xycoords=("axes fraction", "data"),
-                fontsize=6,
-                ha="right",
-            )
+        else:
+            axes.hlines(row.paper.accuracy, *row.paper.speedup, color="gray", linewidth=3)
+        text = {"fontsize": 6, "ha": "right", "xycoords": ("axes fraction", "data")}
+        axes.annotate(f"paper: {row.row}", (0.99, row.paper.accuracy), **text)
     axes.set(title=title, xlabel="tokens a second, over static", ylabel="accuracy, %", ylim=(-2, 102))
     axes.legend()
     figure.savefig(path, dpi=150)

@@ -1,13 +1,8 @@
-"""The rows of the paper's tables and ours, and the paper's numbers for the 8B model.
-
-Source: "Multi-Token Residual Prediction" (arXiv 2605.18817): lossless drafts, direct decoding, dynamic decoding and
-remasking, all greedy with blocks of 16. Its numbers are on other hardware and in bfloat16.
-"""
+"""The rows of the paper's tables and ours: lossless drafts, direct decoding, dynamic decoding and remasking."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +53,9 @@ def rows_for(names: Sequence[str], *, has_mrp: bool, block_size: int) -> list[Ro
 
     InvalidRequest for a name that is no plan.
     """
-    chosen = dict.fromkeys(["static", *(names or (*_PUBLISHED, *_OURS))])
-    rows = [Row(name, parse_plan(name), name in _PUBLISHED) for name in chosen]
+    published = set(map(parse_plan, _PUBLISHED))
+    chosen = {parse_plan(name): name for name in ("static", *(names or (*_PUBLISHED, *_OURS)))}
+    rows = [Row(name, mode, mode in published) for mode, name in chosen.items()]
     return [row for row in rows if (has_mrp or not row.mode.needs_mrp) and _fits(row.mode, block_size)]
 
 
@@ -69,46 +65,3 @@ def _fits(mode: DecodingMode, block_size: int) -> bool:
     except InvalidRequest:
         return False
     return True
-
-
-@dataclass(frozen=True, slots=True)
-class PaperCell:
-    """The paper's numbers. `accuracy`: in percent. `speedup`: the range of throughputs over static on all tasks."""
-
-    accuracy: float | None = None
-    speedup: tuple[float, float] | None = None
-
-    def __str__(self) -> str:
-        """The numbers as text, empty without any."""
-        speedup = f"{self.speedup[0]:.2f} to {self.speedup[1]:.2f} x" if self.speedup else ""
-        return ", ".join(filter(None, [f"{self.accuracy:.1f} %" if self.accuracy else "", speedup]))
-
-
-_SPEEDUPS = {
-    "speculative mrp_steps=3": (1.26, 1.40),
-    "direct mrp_steps=1": (1.51, 1.61),
-    "direct mrp_steps=2": (1.75, 1.91),
-}
-_ACCURACIES: Mapping[str, Mapping[str, float]] = {
-    "gsm8k": {
-        "static": 90.9,
-        "direct mrp_steps=1": 90.1,
-        "direct mrp_steps=2": 89.2,
-        "dynamic threshold=0.5": 67.9,
-        "remask threshold=0.5": 82.3,
-    },
-    "humaneval": {
-        "static": 73.8,
-        "direct mrp_steps=1": 67.1,
-        "direct mrp_steps=2": 64.0,
-        "dynamic threshold=0.5": 32.3,
-        "remask threshold=0.5": 54.9,
-    },
-}
-
-
-def paper_cell(model: str, block_size: int, task: str, row: str) -> PaperCell:
-    """The paper's numbers for a row. It has those of 8B with blocks of 16."""
-    if block_size != 16 or not re.search(r"(?<![\d.])8b", model.lower()):
-        return PaperCell()
-    return PaperCell(_ACCURACIES.get(task, {}).get(row), _SPEEDUPS.get(row))

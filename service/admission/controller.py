@@ -20,8 +20,9 @@ from service.admission.slots import Slots, Waiter
 from service.admission.throughput import IngressLoad, ReplicaDemand, Throughput
 from service.errors import InvalidRequest, MrpServeError, PromptTooLong
 from service.fair_queue import FairQueue, Ticket
+from service.replica_status import ModelCard
 from service.settings import Settings
-from service.wire import ModelCard, ReplicaRequest, too_late
+from service.wire import ReplicaRequest, too_late
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.errors import RateLimited, SettingsError
-from service.settings import DIGEST, Settings, nearest, read_yaml
+from service.settings import DIGEST, Settings
+from service.settings_sources import read_yaml
+from service.suggestions import nearest
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from service.gateway.http.generate import GENERATE_API
 from service.gateway.http.protocol import REQUESTS, Json
 from service.gateway.openai.routes import CHAT, COMPLETIONS, RESPONSES
 from service.gateway.score.routes import SCORE
-from service.settings import nearest
+from service.suggestions import nearest
 
 #: the path of the requests that lines without `url` have
 GENERATE: Final = "/generate"

@@ -13,8 +13,9 @@ from service.errors import MrpServeError
 from service.gateway.failover import Attempts, FailoverPolicy
 from service.replica.remote import start_replica
 from service.replica.replica import Replica
+from service.replica_status import ModelCard
 from service.settings import Settings
-from service.wire import Answer, Chunk, Ending, Failure, ModelCard, ReplicaRequest
+from service.wire import Answer, Chunk, Ending, Failure, ReplicaRequest
 
 _log = logging.getLogger(__name__)
 

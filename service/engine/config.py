@@ -26,7 +26,8 @@ class EngineConfig:
     `priority_aging_s`: seconds of waiting that make up for one priority.
     `prefix_cache`: whether requests share the KV of equal leading blocks.
     `deterministic`: every row is computed with the same tensor shapes in any batch. A request with a seed then gets
-    identical results, bit for bit, on any machine of the same kind. Slower.
+    identical results, bit for bit, on any machine of the same kind. Slower. On CUDA a library user also sets
+    `TORCH_DISABLE_NATIVE_JIT=1`: other packages may bring kernels that torch then takes.
     `attention`: the backend's name (`service/model/attention/registry.py`); `auto`: the fastest available.
     `cuda_graphs`: whether forwards on CUDA are captured once for each size and replayed.
     `overlap`: whether requests are divided into two micro-batches; `auto`: if on CUDA and faster.

@@ -16,9 +16,9 @@ from service.errors import InvalidRequest, NotReady, Unauthorized
 from service.gateway.http.middleware import sent_key
 from service.gateway.http.openapi import OPERATION
 from service.gateway.http.parse import explain
-from service.settings import nearest
+from service.replica_status import GenerationResult, WeightUpdateResult
+from service.suggestions import nearest
 from service.tracebacks import without_message
-from service.wire import GenerationResult, WeightUpdateResult
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from service.admission.controller import AdmissionController
 from service.errors import MrpServeError, NotReady, ScaledToZero
 from service.gateway.backend import Backend, serving
 from service.gateway.metrics import Throttled
+from service.replica_status import ModelCard, Status
 from service.tracebacks import without_message
-from service.wire import ModelCard, Status
 
 _log = logging.getLogger(__name__)
 

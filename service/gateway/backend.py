@@ -9,18 +9,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from service.errors import MrpServeError, NotReady
-from service.wire import (
-    Failure,
-    GenerationResult,
-    GenerationState,
-    Items,
-    ModelCard,
-    ReplicaRequest,
-    Snapshot,
-    Status,
-    Weights,
-    WeightUpdateResult,
-)
+from service.replica_status import GenerationResult, GenerationState, ModelCard, Snapshot, Status, WeightUpdateResult
+from service.wire import Failure, Items, ReplicaRequest, Weights
 
 
 class Backend(Protocol):

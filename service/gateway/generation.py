@@ -22,7 +22,7 @@ from service.gateway.admin import AGAIN_S, CatchUp, failures_of, parse_body
 from service.gateway.backend import Backend
 from service.gateway.http.openapi import body_docs, errors, route_docs
 from service.gateway.http.parse import parse_json
-from service.wire import GenerationResult, GenerationState, Status
+from service.replica_status import GenerationResult, GenerationState, Status
 
 
 class ServiceGeneration:

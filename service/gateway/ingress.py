@@ -29,6 +29,7 @@ from service.gateway.draining import DrainGate, Draining
 from service.gateway.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, error_response
 from service.gateway.failover import REASONS, FailoverPolicy
 from service.gateway.generation import ServiceGeneration, add_generation_routes
+from service.gateway.http.answers import Health, Live
 from service.gateway.http.driver import JsonAnswer, Upstream, locked
 from service.gateway.http.errors import install_error_handlers
 from service.gateway.http.fields import IGNORED, IgnoredFields, IgnoredFieldsLog
@@ -38,7 +39,6 @@ from service.gateway.http.middleware import REQUEST_ID, BodyLimit, HeadAsGet, Or
 from service.gateway.http.models import Models, models_json
 from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors
 from service.gateway.http.parse import RequestContext
-from service.gateway.http.protocol import Health, Live
 from service.gateway.metrics import CONTENT_TYPE, Throttled, expose
 from service.gateway.openai.routes import openai_router
 from service.gateway.pipeline import RequestPipeline
@@ -48,11 +48,12 @@ from service.gateway.score.routes import score_router
 from service.gateway.weights import ServiceWeights, add_weight_routes
 from service.quality.load_bands import LoadHysteresis
 from service.quality.schema import Plan
+from service.replica_status import ModelCard, Snapshot, Status
 from service.routing.affinity import ROUTING_REASONS
 from service.settings import Settings
 from service.telemetry.metrics import Registry
 from service.telemetry.tracing import Tracing
-from service.wire import ModelCard, ReplicaRequest, Snapshot, Status, Weights
+from service.wire import ReplicaRequest, Weights
 
 #: methods that pages of other sites may use, and headers of an answer that they may read
 CORS_METHODS = ("GET", "HEAD", "POST")

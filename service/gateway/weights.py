@@ -22,7 +22,8 @@ from service.gateway.admin import AGAIN_S, CatchUp, failures_of, parse_body
 from service.gateway.backend import Backend, serving
 from service.gateway.http.openapi import body_docs, errors, route_docs
 from service.gateway.http.parse import parse_json
-from service.wire import ModelCard, Status, Weights, WeightUpdateResult
+from service.replica_status import ModelCard, Status, WeightUpdateResult
+from service.wire import Weights
 
 
 class ServiceWeights:

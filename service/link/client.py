@@ -27,7 +27,8 @@ from service.link.protocol import (
     make_nonce,
     make_proof,
 )
-from service.wire import Address, ReplicaRequest
+from service.replica_status import Address
+from service.wire import ReplicaRequest
 
 #: seconds after which a client may try again
 _RETRY_S = 1.0

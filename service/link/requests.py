@@ -15,8 +15,9 @@ from service.errors import InvalidRequest
 from service.ipc import Unsendable
 from service.link.client import Impostor, Link, PendingCall, ReplicaDraining
 from service.link.protocol import Method
+from service.replica_status import Address, Status
 from service.routing.router import Router
-from service.wire import Address, Failure, Items, ReplicaRequest, Status, patience_s, too_late
+from service.wire import Failure, Items, ReplicaRequest, patience_s, too_late
 
 _log = logging.getLogger(__name__)
 

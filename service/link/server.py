@@ -28,8 +28,9 @@ from service.link.protocol import (
     make_nonce,
     make_proof,
 )
+from service.replica_status import Address
 from service.tracebacks import unexpected_error
-from service.wire import Address, Failure, Items, ReplicaRequest
+from service.wire import Failure, Items, ReplicaRequest
 
 _log = logging.getLogger(__name__)
 

@@ -4,8 +4,9 @@
         checkpoint = executor.load("service/demo", LoadOptions())
         engine = Engine(checkpoint, deps=EngineDeps(ranks=executor))
 
-If a worker ends, the executor ends: the running forward and the next one raise. Every worker ends with rank 0, because
-its socket closes.
+If a worker ends, the executor ends: `failure` says why, and the next forward raises. On a CPU the running forward
+raises, too. On CUDA it hangs until NCCL ends this process (`timeout_s`), so the service watches `failure`. Every worker
+ends with rank 0, because its socket closes.
 """
 
 from __future__ import annotations

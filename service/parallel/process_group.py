@@ -23,7 +23,8 @@ _LOOPBACK = "127.0.0.1"
 class ProcessGroup:
     """This rank's side, which waits for the other ranks first.
 
-    An operation raises ReplicaLost if a rank is lost, or silent for the timeout.
+    An operation raises ReplicaLost if a rank is lost, or silent for the timeout. On CUDA an operation is only queued:
+    NCCL ends this process after the timeout.
     """
 
     def __init__(self, join: Join) -> None:

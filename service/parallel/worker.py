@@ -6,6 +6,7 @@ never end.
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import shutil
@@ -75,6 +76,7 @@ class Worker:
         if self._checkpoint is None:
             raise AssertionError("networks are to be opened before a checkpoint is loaded")
         self._networks = None  # its cache makes room for the next one
+        gc.collect()  # graphs and networks refer to each other
         execution = ExecutionConfig(command.attention, command.cuda_graphs, agree=self._group.agree)
         self._networks = LocalModelForward(self._checkpoint, command.num_pages, command.shapes, execution)
 

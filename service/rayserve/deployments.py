@@ -25,9 +25,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.rayserve.private_ray import keep_serve_on_loopback
 from service.rayserve.scaling import WANTED
+from service.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
 from service.routing.affinity import RoutingReason
 from service.settings import Settings
-from service.wire import GenerationResult, GenerationState, Snapshot, Status, Weights, WeightUpdateResult
+from service.wire import Weights
 
 if TYPE_CHECKING:
     from service.gateway.http.listener import Listener

@@ -20,8 +20,9 @@ from service.errors import (
 )
 from service.link.requests import ReplicaLinks
 from service.rayserve.serve_state import is_scaled_to_zero, why_none
+from service.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
 from service.tracebacks import without_message
-from service.wire import GenerationResult, GenerationState, Snapshot, Status, Weights, WeightUpdateResult
+from service.wire import Weights
 
 _log = logging.getLogger(__name__)
 

@@ -20,9 +20,10 @@ from service.errors import SettingsError
 from service.model.files import pinned
 from service.quality.presets import presets_of
 from service.replica.messages import EngineInfo
+from service.replica_status import Example, ModelCard
 from service.settings import ANY_NAME, Settings, slots_of
 from service.text import TextCodec
-from service.wire import Example, ModelCard, Weights
+from service.wire import Weights
 
 _MOST_EXAMPLES, _TITLE_LETTERS = 12, 60
 

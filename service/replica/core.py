@@ -19,7 +19,7 @@ from service.engine.memory_plan import MemoryPlan, RequestedSizes, plan_memory
 from service.engine.thread import EngineThread
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.config import CheckedUpdate
-from service.model.device import DeviceMemory, is_out_of_memory, memory_of, pick_device, pick_dtype
+from service.model.device import is_out_of_memory, memory_of, pick_device, pick_dtype
 from service.model.weight_update import apply_update, check_update, drop_weights, load_update, restore_weights
 from service.parallel import TensorParallelExecutor
 from service.replica.messages import EngineInfo, SetGeneration
@@ -44,7 +44,7 @@ class EngineCore:
         codec: Callable[[], TextCodec] | None = None,
     ) -> None:
         self.ranks = deps.ranks if deps else None
-        limits = _limits(settings, checkpoint, self.ranks.memory() if self.ranks else memory_of(checkpoint.device))
+        limits = _limits(settings, checkpoint, deps)
         self.engine = engine = Engine(checkpoint, limits, observer, deps)
         self.info = EngineInfo(
             str(checkpoint.path),
@@ -182,12 +182,13 @@ def _prepared(core: EngineCore) -> EngineCore:
     return core
 
 
-def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) -> EngineConfig:
+def _limits(settings: Settings, checkpoint: Checkpoint, deps: EngineDeps | None = None) -> EngineConfig:
     """The engine's limits: the settings, or where they are open the largest that fit beside the weights.
 
-    On one CUDA device the KV cache gets the memory that captured graphs and the largest forward leave. These are tried
-    with a small cache first.
+    On CUDA the KV cache gets the memory that captured graphs and the largest forward leave. These are tried with a
+    small cache first. With several ranks, rank 0 needs the most memory: it alone has the logits.
     """
+    memory = deps.ranks.memory() if deps and deps.ranks else memory_of(checkpoint.device)
     sizes = RequestedSizes(
         kv_cache_tokens=_number(settings.kv_cache_tokens),
         max_running=_number(settings.max_running),
@@ -196,8 +197,8 @@ def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) ->
     )
     plan = partial(plan_memory, model=checkpoint.shard_config, itemsize=checkpoint.dtype.itemsize, memory=memory)
     fitted = plan(sizes)
-    if sizes.kv_cache_tokens is None and checkpoint.device.type == "cuda" and checkpoint.shard.size == 1:
-        rows, measured = _measured(checkpoint, _config(settings, fitted))
+    if sizes.kv_cache_tokens is None and checkpoint.device.type == "cuda":
+        rows, measured = _measured(checkpoint, _config(settings, fitted), deps)
         fitted = plan(replace(sizes, max_rows=rows), measured=measured)
     _log.info(
         "KV cache of %d tokens, %d requests, %d rows; forwards and graphs take %.0f MiB",
@@ -209,13 +210,17 @@ def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) ->
     return _config(settings, fitted)
 
 
-def _measured(checkpoint: Checkpoint, config: EngineConfig) -> tuple[int, int]:
-    """The most rows of a forward that the device can compute, and the bytes of all graphs and of such a forward."""
+def _measured(checkpoint: Checkpoint, config: EngineConfig, deps: EngineDeps | None) -> tuple[int, int]:
+    """The most rows of a forward that the device can compute, and the bytes of all graphs and of such a forward.
+
+    Several ranks cannot go on after a forward without memory. Then the error of the forward is raised.
+    """
     size = checkpoint.config.block_size
     tokens = max(2 * size, min(config.kv_cache_tokens // 2, checkpoint.config.max_positions))
     while True:
         try:
-            return config.max_rows, Engine(checkpoint, replace(config, kv_cache_tokens=tokens)).measure_bytes()
+            trial = replace(config, kv_cache_tokens=tokens)
+            return config.max_rows, Engine(checkpoint, trial, deps=deps).measure_bytes()
         except RuntimeError as error:
             if config.max_rows <= size + 2 or not is_out_of_memory(error):
                 raise

@@ -9,8 +9,8 @@ from service.errors import MrpServeError
 from service.replica.messages import SetGeneration
 from service.replica.remote import EngineProcessClient
 from service.replica.weight_update import WeightUpdater
+from service.replica_status import GenerationResult, GenerationState
 from service.tracebacks import unexpected_error
-from service.wire import GenerationResult, GenerationState
 
 
 class GenerationControl:

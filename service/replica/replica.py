@@ -30,26 +30,12 @@ from service.replica.remote import EngineProcessClient
 from service.replica.scoring import PositionScorer
 from service.replica.spans import Timeline, trace_request
 from service.replica.weight_update import WeightUpdater
+from service.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
 from service.settings import Settings
 from service.telemetry.tracing import Tracing
 from service.text import TextCodec
 from service.tracebacks import unexpected_error
-from service.wire import (
-    Chunk,
-    Ending,
-    Failure,
-    GenerationResult,
-    GenerationState,
-    Items,
-    Progress,
-    ReplicaRequest,
-    Scoring,
-    Snapshot,
-    Status,
-    Weights,
-    WeightUpdateResult,
-    too_late,
-)
+from service.wire import Chunk, Ending, Failure, Items, Progress, ReplicaRequest, Scoring, Weights, too_late
 
 _log = logging.getLogger(__name__)
 

@@ -16,9 +16,10 @@ from msgspec import structs
 from service.errors import CheckpointError, MrpServeError, SettingsError, WeightsBehind, WeightsRefused
 from service.quality.presets import presets_of
 from service.replica.remote import EngineProcessClient
+from service.replica_status import ModelCard, WeightUpdateResult
 from service.settings import Settings
 from service.tracebacks import unexpected_error
-from service.wire import ModelCard, ReplicaRequest, Weights, WeightUpdateResult
+from service.wire import ReplicaRequest, Weights
 
 
 class WeightUpdater:

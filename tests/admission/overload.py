@@ -18,8 +18,9 @@ from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.errors import QueueFull
+from service.replica_status import ModelCard
 from service.settings import Settings
-from service.wire import Chunk, Ending, ModelCard, ReplicaRequest
+from service.wire import Chunk, Ending, ReplicaRequest
 from tests.admission.virtual import now
 from tests.gateway.doubles import CARD, STATS
 

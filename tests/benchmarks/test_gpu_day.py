@@ -92,12 +92,27 @@ def test_the_papers_rows_of_both_block_sizes_stand_beside_the_autoregressive_yar
         (4, 1),
         (4, 2),
     ]
-    assert [row["plan"] for row in paper[: len(PAPER)]] == ["static", "speculative", "direct", "speculative"]
-    assert [row["knobs"].get("mrp_steps") for row in paper[: len(PAPER)]] == [None, 3, 1, "auto"]
+    assert [row["plan"] for row in paper[: len(PAPER)]] == ["static", "speculative", "direct", "direct", "speculative"]
+    assert [row["knobs"].get("mrp_steps") for row in paper[: len(PAPER)]] == [None, 3, 1, 2, "auto"]
+    assert {row["paper_times_static"] for row in paper} == {None}
     for row in paper:
         assert row["times_autoregressive"] == pytest.approx(row["tokens_per_s"] / yardstick[row["concurrency"]])
     assert rows[-1]["what"] == "traces"
     assert len(list((tmp_path / "traces").glob("*.json.gz"))) == 2
+
+
+def test_8b_in_blocks_of_16_stands_beside_the_papers_speed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = [{"plan": mode.mode, "tokens_per_s": 10.0, "times_static": 1.0} for mode in PAPER]
+    monkeypatch.setattr("benchmarks.gpu.paper.inflate", lambda *_: None)
+    monkeypatch.setattr("benchmarks.gpu.paper._autoregressive", lambda *_: {})
+    monkeypatch.setattr("benchmarks.gpu.paper.plan_rows", lambda *_: map(dict, plans))
+    with Rows(tmp_path / "rows", CPU, 600) as written:
+        measure_paper(written, CPU, torch.float32, Extent(("sdar-4b", "sdar-8b"), (1,)))
+    rows = read(tmp_path / "rows")
+    speedups = [row["paper_times_static"] for row in rows]
+    assert rows[0]["shape"] == "sdar-8b"
+    assert speedups[: len(PAPER)] == [None, [1.26, 1.40], [1.51, 1.61], [1.75, 1.91], None]
+    assert not any(speedups[len(PAPER) :])
 
 
 def test_the_largest_shape_comes_first_and_what_is_left_out_is_a_row(
@@ -134,8 +149,12 @@ def test_the_stages_need_no_command_line_and_no_service() -> None:
     while waiting:
         reached |= waiting
         names |= {name for path in waiting for name in imported(ast.parse(path.read_text("utf-8")))}
-        ours = (Path(*name.split(".")[:-1]).with_suffix(".py") for name in names if name.startswith("benchmarks."))
+        ours = (
+            Path(*name.split(".")[:-1]).with_suffix(".py")
+            for name in names
+            if name.startswith(("benchmarks.", "loadtest."))
+        )
         waiting = {path for path in ours if path.is_file()} - reached
-    assert Path("benchmarks/steps.py") in reached
+    assert {Path("benchmarks/steps.py"), Path("loadtest/paper/published.py")} <= reached
     heavy = ("ray", "fastapi", "uvicorn", "typer", "service.cli", "service.gateway", "service.rayserve", "service.app")
     assert [name for name in names if name.startswith(heavy)] == []

@@ -23,21 +23,9 @@ from service.gateway.pipeline import RequestPipeline
 from service.quality.presets import Presets
 from service.quality.schema import Band
 from service.replica.replica import Replica
+from service.replica_status import GenerationResult, GenerationState, ModelCard, Snapshot, Status, WeightUpdateResult
 from service.settings import Settings
-from service.wire import (
-    Chunk,
-    Ending,
-    Failure,
-    GenerationResult,
-    GenerationState,
-    Items,
-    ModelCard,
-    ReplicaRequest,
-    Snapshot,
-    Status,
-    Weights,
-    WeightUpdateResult,
-)
+from service.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Weights
 from tests.gateway.generate.helpers import GENERATE
 from tests.gateway.local import LocalBackend
 

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 from service.gateway.backend import Backend
 from service.gateway.ingress import Ingress
 from service.replica.replica import Replica
+from service.replica_status import Family
 from service.settings import Settings
-from service.wire import Family
 from tests.gateway.local import LocalBackend
 
 

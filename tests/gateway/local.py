@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from service.errors import MrpServeError
 from service.replica.replica import Replica
-from service.wire import (
-    Failure,
-    GenerationResult,
-    GenerationState,
-    Items,
-    ReplicaRequest,
-    Snapshot,
-    Status,
-    Weights,
-    WeightUpdateResult,
-)
+from service.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.wire import Failure, Items, ReplicaRequest, Weights
 
 
 class LocalBackend:

@@ -16,8 +16,9 @@ from service.engine.request import SamplingParams, Stats
 from service.errors import EngineFailed
 from service.link.requests import ReplicaLinks
 from service.link.server import LinkServer
+from service.replica_status import Status
 from service.routing.router import Router
-from service.wire import Answer, Chunk, Ending, Failure, Items, ReplicaRequest, Status
+from service.wire import Answer, Chunk, Ending, Failure, Items, ReplicaRequest
 from tests.gateway import doubles
 from tests.gateway.helpers import eventually
 from tests.gathered import gathered

@@ -17,7 +17,8 @@ from service.engine.request import Stats
 from service.errors import DeadlineExceeded, EngineFailed, InvalidRequest, MrpServeError, ReplicaLost
 from service.link import client as link_client
 from service.link import requests as linked
-from service.wire import Address, Answer, Chunk, Ending, Failure, Resume, Status
+from service.replica_status import Address, Status
+from service.wire import Answer, Chunk, Ending, Failure, Resume
 from tests.gateway.helpers import eventually
 from tests.link.doubles import CARD, Service, answer, answers_of_a_drain, replica_request
 

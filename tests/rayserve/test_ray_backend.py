@@ -24,19 +24,8 @@ from service.errors import (
 from service.gateway.backend import serving
 from service.rayserve import ray_backend, serve_state
 from service.rayserve.ray_backend import RayBackend
-from service.wire import (
-    Answer,
-    Chunk,
-    Ending,
-    Failure,
-    GenerationResult,
-    GenerationState,
-    ReplicaRequest,
-    Snapshot,
-    Status,
-    Weights,
-    WeightUpdateResult,
-)
+from service.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.wire import Answer, Chunk, Ending, Failure, ReplicaRequest, Weights
 from tests.gateway import doubles
 from tests.gateway.helpers import eventually
 

@@ -4,8 +4,9 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from service.model import load_checkpoint, parse_config
+from service.model import LoadOptions, load_checkpoint, parse_config
 from tests.tiny import EXPERTS, tiny_checkpoint
 from tests.training.test_session import GOLDEN
 from training.attention import BlockAttention, DenseAttention, blockwise, fused, with_own_blocks, written_out
@@ -13,7 +14,7 @@ from training.chains import Rows, chain_loss
 from training.conversations import Example
 from training.layout import Layout
 from training.lessons import Objective, Phase, Teacher, phases_up_to
-from training.losses import Weights
+from training.losses import Weights, exact_logits
 from training.module import new_mrp
 from training.noise import Noise, noisy_chains
 from training.rollout import masked_positions, open_batch, roll_out
@@ -173,6 +174,32 @@ def test_fused_attention_is_the_written_out_one():
     mask = torch.rand(6, 9) < 0.7
     mask[:, 0] = True
     assert torch.allclose(fused(q, k, v, mask), written_out(q, k, v, mask), atol=1e-5)
+
+
+def test_fused_attention_has_a_key_head_for_each_query_head(monkeypatch):
+    """With `enable_gqa` and a mask torch's attention on CUDA keeps all scores in memory."""
+    attend, calls = F.scaled_dot_product_attention, []
+
+    def watched(q, k, v, **options):
+        calls.append((q.shape[1], k.shape[1], v.shape[1], set(options)))
+        return attend(q, k, v, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    q, k = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 9, 8)
+    fused(q, k, k, torch.ones(6, 9, dtype=torch.bool))
+    assert calls == [(4, 4, 4, {"attn_mask"})]
+
+
+def test_logits_of_losses_are_in_float32_with_weights_in_bfloat16():
+    """Near 12, logits in bfloat16 have steps of 0.06."""
+    backbone = load_checkpoint(GOLDEN, LoadOptions(torch.bfloat16)).backbone
+    torch.manual_seed(5)
+    hidden = torch.randn(64, backbone.head.shape[1])
+    expected = hidden.double() @ backbone.head.double().T
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = exact_logits(backbone, hidden)
+    assert logits.dtype == torch.float32
+    assert (logits.double() - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("prefix", [0, 6])

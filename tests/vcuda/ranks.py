@@ -58,14 +58,20 @@ def use_gloo(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
 
 
 @contextmanager
-def two_ranks(device: VirtualDevice) -> Iterator[TensorParallelExecutor]:
-    """An executor whose rank 0 is on this device."""
+def virtual_ranks(device: VirtualDevice) -> Iterator[None]:
+    """Executors have rank 0 on this device, and a worker on a device of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: 2)
         patch.setattr(executor, "start_child", lambda _, folder: ipc.start_child("tests.vcuda.ranks", folder))
         use_gloo(patch, device)
-        with TensorParallelExecutor(2, "cuda") as ranks:
-            yield ranks
+        yield
+
+
+@contextmanager
+def two_ranks(device: VirtualDevice) -> Iterator[TensorParallelExecutor]:
+    """An executor whose rank 0 is on this device."""
+    with virtual_ranks(device), TensorParallelExecutor(2, "cuda") as ranks:
+        yield ranks
 
 
 def refuse(self: Any, function: Callable[[], Tensor]) -> Any:

@@ -10,11 +10,13 @@ import torch
 from service.engine import Engine, EngineDeps
 from service.model import LoadOptions
 from service.parallel import TensorParallelExecutor
-from tests.engine.helpers import FREE
+from service.replica.core import load_core
+from service.settings import Settings
+from tests.engine.helpers import FREE, Recorder
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, decode_golden, waits
 from tests.vcuda.device import Counts, VirtualDevice
-from tests.vcuda.ranks import REFUSING, two_ranks
+from tests.vcuda.ranks import REFUSING, two_ranks, virtual_ranks
 
 NAME = GOLDEN_NAMES[0]
 
@@ -48,3 +50,16 @@ def test_a_capture_that_fails_on_a_rank_is_left_out_on_all(
         decode_golden(engine, NAME, 1)
     assert (device.counts.captures > 0, device.counts.replays, len(device.graphs)) == (True, 0, 0)
     assert "another rank has failed" in caplog.text
+
+
+@pytest.mark.slow
+def test_the_cache_gets_the_memory_that_graphs_of_a_rank_leave(device: VirtualDevice) -> None:
+    device.total_bytes = 40 * 2**20
+    settings = Settings(model=str(GOLDEN / NAME), device="cuda", dtype="float32", max_rows=12, tensor_parallel_size=2)
+    with virtual_ranks(device):
+        core = load_core(settings, Recorder(), EngineDeps(costs=FREE))
+        device.peak_bytes = device.live_bytes
+        decode_golden(core.engine, NAME, 1)
+        core.close()
+    assert 0.7 * device.total_bytes <= device.peak_bytes <= 0.9 * device.total_bytes
+    assert device.counts.captures == 2 * len(device.graphs) > 0

@@ -1,6 +1,6 @@
-"""The experiments of dev/lab/training-log.md: the demo's tasks as a file, and MRP as the published loops use it.
+"""The experiments of dev/lab/training-log.md: the demo's tasks and texts as files, MRP as the published loops use it.
 
-`python -m training.demo.experiments tasks FILE --count N` and `… published CHECKPOINT FILE`.
+`python -m training.demo.experiments tasks FILE --count N`, `… texts FILE --count N` and `… published CHECKPOINT FILE`.
 `… heldout FILE --count 1200` wrote the demo's held-out problems.
 """
 
@@ -16,10 +16,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from service.demo import CHECKPOINT
 from service.model import load_checkpoint
 from training.chains import Rows
 from training.conversations import Codec, Limits, read_corpus
 from training.demo import tasks
+from training.demo.text import PROMPT, WINDOW, library_files
 from training.demo.tokenizer import ASSISTANT, END, USER, control, encode_text
 from training.evaluation import evaluate
 from training.layout import Layout
@@ -69,6 +71,17 @@ def write_tasks(file: Path, count: int) -> None:
             out.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
 
 
+def write_texts(file: Path, count: int) -> None:
+    """Writes windows of the training side of the demo's text: prompts with continuations. No two overlap."""
+    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    files = [encode_text(tokenizer, text) for text in library_files(heldout=False)]
+    windows = [tokens[at : at + WINDOW] for tokens in files for at in range(0, len(tokens) - WINDOW + 1, WINDOW)]
+    with file.open("w", encoding="utf-8") as out:
+        for window in random.Random(7).sample(windows, count):
+            prompt, completion = tokenizer.decode(window[:PROMPT]), tokenizer.decode(window[PROMPT:])
+            out.write(json.dumps({"prompt": prompt, "completion": completion}) + "\n")
+
+
 def write_heldout(file: Path, count: int) -> None:
     """Writes held-out problems, each once."""
     rng, prompts = random.Random(4), dict[str, None]()
@@ -107,13 +120,15 @@ def compare_published(name: str, file: Path, codec: Codec, batches: int) -> None
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["tasks", "heldout", "published"])
-    parser.add_argument("names", nargs="+", help="tasks and heldout: FILE; published: CHECKPOINT FILE")
-    parser.add_argument("--count", type=int, default=8000, help="tasks or problems to write")
+    parser.add_argument("what", choices=["tasks", "texts", "heldout", "published"])
+    parser.add_argument("names", nargs="+", help="tasks, texts and heldout: FILE; published: CHECKPOINT FILE")
+    parser.add_argument("--count", type=int, default=8000, help="tasks, texts or problems to write")
     parser.add_argument("--batches", type=int, default=8, help="batches to evaluate")
     given = parser.parse_args()
     if given.what == "tasks":
         write_tasks(Path(given.names[0]), given.count)
+    elif given.what == "texts":
+        write_texts(Path(given.names[0]), given.count)
     elif given.what == "heldout":
         write_heldout(Path(given.names[0]), given.count)
     else:

@@ -28,8 +28,9 @@ from service.gateway.http.driver import Api, JsonAnswer, Upstream, locked, respo
 from service.gateway.http.fields import BodyFields
 from service.gateway.http.openapi import STORY, body_docs, errors, route_docs, shared_schema
 from service.gateway.http.parse import RequestContext, parse_json, to_replica_request
+from service.replica_status import ModelCard
 from service.text.tools import Tool, ToolUse, assistant_message, tool_message
-from service.wire import ModelCard, ReplicaRequest
+from service.wire import ReplicaRequest
 
 _STREAM: Final = (
     "Anthropic's object, with `stats`. With `stream`, Anthropic's server-sent events, from `message_start` to "

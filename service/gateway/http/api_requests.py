@@ -16,9 +16,9 @@ from service.gateway.http.fields import BodyFields, IgnoredFields
 from service.gateway.http.parse import RequestContext, check_model, constraint_of, explain, parse_generate
 from service.gateway.http.protocol import PROMPTS, GenerateCommon, Json, StrictModel
 from service.gateway.http.translate import translated
+from service.replica_status import ModelCard
 from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
 from service.text.tools.formats import REASONING_END, REASONING_GAP, REASONING_START
-from service.wire import ModelCard
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
 

@@ -25,8 +25,9 @@ from service.errors import MrpServeError
 from service.gateway.http.errors import CountError
 from service.gateway.http.parse import RequestContext, parse_json
 from service.gateway.http.streams import STATUS_S, FrameStream, all_of, first_of, merged
+from service.replica_status import ModelCard
 from service.tracebacks import unexpected_error
-from service.wire import Answer, Answering, Chunk, Ending, ModelCard, Progress, ReplicaRequest
+from service.wire import Answer, Answering, Chunk, Ending, Progress, ReplicaRequest
 
 #: raises Unauthorized for a request without a valid API key. The request is answered within the context
 Authorize = Callable[[Request], AbstractContextManager[None]]

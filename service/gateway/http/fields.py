@@ -17,7 +17,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from service.errors import InvalidRequest
-from service.settings import similar
+from service.suggestions import similar
 
 IGNORED: Final = "x-ignored-fields"
 #: the most names in one header, and of one process in the log

@@ -9,11 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.engine.request import Stats
 from service.errors import MrpServeError
-from service.gateway.http.driver import Api, ResponseBuilder, Upstream, locked, respond
-from service.gateway.http.errors import error_json
-from service.gateway.http.openapi import generate_docs
-from service.gateway.http.parse import RequestContext, further_request, parse_generate, to_replica_request
-from service.gateway.http.protocol import (
+from service.gateway.http.answers import (
     AnswerStats,
     BlockFrame,
     ChoiceIndex,
@@ -26,6 +22,10 @@ from service.gateway.http.protocol import (
     Traced,
     Usage,
 )
+from service.gateway.http.driver import Api, ResponseBuilder, Upstream, locked, respond
+from service.gateway.http.errors import error_json
+from service.gateway.http.openapi import generate_docs
+from service.gateway.http.parse import RequestContext, further_request, parse_generate, to_replica_request
 from service.gateway.http.streams import frame
 from service.quality.schema import knobs_of
 from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep

@@ -16,7 +16,7 @@ from service.decode.knobs import AUTO, Knob, KnobValue, knobs_in
 from service.decode.modes import MODES
 from service.quality.presets import Presets
 from service.quality.schema import Band, Measured, Plan, PlanResult, QualityName
-from service.wire import Example, ModelCard
+from service.replica_status import Example, ModelCard
 
 _KnobType = Literal["integer", "number", "string"]
 _TYPES: Mapping[type[KnobValue], _KnobType] = {int: "integer", float: "number", str: "string"}

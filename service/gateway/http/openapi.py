@@ -27,18 +27,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from service.gateway.http.answers import BlockFrame, Done, GenerateAnswer, GenerateAnswers, StepFrame
 from service.gateway.http.errors import ErrorAnswer
-from service.gateway.http.protocol import (
-    GENERATE,
-    REQUESTS,
-    BlockFrame,
-    Done,
-    GenerateAnswer,
-    GenerateAnswers,
-    GenerateDefault,
-    GenerateQuality,
-    StepFrame,
-)
+from service.gateway.http.protocol import GENERATE, REQUESTS, GenerateDefault, GenerateQuality
 from service.quality.schema import QUALITIES
 
 SCHEMA: Final = "/openapi.json"

@@ -25,8 +25,9 @@ from service.engine.request import MAX_SEED, SamplingParams
 from service.errors import InvalidRequest, UnknownModel
 from service.gateway.http.fields import IgnoredFields
 from service.gateway.http.protocol import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Json, ResponseFormat
-from service.settings import nearest, similar
-from service.wire import ModelCard, Origin, ReplicaRequest, Weights
+from service.replica_status import ModelCard
+from service.suggestions import nearest, similar
+from service.wire import Origin, ReplicaRequest, Weights
 
 #: characters of a value or a name, and problems, that an error shows
 _SHOWN = 80

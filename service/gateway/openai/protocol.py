@@ -12,17 +12,9 @@ from pydantic import Field, PlainValidator, ValidationError, ValidatorFunctionWr
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from service.gateway.http.answers import DecodedStats, StopToken, Traced, Usage
 from service.gateway.http.api_requests import ApiRequest, ToolName
-from service.gateway.http.protocol import (
-    MAX_ANSWERS,
-    MAX_NEW_TOKENS,
-    DecodedStats,
-    Json,
-    StopToken,
-    StrictModel,
-    Traced,
-    Usage,
-)
+from service.gateway.http.protocol import MAX_ANSWERS, MAX_NEW_TOKENS, Json, StrictModel
 from service.gateway.openai.chat import ReceivedMessage
 from service.text.tools.calls import MAX_TOOLS
 

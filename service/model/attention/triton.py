@@ -1,9 +1,9 @@
 """The Triton backend: pages are read where they lie, once for all rows of a unit and a tile of queries.
 
-A forward is three kernels a layer (`triton_kernels.py`): the keys of final blocks go to their pages, every program
-attends to its share of the keys, and split results are merged. The kernels read one packed table (`tile_schedule.py`),
-which is copied to the device before the forward. Without `width` the splits follow the load; with it, a row's numbers
-depend on the row alone.
+A forward is two kernels a layer (`triton_kernels.py`): every program attends to its share of the keys, and split
+results are merged. Before them, the keys of final blocks go to their pages, by the kernel of the rotation
+(`kv_targets`) or by one of their own. The kernels read one packed table (`tile_schedule.py`), which is copied to the
+device before the forward. Without `width` the splits follow the load; with it, a row's numbers depend on the row alone.
 """
 
 from __future__ import annotations

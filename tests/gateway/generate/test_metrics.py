@@ -17,8 +17,9 @@ from service.engine.request import ForwardCounts, Stats
 from service.gateway.metrics import expose
 from service.replica.metrics import ReplicaMetrics
 from service.replica.replica import Replica
+from service.replica_status import Snapshot, Status
 from service.telemetry.metrics import METRICS, Registry
-from service.wire import Items, ReplicaRequest, Snapshot, Status, Weights
+from service.wire import Items, ReplicaRequest, Weights
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import CASES, GENERATE, ask, body, golden_body, streamed

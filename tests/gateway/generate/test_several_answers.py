@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.gateway.http.protocol import BlockFrame, Done, GenerateAnswer, GenerateAnswers, StepFrame
+from service.gateway.http.answers import BlockFrame, Done, GenerateAnswer, GenerateAnswers, StepFrame
 from service.model import Checkpoint
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.engines import Held

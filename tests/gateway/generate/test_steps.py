@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from service.errors import ReplicaLost
-from service.gateway.http.protocol import BlockFrame, StepFrame
+from service.gateway.http.answers import BlockFrame, StepFrame
 from service.model import Checkpoint
 from service.wire import Chunk, Ending, Progress
 from tests.gateway.conftest import MakeGenerator

@@ -17,7 +17,7 @@ from service.errors import OutOfMemory
 from service.gateway import admin
 from service.gateway.generation import ServiceGenerationAnswer
 from service.model import load_checkpoint
-from service.wire import GenerationState
+from service.replica_status import GenerationState
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, frames, problem
 from tests.gateway.helpers import assert_shape, eventually, page

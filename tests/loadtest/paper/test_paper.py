@@ -11,8 +11,11 @@ import pytest
 from starlette.types import ASGIApp
 
 from loadtest.paper.decoders import Answer, EngineDecoder, longest
+from loadtest.paper.published import PaperCell, paper_cell
 from loadtest.paper.records import Chunk, Record, Records
-from loadtest.paper.rows import Row, paper_cell, rows_for
+from loadtest.paper.report import results_of
+from loadtest.paper.rows import Row, rows_for
+from service.decode.modes import Direct, Remask, Speculative, Static
 from service.errors import SettingsError
 from service.settings import Settings
 from tests.serving import listening
@@ -65,11 +68,20 @@ class TestRows:
 
     def test_the_papers_numbers_are_of_8b(self) -> None:
         name = "heavyball/sdar-8b-mrp-3lyr@0123"
-        assert str(paper_cell(name, 16, "gsm8k", "direct mrp_steps=1")) == "90.1 %, 1.51 to 1.61 x"
-        assert paper_cell(name, 16, "humaneval", "remask threshold=0.5").accuracy == 54.9
-        assert str(paper_cell(name, 16, "mbpp", "speculative mrp_steps=3")) == "1.26 to 1.40 x"
+        assert str(paper_cell(name, 16, Direct(1), "gsm8k")) == "90.1 %, 1.51 to 1.61 x"
+        assert paper_cell(name, 16, Remask(0.5), "humaneval").accuracy == 54.9
+        assert str(paper_cell(name, 16, Speculative(3), "mbpp")) == "1.26 to 1.40 x"
+        assert paper_cell("SDAR-8B", 16, Direct(2)) == PaperCell(speedup=(1.75, 1.91))
         for other in (("heavyball/sdar-1.8b", 16), ("heavyball/sdar-18b", 16), (name, 4)):
-            assert str(paper_cell(*other, "gsm8k", "static")) == ""
+            assert str(paper_cell(*other, Static(), "gsm8k")) == ""
+
+    def test_a_row_written_otherwise_has_the_papers_number(self) -> None:
+        [_, row] = rows_for(["direct  mrp_steps=1"], has_mrp=True, block_size=16)
+        record = Record(Chunk(16, 1, "gsm8k", row.name, 0), [Answer("42", 3, 3)], [True], 1.0)
+        static = Record(Chunk(16, 1, "gsm8k", "static", 0), [Answer("42", 3, 3)], [True], 1.5)
+        [result] = results_of("SDAR-8B", [row], [static, record])
+        assert result.is_published
+        assert result.cells[2] == "90.1 %, 1.51 to 1.61 x"
 
 
 class TestCommand:
@@ -79,7 +91,8 @@ class TestCommand:
         words = ("--tasks", "mbpp", "--data", data, "--concurrency", 2, "--max-new-tokens", 8, "--device", "cpu")
         assert paper("--model", model, *words, "--out", out) == 0
         result = content(out)
-        assert result["measured"]["model"] == model.name
+        measured = result["measured"]
+        assert (measured["model"], measured["device"], measured["dtype"]) == (model.name, "cpu", "float32")
         for size in (4, 16):
             rows = [row for row in result["rows"] if row["block_size"] == size]
             assert [row["row"] for row in rows] == [row.name for row in rows_for((), has_mrp=True, block_size=size)]
@@ -130,6 +143,8 @@ class TestCommand:
         monkeypatch.setattr(EngineDecoder, "decode", interrupted)
         assert paper(*words) == 130
         assert "interrupted; run the same command again to resume" in capsys.readouterr().err
+        finished = [(row["row"], row["problems"]) for row in content(tmp_path / "out")["rows"]]
+        assert finished == [("static", 4), ("direct mrp_steps=1", 4)]
         with (tmp_path / "out" / "answers.jsonl").open("a") as file:
             file.write('{"chunk": [8, 1')  # a line that was cut
         assert paper(*words) == 0
@@ -137,6 +152,8 @@ class TestCommand:
         calls.clear()
         assert paper(*words) == 0
         assert calls == []
+        assert paper(*words, "--mrp-scale", 2) == 1
+        assert "answers of other options" in capsys.readouterr().err
         assert [row["problems"] for row in content(tmp_path / "out")["rows"]] == [5, 5, 5]
 
     def test_a_solver_by_hand_has_its_accuracy(
