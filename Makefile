@@ -7,7 +7,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python;
 	"$$python" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& echo "$$python" && break; done)
 ARGS ?=
-# An index that torch alone is taken from: CPU wheels save some GiB.
+# An index that torch alone is taken from: CPU wheels save 3 GiB.
 TORCH_INDEX ?=
 
 bin := $(VENV)/bin

@@ -20,7 +20,7 @@ from training.losses import Weights
 from training.optim import Schedule
 
 pytest.importorskip("pandas", reason="Ray Train is an extra: pip install '.[train]'")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)  # Ray's start takes two minutes of a busy machine
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "sdar-mrp-random-a"
 STEPS = 24
@@ -46,7 +46,7 @@ def program(data, out, *more):
 
 
 def finished(process):
-    said, complained = process.communicate(timeout=280)
+    said, complained = process.communicate(timeout=400)
     assert process.returncode == 0, complained
     return said
 
@@ -97,7 +97,7 @@ def workers_of(process):
 
 
 def until(condition, process):
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
