@@ -21,6 +21,11 @@ class RunnerAround:
         """Pages of its cache."""
         return self._runner.num_pages
 
+    @property
+    def graph_sizes(self) -> Sequence[int]:
+        """The sizes of its graphs."""
+        return self._runner.graph_sizes
+
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         """Begins a forward."""
         return self._runner.begin(network, rows)

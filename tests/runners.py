@@ -21,6 +21,10 @@ class Around:
         self.runner, self.config, self.device = runner, runner.config, runner.device
         self.num_pages = runner.num_pages
 
+    @property
+    def graph_sizes(self) -> Sequence[int]:
+        return self.runner.graph_sizes
+
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         return done(self.evaluate(rows) if network == "backbone" else self.refine(rows))
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,9 +46,13 @@ _TOO_LONG_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The time of a forward by its rows: linear between the points (rows, time) and beyond the last one."""
+    """The time of a forward by its rows: linear between the points (rows, time) and beyond the last one.
+
+    `sizes`: the numbers of rows to which forwards are filled up, ascending. Larger forwards are not filled up.
+    """
 
     points: tuple[tuple[int, float], ...]
+    sizes: tuple[int, ...] = ()
 
     def at(self, rows: float) -> float:
         """The time at a number of rows, which may be a fraction."""
@@ -57,6 +61,11 @@ class Curve:
         index = min(max(1, bisect_right(self.points, (rows, 0.0))), len(self.points) - 1)
         (low, fast), (high, slow) = self.points[index - 1], self.points[index]
         return fast + (slow - fast) * (max(rows, self.points[0][0]) - low) / (high - low)
+
+    def filled(self, rows: int) -> float:
+        """The time of a forward over rows that are filled up to the next size."""
+        index = bisect_left(self.sizes, rows)
+        return self.at(self.sizes[index] if index < len(self.sizes) else rows)
 
     def slope(self, low: float, high: float) -> float:
         """The mean time of one more row, from `low` to `high` rows."""
@@ -126,8 +135,8 @@ class StepCosts:
     def with_pages(self, pages: float) -> StepCosts:
         """The costs of rows that read `pages` pages each."""
         more = self.reading(pages)
-        backbone = Curve(tuple((rows, seconds + rows * more) for rows, seconds in self.backbone.points))
-        return replace(self, backbone=backbone)
+        points = tuple((rows, seconds + rows * more) for rows, seconds in self.backbone.points)
+        return replace(self, backbone=replace(self.backbone, points=points))
 
 
 def measure(
@@ -142,10 +151,12 @@ def measure(
     row = _row(runner, _PREFIX)._replace(drafts=has_mrp)
     (prediction,) = runner.begin("backbone", [row])()
     backbone = _fastest(lambda rows: _forward(runner, "backbone", _apart(row, rows)), counts, clock)
+    backbone = replace(backbone, sizes=tuple(runner.graph_sizes))
     draft, page, mrp = _drafting(row.state, prediction, clock), _reading(runner, clock), None
     if has_mrp:
         anchored = row._replace(anchor=prediction.handle)
         mrp = _fastest(lambda rows: _forward(runner, "mrp", _apart(anchored, rows)), counts, clock)
+        mrp = replace(mrp, sizes=backbone.sizes)
     return StepCosts(backbone, mrp, draft, page, row.index)
 
 

@@ -149,7 +149,7 @@ class MrpChoice:
         rates = {option: _rate(option, gains[option], costs, load) for option in steps}
         best = max(steps, key=lambda option: rates[option])
         trial, remainder = divmod(self._requests + 1, _EXPLORE)
-        if remainder == 0 and rates[best] > num_running / costs.backbone.at(num_running):
+        if remainder == 0 and rates[best] > num_running / costs.backbone.filled(num_running):
             index = steps.index(best)
             near = steps[max(0, index + (1 if (trial % 2 or index == 0) and index + 1 < len(steps) else -1))]
             if _rate(near, _HOPE * gains[near], costs, load) > rates[best]:
@@ -177,10 +177,10 @@ def _rate(option: int, gain: float, costs: StepCosts, load: tuple[int, int]) -> 
     `load`: the number of running requests, and the most states of each.
     """
     num_running, max_states = load
-    refining = option * costs.mrp.at(num_running) if costs.mrp else 0.0
-    rates = [num_running / (costs.backbone.at(num_running) + refining)]
+    refining = option * costs.mrp.filled(num_running) if costs.mrp else 0.0
+    rates = [num_running / (costs.backbone.filled(num_running) + refining)]
     for states in _SIZES:
         if states <= max_states:
-            seconds = costs.backbone.at(num_running * (1 + states)) + num_running * states * costs.draft + refining
+            seconds = costs.backbone.filled(num_running * (1 + states)) + num_running * states * costs.draft + refining
             rates.append(num_running * (1 + gain * log2(1 + states)) / seconds)
     return max(rates)

@@ -112,8 +112,8 @@ class DraftPlanner:
         self._tokens += _FRESH * (step.tokens / step.requests - self._tokens)
         self._pages += _FRESH * (step.pages / step.rows - self._pages)
         if self._costs and self._costs.mrp:
-            spent = sum(self._costs.mrp.at(rows) for rows in mrp_rows)
-            self._mrp += _FRESH * (spent / self._costs.backbone.at(step.rows) - self._mrp)
+            spent = sum(self._costs.mrp.filled(rows) for rows in mrp_rows)
+            self._mrp += _FRESH * (spent / self._costs.backbone.filled(step.rows) - self._mrp)
 
     def row(self, pages: int = 0, tenant: str = "") -> float:
         """The price, in tokens, of one more row of a tenant that reads `pages` pages."""
@@ -126,7 +126,7 @@ class DraftPlanner:
         `gains`: the expected gains of each request's drafts, in their order.
         """
         times, backbone, (_, rate) = self._seconds, self.costs().backbone, self._slope_and_rate(tenant)
-        times.extend([backbone.at(count) for count in range(len(times), rows + sum(map(len, gains)) + 1)])
+        times.extend([backbone.filled(count) for count in range(len(times), rows + sum(map(len, gains)) + 1)])
         return worth_reading(gains, [rate * (seconds - times[rows]) for seconds in times[rows:]])
 
     def reading(self, pages: int, tenant: str = "") -> float:

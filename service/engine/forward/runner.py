@@ -58,6 +58,10 @@ class ModelRunner(Protocol):
     def num_pages(self) -> int:
         """Pages of its KV cache."""
 
+    @property
+    def graph_sizes(self) -> Sequence[int]:
+        """The numbers of rows to which CUDA graphs fill forwards up, ascending. Empty without graphs."""
+
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         """Begins a forward of a network over rows; for MRP the rows have anchors. -> a Prediction for every row.
 
@@ -110,6 +114,10 @@ class CheckpointRunner:
     @property
     def num_pages(self) -> int:
         return self._model.num_pages
+
+    @property
+    def graph_sizes(self) -> Sequence[int]:
+        return self._model.graphs.sizes if self._model.graphs is not None else ()
 
     def prepare(self, max_rows: int) -> None:
         """Does nothing on a CPU. A shape for which memory is too short has no graph."""

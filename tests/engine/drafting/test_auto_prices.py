@@ -54,7 +54,7 @@ class Capturing:
 
     def __init__(self, prices: Prices, block_size: int) -> None:
         self.config = SimpleNamespace(block_size=block_size, max_positions=32768, mask_token_id=4)
-        self.num_pages, self.now = 100_000, 0.0
+        self.num_pages, self.now, self.graph_sizes = 100_000, 0.0, GRAPH_ROWS
         self._prices, self._captured = prices, set[tuple[Network, int]]()
 
     def clock(self) -> float:

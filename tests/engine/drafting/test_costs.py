@@ -28,6 +28,12 @@ def test_a_curve_is_straight_between_what_was_measured_and_on_beyond_it() -> Non
     assert Curve(((1, 2.0),)).at(9) == 2
 
 
+def test_rows_are_filled_up_to_the_next_size() -> None:
+    curve = Curve(((1, 2.0), (16, 17.0)), sizes=(1, 4, 8))
+    assert [curve.filled(rows) for rows in (1, 2, 4, 5, 8, 9)] == [2, 5, 5, 9, 9, 10]
+    assert StepCosts(curve, page=0.5).with_pages(2).backbone.sizes == curve.sizes
+
+
 def test_rows_cost_what_they_read_beyond_those_of_the_curve() -> None:
     priced = StepCosts(Curve(((1, 2.0), (3, 4.0))), page=0.5, prefix=10)
     assert [priced.reading(pages) for pages in (0, 10, 14)] == [0, 0, 2]
@@ -128,7 +134,7 @@ class Slow:
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
         self.runner, self._seconds = CheckpointRunner(tiny_checkpoint(1), 300), seconds
-        self.now, self.sizes = 0.0, list[int]()
+        self.now, self.sizes, self.graph_sizes = 0.0, list[int](), ()
         self.config, self.device, self.num_pages = self.runner.config, self.runner.device, self.runner.num_pages
 
     def clock(self) -> float:

@@ -64,6 +64,14 @@ def test_free_rows_are_all_read_and_dear_ones_are_not() -> None:
     assert accepted(DEAR, 2, [0.99, 0.9], [0.98]) == [0, 0]
 
 
+def test_rows_that_fill_a_graph_up_are_free() -> None:
+    """A token is worth two units of time. The second row costs three, the third and the fourth nothing."""
+    costs = StepCosts(Curve(((1, 2.0), (8, 9.0)), sizes=(1, 4, 8)))
+    assert accepted(costs, 1, [0.7]) == [0]
+    assert accepted(costs, 1, [0.7, 0.6, 0.4]) == [3]
+    assert accepted(costs, 1, [0.7, 0.6, 0.4, 0.3]) == [3]
+
+
 def test_a_request_stays_where_the_next_row_is_dear() -> None:
     """A token is worth two units of time. The second row costs .6, the third and the fourth 1.2 each, others .35."""
     assert accepted(DENTED, 1, [0.25]) == [0]
