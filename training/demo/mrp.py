@@ -52,6 +52,8 @@ PHASES = (
     Phase(0.35, 2, Weights(_NEXT_PICK, 0.25, 0.5)),
     Phase(0.6, 4, Weights(_NEXT_PICK, 0.5, 0.5)),
 )
+#: the default steps of `direct`: with four it is right in 69 % of the calibration's prompts, with one in 90 %
+_DIRECT_STEPS = 1
 _LOG_EVERY, _SAVE_SECONDS, _JUDGED, _DRAFTS = 50, 240, 24, 4
 
 
@@ -72,7 +74,7 @@ class MrpRun:
     def run(self) -> None:
         """Makes all updates that are not made yet, and writes the checkpoint."""
         raw, backbone, tokenizer = _load(self.folder)
-        raw = mrp_config(raw, {"num_nextn_predict_layers": self.layers, "mrp_default_steps": _DRAFTS})
+        raw = mrp_config(raw, {"num_nextn_predict_layers": self.layers, "mrp_default_steps": _DIRECT_STEPS})
         torch.manual_seed(self.seed)
         mrp, end = new_mrp(parse_config(raw), backbone), control(tokenizer, END)
         objective, optimiser = self._recipe(mrp)
