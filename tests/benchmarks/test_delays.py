@@ -30,13 +30,14 @@ def test_collections_leave_out_what_there_is_and_threads_share_python(monkeypatc
     kept = list[str]()
     monkeypatch.setattr(gc, "freeze", lambda: kept.append("all"))
     before, thresholds = sys.getswitchinterval(), gc.get_threshold()
-    sys.setswitchinterval(0.005)  # Python's own, which another test may have changed
+    sys.setswitchinterval(0.005)  # Python's own values, which another test may have changed
+    gc.set_threshold(700, 10, 10)
     try:
         tune_interpreter()
         assert kept == ["all"]
         assert sys.getswitchinterval() < 0.005
-        assert gc.get_threshold()[:2] == thresholds[:2]
-        assert gc.get_threshold()[2] > thresholds[2]
+        assert gc.get_threshold()[:2] == (700, 10)
+        assert gc.get_threshold()[2] > 10
     finally:
         sys.setswitchinterval(before)
         gc.set_threshold(*thresholds)
