@@ -29,6 +29,9 @@ from service.engine.request import GenerationRequest
 
 #: weight of a step in the running means
 _FRESH = 1 / 16
+#: The share of a row's price by which trees grow where graphs fill forwards up. Some rows are free then, and `accepted`
+#: knows which.
+_FILLED_SHARE = 0.5
 
 #: the kind of a draft, which decides its reliability: (rule class, one token a state, random, margin, MRP forwards).
 _Kind = tuple[str, bool, bool, bool, int]
@@ -160,6 +163,7 @@ class DraftPlanner:
             return budget
         price, max_states = self.row(pages, tenant), self._max_states(self.work.num_running)
         if price < 1:
+            price *= _FILLED_SHARE if self.costs().backbone.sizes else 1.0
             return DraftBudget(reliability.min_gain(price), max_states, mrp_steps)
         self._expensive[kind] = budget = DraftBudget(price, max_states, mrp_steps)
         return budget

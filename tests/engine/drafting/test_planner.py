@@ -72,6 +72,16 @@ def test_rows_that_fill_a_graph_up_are_free() -> None:
     assert accepted(costs, 1, [0.7, 0.6, 0.4, 0.3]) == [3]
 
 
+def test_trees_grow_farther_where_graphs_fill_rows_up() -> None:
+    filled = replace(FAIR, backbone=replace(FAIR.backbone, sizes=(1, 2, 4, 8)))
+    rows = []
+    for costs in (FAIR, filled):
+        planner = DraftPlanner(lambda costs=costs: costs, 256)
+        planner.begin(4)
+        rows.append(admitted(planner).budget().row)
+    assert 0 < rows[1] < rows[0]
+
+
 def test_a_request_stays_where_the_next_row_is_dear() -> None:
     """A token is worth two units of time. The second row costs .6, the third and the fourth 1.2 each, others .35."""
     assert accepted(DENTED, 1, [0.25]) == [0]
