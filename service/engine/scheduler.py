@@ -80,10 +80,10 @@ class Scheduler:
 
         The next request blocks all later requests until its pages are free, so that long requests are served, too.
         """
-        admitted = []
+        admitted, expected = [], min(self._max_running, len(self.running) + len(self.waiting))
         while len(self.running) < self._max_running and (first := self.waiting.peek()) is not None:
             request, params = first.request, first.request.params
-            mrp_steps = self._planner.mrp_steps(params)
+            mrp_steps = self._planner.mrp_steps(params, expected)
             prefix = Prefix(first.blocks, request.cache_salt, params.needs_mrp or bool(mrp_steps))
             lease = self._pages.reserve(pages_needed(request, self._block_size), prefix)
             if lease is None:

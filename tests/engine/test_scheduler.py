@@ -9,6 +9,7 @@ import pytest
 
 from service.decode.modes import Speculative, Static
 from service.engine import Engine, EngineConfig
+from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.prefix_cache import PrefixCache
 from service.engine.running_request import RunningRequest
@@ -111,6 +112,15 @@ class TestAdmission:
         queue(target, *(request(name, [1]) for name in "abc"))
         assert len(admit(target)) == 2
         assert [waiting.request.request_id for waiting in target.waiting] == ["c"]
+
+    def test_mrp_drafts_for_one_request_but_not_for_many_that_start_together(self) -> None:
+        """Up to eight rows are free."""
+        costs = StepCosts(Curve(((1, 10.0), (8, 10.0), (256, 400.0))), Curve(((1, 0.5), (256, 0.5))))
+        for count, uses_mrp in ((1, True), (8, False)):
+            config = EngineConfig(max_running=8, max_rows=256)
+            target = Scheduler(PrefixCache(100), 4, config, DraftPlanner(lambda: costs, 256), 2)
+            queue(target, *(request(str(index), [1], Speculative()) for index in range(count)))
+            assert [one.lease.prefix.mrp for one in admit(target)] == [uses_mrp] * count
 
     def test_a_request_that_waits_can_be_dropped(self) -> None:
         target = scheduler(max_running=1)

@@ -5,6 +5,9 @@ through the state with probability p, verifying it gains p tokens. It is worth i
 of tokens that the batch could decode in the time of one row (Dinkelbach's method for the best ratio of tokens to time).
 Times come from the measured table (`costs.py`), not from the clock, so a slow machine makes the same choices.
 
+The search for drafts costs the host's time, too. So the planner counts what searches gain beyond the price of rows and
+of MRP's forwards. If that is less than a search costs, only one step in `_TRIAL` searches.
+
 This is decided twice. `row` is the price by which a request's tree grows: the slope of a convex curve below the table.
 `accepted` cuts the trees of all requests of a forward together, by the table itself. Only the second decision knows
 which numbers of rows are expensive.
@@ -29,9 +32,14 @@ from service.engine.request import GenerationRequest
 
 #: weight of a step in the running means
 _FRESH = 1 / 16
+#: The assumed gain of a search in tokens, its weight in searches, and the number of searches after which counts are
+#: halved. Where searches do not pay, one step in `_TRIAL` searches.
+_SEARCH_GAIN, _SEARCH_WEIGHT, _SEARCH_MEMORY, _TRIAL = 0.3, 32.0, 1024.0, 16
 #: The share of a row's price by which trees grow where graphs fill forwards up. Some rows are free then, and `accepted`
 #: knows which.
 _FILLED_SHARE = 0.5
+
+_NO_DRAFTS = DraftBudget()
 
 #: the kind of a draft, which decides its reliability: (rule class, one token a state, random, margin, MRP forwards).
 _Kind = tuple[str, bool, bool, bool, int]
@@ -45,7 +53,9 @@ class DraftPlanner:
         self._costs: StepCosts | None = None
         #: running means: rows and tokens of a request in a step, MRP's time over the backbone's, pages that a row reads
         self._rows, self._tokens, self._mrp, self._pages = 1.0, 1.0, 0.0, 0.0
-        self.work = StepWork()
+        self.work, self._steps = StepWork(), 0
+        #: the number of searches and the tokens that they gained, by the bits of the number of running requests
+        self._searches: dict[int, tuple[float, float]] = {}
         self._slopes: dict[int, tuple[float, float]] = {}
         self._onward: dict[int, Curve] = {}
         self._seconds: list[float] = []  # the time of a forward by its number of rows
@@ -60,11 +70,14 @@ class DraftPlanner:
             self._costs = self._measure()
         return self._costs
 
-    def mrp_steps(self, mode: DecodingMode) -> int | None:
-        """The number of MRP forwards for the drafts of a new request. None if the engine does not choose it."""
+    def mrp_steps(self, mode: DecodingMode, num_running: int) -> int | None:
+        """The number of MRP forwards for the drafts of a new request. None if the engine does not choose it.
+
+        `num_running`: the running requests once this one and all others that can start now have started.
+        """
         if not leaves_drafts_open(mode):
             return None
-        costs, num_running = self.costs().with_pages(self._pages), self.work.num_running + 1
+        costs = self.costs().with_pages(self._pages)
         return self._mrp_choices[mode.drafts_decide].best(costs, num_running, self._max_states(num_running))
 
     def admit(self, request: GenerationRequest, mrp_steps: int | None) -> RequestDrafts:
@@ -87,6 +100,10 @@ class DraftPlanner:
         weighed as if it ran alone, since they cost other tenants no time.
         """
         self.resume(StepWork(max(1, num_running), tenants or {}))
+        self._steps += 1
+        if self._costs and self._steps % _TRIAL:
+            count, gained = self._counted_searches()
+            self.work.searches = gained > count * self._costs.search * self._slope_and_rate("")[1]
 
     def resume(self, work: StepWork) -> None:
         """Continues a step. Steps of two micro-batches alternate."""
@@ -106,6 +123,14 @@ class DraftPlanner:
         step.tokens += tokens
         step.pages += rows * pages
 
+    def note_search(self, gain: float) -> None:
+        """Counts a request whose drafts were searched for this step.
+
+        `gain`: the tokens that the drafts gained, less the price of their rows.
+        """
+        self.work.num_searched += 1
+        self.work.search_gain += gain
+
     def end(self, mrp_rows: Iterable[int]) -> None:
         """Ends the step. `mrp_rows`: the rows of each of its MRP forwards."""
         step, self.work = self.work, StepWork(self.work.num_running, self.work.tenants)
@@ -117,6 +142,16 @@ class DraftPlanner:
         if self._costs and self._costs.mrp:
             spent = sum(self._costs.mrp.filled(rows) for rows in mrp_rows)
             self._mrp += _FRESH * (spent / self._costs.backbone.filled(step.rows) - self._mrp)
+            step.search_gain -= spent * self._slope_and_rate("")[1]
+        if step.num_searched:
+            count, gained = self._counted_searches()
+            share = 0.5 if count > _SEARCH_MEMORY else 1.0
+            counts = share * count + step.num_searched, share * gained + step.search_gain
+            self._searches[step.num_running.bit_length()] = counts
+
+    def _counted_searches(self) -> tuple[float, float]:
+        """The number of searches at about this load, and the tokens that they gained beyond their drafts' costs."""
+        return self._searches.get(self.work.num_running.bit_length(), (_SEARCH_WEIGHT, _SEARCH_WEIGHT * _SEARCH_GAIN))
 
     def row(self, pages: int = 0, tenant: str = "") -> float:
         """The price, in tokens, of one more row of a tenant that reads `pages` pages."""
@@ -158,6 +193,8 @@ class DraftPlanner:
 
         `reliability`: the reliability of its kind of drafts. `pages`: the pages that each of its states reads.
         """
+        if not self.work.searches:
+            return _NO_DRAFTS
         kind = mrp_steps, pages, self.work.num_running_beside(tenant)
         if (budget := self._expensive.get(kind)) is not None:
             return budget
@@ -230,9 +267,12 @@ class PlannedDrafts(RequestDrafts):
     ) -> None:
         super().__init__(planner, tenant, mrp_steps > 0, mrp_steps)
         self._mrp_choice, self._reliability, self._chosen = mrp_choice, reliability, mrp_steps
+        self._searched = False
 
     def budget(self) -> DraftBudget:
-        return self._planner.budget(self._chosen, self._reliability, self.pages, self._tenant)
+        budget = self._planner.budget(self._chosen, self._reliability, self.pages, self._tenant)
+        self._searched = budget.row < 1
+        return budget
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
         """Corrected by the gains of earlier drafts."""
@@ -241,6 +281,10 @@ class PlannedDrafts(RequestDrafts):
 
     def note(self, rows: int, steps: Sequence[Step]) -> None:
         super().note(rows, steps)
+        if rows and self._searched:
+            gained = sum([actual for step in steps for _, actual in step.gains])
+            self._planner.note_search(gained - (rows - 1) * self._planner.row(self.pages, self._tenant))
+            self._searched = False
         for step in steps:
             if step.gains:
                 self._mrp_choice.count(self._chosen, step.gains)
@@ -251,7 +295,9 @@ class PlannedDrafts(RequestDrafts):
 class StepWork:
     """The work of a step of `num_running` requests: the requests that the backbone read, their rows, tokens and pages.
 
-    `tenants`: the running requests of each tenant, if each tenant is weighed by itself.
+    `tenants`: the running requests of each tenant, if each tenant is weighed by itself. `searches`: whether drafts are
+    searched. `num_searched`: the requests whose drafts were searched before this step. `search_gain`: the tokens that
+    these drafts gained, less the price of their rows.
     """
 
     num_running: int = 1
@@ -260,6 +306,9 @@ class StepWork:
     rows: int = 0
     tokens: int = 0
     pages: int = 0
+    searches: bool = True
+    num_searched: int = 0
+    search_gain: float = 0.0
 
     def num_running_beside(self, tenant: str) -> int:
         """The number of requests among which a tenant's requests are weighed, its own included."""

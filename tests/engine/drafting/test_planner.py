@@ -18,7 +18,7 @@ AUTO = Speculative("auto")
 
 
 def admitted(planner: DraftPlanner, params: DecodingMode = AUTO) -> RequestDrafts:
-    return planner.admit(request("x", [1], params), planner.mrp_steps(params))
+    return planner.admit(request("x", [1], params), planner.mrp_steps(params, 2))
 
 
 def verified(gains: list[tuple[float, int]], tokens: int) -> list[Step]:
@@ -192,11 +192,11 @@ def test_drafts_that_only_need_to_be_near_say_nothing_about_others() -> None:
     planner = DraftPlanner(lambda: FREE, 256)
     lax, strict = admitted(planner, Speculative("auto", margin=0.5)), admitted(planner)
     planner.begin(1)
-    before, chosen = strict.budget().row, planner.mrp_steps(AUTO)
+    before, chosen = strict.budget().row, planner.mrp_steps(AUTO, 2)
     for _ in range(500):
         lax.note(9, verified([(0.3, 0)] * 8, 1))
-    assert (strict.budget().row, planner.mrp_steps(AUTO)) == (before, chosen)
-    assert planner.mrp_steps(Speculative("auto", margin=0.5)) != chosen
+    assert (strict.budget().row, planner.mrp_steps(AUTO, 2)) == (before, chosen)
+    assert planner.mrp_steps(Speculative("auto", margin=0.5), 2) != chosen
 
 
 def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs() -> None:
@@ -210,6 +210,44 @@ def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs
         planner.begin(1)
         drafts.note(1, verified([], 1))
         planner.end([1])
+
+
+def searching(planner: DraftPlanner, net: float, steps: int, running: int = 8) -> list[bool]:
+    """Whether each step searches. Every search finds one draft, which gains its row's price and `net` tokens."""
+    requests, searches = [admitted(planner) for _ in range(running)], []
+    for _ in range(steps):
+        planner.begin(running)
+        searched = [drafts.budget().states > 0 for drafts in requests]
+        searches.append(all(searched))
+        assert all(searched) == any(searched)
+        gain = planner.row() + net
+        for drafts in requests:
+            drafts.note(1 + searches[-1], verified([(0.9, gain)] if searches[-1] else [], 1))  # type: ignore[list-item]
+        planner.end([])
+    return searches
+
+
+class TestSearches:
+    #: a search takes a tenth of a row, and a row costs about half a token
+    COSTS = replace(FAIR, mrp=None, search=0.05)
+
+    def test_searches_that_gain_more_than_they_cost_go_on(self) -> None:
+        assert all(searching(DraftPlanner(lambda: self.COSTS, 256), 0.2, 200))
+
+    def test_searches_that_only_pay_for_their_rows_are_tried_now_and_then(self) -> None:
+        searches = searching(DraftPlanner(lambda: self.COSTS, 256), 0.0, 200)
+        assert searches[0]
+        assert sum(searches[100:164]) == 4
+
+    def test_searches_begin_again_where_they_pay_again(self) -> None:
+        planner = DraftPlanner(lambda: self.COSTS, 256)
+        searching(planner, -0.2, 200)
+        assert all(searching(planner, 0.5, 400)[-20:])
+
+    def test_each_load_has_its_own_count(self) -> None:
+        planner = DraftPlanner(lambda: self.COSTS, 256)
+        searching(planner, -0.2, 200)
+        assert all(searching(planner, 0.2, 10, running=1))
 
 
 class TestArms:
