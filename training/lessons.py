@@ -44,7 +44,7 @@ class Objective:
     """The objective of the training. The defaults are those of the demo.
 
     `trajectories`: share of batches on static decodes; the others are on noise. `copies`: states of an example in one
-    update. For trajectories: `sampled`: share of rows that sample their tokens; `two_picks`: how often the first
+    update. For trajectories: `passes`: how often the updates with a trajectory use each state, about; `sampled`: share of rows that sample their tokens; `two_picks`: how often the first
     application comes two picks after its anchor (a draft and the bonus pick). For noise: `reveals`: the most
     positions of a block that are revealed between two states; `inverse_rate`: as in `Noise`.
     """
@@ -52,6 +52,7 @@ class Objective:
     phases: tuple[Phase, ...]
     trajectories: float = 1.0
     copies: int = 5
+    passes: int = 1
     sampled: float = 0.5
     two_picks: float = 0.3
     reveals: int = 4
@@ -78,8 +79,9 @@ class Teacher:
         self.objective = objective
 
     def updates(self, block: int) -> int:
-        """The updates made with one batch: as many as use every state of a trajectory about once. One with noise."""
-        return max(1, (block - 1) // self.objective.copies) if self.objective.trajectories else 1
+        """The updates made with one batch: they use every state of a trajectory `passes` times, about. One with noise."""
+        objective = self.objective
+        return max(1, (block - 1) // objective.copies) * objective.passes if objective.trajectories else 1
 
     def prepare(self, batch: Batch) -> Lesson:
         """A lesson of the batch, on trajectories with the probability `objective.trajectories`, else on noise."""
