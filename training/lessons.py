@@ -44,14 +44,16 @@ class Objective:
     """The objective of the training. The defaults are those of the demo.
 
     `trajectories`: share of batches on static decodes; the others are on noise. `copies`: states of an example in one
-    update. For trajectories: `sampled`: share of rows that sample their tokens; `two_picks`: how often the first
-    application comes two picks after its anchor (a draft and the bonus pick). For noise: `reveals`: the most
-    positions of a block that are revealed between two states; `inverse_rate`: as in `Noise`.
+    update. For trajectories: `passes`: about how often each state is used, since the backbone's decoding takes most of
+    the time. `sampled`: share of rows that sample their tokens. `two_picks`: how often the first application comes two
+    picks after its anchor (a draft and the bonus pick). For noise: `reveals`: the most positions of a block that are
+    revealed between two states. `inverse_rate`: as in `Noise`.
     """
 
     phases: tuple[Phase, ...]
     trajectories: float = 1.0
     copies: int = 5
+    passes: int = 1
     sampled: float = 0.5
     two_picks: float = 0.3
     reveals: int = 4
@@ -78,8 +80,9 @@ class Teacher:
         self.objective = objective
 
     def updates(self, block: int) -> int:
-        """The updates made with one batch: as many as use every state of a trajectory about once. One with noise."""
-        return max(1, (block - 1) // self.objective.copies) if self.objective.trajectories else 1
+        """The updates made with one batch: as many as use every state of a trajectory `passes` times. One with noise."""
+        objective = self.objective
+        return max(1, (block - 1) // objective.copies) * objective.passes if objective.trajectories else 1
 
     def prepare(self, batch: Batch) -> Lesson:
         """A lesson of the batch, on trajectories with the probability `objective.trajectories`, else on noise."""

@@ -144,11 +144,12 @@ def test_mrp_of_a_backbone_with_experts_begins_with_its_attention(dense):
 
 
 def test_a_batch_is_used_for_as_many_updates_as_it_has_states():
-    def updates(block, copies, trajectories=1.0):
-        return Teacher(None, Objective((), trajectories, copies), 0).updates(block)
+    def updates(block, copies, trajectories=1.0, passes=1):
+        return Teacher(None, Objective((), trajectories, copies, passes), 0).updates(block)
 
     assert [updates(16, 5), updates(4, 5), updates(8, 2), updates(2, 1)] == [3, 1, 3, 1]
-    assert updates(16, 5, trajectories=0.0) == 1  # noise has no states that are worth keeping
+    assert [updates(16, 5, passes=3), updates(8, 5, passes=3)] == [9, 3]
+    assert updates(16, 5, trajectories=0.0, passes=3) == 1  # noise has no states that are worth keeping
 
 
 def test_phases_grow_to_the_unrolling_and_teach_order_in_chains():

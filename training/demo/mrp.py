@@ -43,7 +43,7 @@ from training.simulate import Drafting
 from training.state import RunFolder
 from training.trainer import Report, Trainer
 
-LAYERS, STEPS, BATCH = 2, 6000, 16
+LAYERS, STEPS, BATCH, PASSES = 2, 18000, 16, 3
 RATE = 3e-3
 _NEXT_PICK = 4.0
 
@@ -95,7 +95,7 @@ class MrpRun:
 
     def _recipe(self, mrp: Mrp) -> tuple[Objective, Optimiser]:
         if self.windows is None:
-            return Objective(PHASES), Optimiser(mrp.named_parameters(), RATE)
+            return Objective(PHASES, passes=PASSES), Optimiser(mrp.named_parameters(), RATE)
         published = RECIPES["published"]
         schedule = published.schedule(self.steps)
         return published.objective, Optimiser(mrp.named_parameters(), schedule, matrices=published.matrices)
