@@ -80,7 +80,7 @@ class Teacher:
         self.objective = objective
 
     def updates(self, block: int) -> int:
-        """The updates made with one batch: as many as use every state of a trajectory `passes` times. One with noise."""
+        """The updates made with one batch: about as many as use every state `passes` times. With noise one."""
         objective = self.objective
         return max(1, (block - 1) // objective.copies) * objective.passes if objective.trajectories else 1
 
