@@ -95,17 +95,18 @@ class DraftBudget(NamedTuple):
     """The cost that the drafts of one round may have. The engine sets it for `speculative` with `mrp_steps: auto`.
 
     `row`: the cost of one more row in the next forward, as the number of tokens that could be decoded in its time.
-    `states`: the most states to verify. `mrp_steps`: the most MRP forwards for drafting them. By default nothing is
-    drafted.
+    `states`: the most states to verify. `mrp_steps`: the most MRP forwards for drafting them. `refine`: the cost of one
+    MRP forward, in tokens as `row`. By default nothing is drafted.
     """
 
     row: float = 1.0
     states: int = 0
     mrp_steps: int = 0
+    refine: float = 0.0
 
     def at_most(self, states: int) -> DraftBudget:
         """The budget with at most `states` states."""
-        return self if self.states <= states else DraftBudget(self.row, states, self.mrp_steps)
+        return self if self.states <= states else self._replace(states=states)
 
 
 def _complete(block: Block) -> bool:

@@ -161,6 +161,7 @@ class RunningRequest:
             self._for_mrp.clear()
         self.stats.count(("mrp",))
         if isinstance(self._query, Refine):
+            self._drafts.refinements += 1
             self._answer((predictions[-1],))
         return ("mrp",)
 

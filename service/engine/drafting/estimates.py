@@ -29,9 +29,11 @@ _POSITIONS = ((0, 1.0), (1, 0.8), (4, 0.55))
 #: The gain of the demo's trees of 4 to 16 states (dev/lab/performance-log.md): _GAIN * log2(1 + states) more steps
 #: per forward, times the factor for the number of MRP forwards.
 _GAIN = 0.45
-_WITH_MRP = {0: 1.0, 1: 1.19, 2: 1.24, 4: 1.27}
+_WITH_MRP = {0: 1.0, 1: 1.2, 2: 1.35, 4: 1.4}
 #: the sizes of trees that are compared
 _SIZES = (1, 2, 4, 8, 16)
+#: the share of the allowed MRP forwards that a search is assumed to take at first
+_REFINED_SHARE = 0.6
 #: weight of a guess in steps, and the number of steps after which all counts are halved
 _GUESS_WEIGHT, _STEPS_MEMORY = 100.0, 10_000.0
 #: the requests per trial of a neighbouring option, and the factor of its gain with which it must be the best option
@@ -70,37 +72,27 @@ class _PositionClass:
 
     def __init__(self, share: float) -> None:
         middles = [(low + high) / 2 for low, high in pairwise((0.0, *_BOUNDS, 4.0))]
-        self._counts = [[_WEIGHT, _WEIGHT * middle, _WEIGHT * middle * share] for middle in middles]
-        self._min_gain: tuple[float, float] | None = None  # (price, the least gain that covers it)
-        self._points: list[tuple[float, float]] = []
+        self._counts = [(_WEIGHT, _WEIGHT * middle, _WEIGHT * middle * share) for middle in middles]
+        self._points = [(middle, middle * share) for middle in middles]  # mean expected and mean actual gain
 
     def count(self, gains: Iterable[tuple[float, int]]) -> None:
         for expected, actual in gains:
-            self._min_gain, self._points = None, []
-            entry = self._counts[bisect_right(_BOUNDS, expected)]
-            entry[:] = entry[0] + 1.0, entry[1] + expected, entry[2] + actual
-            if entry[0] > _MEMORY:
-                entry[:] = [value / 2 for value in entry]
+            index = bisect_right(_BOUNDS, expected)
+            count, total, gained = self._counts[index]
+            count, total, gained = count + 1.0, total + expected, gained + actual
+            share = 0.5 if count > _MEMORY else 1.0
+            self._counts[index] = share * count, share * total, share * gained
+            self._points[index] = total / count, gained / count
 
     def gain(self, expected: float) -> float:
         """The actual gain, between the means of the classes on a straight line."""
-        points = self._means()
+        points = self._points
         index = min(bisect_right(points, (expected, 0.0)), len(points) - 1)
         (low, less), (high, more) = points[index - 1] if index else (0.0, 0.0), points[index]
         return less + (more - less) * (expected - low) / (high - low)
 
     def min_gain(self, price: float) -> float:
-        if self._min_gain is None or self._min_gain[0] != price:
-            self._min_gain = price, self._find_min_gain(price)
-        return self._min_gain[1]
-
-    def _means(self) -> list[tuple[float, float]]:
-        """The mean expected and the mean actual gain of each class."""
-        self._points = self._points or [(expected / count, actual / count) for count, expected, actual in self._counts]
-        return self._points
-
-    def _find_min_gain(self, price: float) -> float:
-        points = self._means()
+        points = self._points
         above = points[-1]
         if above[1] < price:
             return max(price, above[0])
@@ -114,15 +106,30 @@ class _PositionClass:
 
 @dataclass(slots=True)
 class _Option:
-    """One number of MRP forwards. `gained`: the additional steps by its trees. `guessed`: the guess of these steps."""
+    """One number of MRP forwards. `gained`: the additional steps by its trees. `guessed`: the guess of these steps.
+
+    `searches`: the number of searches for drafts. `refinements`: their MRP forwards, perhaps fewer than allowed.
+    """
 
     guess: float
+    refinements: float
+    searches: float = _GUESS_WEIGHT
     gained: float = 0.0
     guessed: float = 0.0
 
     def gain(self, overall: float) -> float:
         """The measured gain. Before anything is measured, the guess times the ratio over all options."""
         return self.guess * (overall * _GUESS_WEIGHT + self.gained) / (_GUESS_WEIGHT + self.guessed)
+
+    @property
+    def refining(self) -> float:
+        """The mean number of MRP forwards of a search."""
+        return self.refinements / self.searches
+
+    def count_search(self, refinements: int) -> None:
+        self.searches, self.refinements = self.searches + 1, self.refinements + refinements
+        if self.searches > _STEPS_MEMORY:
+            self.searches, self.refinements = self.searches / 2, self.refinements / 2
 
     def count(self, states: int, steps: float) -> None:
         self.guessed += self.guess * log2(1 + states)
@@ -135,7 +142,10 @@ class MrpChoice:
     """The options, with their measured gains."""
 
     def __init__(self) -> None:
-        self._options = {steps: _Option(_GAIN * factor) for steps, factor in _WITH_MRP.items()}
+        self._options = {
+            steps: _Option(_GAIN * factor, _GUESS_WEIGHT * _REFINED_SHARE * steps)
+            for steps, factor in _WITH_MRP.items()
+        }
         self._requests = 0
 
     def best(self, costs: StepCosts, num_running: int, max_states: int) -> int:
@@ -146,19 +156,24 @@ class MrpChoice:
         steps, load = list(self._options) if costs.mrp else [0], (num_running, max_states)
         overall = self._overall()
         gains = {option: self._options[option].gain(overall) for option in steps}
-        rates = {option: _rate(option, gains[option], costs, load) for option in steps}
+        refining = {option: self._options[option].refining for option in steps}
+        rates = {option: _rate(refining[option], gains[option], costs, load) for option in steps}
         best = max(steps, key=lambda option: rates[option])
         trial, remainder = divmod(self._requests + 1, _EXPLORE)
         if remainder == 0 and rates[best] > num_running / costs.backbone.filled(num_running):
             index = steps.index(best)
             near = steps[max(0, index + (1 if (trial % 2 or index == 0) and index + 1 < len(steps) else -1))]
-            if _rate(near, _HOPE * gains[near], costs, load) > rates[best]:
+            if _rate(refining[near], _HOPE * gains[near], costs, load) > rates[best]:
                 return near
         return best
 
     def count_request(self) -> None:
         """Counts a request that uses an option."""
         self._requests += 1
+
+    def count_search(self, steps: int, refinements: int) -> None:
+        """Counts a search for drafts, of a request that allows `steps` MRP forwards. `refinements`: those it took."""
+        self._options[steps].count_search(refinements)
 
     def count(self, steps: int, gains: Sequence[tuple[float, int]]) -> None:
         """Counts the states of one verification, of a request with `steps` MRP forwards."""
@@ -171,13 +186,13 @@ class MrpChoice:
         return (_GUESS_WEIGHT + gained) / (_GUESS_WEIGHT + sum(option.guessed for option in options))
 
 
-def _rate(option: int, gain: float, costs: StepCosts, load: tuple[int, int]) -> float:
-    """Steps per time with the best size of tree, if all running requests used this option.
+def _rate(refinements: float, gain: float, costs: StepCosts, load: tuple[int, int]) -> float:
+    """Steps per time with the best size of tree, if all running requests used one option.
 
-    `load`: the number of running requests, and the most states of each.
+    `refinements`: the MRP forwards of a search. `load`: the number of running requests, and the most states of each.
     """
     num_running, max_states = load
-    refining = option * costs.mrp.filled(num_running) if costs.mrp else 0.0
+    refining = refinements * costs.mrp.filled(num_running) if costs.mrp else 0.0
     rates = [num_running / (costs.backbone.filled(num_running) + refining)]
     for states in _SIZES:
         if states <= max_states:

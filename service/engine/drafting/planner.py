@@ -3,7 +3,8 @@
 The aim is the most tokens per second from the batch. Verifying one more state costs one row. If decoding passes
 through the state with probability p, verifying it gains p tokens. It is worth its cost if p is larger than the number
 of tokens that the batch could decode in the time of one row (Dinkelbach's method for the best ratio of tokens to time).
-Times come from the measured table (`costs.py`), not from the clock, so a slow machine makes the same choices.
+Times come from the measured table (`costs.py`), not from the clock, so a slow machine makes the same choices. Prices
+stay for some steps, since the host computes them between forwards.
 
 The search for drafts costs the host's time, too. So the planner counts what searches gain beyond the price of rows and
 of MRP's forwards. If that is less than a search costs, only one step in `_TRIAL` searches.
@@ -30,8 +31,8 @@ from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.drafting.estimates import MrpChoice, Reliability
 from service.engine.request import GenerationRequest
 
-#: weight of a step in the running means
-_FRESH = 1 / 16
+#: weight of a step in the running means, and the number of steps after which prices follow them
+_FRESH, _REFRESH = 1 / 16, 8
 #: The assumed gain of a search in tokens, its weight in searches, and the number of searches after which counts are
 #: halved. Where searches do not pay, one step in `_TRIAL` searches.
 _SEARCH_GAIN, _SEARCH_WEIGHT, _SEARCH_MEMORY, _TRIAL = 0.3, 32.0, 1024.0, 16
@@ -59,8 +60,8 @@ class DraftPlanner:
         self._slopes: dict[int, tuple[float, float]] = {}
         self._onward: dict[int, Curve] = {}
         self._seconds: list[float] = []  # the time of a forward by its number of rows
-        #: the budgets of this step for rows that cost a token or more, by MRP forwards, pages and running requests
-        self._expensive: dict[tuple[int, int, int], DraftBudget] = {}
+        #: the budgets by MRP forwards, price of pages, running requests, the tenant's among them, and kind of drafts
+        self._budgets: dict[tuple[int, float, int, int, Reliability], DraftBudget] = {}
         self._mrp_choices = {decide: MrpChoice() for decide in (False, True)}
         self._kinds: dict[_Kind, Reliability] = {}
 
@@ -108,8 +109,6 @@ class DraftPlanner:
     def resume(self, work: StepWork) -> None:
         """Continues a step. Steps of two micro-batches alternate."""
         self.work = work
-        self._slopes.clear()
-        self._expensive.clear()
 
     def note(self, rows: int, tokens: int, pages: int = 0) -> None:
         """Counts the work of one request in this step.
@@ -148,6 +147,9 @@ class DraftPlanner:
             share = 0.5 if count > _SEARCH_MEMORY else 1.0
             counts = share * count + step.num_searched, share * gained + step.search_gain
             self._searches[step.num_running.bit_length()] = counts
+        if self._steps % _REFRESH == 0:
+            self._slopes.clear()
+            self._budgets.clear()
 
     def _counted_searches(self) -> tuple[float, float]:
         """The number of searches at about this load, and the tokens that they gained beyond their drafts' costs."""
@@ -195,15 +197,25 @@ class DraftPlanner:
         """
         if not self.work.searches:
             return _NO_DRAFTS
-        kind = mrp_steps, pages, self.work.num_running_beside(tenant)
-        if (budget := self._expensive.get(kind)) is not None:
-            return budget
-        price, max_states = self.row(pages, tenant), self._max_states(self.work.num_running)
-        if price < 1:
-            price *= _FILLED_SHARE if self.costs().backbone.sizes else 1.0
-            return DraftBudget(reliability.min_gain(price), max_states, mrp_steps)
-        self._expensive[kind] = budget = DraftBudget(price, max_states, mrp_steps)
+        work, reading = self.work, self.costs().reading(pages)
+        key = mrp_steps, reading, work.num_running, work.num_running_beside(tenant), reliability
+        if (budget := self._budgets.get(key)) is None:
+            self._budgets[key] = budget = self._new_budget(mrp_steps, reliability, self.row(pages, tenant), tenant)
         return budget
+
+    def _new_budget(self, mrp_steps: int, reliability: Reliability, price: float, tenant: str) -> DraftBudget:
+        """A budget by the price of a row."""
+        max_states = self._max_states(self.work.num_running)
+        if price >= 1:
+            return DraftBudget(price, max_states, mrp_steps)
+        price *= _FILLED_SHARE if self.costs().backbone.sizes else 1.0
+        refine = self._refinement(tenant) if mrp_steps else 0.0
+        return DraftBudget(reliability.min_gain(price), max_states, mrp_steps, refine)
+
+    def _refinement(self, tenant: str) -> float:
+        """The price, in tokens, of one request's part of an MRP forward over all requests."""
+        costs, count = self.costs(), self.work.num_running_beside(tenant)
+        return costs.mrp.filled(count) / count * self._slope_and_rate(tenant)[1] if costs.mrp else 0.0
 
     def _max_states(self, num_running: int) -> int:
         """The most drafts of a request: its share of a forward's rows, less its current state and a block to store."""
@@ -236,12 +248,13 @@ class RequestDrafts:
     """The drafts of one request. This class is for requests whose drafts the engine does not choose.
 
     `mrp_steps`: the number of MRP forwards, as requested or chosen; None for modes that have none. `pages`: the pages
-    before the current block, which each of its states reads.
+    before the current block, which each of its states reads. `refinements`: the MRP forwards for the drafts that are
+    searched.
     """
 
     def __init__(self, planner: DraftPlanner, tenant: str, uses_mrp: bool, mrp_steps: int | None) -> None:
         self._planner, self._tenant = planner, tenant
-        self.uses_mrp, self.mrp_steps, self.pages = uses_mrp, mrp_steps, 0
+        self.uses_mrp, self.mrp_steps, self.pages, self.refinements = uses_mrp, mrp_steps, 0, 0
 
     def budget(self) -> DraftBudget:
         """The current budget of its drafts."""
@@ -284,7 +297,8 @@ class PlannedDrafts(RequestDrafts):
         if rows and self._searched:
             gained = sum([actual for step in steps for _, actual in step.gains])
             self._planner.note_search(gained - (rows - 1) * self._planner.row(self.pages, self._tenant))
-            self._searched = False
+            self._mrp_choice.count_search(self._chosen, self.refinements)
+            self._searched, self.refinements = False, 0
         for step in steps:
             if step.gains:
                 self._mrp_choice.count(self._chosen, step.gains)
