@@ -110,6 +110,26 @@ def test_nothing_is_asked_of_mrp_where_no_state_can_follow() -> None:
         assert grown(Canvas(block), before, oracle(4, 2), budget) == ({}, [])
 
 
+@pytest.mark.parametrize(
+    ("confidences", "refine", "asked"),
+    [
+        ((0.999, 0.1, 0.1), 0.01, 1),  # the next pick is sure, the one after it is not
+        ((0.5, 0.5, 0.5), 0.01, 2),
+        ((0.5, 0.5, 0.5), 0.5, 1),  # the canvas's state is certain to be passed, the first draft only with 1 / 3
+        ((0.5, 0.5, 0.5), 0.9, 0),
+        ((0.999, 0.1, 0.1), 0.0, 2),
+    ],
+)
+def test_mrp_reads_a_state_where_it_can_gain_more_than_its_cost(
+    confidences: tuple[float, ...], refine: float, asked: int
+) -> None:
+    said = prediction_of(tuple(Pick(place, 1, sure) for place, sure in enumerate((*confidences, 1.0))))
+    block = masked_block(4).reveal(TopConfidence(1)(said))
+    even = {place: (1, 0.5) for place in range(4)}
+    _, queries = grown(Canvas(block), said, lambda _: even, DraftBudget(0.01, 4, 2, refine))
+    assert len(queries) == asked
+
+
 def test_a_pick_is_known_again_by_its_token() -> None:
     """MRP says another token of a place than before, so the two states are two."""
     block, empty = Block((9, MASKED, MASKED, MASKED)), masked_block(4)
