@@ -125,7 +125,7 @@ def test_mrp_reads_a_state_where_it_can_gain_more_than_its_cost(
 ) -> None:
     said = prediction_of(tuple(Pick(place, 1, sure) for place, sure in enumerate((*confidences, 1.0))))
     block = masked_block(4).reveal(TopConfidence(1)(said))
-    even = {place: (1, 0.5) for place in range(4)}
+    even = dict.fromkeys(range(4), (1, 0.5))
     _, queries = grown(Canvas(block), said, lambda _: even, DraftBudget(0.01, 4, 2, refine))
     assert len(queries) == asked
 

@@ -285,3 +285,10 @@ class TestArms:
         for _ in range(500):
             arms.count(2, [(0.3, 1)] * 4 + [(0.3, 0)] * 4)
         assert arms.best(FREE, 1, 16) == 2
+
+    def test_mrp_forwards_that_searches_do_not_take_cost_nothing(self) -> None:
+        arms, costs = MrpChoice(), replace(FREE, mrp=Curve(((1, 4.0), (256, 4.0))))
+        assert arms.best(costs, 1, 16) == 0
+        for _ in range(1000):
+            arms.count_search(1, 0)
+        assert arms.best(costs, 1, 16) == 1
