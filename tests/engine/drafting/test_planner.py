@@ -277,14 +277,14 @@ class TestArms:
 
     def test_mrp_that_drafts_no_better_is_given_up_and_one_that_does_is_taken(self) -> None:
         arms = MrpChoice()
-        assert arms.best(FREE, 1, 16) == 1
+        assert arms.best(FREE, 1, 16) == 2
         for _ in range(500):
-            arms.count(1, [(0.3, 1)] + [(0.3, 0)] * 7)
+            arms.count(2, [(0.3, 1)] + [(0.3, 0)] * 7)
             arms.count(0, [(0.3, 1)] * 2 + [(0.3, 0)] * 6)
         assert arms.best(FREE, 1, 16) == 0
         for _ in range(500):
-            arms.count(2, [(0.3, 1)] * 4 + [(0.3, 0)] * 4)
-        assert arms.best(FREE, 1, 16) == 2
+            arms.count(1, [(0.3, 1)] * 4 + [(0.3, 0)] * 4)
+        assert arms.best(FREE, 1, 16) == 1
 
     def test_mrp_forwards_that_searches_do_not_take_cost_nothing(self) -> None:
         arms, costs = MrpChoice(), replace(FREE, mrp=Curve(((1, 4.0), (256, 4.0))))
