@@ -142,15 +142,16 @@ def _line(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudge
             return None
         return state, likelihood * factor, picks
 
-    if not budget.states or following() is None:
+    if not budget.states or (step := following()) is None:
         return drafts
-    while len(drafts) < budget.states:
-        if len(drafts) < budget.mrp_steps:
+    while step is not None and len(drafts) < budget.states:
+        if len(drafts) < budget.mrp_steps and _REFINED * (likelihood - step[1]) >= budget.refine:
             (prediction,) = yield Refine(prediction, block)
-        if (step := following()) is None:
-            break
+            if (step := following()) is None:
+                break
         block, likelihood, picks = step
         drafts[block] = Draft(len(drafts) + 1, picks, likelihood * len(picks))
+        step = following()
     return drafts
 
 

@@ -15,7 +15,7 @@ from msgspec import structs
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.engine import Engine, EngineDeps, GenerationRequest, SamplingParams
-from service.engine.drafting import planner
+from service.engine.drafting import estimates
 from service.engine.request import LogprobsRequest
 from tests.engine.helpers import FREE
 from tests.tiny import GOLDEN_NAMES
@@ -60,7 +60,7 @@ COLUMNS: dict[str, Callable[[Counts], int]] = {
 def test_no_count_of_a_step_rises(
     device: VirtualDevice, mode: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "_SEARCH_WEIGHT", 1e9)  # `auto` goes on although random weights draft nothing right
+    monkeypatch.setattr(estimates, "_SEARCH_WEIGHT", 1e9)  # `auto` goes on although random weights draft nothing right
     table: dict[str, Any] = json.loads(TABLE.read_text()) if TABLE.is_file() else {}
     version = torch.__version__.split("+")[0]
     if table.get("torch", version) != version:

@@ -26,6 +26,9 @@ _WEIGHT, _MEMORY = 10.0, 4000.0
 #: on the demo). Later states are chosen from more candidates, so they are overestimated more.
 _POSITIONS = ((0, 1.0), (1, 0.8), (4, 0.55))
 
+#: the assumed gain of a search in tokens, its weight in searches, and the searches after which counts are halved
+_SEARCH_GAIN, _SEARCH_WEIGHT, _SEARCH_MEMORY = 0.3, 32.0, 1024.0
+
 #: The gain of the demo's trees of 4 to 16 states (dev/lab/performance-log.md): _GAIN * log2(1 + states) more steps
 #: per forward, times the factor for the number of MRP forwards.
 _GAIN = 0.45
@@ -40,10 +43,32 @@ _GUESS_WEIGHT, _STEPS_MEMORY = 100.0, 10_000.0
 _EXPLORE, _HOPE = 32, 1.5
 
 
-class Reliability:
-    """The counts of drafts of one kind, by their position in the tree."""
+class SearchGains:
+    """The tokens that searches for drafts of one kind gained beyond the costs of their drafts, at each load."""
 
     def __init__(self) -> None:
+        self._counts: dict[int, tuple[float, float]] = {}  # searches and tokens, by the bits of the load
+
+    def pay(self, num_running: int, cost: float) -> bool:
+        """Whether a search gains more than it costs, in tokens."""
+        count, gained = self._counted(num_running)
+        return gained > count * cost
+
+    def count(self, num_running: int, gain: float) -> None:
+        """Counts a search."""
+        count, gained = self._counted(num_running)
+        share = 0.5 if count > _SEARCH_MEMORY else 1.0
+        self._counts[num_running.bit_length()] = share * count + 1.0, share * gained + gain
+
+    def _counted(self, num_running: int) -> tuple[float, float]:
+        return self._counts.get(num_running.bit_length(), (_SEARCH_WEIGHT, _SEARCH_WEIGHT * _SEARCH_GAIN))
+
+
+class Reliability:
+    """The counts of drafts of one kind, by their position in the tree. `searches`: the gains of their searches."""
+
+    def __init__(self) -> None:
+        self.searches = SearchGains()
         self._classes = [(begin, _PositionClass(share)) for begin, share in reversed(_POSITIONS)]
 
     def count(self, gains: Sequence[tuple[float, int]]) -> None:

@@ -33,14 +33,11 @@ from service.engine.request import GenerationRequest
 
 #: weight of a step in the running means, and the number of steps after which prices follow them
 _FRESH, _REFRESH = 1 / 16, 8
-#: The assumed gain of a search in tokens, its weight in searches, and the number of searches after which counts are
-#: halved. Where searches do not pay, one step in `_TRIAL` searches.
-_SEARCH_GAIN, _SEARCH_WEIGHT, _SEARCH_MEMORY, _TRIAL = 0.3, 32.0, 1024.0, 16
+#: the steps per step that searches where searches do not pay
+_TRIAL = 16
 #: The share of a row's price by which trees grow where graphs fill forwards up. Some rows are free then, and `accepted`
 #: knows which.
 _FILLED_SHARE = 0.5
-
-_NO_DRAFTS = DraftBudget()
 
 #: the kind of a draft, which decides its reliability: (rule class, one token a state, random, margin, MRP forwards).
 _Kind = tuple[str, bool, bool, bool, int]
@@ -55,8 +52,6 @@ class DraftPlanner:
         #: running means: rows and tokens of a request in a step, MRP's time over the backbone's, pages that a row reads
         self._rows, self._tokens, self._mrp, self._pages = 1.0, 1.0, 0.0, 0.0
         self.work, self._steps = StepWork(), 0
-        #: the number of searches and the tokens that they gained, by the bits of the number of running requests
-        self._searches: dict[int, tuple[float, float]] = {}
         self._slopes: dict[int, tuple[float, float]] = {}
         self._onward: dict[int, Curve] = {}
         self._seconds: list[float] = []  # the time of a forward by its number of rows
@@ -102,9 +97,6 @@ class DraftPlanner:
         """
         self.resume(StepWork(max(1, num_running), tenants or {}))
         self._steps += 1
-        if self._costs and self._steps % _TRIAL:
-            count, gained = self._counted_searches()
-            self.work.searches = gained > count * self._costs.search * self._slope_and_rate("")[1]
 
     def resume(self, work: StepWork) -> None:
         """Continues a step. Steps of two micro-batches alternate."""
@@ -122,14 +114,6 @@ class DraftPlanner:
         step.tokens += tokens
         step.pages += rows * pages
 
-    def note_search(self, gain: float) -> None:
-        """Counts a request whose drafts were searched for this step.
-
-        `gain`: the tokens that the drafts gained, less the price of their rows.
-        """
-        self.work.num_searched += 1
-        self.work.search_gain += gain
-
     def end(self, mrp_rows: Iterable[int]) -> None:
         """Ends the step. `mrp_rows`: the rows of each of its MRP forwards."""
         step, self.work = self.work, StepWork(self.work.num_running, self.work.tenants)
@@ -141,19 +125,9 @@ class DraftPlanner:
         if self._costs and self._costs.mrp:
             spent = sum(self._costs.mrp.filled(rows) for rows in mrp_rows)
             self._mrp += _FRESH * (spent / self._costs.backbone.filled(step.rows) - self._mrp)
-            step.search_gain -= spent * self._slope_and_rate("")[1]
-        if step.num_searched:
-            count, gained = self._counted_searches()
-            share = 0.5 if count > _SEARCH_MEMORY else 1.0
-            counts = share * count + step.num_searched, share * gained + step.search_gain
-            self._searches[step.num_running.bit_length()] = counts
         if self._steps % _REFRESH == 0:
             self._slopes.clear()
             self._budgets.clear()
-
-    def _counted_searches(self) -> tuple[float, float]:
-        """The number of searches at about this load, and the tokens that they gained beyond their drafts' costs."""
-        return self._searches.get(self.work.num_running.bit_length(), (_SEARCH_WEIGHT, _SEARCH_WEIGHT * _SEARCH_GAIN))
 
     def row(self, pages: int = 0, tenant: str = "") -> float:
         """The price, in tokens, of one more row of a tenant that reads `pages` pages."""
@@ -195,24 +169,29 @@ class DraftPlanner:
 
         `reliability`: the reliability of its kind of drafts. `pages`: the pages that each of its states reads.
         """
-        if not self.work.searches:
-            return _NO_DRAFTS
         work, reading = self.work, self.costs().reading(pages)
         key = mrp_steps, reading, work.num_running, work.num_running_beside(tenant), reliability
-        if (budget := self._budgets.get(key)) is None:
+        if (budget := self._budgets.get(key)) is None or (not budget.states and self._steps % _TRIAL == 0):
             self._budgets[key] = budget = self._new_budget(mrp_steps, reliability, self.row(pages, tenant), tenant)
         return budget
 
     def _new_budget(self, mrp_steps: int, reliability: Reliability, price: float, tenant: str) -> DraftBudget:
         """A budget by the price of a row."""
-        max_states = self._max_states(self.work.num_running)
+        num_running = self.work.num_running
+        max_states = self._max_states(num_running)
         if price >= 1:
             return DraftBudget(price, max_states, mrp_steps)
+        if self._steps % _TRIAL and not reliability.searches.pay(num_running, self.search(tenant)):
+            return DraftBudget()
         price *= _FILLED_SHARE if self.costs().backbone.sizes else 1.0
-        refine = self._refinement(tenant) if mrp_steps else 0.0
+        refine = self.refinement(tenant) if mrp_steps else 0.0
         return DraftBudget(reliability.min_gain(price), max_states, mrp_steps, refine)
 
-    def _refinement(self, tenant: str) -> float:
+    def search(self, tenant: str) -> float:
+        """The price, in tokens, of a search for drafts."""
+        return self.costs().search * self._slope_and_rate(tenant)[1]
+
+    def refinement(self, tenant: str) -> float:
         """The price, in tokens, of one request's part of an MRP forward over all requests."""
         costs, count = self.costs(), self.work.num_running_beside(tenant)
         return costs.mrp.filled(count) / count * self._slope_and_rate(tenant)[1] if costs.mrp else 0.0
@@ -284,7 +263,7 @@ class PlannedDrafts(RequestDrafts):
 
     def budget(self) -> DraftBudget:
         budget = self._planner.budget(self._chosen, self._reliability, self.pages, self._tenant)
-        self._searched = budget.row < 1
+        self._searched = budget.states > 0 and budget.row < 1
         return budget
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
@@ -296,7 +275,9 @@ class PlannedDrafts(RequestDrafts):
         super().note(rows, steps)
         if rows and self._searched:
             gained = sum([actual for step in steps for _, actual in step.gains])
-            self._planner.note_search(gained - (rows - 1) * self._planner.row(self.pages, self._tenant))
+            spent = (rows - 1) * self._planner.row(self.pages, self._tenant)
+            spent += self.refinements * self._planner.refinement(self._tenant)
+            self._reliability.searches.count(self._planner.work.num_running, gained - spent)
             self._mrp_choice.count_search(self._chosen, self.refinements)
             self._searched, self.refinements = False, 0
         for step in steps:
@@ -309,9 +290,7 @@ class PlannedDrafts(RequestDrafts):
 class StepWork:
     """The work of a step of `num_running` requests: the requests that the backbone read, their rows, tokens and pages.
 
-    `tenants`: the running requests of each tenant, if each tenant is weighed by itself. `searches`: whether drafts are
-    searched. `num_searched`: the requests whose drafts were searched before this step. `search_gain`: the tokens that
-    these drafts gained, less the price of their rows.
+    `tenants`: the running requests of each tenant, if each tenant is weighed by itself.
     """
 
     num_running: int = 1
@@ -320,9 +299,6 @@ class StepWork:
     rows: int = 0
     tokens: int = 0
     pages: int = 0
-    searches: bool = True
-    num_searched: int = 0
-    search_gain: float = 0.0
 
     def num_running_beside(self, tenant: str) -> int:
         """The number of requests among which a tenant's requests are weighed, its own included."""
