@@ -83,7 +83,7 @@ class Scheduler:
         admitted, expected = [], min(self._max_running, len(self.running) + len(self.waiting))
         while len(self.running) < self._max_running and (first := self.waiting.peek()) is not None:
             request, params = first.request, first.request.params
-            mrp_steps = self._planner.mrp_steps(params, expected)
+            mrp_steps = self._planner.mrp_steps(request, expected)
             prefix = Prefix(first.blocks, request.cache_salt, params.needs_mrp or bool(mrp_steps))
             lease = self._pages.reserve(pages_needed(request, self._block_size), prefix)
             if lease is None:

@@ -24,7 +24,6 @@ from operator import itemgetter
 
 from service.decode.block import Step
 from service.decode.canvas import DraftBudget
-from service.decode.mode import DecodingMode
 from service.decode.registry import leaves_drafts_open
 from service.decode.rules import TopConfidence
 from service.engine.drafting.costs import Curve, StepCosts
@@ -39,8 +38,8 @@ _TRIAL = 16
 #: knows which.
 _FILLED_SHARE = 0.5
 
-#: the kind of a draft, which decides its reliability: (rule class, one token a state, random, margin, MRP forwards).
-_Kind = tuple[str, bool, bool, bool, int]
+#: the kind of a request's drafts, which decides their gains: (rule class, one token a state, random, margin)
+_Kind = tuple[str, bool, bool, bool]
 
 
 class DraftPlanner:
@@ -57,8 +56,8 @@ class DraftPlanner:
         self._seconds: list[float] = []  # the time of a forward by its number of rows
         #: the budgets by MRP forwards, price of pages, running requests, the tenant's among them, and kind of drafts
         self._budgets: dict[tuple[int, float, int, int, Reliability], DraftBudget] = {}
-        self._mrp_choices = {decide: MrpChoice() for decide in (False, True)}
-        self._kinds: dict[_Kind, Reliability] = {}
+        self._mrp_choices: dict[_Kind, MrpChoice] = {}
+        self._reliabilities: dict[tuple[_Kind, int], Reliability] = {}
 
     def costs(self) -> StepCosts:
         """The costs of forwards, measured on the first call."""
@@ -66,28 +65,29 @@ class DraftPlanner:
             self._costs = self._measure()
         return self._costs
 
-    def mrp_steps(self, mode: DecodingMode, num_running: int) -> int | None:
+    def mrp_steps(self, request: GenerationRequest, num_running: int) -> int | None:
         """The number of MRP forwards for the drafts of a new request. None if the engine does not choose it.
 
         `num_running`: the running requests once this one and all others that can start now have started.
         """
-        if not leaves_drafts_open(mode):
+        if not leaves_drafts_open(request.params):
             return None
         costs = self.costs().with_pages(self._pages)
-        return self._mrp_choices[mode.drafts_decide].best(costs, num_running, self._max_states(num_running))
+        return self._mrp_choice(_kind(request)).best(costs, num_running, self._max_states(num_running))
 
     def admit(self, request: GenerationRequest, mrp_steps: int | None) -> RequestDrafts:
         """The drafts of a request that starts. `mrp_steps`: the result of the method `mrp_steps`."""
         mode = request.params
         if mrp_steps is None:
             return RequestDrafts(self, request.tenant, mode.needs_mrp, getattr(mode, "mrp_steps", None))
-        choice = self._mrp_choices[mode.drafts_decide]
+        kind = _kind(request)
+        choice = self._mrp_choice(kind)
         choice.count_request()
-        rule, random = mode.rule, request.sampling.temperature > 0
-        rule = rule if request.grammar is None else rule.in_order
-        kind = type(rule).__name__, rule == TopConfidence(1), random, mode.drafts_decide, mrp_steps
-        reliability = self._kinds.setdefault(kind, Reliability())
+        reliability = self._reliabilities.setdefault((kind, mrp_steps), Reliability())
         return PlannedDrafts(self, request.tenant, choice, reliability, mrp_steps)
+
+    def _mrp_choice(self, kind: _Kind) -> MrpChoice:
+        return self._mrp_choices.setdefault(kind, MrpChoice())
 
     def begin(self, num_running: int, tenants: Mapping[str, int] | None = None) -> None:
         """Begins a step of `num_running` requests.
@@ -199,6 +199,13 @@ class DraftPlanner:
     def _max_states(self, num_running: int) -> int:
         """The most drafts of a request: its share of a forward's rows, less its current state and a block to store."""
         return max(0, self._max_rows // num_running - 2)
+
+
+def _kind(request: GenerationRequest) -> _Kind:
+    """The kind of a request's drafts. Its mode leaves drafts open."""
+    mode = request.params
+    rule = mode.rule if request.grammar is None else mode.rule.in_order
+    return type(rule).__name__, rule == TopConfidence(1), request.sampling.temperature > 0, mode.drafts_decide
 
 
 def worth_reading(gains: Sequence[Sequence[float]], prices: Sequence[float]) -> list[int]:

@@ -18,7 +18,7 @@ AUTO = Speculative("auto")
 
 
 def admitted(planner: DraftPlanner, params: DecodingMode = AUTO) -> RequestDrafts:
-    return planner.admit(request("x", [1], params), planner.mrp_steps(params, 2))
+    return planner.admit(request("x", [1], params), planner.mrp_steps(request("x", [1], params), 2))
 
 
 def verified(gains: list[tuple[float, int]], tokens: int) -> list[Step]:
@@ -196,11 +196,11 @@ def test_drafts_that_only_need_to_be_near_say_nothing_about_others() -> None:
     planner = DraftPlanner(lambda: FREE, 256)
     lax, strict = admitted(planner, Speculative("auto", margin=0.5)), admitted(planner)
     planner.begin(1)
-    before, chosen = strict.budget().row, planner.mrp_steps(AUTO, 2)
+    before, chosen = strict.budget().row, planner.mrp_steps(request("x", [1], AUTO), 2)
     for _ in range(500):
         lax.note(9, verified([(0.3, 0)] * 8, 1))
-    assert (strict.budget().row, planner.mrp_steps(AUTO, 2)) == (before, chosen)
-    assert planner.mrp_steps(Speculative("auto", margin=0.5), 2) != chosen
+    assert (strict.budget().row, planner.mrp_steps(request("x", [1], AUTO), 2)) == (before, chosen)
+    assert planner.mrp_steps(request("x", [1], Speculative("auto", margin=0.5)), 2) != chosen
 
 
 def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs() -> None:
