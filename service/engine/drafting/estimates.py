@@ -30,8 +30,8 @@ _POSITIONS = ((0, 1.0), (1, 0.8), (4, 0.55))
 _SEARCH_GAIN, _SEARCH_WEIGHT, _SEARCH_MEMORY = 0.3, 32.0, 1024.0
 
 #: The gain of the demo's trees of 4 to 16 states (dev/lab/performance-log.md): _GAIN * log2(1 + states) more steps
-#: per forward, times the factor for the number of MRP forwards.
-_GAIN = 0.45
+#: per forward, times the factor for the number of MRP forwards. In trees of fewer states than `_SMALL` MRP gains less.
+_GAIN, _SMALL = 0.45, 4
 _WITH_MRP = {0: 1.0, 1: 1.2, 2: 1.35, 4: 1.4}
 #: the sizes of trees that are compared
 _SIZES = (1, 2, 4, 8, 16)
@@ -133,18 +133,24 @@ class _PositionClass:
 class _Option:
     """One number of MRP forwards. `gained`: the additional steps by its trees. `guessed`: the guess of these steps.
 
-    `searches`: the number of searches for drafts. `refinements`: their MRP forwards, perhaps fewer than allowed.
+    `factor`: the gain of its large trees over the gain of trees without MRP. `searches`: the number of searches for
+    drafts. `refinements`: their MRP forwards, perhaps fewer than allowed.
     """
 
-    guess: float
+    factor: float
     refinements: float
     searches: float = _GUESS_WEIGHT
     gained: float = 0.0
     guessed: float = 0.0
 
-    def gain(self, overall: float) -> float:
-        """The measured gain. Before anything is measured, the guess times the ratio over all options."""
-        return self.guess * (overall * _GUESS_WEIGHT + self.gained) / (_GUESS_WEIGHT + self.guessed)
+    def guess(self, states: int) -> float:
+        """The guess of the additional steps by a tree."""
+        size = log2(1 + states)
+        return _GAIN * size * (1.0 + (self.factor - 1.0) * min(1.0, size / log2(1 + _SMALL)))
+
+    def ratio(self, overall: float) -> float:
+        """The ratio of gained to guessed steps. Before anything is measured, the ratio over all options."""
+        return (overall * _GUESS_WEIGHT + self.gained) / (_GUESS_WEIGHT + self.guessed)
 
     @property
     def refining(self) -> float:
@@ -157,7 +163,7 @@ class _Option:
             self.searches, self.refinements = self.searches / 2, self.refinements / 2
 
     def count(self, states: int, steps: float) -> None:
-        self.guessed += self.guess * log2(1 + states)
+        self.guessed += self.guess(states)
         self.gained += steps
         if self.guessed > _STEPS_MEMORY:
             self.gained, self.guessed = self.gained / 2, self.guessed / 2
@@ -167,10 +173,8 @@ class MrpChoice:
     """The options, with their measured gains."""
 
     def __init__(self) -> None:
-        self._options = {
-            steps: _Option(_GAIN * factor, _GUESS_WEIGHT * _REFINED_SHARE * steps)
-            for steps, factor in _WITH_MRP.items()
-        }
+        share = _GUESS_WEIGHT * _REFINED_SHARE
+        self._options = {steps: _Option(factor, share * steps) for steps, factor in _WITH_MRP.items()}
         self._requests = 0
 
     def best(self, costs: StepCosts, num_running: int, max_states: int) -> int:
@@ -180,15 +184,14 @@ class MrpChoice:
         """
         steps, load = list(self._options) if costs.mrp else [0], (num_running, max_states)
         overall = self._overall()
-        gains = {option: self._options[option].gain(overall) for option in steps}
-        refining = {option: self._options[option].refining for option in steps}
-        rates = {option: _rate(refining[option], gains[option], costs, load) for option in steps}
+        ratios = {option: self._options[option].ratio(overall) for option in steps}
+        rates = {option: _rate(self._options[option], ratios[option], costs, load) for option in steps}
         best = max(steps, key=lambda option: rates[option])
         trial, remainder = divmod(self._requests + 1, _EXPLORE)
         if remainder == 0 and rates[best] > num_running / costs.backbone.filled(num_running):
             index = steps.index(best)
             near = steps[max(0, index + (1 if (trial % 2 or index == 0) and index + 1 < len(steps) else -1))]
-            if _rate(refining[near], _HOPE * gains[near], costs, load) > rates[best]:
+            if _rate(self._options[near], _HOPE * ratios[near], costs, load) > rates[best]:
                 return near
         return best
 
@@ -211,16 +214,16 @@ class MrpChoice:
         return (_GUESS_WEIGHT + gained) / (_GUESS_WEIGHT + sum(option.guessed for option in options))
 
 
-def _rate(refinements: float, gain: float, costs: StepCosts, load: tuple[int, int]) -> float:
-    """Steps per time with the best size of tree, if all running requests used one option.
+def _rate(option: _Option, ratio: float, costs: StepCosts, load: tuple[int, int]) -> float:
+    """Steps per time with the best size of tree, if all running requests used this option.
 
-    `refinements`: the MRP forwards of a search. `load`: the number of running requests, and the most states of each.
+    `ratio`: the ratio of gained to guessed steps. `load`: the number of running requests, and the most states of each.
     """
     num_running, max_states = load
-    refining = refinements * costs.mrp.filled(num_running) if costs.mrp else 0.0
+    refining = option.refining * costs.mrp.filled(num_running) if costs.mrp else 0.0
     rates = [num_running / (costs.backbone.filled(num_running) + refining)]
     for states in _SIZES:
         if states <= max_states:
             seconds = costs.backbone.filled(num_running * (1 + states)) + num_running * states * costs.draft + refining
-            rates.append(num_running * (1 + gain * log2(1 + states)) / seconds)
+            rates.append(num_running * (1 + ratio * option.guess(states)) / seconds)
     return max(rates)
