@@ -38,8 +38,15 @@ NAMES: Mapping[str, str] = {
     "module.direct": "--direct",
 }
 
-#: values that only a recipe sets
-_OF_RECIPE = {"objective.inverse_rate", "schedule.flat", "schedule.floor", "schedule.cosine", "budget.matrices"}
+#: values that only a recipe sets, the demo's included
+_OF_RECIPE = {
+    "objective.inverse_rate",
+    "objective.passes",
+    "schedule.flat",
+    "schedule.floor",
+    "schedule.cosine",
+    "budget.matrices",
+}
 
 
 def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
