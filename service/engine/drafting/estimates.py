@@ -36,7 +36,7 @@ _WITH_MRP = {0: 1.0, 1: 1.2, 2: 1.35, 4: 1.4}
 #: the sizes of trees that are compared
 _SIZES = (1, 2, 4, 8, 16)
 #: the share of the allowed MRP forwards that a search is assumed to take at first
-_REFINED_SHARE = 0.6
+REFINED_SHARE = 0.6
 #: weight of a guess in steps, and the number of steps after which all counts are halved
 _GUESS_WEIGHT, _STEPS_MEMORY = 100.0, 10_000.0
 #: the requests per trial of a neighbouring option, and the factor of its gain with which it must be the best option
@@ -131,12 +131,14 @@ class _PositionClass:
 
 @dataclass(slots=True)
 class _Option:
-    """One number of MRP forwards. `gained`: the additional steps by its trees. `guessed`: the guess of these steps.
+    """One number of MRP forwards, `steps`.
 
+    `gained`: the additional steps by its trees. `guessed`: the guess of these steps.
     `factor`: the gain of its large trees over the gain of trees without MRP. `searches`: the number of searches for
     drafts. `refinements`: their MRP forwards, perhaps fewer than allowed.
     """
 
+    steps: int
     factor: float
     refinements: float
     searches: float = _GUESS_WEIGHT
@@ -152,10 +154,10 @@ class _Option:
         """The ratio of gained to guessed steps. Before anything is measured, the ratio over all options."""
         return (overall * _GUESS_WEIGHT + self.gained) / (_GUESS_WEIGHT + self.guessed)
 
-    @property
-    def refining(self) -> float:
-        """The mean number of MRP forwards of a search."""
-        return self.refinements / self.searches
+    def forwards(self, num_running: int) -> float:
+        """The mean number of MRP forwards of a step. Requests share them, and one request suffices for a forward."""
+        share = min(1.0, self.refinements / self.searches / max(1, self.steps))
+        return self.steps * (1.0 - (1.0 - share) ** num_running)
 
     def count_search(self, refinements: int) -> None:
         self.searches, self.refinements = self.searches + 1, self.refinements + refinements
@@ -173,8 +175,8 @@ class MrpChoice:
     """The options, with their measured gains."""
 
     def __init__(self) -> None:
-        share = _GUESS_WEIGHT * _REFINED_SHARE
-        self._options = {steps: _Option(factor, share * steps) for steps, factor in _WITH_MRP.items()}
+        share = _GUESS_WEIGHT * REFINED_SHARE
+        self._options = {steps: _Option(steps, factor, share * steps) for steps, factor in _WITH_MRP.items()}
         self._requests = 0
 
     def best(self, costs: StepCosts, num_running: int, max_states: int) -> int:
@@ -220,7 +222,7 @@ def _rate(option: _Option, ratio: float, costs: StepCosts, load: tuple[int, int]
     `ratio`: the ratio of gained to guessed steps. `load`: the number of running requests, and the most states of each.
     """
     num_running, max_states = load
-    refining = option.refining * costs.mrp.filled(num_running) if costs.mrp else 0.0
+    refining = option.forwards(num_running) * costs.mrp.filled(num_running) if costs.mrp else 0.0
     rates = [num_running / (costs.backbone.filled(num_running) + refining)]
     for states in _SIZES:
         if states <= max_states:

@@ -27,7 +27,7 @@ from service.decode.canvas import DraftBudget
 from service.decode.registry import leaves_drafts_open
 from service.decode.rules import TopConfidence
 from service.engine.drafting.costs import Curve, StepCosts
-from service.engine.drafting.estimates import MrpChoice, Reliability
+from service.engine.drafting.estimates import REFINED_SHARE, MrpChoice, Reliability
 from service.engine.request import GenerationRequest
 
 #: weight of a step in the running means, and the number of steps after which prices follow them
@@ -192,9 +192,10 @@ class DraftPlanner:
         return self.costs().search * self._slope_and_rate(tenant)[1]
 
     def refinement(self, tenant: str) -> float:
-        """The price, in tokens, of one request's part of an MRP forward over all requests."""
+        """The price, in tokens, of one request's part of an MRP forward, which about `REFINED_SHARE` of all share."""
         costs, count = self.costs(), self.work.num_running_beside(tenant)
-        return costs.mrp.filled(count) / count * self._slope_and_rate(tenant)[1] if costs.mrp else 0.0
+        sharing = max(1.0, REFINED_SHARE * count)
+        return costs.mrp.filled(count) / sharing * self._slope_and_rate(tenant)[1] if costs.mrp else 0.0
 
     def _max_states(self, num_running: int) -> int:
         """The most drafts of a request: its share of a forward's rows, less its current state and a block to store."""
@@ -266,11 +267,11 @@ class PlannedDrafts(RequestDrafts):
     ) -> None:
         super().__init__(planner, tenant, mrp_steps > 0, mrp_steps)
         self._mrp_choice, self._reliability, self._chosen = mrp_choice, reliability, mrp_steps
-        self._searched = False
+        self._searched = self._searches = False  # before the present forward, and after it
 
     def budget(self) -> DraftBudget:
         budget = self._planner.budget(self._chosen, self._reliability, self.pages, self._tenant)
-        self._searched = budget.states > 0 and budget.row < 1
+        self._searches = budget.states > 0 and budget.row < 1
         return budget
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
@@ -286,7 +287,8 @@ class PlannedDrafts(RequestDrafts):
             spent += self.refinements * self._planner.refinement(self._tenant)
             self._reliability.searches.count(self._planner.work.num_running, gained - spent)
             self._mrp_choice.count_search(self._chosen, self.refinements)
-            self._searched, self.refinements = False, 0
+        if rows:  # the next search has begun already
+            self._searched, self._searches, self.refinements = self._searches, False, 0
         for step in steps:
             if step.gains:
                 self._mrp_choice.count(self._chosen, step.gains)

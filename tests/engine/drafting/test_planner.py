@@ -217,18 +217,21 @@ def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs
 
 
 def searching(planner: DraftPlanner, net: float, steps: int, running: int = 8) -> list[bool]:
-    """Whether each step searches. Every search finds one draft, which gains its row's price and `net` tokens."""
-    requests, searches = [admitted(planner) for _ in range(running)], []
+    """Whether each step searches. Every search finds one draft, which gains its row's price and `net` tokens.
+
+    As in the engine, the next search begins before the drafts of the last one are counted.
+    """
+    requests, searches = [admitted(planner) for _ in range(running)], [False]
     for _ in range(steps):
         planner.begin(running)
-        searched = [drafts.budget().states > 0 for drafts in requests]
-        searches.append(all(searched))
+        searched, found = [drafts.budget().states > 0 for drafts in requests], searches[-1]
         assert all(searched) == any(searched)
         gain = planner.row() + net
         for drafts in requests:
-            drafts.note(1 + searches[-1], verified([(0.9, gain)] if searches[-1] else [], 1))  # type: ignore[list-item]
+            drafts.note(1 + found, verified([(0.9, gain)] if found else [], 1))  # type: ignore[list-item]
+        searches.append(all(searched))
         planner.end([])
-    return searches
+    return searches[1:]
 
 
 class TestSearches:
