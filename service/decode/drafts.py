@@ -24,7 +24,7 @@ from service.decode.rules import LeftToRight, Rule, TopConfidence
 #: is of an earlier state. Tuned on held-out problems of the demo that no reported number uses.
 FRESH, STALE = 4.0, 2.0
 #: the tokens that MRP's prediction of a state gains, as a multiple of the state's `doubt`, measured on the demo
-_REFINED = 1.0
+_REFINED = 1.2
 #: the most picks that are tried after a state
 _WIDTH = 4
 #: Confidences are clipped to these bounds, since a low temperature rounds them to 0 and 1.

@@ -122,4 +122,4 @@ def test_auto_is_the_best_fixed_plan(block_size: int, requests: int, monkeypatch
     plans = (Speculative("auto"), *FIXED, *(LONG if block_size > 4 else ()))
     auto, *fixed = predict(checkpoint, workload, plans, requests, prices, table)
     best = max(fixed, key=lambda plan: plan.tokens_per_second)
-    assert auto.tokens_per_second >= 0.98 * best.tokens_per_second, best.params
+    assert auto.tokens_per_second >= 0.97 * best.tokens_per_second, best.params
