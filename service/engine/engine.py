@@ -129,7 +129,7 @@ class Engine:
         has_mrp, clock = checkpoint.mrp is not None, forward_clock(checkpoint.device, checkpoint.shard.size)
         measured = partial(measure, runner, config.max_rows, has_mrp, clock)
         costs = deps.costs
-        self._planner = DraftPlanner((lambda: costs) if costs else measured, config.max_rows)
+        self._planner = DraftPlanner((lambda: costs) if costs else measured, config.max_rows, size)
         prompt_rows = config.prefill_tokens(checkpoint.device.type) // size
         self._scheduler = Scheduler(self._pages, size, config, self._planner, prompt_rows)
         self._observer = SafeObserver(observer)

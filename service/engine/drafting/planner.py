@@ -45,8 +45,8 @@ _Kind = tuple[str, bool, bool, bool]
 class DraftPlanner:
     """The prices of one engine. `costs` is called once, for the first request that needs a price."""
 
-    def __init__(self, costs: Callable[[], StepCosts], max_rows: int) -> None:
-        self._measure, self._max_rows = costs, max_rows
+    def __init__(self, costs: Callable[[], StepCosts], max_rows: int, block_size: int = 8) -> None:
+        self._measure, self._max_rows, self._block_size = costs, max_rows, block_size
         self._costs: StepCosts | None = None
         #: running means: rows and tokens of a request in a step, MRP's time over the backbone's, pages that a row reads
         self._rows, self._tokens, self._mrp, self._pages = 1.0, 1.0, 0.0, 0.0
@@ -87,7 +87,7 @@ class DraftPlanner:
         return PlannedDrafts(self, request.tenant, choice, reliability, mrp_steps)
 
     def _mrp_choice(self, kind: _Kind) -> MrpChoice:
-        return self._mrp_choices.setdefault(kind, MrpChoice())
+        return self._mrp_choices.setdefault(kind, MrpChoice(self._block_size))
 
     def begin(self, num_running: int, tenants: Mapping[str, int] | None = None) -> None:
         """Begins a step of `num_running` requests.

@@ -114,7 +114,7 @@ LONG: tuple[DecodingMode, ...] = (Speculative(0, 8), Speculative(2, 8), Speculat
 @pytest.mark.parametrize("requests", [1, 8, 32, 128])
 @pytest.mark.parametrize("block_size", [4, 16])
 def test_auto_is_the_best_fixed_plan(block_size: int, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 3 % of its tokens per second, the time in which `auto` learns included."""
+    """Within 2 % of its tokens per second, the time in which `auto` learns included."""
     checkpoint = demo(block_size)
     prices = prices_of(checkpoint)
     table = measured(prices, block_size, monkeypatch)
@@ -122,4 +122,4 @@ def test_auto_is_the_best_fixed_plan(block_size: int, requests: int, monkeypatch
     plans = (Speculative("auto"), *FIXED, *(LONG if block_size > 4 else ()))
     auto, *fixed = predict(checkpoint, workload, plans, requests, prices, table)
     best = max(fixed, key=lambda plan: plan.tokens_per_second)
-    assert auto.tokens_per_second >= 0.97 * best.tokens_per_second, best.params
+    assert auto.tokens_per_second >= 0.98 * best.tokens_per_second, best.params

@@ -177,18 +177,23 @@ def test_the_rows_of_a_forward_are_shared() -> None:
 
 
 def test_broken_promises_raise_the_bar_for_drafts_of_their_kind_alone() -> None:
-    planner = DraftPlanner(lambda: FAIR, 256)
-    drafts, other = admitted(planner), admitted(planner, Speculative("auto", threshold=0.5))
-    planner.begin(1)
-    before = drafts.budget().row
-    for _ in range(304):
+    def bars(actual: int) -> tuple[float, float, float]:
+        """The least gains of drafts of a kind before and after many gained `actual` tokens, and of another kind."""
+        planner = DraftPlanner(lambda: FAIR, 256)
+        drafts, other = admitted(planner), admitted(planner, Speculative("auto", threshold=0.5))
         planner.begin(1)
-        drafts.note(2, verified([(0.25, 0)], 1))
-        drafts.note(2, verified([(0.35, 0)], 1))
-        planner.end([])
-    planner.begin(1)
-    assert drafts.budget().row > before + 0.1
-    assert other.budget().row < before * 1.01
+        before = drafts.budget().row
+        for _ in range(304):
+            planner.begin(1)
+            drafts.note(2, verified([(0.25, actual)], 1))
+            drafts.note(2, verified([(0.35, actual)], 1))
+            planner.end([])
+        planner.begin(1)
+        return before, drafts.budget().row, other.budget().row
+
+    (before, broken, other), (_, kept, control) = bars(0), bars(1)
+    assert broken > max(before, kept) + 0.1
+    assert other == pytest.approx(control, rel=0.01)
 
 
 def test_drafts_that_only_need_to_be_near_say_nothing_about_others() -> None:
@@ -295,3 +300,8 @@ class TestArms:
         for _ in range(1000):
             arms.count_search(1, 0)
         assert arms.best(costs, 1, 16) == 1
+
+    def test_in_blocks_of_4_mrp_is_expected_to_gain_less(self) -> None:
+        costs = replace(FREE, mrp=Curve(((1, 1.8), (256, 1.8))))
+        assert MrpChoice(8).best(costs, 1, 16) > 0
+        assert MrpChoice(4).best(costs, 1, 16) == 0
