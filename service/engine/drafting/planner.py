@@ -267,11 +267,11 @@ class PlannedDrafts(RequestDrafts):
     ) -> None:
         super().__init__(planner, tenant, mrp_steps > 0, mrp_steps)
         self._mrp_choice, self._reliability, self._chosen = mrp_choice, reliability, mrp_steps
-        self._searched = self._searches = False  # before the present forward, and after it
+        self._last_search = self._next_search = False  # whether drafts are searched before and after a forward
 
     def budget(self) -> DraftBudget:
         budget = self._planner.budget(self._chosen, self._reliability, self.pages, self._tenant)
-        self._searches = budget.states > 0 and budget.row < 1
+        self._next_search = budget.states > 0 and budget.row < 1
         return budget
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
@@ -281,14 +281,14 @@ class PlannedDrafts(RequestDrafts):
 
     def note(self, rows: int, steps: Sequence[Step]) -> None:
         super().note(rows, steps)
-        if rows and self._searched:
+        if rows and self._last_search:
             gained = sum([actual for step in steps for _, actual in step.gains])
             spent = (rows - 1) * self._planner.row(self.pages, self._tenant)
             spent += self.refinements * self._planner.refinement(self._tenant)
             self._reliability.searches.count(self._planner.work.num_running, gained - spent)
             self._mrp_choice.count_search(self._chosen, self.refinements)
-        if rows:  # the next search has begun already
-            self._searched, self._searches, self.refinements = self._searches, False, 0
+        if rows:  # the next search has already begun
+            self._last_search, self._next_search, self.refinements = self._next_search, False, 0
         for step in steps:
             if step.gains:
                 self._mrp_choice.count(self._chosen, step.gains)

@@ -256,6 +256,20 @@ class TestSearches:
         searching(planner, -0.2, 200)
         assert all(searching(planner, 0.5, 400)[-20:])
 
+    def test_the_last_drafts_of_a_block_count(self) -> None:
+        """No search follows them, and none comes before a block's first forward."""
+        planner = DraftPlanner(lambda: self.COSTS, 256)
+        drafts = admitted(planner)
+        for _ in range(300):
+            planner.begin(1)
+            found = drafts.budget().states > 0
+            drafts.note(1, verified([], 1))
+            planner.end([])
+            planner.begin(1)
+            assert found
+            drafts.note(2, verified([(0.9, 1)], 2))
+            planner.end([])
+
     def test_each_load_has_its_own_count(self) -> None:
         planner = DraftPlanner(lambda: self.COSTS, 256)
         searching(planner, -0.2, 200)
