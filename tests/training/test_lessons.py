@@ -17,8 +17,10 @@ from training.lessons import Objective, Phase, Teacher, phases_up_to
 from training.losses import Weights, exact_logits
 from training.module import new_mrp
 from training.noise import Noise, noisy_chains
+from training.optim import Optimiser, Steps
 from training.rollout import masked_positions, open_batch, roll_out
 from training.stream import Shape, Stream
+from training.trainer import Trainer
 
 ENDS = torch.tensor([510, 511])
 
@@ -240,3 +242,22 @@ def test_blocks_see_what_is_before_them_and_themselves():
             for given in ((changed(clean, 1), copies), (changed(clean, 6), copies), (clean, changed(copies, 5)))
         ]
     assert reached == [[True] * 4, [False, True, False, True], [False, True, False, False]]
+
+
+def test_losses_are_in_bfloat16_where_it_is_wanted_and_fast(monkeypatch):
+    checkpoint, batch = setting()
+
+    def loss(*, wanted, fast):
+        monkeypatch.setattr("training.trainer.fast_in_bfloat16", lambda _: fast)
+        torch.manual_seed(0)
+        mrp = new_mrp(checkpoint.config, checkpoint.backbone)
+        teacher = Teacher((checkpoint.backbone, mrp), Objective(phases_up_to(1, Weights())), ENDS)
+        reports = []
+        trainer = Trainer(teacher, Optimiser(mrp.named_parameters(), 1e-3), bf16=wanted)
+        trainer.run([[batch]], Steps(1), lambda report: reports.append(report) or None)
+        return reports[0].chain
+
+    exact = loss(wanted=False, fast=True)
+    assert loss(wanted=True, fast=False) == exact
+    assert loss(wanted=True, fast=True) == pytest.approx(exact, rel=0.05)
+    assert loss(wanted=True, fast=True) != exact

@@ -24,6 +24,7 @@ from training.batch import Batch
 from training.demo.batches import Batches
 from training.optim import Optimiser, Schedule
 from training.state import RunFolder
+from training.trainer import fast_in_bfloat16
 
 RATE, TAIL_WEIGHT = 4e-3, 0.2
 _LEAST_NOISE = 0.15
@@ -115,7 +116,7 @@ def update(backbone: Backbone, optimiser: Optimiser, batch: Batch, part: Part) -
     """One update. Its random numbers come from its number. Returns the loss."""
     name = f"backbone/{part.first + optimiser.steps}"
     torch.manual_seed(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest()))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=fast_in_bfloat16("cpu")):
         loss = backbone_loss(backbone, batch)
     optimiser.step(loss, optimiser.steps / part.steps if part.falling else 0.0)
     return loss.detach()
