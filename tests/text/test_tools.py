@@ -25,7 +25,6 @@ from service.text.tools import (
     ToolUse,
     collect,
     parse_output,
-    past_arguments,
 )
 
 QWEN3 = TOOL_FORMATS["qwen3"]
@@ -193,17 +192,3 @@ def test_what_may_be_called() -> None:
     assert ToolUse(tools).callable == tools
     assert ToolUse(tools, "none").callable == ()
     assert ToolUse(tools, "required", ("b",)).callable == tools[1:]
-
-
-@pytest.mark.parametrize(
-    ("received", "arguments"),
-    [
-        ('{"a": 1}', {"a": 1}),
-        ({"a": 1}, {"a": 1}),
-        ('{"a": 1, "b": "x', {"a": 1}),
-        ('{"a": "\\u00', {}),
-        *((nothing, {}) for nothing in (" ", "", None, "null", "[1]", [1], 7, '{"a": NaN}', "no JSON")),
-    ],
-)
-def test_arguments_of_earlier_calls(received: object, arguments: dict[str, Any]) -> None:
-    assert past_arguments(received) == arguments

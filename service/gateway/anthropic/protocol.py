@@ -13,9 +13,8 @@ from typing_extensions import TypedDict
 
 from service.gateway.http.answers import DecodedStats
 from service.gateway.http.api_requests import ApiRequest, LenientModel, ToolName
-from service.gateway.http.content import part_text
+from service.gateway.http.content import part_text, past_arguments
 from service.gateway.http.protocol import MAX_NEW_TOKENS, Json, StopTexts, StrictModel
-from service.text.tools import past_arguments
 from service.text.tools.calls import MAX_TOOLS
 from service.wire import TraceStep
 

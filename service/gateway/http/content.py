@@ -1,13 +1,15 @@
 """The contents of messages, in any API: texts are read, images and files leave a placeholder, other parts are skipped.
 
 A history with an image thus stays answerable. The user's own last message may have none: the user wants an answer about
-the image, and the model cannot see it.
+the image, and the model cannot see it. Arguments of earlier calls are read as far as they are complete.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+
+from pydantic_core import from_json
 
 from service.errors import InvalidRequest
 
@@ -55,3 +57,16 @@ def check_last_turn(messages: object, param: str) -> None:
             raise InvalidRequest(
                 f"{location} is of the type {kind}, and this model reads text only; send text parts", param=location
             )
+
+
+def past_arguments(value: object) -> dict[str, Any]:
+    """The arguments of an earlier call: an object, or its JSON text. A text that was cut gives its complete part.
+
+    Anything else gives no arguments: a client cannot repair the history that it has.
+    """
+    if isinstance(value, str):
+        try:
+            value = from_json(value, allow_inf_nan=False, allow_partial=True)
+        except ValueError:  # empty, cut within an escape, or no JSON
+            return {}
+    return value if isinstance(value, dict) else {}

@@ -13,8 +13,8 @@ from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidRequest
 from service.gateway.http.api_requests import LenientModel
-from service.gateway.http.content import part_text
-from service.text.tools import assistant_message, past_arguments, tool_message
+from service.gateway.http.content import part_text, past_arguments
+from service.text.tools import assistant_message, tool_message
 
 
 def _text_of(content: object) -> object:

@@ -5,7 +5,7 @@ reasoning, content and calls, `parse_output` a whole answer. Both give the same 
 `assistant_message` and `tool_message` make the messages of earlier turns as chat templates take them.
 """
 
-from service.text.tools.calls import Tool, ToolCall, ToolUse, assistant_message, past_arguments, tool_message
+from service.text.tools.calls import Tool, ToolCall, ToolUse, assistant_message, tool_message
 from service.text.tools.formats import TOOL_FORMATS, AnswerFormat, ReasoningFormat, ToolFormat
 from service.text.tools.output_parser import (
     ContentDelta,
@@ -39,6 +39,5 @@ __all__ = [
     "assistant_message",
     "collect",
     "parse_output",
-    "past_arguments",
     "tool_message",
 ]

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from pydantic_core import from_json
-
 from service.errors import InvalidRequest
 
 #: none: no call; auto: a call or an answer; required: one call at least
@@ -102,19 +100,6 @@ class ToolUse:
         if self.choice == "none":
             return ()
         return tuple(tool for tool in self.tools if not self.among or tool.name in self.among)
-
-
-def past_arguments(value: object) -> dict[str, Any]:
-    """The arguments of an earlier call: an object, or its JSON text. A text that was cut gives its complete part.
-
-    Anything else gives no arguments: a client cannot repair the history that it has.
-    """
-    if isinstance(value, str):
-        try:
-            value = from_json(value, allow_inf_nan=False, allow_partial=True)
-        except ValueError:  # empty, cut within an escape, or no JSON
-            return {}
-    return value if isinstance(value, dict) else {}
 
 
 def assistant_message(

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from service.decode.modes import MODES
 from service.engine.request import Stats
+from service.gateway.http.content import past_arguments
 from service.gateway.ingress import Ingress
 from service.replica.replica import Replica
 from service.settings import Settings
@@ -368,3 +369,17 @@ async def test_the_card_says_what_there_is(qwen3_settings: Settings, caller: Rep
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         [model] = (await http.get("/v1/models")).json()["data"]
     assert (model["tools"], model["thinking"]) == ("qwen3", True)
+
+
+@pytest.mark.parametrize(
+    ("received", "arguments"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ({"a": 1}, {"a": 1}),
+        ('{"a": 1, "b": "x', {"a": 1}),
+        ('{"a": "\\u00', {}),
+        *((nothing, {}) for nothing in (" ", "", None, "null", "[1]", [1], 7, '{"a": NaN}', "no JSON")),
+    ],
+)
+def test_arguments_of_earlier_calls(received: object, arguments: dict[str, Any]) -> None:
+    assert past_arguments(received) == arguments

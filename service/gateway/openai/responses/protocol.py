@@ -13,10 +13,9 @@ from typing_extensions import TypedDict
 
 from service.gateway.http.answers import DecodedStats
 from service.gateway.http.api_requests import ApiRequest, LenientModel, ToolName
-from service.gateway.http.content import part_text
+from service.gateway.http.content import part_text, past_arguments
 from service.gateway.http.protocol import MAX_NEW_TOKENS, Json, StrictModel
 from service.gateway.openai.protocol import ONE_ERROR, Effort
-from service.text.tools import past_arguments
 from service.text.tools.calls import MAX_TOOLS
 from service.wire import TraceStep
 
