@@ -1,6 +1,6 @@
 """What a machine with a lent GPU has: torch, Triton, transformers and little else. The engine must run there.
 
-A child process runs the code. Its imports are refused by their importer: this repository's code may name a few packages,
+A child process runs the code. Imports are refused by their importer: code of this repository may name a few packages,
 and packages may name what they want.
 """
 

@@ -1,4 +1,4 @@
-"""Measures a new device in four stages: correctness, the paper's rows, speed, peers. `make gpu` runs them.
+"""Asks a GPU in three stages: correctness, speed, peers. Each fits six minutes; `make gpu` runs them.
 
-It needs no Ray and no HTTP server.
+It needs torch, Triton, transformers and msgspec: no Ray, no HTTP server, no command line's packages.
 """

@@ -1,10 +1,13 @@
-"""Stage 1, for each attention: golden decodes in float32, exactness of `speculative` in bfloat16, `deterministic`."""
+"""Stage 1, for each attention: golden decodes in float32, exactness of `speculative` in bfloat16, `deterministic`.
+
+How a product is rounded may depend on the number of a forward's rows. So in bfloat16 `speculative` promises the tokens
+of `static` only if the engine is `deterministic`. Rows without it, and rows of 8-bit weights, inform.
+"""
 
 from __future__ import annotations
 
 import json
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.rows import Rows
+from benchmarks.gpu.shares import Check, run_checks
 from service.decode.modes import Speculative, Static
 from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
@@ -32,46 +36,42 @@ _KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 _END = 510
 _TEMPERATURES = (0.0, 0.7, 1.2)
 
-Check = Callable[[], tuple[int, int]]
 
-
-def check_device(rows: Rows, device: torch.device, golden: Path, requests: int) -> bool:
-    """Whether everything was right. A row for each check: the numbers of right answers and of all answers.
+def check_device(rows: Rows, device: torch.device, golden: Path, requests: int, processes: int, only: str) -> None:
+    """A row for each check whose name has `only` in it: the numbers of right answers and of all answers.
 
     `golden`: the folder of checkpoints with expected decodes. `requests`: the number for each other comparison.
+    `processes`: how many run beside each other.
     """
-    right = True
-    torch.backends.cuda.matmul.allow_tf32 = False
-    for name, check in _checks(device, golden, requests):
-        if rows.over(name):
-            return False
-        try:
-            good, all_of_them = check()
-        except Exception:  # noqa: BLE001 - the next check tells more
-            rows.write(name, error=traceback.format_exc(limit=-4))
-            right = False
-            continue
-        rows.write(name, right=good, of=all_of_them)
-        right &= good == all_of_them
-    return right
+    run_checks(rows, partial(_checks, device, golden, requests, only), processes)
 
 
-def _checks(device: torch.device, golden: Path, requests: int) -> Iterator[tuple[str, Check]]:
+def _checks(device: torch.device, golden: Path, requests: int, only: str) -> list[Check]:
+    return [check for check in _all_checks(device, golden, requests) if only in check.name]
+
+
+def _all_checks(device: torch.device, golden: Path, requests: int) -> Iterator[Check]:
     for config in _backends(device):
         label = f"{config.attention}, graphs {config.cuda_graphs}, overlap {config.overlap}"
-        # Experts come last, since they run without graphs in float32.
-        for folder in sorted(golden.glob("sdar-*"), key=lambda folder: ("moe" in folder.name, folder.name)):
-            yield f"golden {folder.name} float32, {label}", partial(_golden, folder, device, config)
+        yield Check(
+            f"demo alone = together bfloat16, deterministic, {label}", partial(_alone, device, config, requests)
+        )
+        for folder in sorted(golden.glob("sdar-*")):
+            yield Check(f"golden {folder.name} float32, {label}", partial(_golden, folder, device, config))
         for deterministic in (False, True):
-            yield (
+            yield Check(
                 f"demo speculative = static bfloat16, deterministic {deterministic}, {label}",
                 partial(_lossless, device, replace(config, deterministic=deterministic), requests),
+                promised=deterministic,
             )
-        yield f"demo alone = together bfloat16, deterministic, {label}", partial(_alone, device, config, requests)
     for form in QUANT_SCHEMES.values():
-        yield f"product with {form.name} matrices", partial(_products, device, form)
-        yield f"products of experts with {form.name} matrices", partial(_experts, device, form)
-        yield f"demo speculative = static {form.name}", partial(_lossless, device, EngineConfig(), requests, form.name)
+        yield Check(f"product with {form.name} matrices", partial(_products, device, form))
+        yield Check(f"products of experts with {form.name} matrices", partial(_experts, device, form))
+        yield Check(
+            f"demo speculative = static {form.name}",
+            partial(_lossless, device, EngineConfig(), requests, form.name),
+            promised=False,
+        )
 
 
 def _backends(device: torch.device) -> list[EngineConfig]:

@@ -1,9 +1,17 @@
-"""Stage 4. The engine beside a plain transformers loop and, where it is installed, LMDeploy, on the same weights."""
+"""Stage 3. The engine and, where it is installed, LMDeploy, on the same random weights in blocks of 4, `static`.
+
+LMDeploy decodes SDAR (docs/comparison.md). `bring_lmdeploy.sh` brings it to a machine without a network.
+`python -m benchmarks.speed` has the engine beside transformers.
+"""
 
 from __future__ import annotations
 
-import time
+import gc
+import json
+import subprocess
+import sys
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,51 +20,64 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.rows import Extent, Rows
-from benchmarks.plain_loop import PlainLoop
 from benchmarks.shapes import SHAPES, random_checkpoint
-from benchmarks.throughput import RandomWorkload, Rounds, compare_with_plain_loop
+from benchmarks.throughput import RandomWorkload, engine_rate
 from service.decode.modes import Static
-from service.engine import Engine, EngineConfig, GenerationRequest
-from service.model import Checkpoint, LoadOptions, save_checkpoint
+from service.engine import Engine, EngineConfig
+from service.model import LoadOptions, save_checkpoint
 
+_BLOCK_SIZE, _PROMPT_TOKENS = 4, 64
 #: of SDAR's published config.json files, beside the sizes
-_RAW = {"model_type": "sdar", "architectures": ["SDARForCausalLM"], "mask_token_id": 151669, "block_size": 4}
-_RAW |= {"rope_theta": 1000000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "eos_token_id": 151643}
+_RAW: dict[str, Any] = {
+    "model_type": "sdar", "architectures": ["SDARForCausalLM"], "mask_token_id": 151669, "block_size": _BLOCK_SIZE,
+    "rope_theta": 1000000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "eos_token_id": 151643,
+}  # fmt: skip
 
 
 def measure_peers(rows: Rows, device: torch.device, dtype: torch.dtype, extent: Extent) -> None:
-    """Random weights of the first shape, `static`. Tokens a second, interleaved where both run in this process."""
-    shape, concurrencies, rounds = extent.shapes[0], extent.concurrencies, extent.rounds
-    checkpoint = random_checkpoint({**_RAW, **asdict(SHAPES[shape])}, LoadOptions(dtype, str(device)))
-    workload = RandomWorkload(Static())
-    tokens = max(concurrencies) * workload.longest(checkpoint.config.block_size)
-    engine = Engine(checkpoint, EngineConfig(max_running=max(concurrencies), kv_cache_tokens=tokens))
-    for row in compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, Rounds(concurrencies, rounds)):
-        rows.write("engine beside plain loop", shape=shape, **asdict(row))
-        if rows.over("more requests"):
-            return
-    requests = {count: workload.requests(engine, count, 0) for count in concurrencies}
-    del engine
-    if find_spec("lmdeploy") is None:
-        rows.write("left out: not installed", of="lmdeploy")
-    elif not rows.over("lmdeploy"):
-        _lmdeploy(rows, shape, checkpoint, requests)
+    """For each shape and load the tokens a second of the engine, then of LMDeploy."""
+    options = LoadOptions(dtype, str(device))
+    for shape in extent.shapes:
+        rows.part(f"peers of {shape}", partial(_peers, rows, shape, options, extent))
 
 
-def _lmdeploy(rows: Rows, shape: str, checkpoint: Checkpoint, requests: dict[int, list[GenerationRequest]]) -> None:
-    """LMDeploy's PyTorch engine, which decodes SDAR (docs/comparison.md), on the same weights and prompts."""
-    import lmdeploy  # type: ignore[import-not-found]  # by hand where it is wanted
-
+def _peers(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> None:
+    installed = find_spec("lmdeploy") is not None
     with TemporaryDirectory() as folder:
-        save_checkpoint(Path(folder), checkpoint.raw, checkpoint.backbone, None)
-        config = lmdeploy.PytorchEngineConfig(dllm_block_length=checkpoint.config.block_size)
-        pipeline: Any = lmdeploy.pipeline(folder, backend_config=config)
-        for count, batch in requests.items():
-            if rows.over(f"lmdeploy, {count} together"):
-                return
-            options = lmdeploy.GenerationConfig(max_new_tokens=batch[0].max_new_tokens, ignore_eos=True)
-            begin = time.perf_counter()
-            answers = pipeline([list(request.prompt_token_ids) for request in batch], gen_config=options)
-            seconds = time.perf_counter() - begin
-            tokens = sum(len(answer.token_ids) for answer in answers)
-            rows.write("lmdeploy", shape=shape, concurrency=count, tokens_per_s=tokens / seconds)
+        _engine(rows, shape, options, extent, Path(folder) if installed else None)
+        gc.collect()
+        torch.cuda.empty_cache()
+        if not installed:
+            rows.write("left out: not installed", of="lmdeploy")
+        elif not rows.over(f"lmdeploy with {shape}"):
+            _lmdeploy(rows, shape, extent, Path(folder))
+
+
+def _engine(rows: Rows, shape: str, options: LoadOptions, extent: Extent, folder: Path | None) -> None:
+    """Leaves the weights in `folder`, if there is one. The first round warms up."""
+    checkpoint = random_checkpoint({**_RAW, **asdict(SHAPES[shape])}, options)
+    workload = RandomWorkload(Static(), (_PROMPT_TOKENS, _PROMPT_TOKENS), extent.new_tokens)
+    for count in extent.concurrency:
+        if rows.over(f"engine with {shape}, {count} together"):
+            break
+        tokens = count * workload.longest(_BLOCK_SIZE)
+        config = EngineConfig(count, max_rows=max(256, 2 * count), kv_cache_tokens=tokens, prefix_cache=False)
+        engine = Engine(checkpoint, config)
+        rates = [engine_rate(engine, workload.requests(engine, count, number)) for number in range(extent.rounds + 1)]
+        rows.write("engine", shape=shape, concurrency=count, tokens_per_s=max(rates[1:]), every=rates)
+        del engine
+    if folder is not None:
+        save_checkpoint(folder, checkpoint.raw, checkpoint.backbone, None)
+
+
+def _lmdeploy(rows: Rows, shape: str, extent: Extent, folder: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.lmdeploy", str(folder), "--block-size", str(_BLOCK_SIZE)]
+    command += ["--new-tokens", str(extent.new_tokens), "--seconds", str(rows.seconds_left)]
+    command += ["--concurrency", *map(str, extent.concurrency)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - this program
+        for line in process.stdout or ():
+            if line.startswith("{"):  # LMDeploy prints, too
+                rows.write("lmdeploy", shape=shape, **json.loads(line))
+    if process.returncode:
+        rows.failed = True
+        rows.write("lmdeploy", shape=shape, error=f"exit status {process.returncode}")

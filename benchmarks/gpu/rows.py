@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,23 +19,24 @@ from benchmarks.machine import machine_name
 class Extent:
     """Shapes by name (shapes.py), numbers of concurrent requests, rows of a step and the tokens before them.
 
-    `block_sizes`: of the paper's rows. `torch_profiler_dir`: folder of traces, None for none.
+    `block_sizes`: of the modes; one token is the autoregressive line. `torch_profiler_dir`: folder of traces, None for
+    none.
     """
 
-    shapes: Sequence[str] = ("sdar-1.7b", "sdar-4b", "sdar-8b")
-    concurrencies: Sequence[int] = (1, 8, 32, 128)
+    shapes: Sequence[str] = ("sdar-8b", "sdar-4b", "sdar-1.7b")
+    concurrency: Sequence[int] = (1, 8, 32, 128)
     rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128)
     context: int = 1024
-    rounds: int = 3
-    new_tokens: int = 96
-    block_sizes: Sequence[int] = (16, 4)
+    rounds: int = 2
+    new_tokens: int = 64
+    block_sizes: Sequence[int] = (1, 8, 16)
     torch_profiler_dir: Path | None = None
 
 
 class Rows:
-    """One JSON object a line, with the device's name and the seconds since the stage began.
+    """One JSON object a line, with the device's name and the seconds since the stage began. A context manager.
 
-    `seconds`: the stage's time. A stage asks `over` before it begins something. A context manager.
+    `seconds`: the stage's time. `failed`: whether anything was wrong.
     """
 
     def __init__(self, path: Path, device: torch.device, seconds: float) -> None:
@@ -43,12 +45,18 @@ class Rows:
         self._machine = machine_name(device)
         self._began = time.monotonic()
         self._seconds = seconds
+        self.failed = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+    @property
+    def seconds_left(self) -> float:
+        """0 if the time is over."""
+        return max(0.0, self._seconds - (time.monotonic() - self._began))
 
     def write(self, what: str, **values: Any) -> None:
         """One row, on the terminal, too."""
@@ -60,7 +68,17 @@ class Rows:
 
     def over(self, what: str) -> bool:
         """Whether the time is over. Then a row names `what`, which is left out."""
-        over = time.monotonic() - self._began > self._seconds
+        over = self.seconds_left == 0
         if over:
             self.write("left out: no time", of=what)
         return over
+
+    def part(self, what: str, run: Callable[[], None]) -> None:
+        """Runs a part of the stage, if there is time. Its error is a row, and the next part follows."""
+        if self.over(what):
+            return
+        try:
+            run()
+        except Exception:  # noqa: BLE001 - the next part tells more
+            self.failed = True
+            self.write("error", of=what, error=traceback.format_exc(limit=-6))

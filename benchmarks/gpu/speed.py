@@ -1,9 +1,15 @@
-"""Stage 3. The demo at published sizes: plans beside each other at several loads, and steps over their floor."""
+"""Stage 2, by the clock. The demo at published sizes: steps beside their floor, then modes beside each other.
+
+The speed is of those sizes, the acceptance the demo's, which was trained with one block size. `static` in blocks of one
+token is the autoregressive line: the same engine, one token a forward. The paper's rows are K = 3 and `direct`; the
+speed-ups beside them are the paper's, in blocks of 16 (arXiv 2605.18817).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,89 +21,111 @@ from benchmarks.machine import measure_rates
 from benchmarks.shapes import SHAPES
 from benchmarks.steps import Platform, step_times
 from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, encoded
+from loadtest.paper.published import BLOCK_SIZE, paper_cell
 from service.decode.mode import DecodingMode
-from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
+from service.decode.modes import Direct, Remask, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
-from service.engine import EngineConfig
+from service.engine import Engine, EngineConfig, GenerationRequest
 from service.model import Checkpoint, LoadOptions
 from service.model.quantization.schemes import QUANT_SCHEMES
 from service.text import TextCodec
 
 #: static is the first: the others are compared with it
-PLANS: tuple[DecodingMode, ...] = (
+MODES: tuple[DecodingMode, ...] = (
     Static(),
     Speculative("auto"),
-    Speculative(2),
     Speculative(1, 4),
-    Speculative(2, 8),
     Speculative(0, 4),
-    Dynamic(0.7),
-    Sequential(entropy_bound=0.1),
-    Remask(0.5),
+    Speculative(3),
+    Direct(1),
     Direct(2),
+    Remask(0.5),
 )
-
-#: how engines may work beside their defaults, and the plans for which that is measured
-VARIANTS = {
-    "overlap on": EngineConfig(overlap="on"),
-    "overlap off": EngineConfig(overlap="off"),
-    "overlap off, graphs off": EngineConfig(overlap="off", cuda_graphs=False),
-}
-VARIED: tuple[DecodingMode, ...] = (Static(), Speculative(1, 4))
+#: of steps: of the first shape, and of the others
+BLOCK_SIZES, OTHER_BLOCK_SIZE = (16, 8, 4, 1), 4
+STEP_ROUNDS = 7
+#: requests of a round, at least
+_FEWEST = 6
+#: requests at once of the comparison of answers, and the tokens of KV of each
+_TOGETHER, _TOKENS = 32, 512
 
 
 def measure_speed(rows: Rows, device: torch.device, dtype: torch.dtype, extent: Extent) -> None:
-    """Steps of all shapes come first, since they take seconds. Then the plans and the variants of each shape.
+    """A row for each step, for each mode in each block size at each load, and for each comparison of answers.
 
-    A row for each step, for each plan at each load, and for each variant at the highest load.
+    The first shape is measured first. What fails is a row, and the rest follows.
     """
     rates = measure_rates(device, dtype)
     rows.write("rates", **asdict(rates))
     options = LoadOptions(dtype, str(device))
-    for form in (None, *QUANT_SCHEMES):
-        for shape in extent.shapes:
-            if rows.over(f"steps of {shape}, {form or dtype}"):
-                return
-            _steps(rows, shape, replace(options, quantization=form), extent, Platform(rates))
+    for shape, block_size, form in _forms_of_steps(extent):
+        what = f"steps of {shape}, blocks of {block_size}, {form or dtype}"
+        of_form = replace(options, block_size=block_size, quantization=form)
+        rows.part(what, partial(_steps, rows, shape, of_form, extent, Platform(rates)))
     for shape in extent.shapes:
-        if rows.over(shape):
-            return
-        _plans(rows, shape, inflate(CHECKPOINT, SHAPES[shape], options), extent)
+        autoregressive: dict[int, float] = {}
+        for block_size in extent.block_sizes:
+            of_size = replace(options, block_size=block_size)
+            what = f"modes of {shape}, blocks of {block_size}"
+            rows.part(what, partial(_modes, rows, shape, of_size, extent, autoregressive))
+        rows.part(f"answers of {shape}", partial(_answers, rows, shape, options, extent))
+        rows.part(f"overlap of {shape}", partial(_overlaps, rows, shape, options, extent))
+        if extent.torch_profiler_dir:
+            rows.part(f"traces of {shape}", partial(_trace, rows, shape, options, extent))
+
+
+def _forms_of_steps(extent: Extent) -> Iterator[tuple[str, int, str | None]]:
+    """Shape, block size and 8-bit scheme."""
+    first, *others = extent.shapes
+    yield from ((first, block_size, None) for block_size in BLOCK_SIZES)
+    yield from ((first, BLOCK_SIZES[0], form) for form in QUANT_SCHEMES)
+    yield from ((shape, OTHER_BLOCK_SIZE, None) for shape in others)
 
 
 def _steps(rows: Rows, shape: str, options: LoadOptions, extent: Extent, platform: Platform) -> None:
     checkpoint = inflate(CHECKPOINT, SHAPES[shape], options)
-    form = {"quantization": options.quantization} if options.quantization else {}
-    for step in step_times(checkpoint, extent.rows, extent.context, extent.rounds, platform):
+    form = {"block_size": options.block_size, "quantization": options.quantization}
+    for step in step_times(checkpoint, extent.rows, extent.context, STEP_ROUNDS, platform):
         rows.write("step", shape=shape, **form, **asdict(step), step=step.step, ratio=step.ratio)
 
 
-def _plans(rows: Rows, shape: str, checkpoint: Checkpoint, extent: Extent) -> None:
-    for concurrency in extent.concurrencies:
-        if rows.over(f"{shape}, {concurrency} together"):
+def _modes(rows: Rows, shape: str, options: LoadOptions, extent: Extent, autoregressive: dict[int, float]) -> None:
+    """Blocks of one token write their rates into `autoregressive`, larger blocks stand beside them."""
+    checkpoint = inflate(CHECKPOINT, SHAPES[shape], options)
+    modes = MODES if checkpoint.config.block_size > 1 else MODES[:1]
+    loads = _compared(checkpoint, extent.concurrency, extent, modes)
+    for concurrency in extent.concurrency:
+        if rows.over(f"{shape}, blocks of {options.block_size}, {concurrency} together"):
             return
-        for row in plan_rows(checkpoint, concurrency, extent, PLANS):
-            rows.write("plan", shape=shape, **row)
-    for name, config in VARIANTS.items():
-        if rows.over(f"{shape}, {name}"):
-            return
-        for row in plan_rows(checkpoint, max(extent.concurrencies), extent, VARIED, config):
-            rows.write("variant", shape=shape, variant=name, **row)
-
-
-def plan_rows(
-    checkpoint: Checkpoint,
-    concurrency: int,
-    extent: Extent,
-    params: Sequence[DecodingMode],
-    config: EngineConfig | None = None,
-) -> Iterator[dict[str, Any]]:
-    """A row for each plan at a load: its speed, its tokens per forward and its ratio to the first plan."""
-    prompts = encoded(TextCodec.load(CHECKPOINT), heldout_problems(256, seed=1))
-    workload = Workload(prompts, fewest=2 * concurrency, new_tokens=extent.new_tokens)
-    for plans in compare_at_loads(checkpoint, workload, params, Rounds((concurrency,), extent.rounds), config):
+        plans = next(loads)
         for plan in plans:
-            yield _row(plan, plans[0])
+            row = _row(plan, plans[0])
+            if len(modes) == 1:
+                autoregressive[concurrency] = row["tokens_per_s"]
+            elif concurrency in autoregressive:
+                row["times_autoregressive"] = row["tokens_per_s"] / autoregressive[concurrency]
+            row["paper_times_static"] = paper_cell(shape, BLOCK_SIZE, plan.params).speedup
+            rows.write("mode", shape=shape, block_size=options.block_size, **row)
+
+
+def _compared(
+    checkpoint: Checkpoint,
+    concurrency: Sequence[int],
+    extent: Extent,
+    modes: Sequence[DecodingMode],
+    config: EngineConfig | None = None,
+) -> Iterator[list[PlanAtLoad]]:
+    workload = Workload(_prompts(), fewest=_FEWEST, new_tokens=extent.new_tokens)
+    return compare_at_loads(checkpoint, workload, modes, Rounds(concurrency, extent.rounds), config)
+
+
+def _prompts() -> list[tuple[int, ...]]:
+    return encoded(TextCodec.load(CHECKPOINT), heldout_problems(256, seed=1))
+
+
+def _named(mode: DecodingMode) -> dict[str, Any]:
+    knobs = {name: value for name, value in structs.asdict(mode).items() if value is not None}
+    return {"mode": mode.mode, "knobs": knobs}
 
 
 def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
@@ -105,9 +133,57 @@ def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
     _, faster = plan.times_faster(static)
     return {
         "concurrency": plan.concurrency,
-        "plan": plan.params.mode,
-        "knobs": {name: value for name, value in structs.asdict(plan.params).items() if value is not None},
+        **_named(plan.params),
         "tokens_per_forward": plan.tokens_per_forward,
         "tokens_per_s": tokens / sum(sample.wall_s for sample in plan.samples),
         "times_static": faster,
+        "every_times_static": plan.ratios(static),
     }
+
+
+def _answers(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> None:
+    """Answers equal to those of `static`: in the opposite order, with three MRP steps, and with `auto`.
+
+    `deterministic` promises them. Without it the rows inform.
+    """
+    checkpoint, prompts = inflate(CHECKPOINT, SHAPES[shape], options), _prompts()
+    stops = frozenset(checkpoint.config.eos_token_ids)
+    asked = {
+        mode: [
+            request
+            for temperature, numbers in ((0.0, range(_TOGETHER)), (0.7, range(_TOGETHER, 2 * _TOGETHER)))
+            for request in Workload(prompts, temperature, new_tokens=extent.new_tokens).requests(mode, numbers, stops)
+        ]
+        for mode in (Static(), Speculative(3), Speculative("auto"))
+    }
+    for deterministic in (False, True):
+        tokens = _TOGETHER * _TOKENS
+        engine = Engine(checkpoint, EngineConfig(_TOGETHER, kv_cache_tokens=tokens, deterministic=deterministic))
+        expected = _answered(engine, asked[Static()])
+        for mode, requests in asked.items():  # static again, too
+            answers = _answered(engine, requests[::-1])
+            right = sum(answers[number] == tokens for number, tokens in expected.items())
+            rows.failed |= deterministic and right < len(requests)
+            rows.write("answers", shape=shape, **_named(mode), right=right, of=len(requests), promised=deterministic)
+
+
+def _answered(engine: Engine, requests: list[GenerationRequest]) -> dict[str, tuple[int, ...]]:
+    return {completion.request_id: completion.token_ids for completion in engine.generate(requests)}
+
+
+def _overlaps(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> None:
+    """With two micro-batches and with one, at the highest load."""
+    checkpoint = inflate(CHECKPOINT, SHAPES[shape], options)
+    for overlap in ("on", "off"):
+        [plans] = _compared(checkpoint, [max(extent.concurrency)], extent, MODES[:2], EngineConfig(overlap=overlap))
+        for plan in plans:
+            rows.write("overlap", shape=shape, overlap=overlap, **_row(plan, plans[0]))
+
+
+def _trace(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> None:
+    """A trace for `static` and one for three MRP steps, at the highest load. No times: the profiler slows the steps."""
+    checkpoint = inflate(CHECKPOINT, SHAPES[shape], options)
+    config = EngineConfig(torch_profiler_dir=extent.torch_profiler_dir)
+    for mode in (Static(), Speculative(3)):
+        list(_compared(checkpoint, [max(extent.concurrency)], extent, [mode], config))
+    rows.write("traces", shape=shape, folder=str(extent.torch_profiler_dir))

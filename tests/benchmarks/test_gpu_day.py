@@ -2,57 +2,95 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.gpu import peers
+from benchmarks.gpu import lmdeploy, peers, speed
 from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.correctness import _experts, _products
-from benchmarks.gpu.paper import PAPER, measure_paper
+from benchmarks.gpu.correctness import _all_checks, _experts, _products
 from benchmarks.gpu.peers import measure_peers
 from benchmarks.gpu.rows import Extent, Rows
-from benchmarks.gpu.speed import PLANS, VARIANTS, measure_speed
+from benchmarks.gpu.shares import run_checks
+from benchmarks.gpu.speed import MODES, measure_speed
+from benchmarks.inflated import inflate
 from benchmarks.shapes import SHAPES, Shape
+from service.decode.modes import Speculative
 from service.engine.forward import profiler
 from service.model.quantization.schemes import QUANT_SCHEMES, QuantScheme
+from tests.benchmarks.some_checks import some_checks
 from tests.engine.helpers import FAIR
-from tests.test_imports import imported
+from tests.tiny import GOLDEN, GOLDEN_NAMES
 
 CPU = torch.device("cpu")
-SMALL = Extent(("small",), (2,), (2,), 32, rounds=1, new_tokens=8)
+SMALL = Extent(("small",), (2,), (2,), 32, rounds=1, new_tokens=8, block_sizes=(1, 4))
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHAPES, "small", Shape(136, 384, 28, 4, 2, 32, 1100, 2048))
+    """A shape that a golden checkpoint of three layers fits into, in place of the demo with its 28."""
+    monkeypatch.setitem(SHAPES, "small", Shape(72, 128, 3, 4, 2, 16, 1100, 2048))
+    monkeypatch.setattr(speed, "inflate", lambda _, *rest: inflate(GOLDEN / GOLDEN_NAMES[0], *rest))
+    monkeypatch.setattr("benchmarks.throughput.measure", lambda *_: FAIR)  # test_loads.py measures them
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def test_correctness_on_this_device(tmp_path: Path) -> None:
-    words = ("correctness", "--device", "cpu", "--requests", "4", "--golden", "tests/golden", "--out", str(tmp_path))
-    assert main([*words, "--seconds=-1"]) == 1  # what was left out is not right
-    [row] = read(tmp_path / "gpu-correctness.jsonl")
-    assert row["what"] == "left out: no time"
+def rows_of(tmp_path: Path, *chosen: int, processes: int = 2, seconds: float = 600) -> tuple[bool, dict[str, Any]]:
+    """Whether something was wrong, and the rows by name."""
+    with Rows(tmp_path / "rows", CPU, seconds) as rows:
+        run_checks(rows, partial(some_checks, *chosen), processes)
+    return rows.failed, {row["what"]: row for row in read(tmp_path / "rows")}
 
 
-def test_a_wrong_decode_is_a_row_and_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = [("good", lambda: (3, 3)), ("bad", lambda: (2, 3)), ("broken", lambda: 1 / 0)]
-    monkeypatch.setattr("benchmarks.gpu.correctness._checks", lambda *_: checks)
-    assert main(["correctness", "--device", "cpu", "--out", str(tmp_path)]) == 1
-    good, bad, broken = read(tmp_path / "gpu-correctness.jsonl")
-    assert (good["right"], good["of"], bad["right"], bad["of"]) == (3, 3, 2, 3)
-    assert "ZeroDivisionError" in broken["error"]
-    monkeypatch.setattr("benchmarks.gpu.correctness._checks", lambda *_: checks[:1])
-    assert main(["correctness", "--device", "cpu", "--out", str(tmp_path)]) == 0
+def test_checks_of_this_device_run_in_processes_beside_each_other(tmp_path: Path) -> None:
+    words = ("correctness", "--device", "cpu", "--requests", "4", "--golden", str(GOLDEN), "--out", str(tmp_path))
+    assert main([*words, "--only", "product with"]) == 0
+    rows = read(tmp_path / "gpu-correctness.jsonl")
+    assert {(row["what"], row["right"], row["of"]) for row in rows} == {
+        (f"product with {form} matrices", 4, 4) for form in QUANT_SCHEMES
+    }
+    assert all("torch" in row["machine"] for row in rows)
+
+
+def test_wrong_answers_are_rows_and_fail_where_they_were_promised(tmp_path: Path) -> None:
+    failed, rows = rows_of(tmp_path, 0, 1, processes=1)
+    assert not failed
+    assert (rows["informs"]["right"], rows["informs"]["of"], rows["informs"]["promised"]) == (1, 3, False)
+    failed, rows = rows_of(tmp_path, 2)
+    assert failed
+    assert (rows["wrong"]["right"], rows["wrong"]["of"]) == (2, 3)
+
+
+def test_an_error_and_a_dead_process_are_rows_and_the_other_share_goes_on(tmp_path: Path) -> None:
+    failed, rows = rows_of(tmp_path, 4, 3, 0, 1)
+    assert failed
+    assert "ZeroDivisionError" in rows["broken"]["error"]
+    assert rows["informs"]["right"] == 1  # behind the error, in the same process
+    for name in ("dead", "right"):  # a share
+        assert rows[name]["error"] == "its process ended with exit status 7"
+
+
+def test_what_the_time_does_not_suffice_for_is_a_row_and_fails(tmp_path: Path) -> None:
+    failed, rows = rows_of(tmp_path, 5, seconds=0.5)
+    assert failed
+    assert rows["left out: no time"]["of"] == "hangs"
+    assert main(["correctness", "--device", "cpu", "--seconds=-1", "--only", "int8", "--out", str(tmp_path)]) == 1
+
+
+def test_only_deterministic_promises_exactness_beside_float32() -> None:
+    checks = list(_all_checks(CPU, GOLDEN, 4))
+    open_ones = [check.name for check in checks if not check.promised]
+    assert open_ones
+    assert all("speculative = static" in name and "deterministic True" not in name for name in open_ones)
+    assert sum("golden" in check.name and check.promised for check in checks) >= 4
 
 
 @pytest.mark.parametrize("form", QUANT_SCHEMES.values(), ids=lambda form: form.name)
@@ -64,84 +102,144 @@ def test_right_products_with_8_bit_matrices_are_no_wrong_row(form: QuantScheme) 
 
 
 @pytest.mark.usefixtures("quick_rates")
-def test_speed_has_a_row_for_every_step_and_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.gpu.speed.PLANS", PLANS[:2])
-    monkeypatch.setattr("benchmarks.gpu.speed.VARIED", PLANS[:1])
-    monkeypatch.setattr("benchmarks.gpu.speed.QUANT_SCHEMES", ("w8a8",))
-    monkeypatch.setattr("benchmarks.throughput.measure", lambda *_: FAIR)  # test_loads.py measures them
-    with Rows(tmp_path / "rows", CPU, 600) as written:
-        measure_speed(written, CPU, torch.float32, SMALL)
-    rows = read(tmp_path / "rows")
-    assert [row["what"] for row in rows] == ["rates", *["step"] * 2, *["plan"] * 2, *["variant"] * 3]
-    assert [row.get("quantization") for row in rows[1:3]] == [None, "w8a8"]
-    assert [row["variant"] for row in rows[5:]] == list(VARIANTS)
-    plans = [row for row in rows if row["what"] == "plan"]
-    assert plans[0]["times_static"] == 1
-    assert 0 < plans[0]["tokens_per_forward"] <= 1
-    assert all(row["tokens_per_s"] > 0 for row in plans)
-    assert all("torch" in row["machine"] for row in rows)
-
-
-@pytest.mark.usefixtures("quick_rates")
-def test_the_papers_rows_of_both_block_sizes_stand_beside_the_autoregressive_yardstick(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("benchmarks.throughput.measure", lambda *_: FAIR)
+def test_speed_has_a_row_for_every_step_mode_and_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "BLOCK_SIZES", (8, 1))
+    monkeypatch.setattr(speed, "STEP_ROUNDS", 1)
+    monkeypatch.setattr(speed, "QUANT_SCHEMES", ("w8a8",))
+    monkeypatch.setattr(speed, "_TOGETHER", 2)
     monkeypatch.setattr(profiler, "_SKIPPED", 1)
     monkeypatch.setattr(profiler, "_TRACED", 2)
-    extent = replace(SMALL, concurrencies=(1, 2), torch_profiler_dir=tmp_path / "traces")
     with Rows(tmp_path / "rows", CPU, 600) as written:
-        measure_paper(written, CPU, torch.float32, extent)
+        measure_speed(written, CPU, torch.float32, replace(SMALL, torch_profiler_dir=tmp_path / "traces"))
     rows = read(tmp_path / "rows")
-    yardstick = {row["concurrency"]: row["tokens_per_s"] for row in rows if row["what"] == "autoregressive"}
-    paper = [row for row in rows if row["what"] == "paper"]
-    assert list(yardstick) == [1, 2]
-    assert [(row["block_size"], row["concurrency"]) for row in paper[:: len(PAPER)]] == [
-        (16, 1),
-        (16, 2),
-        (4, 1),
-        (4, 2),
+    assert not written.failed
+    assert [row["what"] for row in rows] == [
+        *("rates", *["step"] * 3, *["mode"] * (1 + len(MODES)), *["answers"] * 6, *["overlap"] * 4, "traces")
     ]
-    assert [row["plan"] for row in paper[: len(PAPER)]] == ["static", "speculative", "direct", "direct", "speculative"]
-    assert [row["knobs"].get("mrp_steps") for row in paper[: len(PAPER)]] == [None, 3, 1, 2, "auto"]
-    assert {row["paper_times_static"] for row in paper} == {None}
-    for row in paper:
-        assert row["times_autoregressive"] == pytest.approx(row["tokens_per_s"] / yardstick[row["concurrency"]])
-    assert rows[-1]["what"] == "traces"
+    assert [(row["block_size"], row["quantization"]) for row in rows[1:4]] == [(8, None), (1, None), (8, "w8a8")]
+    line, static, *others = (row for row in rows if row["what"] == "mode")
+    assert (line["block_size"], line["mode"], line["tokens_per_forward"]) == (1, "static", 1)
+    assert (static["block_size"], static["times_static"], static["every_times_static"]) == (4, 1, [1])
+    for row in (static, *others):
+        assert row["times_autoregressive"] == pytest.approx(row["tokens_per_s"] / line["tokens_per_s"])
+    assert {(row["right"], row["of"]) for row in rows if row["what"] == "answers"} == {(4, 4)}
     assert len(list((tmp_path / "traces").glob("*.json.gz"))) == 2
 
 
-def test_8b_in_blocks_of_16_stands_beside_the_papers_speed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = [{"plan": mode.mode, "tokens_per_s": 10.0, "times_static": 1.0} for mode in PAPER]
-    monkeypatch.setattr("benchmarks.gpu.paper.inflate", lambda *_: None)
-    monkeypatch.setattr("benchmarks.gpu.paper._autoregressive", lambda *_: {})
-    monkeypatch.setattr("benchmarks.gpu.paper.plan_rows", lambda *_: map(dict, plans))
+def test_8b_comes_first_and_has_the_papers_speed_ups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "sdar-8b", SHAPES["small"])
+    extent = replace(SMALL, shapes=("sdar-8b",), block_sizes=(4,))
     with Rows(tmp_path / "rows", CPU, 600) as written:
-        measure_paper(written, CPU, torch.float32, Extent(("sdar-4b", "sdar-8b"), (1,)))
-    rows = read(tmp_path / "rows")
-    speedups = [row["paper_times_static"] for row in rows]
-    assert rows[0]["shape"] == "sdar-8b"
-    assert speedups[: len(PAPER)] == [None, [1.26, 1.40], [1.51, 1.61], [1.75, 1.91], None]
-    assert not any(speedups[len(PAPER) :])
+        speed._modes(written, "sdar-8b", speed.LoadOptions(torch.float32, "cpu", block_size=4), extent, {})
+    beside = {
+        (row["mode"], row["knobs"].get("mrp_steps")): row["paper_times_static"] for row in read(tmp_path / "rows")
+    }
+    assert {key: value for key, value in beside.items() if value} == {
+        ("speculative", 3): [1.26, 1.40],
+        ("direct", 1): [1.51, 1.61],
+        ("direct", 2): [1.75, 1.91],
+    }
+    assert Speculative(3) in MODES
+    assert Extent().shapes[0] == "sdar-8b"
 
 
-def test_the_largest_shape_comes_first_and_what_is_left_out_is_a_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("benchmarks.gpu.paper.inflate", lambda *_: pytest.fail("the time is over"))
-    assert main(["paper", "--device", "cpu", "--seconds=-1", "--out", str(tmp_path)]) == 0
-    [row] = read(tmp_path / "gpu-paper.jsonl")
-    assert (row["what"], row["of"]) == ("left out: no time", "sdar-8b, blocks of 16")
+@pytest.mark.usefixtures("quick_rates")
+def test_parts_that_fail_or_have_no_time_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "inflate", lambda *_: 1 // 0)
+    words = ["speed", "--device", "cpu", "--shapes", "small", "--block-sizes", "4", "--out", str(tmp_path)]
+    assert main(words) == 1
+    _, *errors = read(tmp_path / "gpu-speed.jsonl")
+    assert [row["of"] for row in errors[-3:]] == ["modes of small, blocks of 4", "answers of small", "overlap of small"]
+    assert all("ZeroDivisionError" in row["error"] for row in errors)
+    assert main([*words, "--seconds=-1"]) == 0
+    _, *left_out = read(tmp_path / "gpu-speed.jsonl")
+    assert {row["what"] for row in left_out} == {"left out: no time"}
+    assert len(left_out) == len(errors)
 
 
-def test_peers_on_random_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+#: what `benchmarks.gpu.lmdeploy` asks of LMDeploy; it answers at once
+LMDEPLOY = """
+from types import SimpleNamespace as Some
+__version__ = "0"
+GenerationConfig = PytorchEngineConfig = dict
+
+class Engine:
+    def __init__(self, folder, engine_config, trust_remote_code):
+        print(f"reads {folder}")
+        self.size, self.executor = engine_config["dllm_block_length"], Some(model_agent=self)
+        self.cache_config, self.model_config = Some(num_gpu_blocks=9), Some(dtype=engine_config["dtype"])
+
+    from_pretrained = classmethod(lambda cls, *arguments, **named: cls(*arguments, **named))
+    create_instance = lambda self: self
+    start = lambda self: None
+
+    async def _async_model_forward(self): ...
+
+    async def async_stream_infer(self, session, input_ids, gen_config):
+        for _ in range(gen_config["max_new_tokens"] // self.size):
+            await self.executor.model_agent._async_model_forward()
+            yield Some(token_ids=[7] * self.size, status=Some(name="FINISH"))
+"""
+
+
+@pytest.fixture
+def random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "small", Shape(64, 128, 2, 4, 2, 16, 1100, 2048))
     monkeypatch.setattr(peers, "_RAW", peers._RAW | {"mask_token_id": 1050, "eos_token_id": 1051})
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package `lmdeploy` in this process and in its children."""
+    for name in ("", "pytorch", "pytorch/engine"):
+        folder = tmp_path / "packages/lmdeploy" / name
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(LMDEPLOY)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'packages'}:{Path.cwd()}")
+
+
+@pytest.mark.usefixtures("random_weights")
+def test_without_lmdeploy_peers_have_the_engine(tmp_path: Path) -> None:
     with Rows(tmp_path / "rows", CPU, 600) as written:
         measure_peers(written, CPU, torch.float32, SMALL)
-    first, last = read(tmp_path / "rows")
-    assert first["ratio"] == pytest.approx(first["engine"] / first["plain"])
-    assert last["of"] == "lmdeploy"
+    engine, last = read(tmp_path / "rows")
+    assert engine["tokens_per_s"] == max(engine["every"][1:]) > 0
+    assert (last["what"], last["of"]) == ("left out: not installed", "lmdeploy")
+
+
+@pytest.mark.usefixtures("random_weights", "installed")
+def test_lmdeploy_decodes_the_same_weights_in_its_own_process(tmp_path: Path) -> None:
+    with Rows(tmp_path / "rows", CPU, 600) as written:
+        measure_peers(written, CPU, torch.float32, SMALL)
+    _, note, started, row = read(tmp_path / "rows")
+    assert "masks with 151669" in note["note"]
+    assert (started["started"], started["dtype"], started["pages"]) == ("lmdeploy 0", "bfloat16", 9)
+    assert (row["what"], row["concurrency"], row["tokens"], row["forwards"]) == ("lmdeploy", 2, 16, 4)
+    assert row["statuses"] == ["FINISH"]
+    assert not written.failed
+
+
+@pytest.mark.usefixtures("random_weights", "installed")
+def test_an_error_of_lmdeploy_is_a_row(tmp_path: Path) -> None:
+    (tmp_path / "packages/lmdeploy/pytorch/engine/__init__.py").write_text("Engine = None")
+    with Rows(tmp_path / "rows", CPU, 600) as written:
+        measure_peers(written, CPU, torch.float32, SMALL)
+    *_, error, status = read(tmp_path / "rows")
+    assert "AttributeError" in error["error"]
+    assert status["error"] == "exit status 1"
+    assert written.failed
+
+
+def test_lmdeploy_gets_the_fields_and_the_tokenizer_that_it_reads(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(peers._RAW | {"vocab_size": 151936}))
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    view = lmdeploy.dressed(tmp_path)
+    raw = json.loads((view / "config.json").read_text())
+    assert raw["rope_parameters"] == {"rope_type": "default", "rope_theta": 1000000.0}
+    assert (raw["hidden_act"], raw["torch_dtype"], raw["sliding_window"]) == ("silu", "bfloat16", None)
+    assert (view / "model.safetensors").read_bytes() == b"weights"
+    assert {"tokenizer.json", "tokenizer_config.json"} <= {file.name for file in view.iterdir()}
 
 
 def test_without_the_device_it_says_so(
@@ -150,21 +248,3 @@ def test_without_the_device_it_says_so(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["speed", "--out", str(tmp_path)]) == 1
     assert "CUDA" in capsys.readouterr().err
-
-
-def test_the_stages_need_no_command_line_and_no_service() -> None:
-    """A GPU machine has few packages beside torch and transformers. tests/test_imports.py holds those of `service`."""
-    reached, waiting = set[Path](), {*Path("benchmarks/gpu").glob("*.py")}
-    names = set[str]()
-    while waiting:
-        reached |= waiting
-        names |= {name for path in waiting for name in imported(ast.parse(path.read_text("utf-8")))}
-        ours = (
-            Path(*name.split(".")[:-1]).with_suffix(".py")
-            for name in names
-            if name.startswith(("benchmarks.", "loadtest."))
-        )
-        waiting = {path for path in ours if path.is_file()} - reached
-    assert {Path("benchmarks/steps.py"), Path("loadtest/paper/published.py")} <= reached
-    heavy = ("ray", "fastapi", "uvicorn", "typer", "service.cli", "service.gateway", "service.rayserve", "service.app")
-    assert [name for name in names if name.startswith(heavy)] == []

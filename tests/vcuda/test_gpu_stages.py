@@ -1,42 +1,48 @@
-"""A stage of `make gpu` on the virtual CUDA device, small: the paper's rows and a trace.
-
-The device lacks operations of transformers' `generate`. So the yardstick runs on the CPU only (tests/benchmarks).
-"""
+"""A stage of `make gpu` on the virtual CUDA device, small: a step, modes with graphs, and traces."""
 
 from __future__ import annotations
 
 import json
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks.gpu.paper import PAPER, measure_paper
+from benchmarks.gpu import speed
 from benchmarks.gpu.rows import Extent, Rows
+from benchmarks.inflated import inflate
+from benchmarks.machine import Rates
 from benchmarks.shapes import SHAPES, Shape
 from service.engine import EngineConfig
 from service.engine.forward import profiler
 from tests.engine.helpers import FAIR
+from tests.tiny import GOLDEN, GOLDEN_NAMES
 from tests.vcuda.device import VirtualDevice
 
 
-def test_the_papers_rows_on_cuda(device: VirtualDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHAPES, "small", Shape(136, 384, 28, 4, 2, 32, 1026, 1024))
-    yardstick = SimpleNamespace(tokens_per_s=lambda *_: 10.0)
-    monkeypatch.setattr("benchmarks.gpu.paper.AutoregressiveLoop", lambda _: yardstick)
-    for module in ("benchmarks.throughput", "benchmarks.gpu.paper"):
-        monkeypatch.setattr(f"{module}.EngineConfig", partial(EngineConfig, max_rows=8))  # few graphs
+def test_speed_on_cuda(device: VirtualDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of three layers, a step of one row, two modes, at most ten rows: few graphs, few seconds."""
+    monkeypatch.setitem(SHAPES, "small", Shape(72, 128, 3, 4, 2, 16, 1026, 1024))
+    monkeypatch.setattr(speed, "inflate", lambda _, *rest: inflate(GOLDEN / GOLDEN_NAMES[0], *rest))
+    monkeypatch.setattr(speed, "measure_rates", lambda *_: Rates(1e12, 1e14))  # its matrices are a card's
+    monkeypatch.setattr(speed, "MODES", speed.MODES[:1] + speed.MODES[4:5])
+    for name, value in {"BLOCK_SIZES": (8,), "STEP_ROUNDS": 1, "QUANT_SCHEMES": (), "_FEWEST": 1}.items():
+        monkeypatch.setattr(speed, name, value)
+    for name in ("_answers", "_overlaps"):  # more of the same; tests/benchmarks runs them
+        monkeypatch.setattr(speed, name, lambda *_: None)
+    for module in ("benchmarks.throughput", "benchmarks.gpu.speed"):
+        monkeypatch.setattr(f"{module}.EngineConfig", partial(EngineConfig, max_rows=10))
     monkeypatch.setattr("benchmarks.throughput.measure", lambda *_: FAIR)
     monkeypatch.setattr(profiler, "_SKIPPED", 1)
     monkeypatch.setattr(profiler, "_TRACED", 2)
-    extent = Extent(("small",), (2,), rounds=1, new_tokens=8, block_sizes=(4,), torch_profiler_dir=tmp_path)
+    extent = Extent(("small",), (1,), (1,), 8, rounds=1, new_tokens=4, block_sizes=(4,), torch_profiler_dir=tmp_path)
     cuda = torch.device("cuda:0")
     with Rows(tmp_path / "rows", cuda, 600) as written:
-        measure_paper(written, cuda, torch.float32, extent)
+        speed.measure_speed(written, cuda, torch.float32, extent)
     rows = [json.loads(line) for line in (tmp_path / "rows").read_text("utf-8").splitlines()]
-    assert [row["what"] for row in rows] == ["autoregressive", *["paper"] * len(PAPER), "traces"]
-    assert all(row["tokens_per_s"] > 0 for row in rows[:-1])
+    assert [row["what"] for row in rows] == ["rates", "step", "mode", "mode", "traces"]
+    assert all(row["tokens_per_s"] > 0 for row in rows[2:4])
+    assert not written.failed
     assert device.counts.captures > 0
     assert len(list(tmp_path.glob("*.json.gz"))) == 2
