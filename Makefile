@@ -70,16 +70,11 @@ clients: $(stamp)  ## run real clients against the service
 		--no-package-lock --legacy-peer-deps
 	PATH="$(abspath $(clients))/bin:$$PATH" tests/loopback $(abspath $(bin))/python -m pytest -m slow tests/clients $(ARGS)
 
-# What a GPU should be asked first: correctness, the paper's rows and the speed of 8B, then the same of the other shapes,
-# peers, each in nine minutes. Rows go to dev/lab/results. ARGS="--torch-profiler-dir DIR" writes traces, too.
-gpu: $(stamp)  ## ask a GPU: correctness, the paper's rows, speed, peers
-	set -e; ask="$(bin)/python -m benchmarks.gpu"; out=dev/lab/results; \
-		$$ask correctness --out $$out $(ARGS); \
-		$$ask paper --shapes sdar-8b --out $$out/8b $(ARGS); \
-		$$ask speed --shapes sdar-8b --concurrency 1 32 128 --out $$out/8b $(ARGS); \
-		$$ask paper --shapes sdar-1.7b sdar-4b --out $$out $(ARGS); \
-		$$ask speed --out $$out $(ARGS); \
-		$$ask peers --out $$out $(ARGS)
+# What a GPU should be asked first, each in six minutes. Rows go to dev/lab/results. ARGS="--torch-profiler-dir DIR" writes
+# traces, too. Without a network: CONTRIBUTING.md. LMDeploy beside it: python -m benchmarks.gpu peers --new-tokens 128
+gpu: $(stamp)  ## ask a GPU: correctness, then speed
+	$(bin)/python -m benchmarks.gpu correctness --out dev/lab/results $(ARGS)
+	$(bin)/python -m benchmarks.gpu speed --out dev/lab/results $(ARGS)
 
 lint: $(stamp)  ## check format, lint and types
 	$(bin)/ruff format --check $(code)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from benchmarks.gpu import __main__ as gpu
 from service.cli.main import app
 
 ROOT = Path(__file__).parents[1]
@@ -21,6 +22,8 @@ PAGES = [
     *sorted((ROOT / "dev" / "lab").glob("*.md")),
 ]
 COMMANDS = typer.main.get_group(app).commands
+#: of `benchmarks.gpu`, which has argparse: no typer on the machine of a lent GPU
+GPU_OPTIONS = gpu._parser().format_help().split()
 #: what the lab measured with and what only commit `adafd61` has; its pages may name it
 LAB = ROOT / "dev" / "lab"
 OF_THE_TAG = ("ramp", "determinism", *(f"loadtest.{name}" for name in ("comparison", "fleet", "routing", "settings")))
@@ -51,6 +54,9 @@ def wrong_options(line: str) -> list[str]:
     wrong = []
     for program, name, rest in re.findall(r"\b(mrp-serve |python -m benchmarks\.)([a-z][a-z-]*)([^|;&#]*)", line):
         if name == "gpu":  # argparse
+            wrong += [
+                f"gpu {option}" for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", rest) if option not in GPU_OPTIONS
+            ]
             continue
         command = command_named(program, name)
         known = {option for parameter in command.params for option in parameter.opts} if command else set()
@@ -89,3 +95,4 @@ def test_what_does_not_exist_is_found() -> None:
         "speed --speedy",
         "sped",
     ]
+    assert wrong_options("python -m benchmarks.gpu speed --rows 1 --row 2") == ["gpu --row"]

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu correctness|speed|peers`: one stage, its rows in a file. Exit status 1: something failed."""
+"""`python -m benchmarks.gpu correctness|speed|peers`: one stage, its rows in a file. It exits with 1 after an error."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import torch
 
 from benchmarks.gpu.correctness import check_device
 from benchmarks.gpu.peers import measure_peers
-from benchmarks.gpu.rows import Extent, Rows
+from benchmarks.gpu.rows import GPU_SHAPES, Extent, Rows
 from benchmarks.gpu.speed import measure_speed
-from benchmarks.shapes import SHAPES
 from service.errors import SettingsError
 from service.model.device import pick_device, pick_dtype
 
@@ -52,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     checks.add_argument("--processes", type=int, default=8, help="beside each other, each with a share of the checks")
     checks.add_argument("--only", default="", metavar="TEXT", help="checks whose name has this text")
     times = parser.add_argument_group("speed and peers")
-    times.add_argument("--shapes", nargs="+", choices=SHAPES, default=usual.shapes, help="the most wanted first")
+    times.add_argument("--shapes", nargs="+", choices=GPU_SHAPES, default=usual.shapes, help="the most wanted first")
     times.add_argument("--concurrency", nargs="+", type=int, default=usual.concurrency, help="requests at once")
     times.add_argument("--rows", nargs="+", type=int, default=usual.rows, help="of a step")
     times.add_argument("--context", type=int, default=usual.context, help="tokens before the rows of a step")

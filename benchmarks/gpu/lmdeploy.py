@@ -1,7 +1,7 @@
 """`python -m benchmarks.gpu.lmdeploy`: tokens a second of LMDeploy's PyTorch engine on a folder of SDAR's weights.
 
 A process of its own for `peers.py`, since LMDeploy's tasks keep a process. It prints one JSON object a line. The engine
-is driven as LMDeploy's own `benchmark/profile_throughput.py` does: prompts are token ids, there is no text and no server,
+is driven as by LMDeploy's own `benchmark/profile_throughput.py`: prompts are token ids, there is no text and no server,
 CUDA graphs are on. It ran on an H100 with LMDeploy 0.18, whose names are used here. Needs nothing of the service.
 """
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.rows import Extent, Rows
-from benchmarks.shapes import SHAPES, random_checkpoint
+from benchmarks.gpu.rows import GPU_SHAPES, Extent, Rows
+from benchmarks.shapes import random_checkpoint
 from benchmarks.throughput import RandomWorkload, engine_rate
 from service.decode.modes import Static
 from service.engine import Engine, EngineConfig
@@ -55,7 +55,7 @@ def _peers(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> None
 
 def _engine(rows: Rows, shape: str, options: LoadOptions, extent: Extent, folder: Path | None) -> None:
     """Leaves the weights in `folder`, if there is one. The first round warms up."""
-    checkpoint = random_checkpoint({**_RAW, **asdict(SHAPES[shape])}, options)
+    checkpoint = random_checkpoint({**_RAW, **asdict(GPU_SHAPES[shape])}, options)
     workload = RandomWorkload(Static(), (_PROMPT_TOKENS, _PROMPT_TOKENS), extent.new_tokens)
     for count in extent.concurrency:
         if rows.over(f"engine with {shape}, {count} together"):

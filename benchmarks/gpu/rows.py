@@ -13,11 +13,15 @@ from typing import Any, Self
 import torch
 
 from benchmarks.machine import machine_name
+from benchmarks.shapes import SHAPES, Shape
+
+#: the published ones, and one about as small as the demo, for a try on a CPU
+GPU_SHAPES = SHAPES | {"demo": Shape(72, 192, 28, 2, 1, 32)}
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Shapes by name (shapes.py), numbers of concurrent requests, rows of a step and the tokens before them.
+    """Shapes by name (`GPU_SHAPES`), numbers of concurrent requests, rows of a step and the tokens before them.
 
     `block_sizes`: of the modes; one token is the autoregressive line. `torch_profiler_dir`: folder of traces, None for
     none.

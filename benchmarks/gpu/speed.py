@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from msgspec import structs
 
-from benchmarks.gpu.rows import Extent, Rows
+from benchmarks.gpu.rows import GPU_SHAPES, Extent, Rows
 from benchmarks.inflated import inflate
 from benchmarks.machine import measure_rates
-from benchmarks.shapes import SHAPES
 from benchmarks.steps import Platform, step_times
 from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, encoded
 from loadtest.paper.published import BLOCK_SIZE, paper_cell
@@ -83,7 +82,7 @@ def _forms_of_steps(extent: Extent) -> Iterator[tuple[str, int, str | None]]:
 
 
 def _steps(rows: Rows, shape: str, options: LoadOptions, extent: Extent, platform: Platform) -> None:
-    checkpoint = inflate(CHECKPOINT, SHAPES[shape], options)
+    checkpoint = inflate(CHECKPOINT, GPU_SHAPES[shape], options)
     form = {"block_size": options.block_size, "quantization": options.quantization}
     for step in step_times(checkpoint, extent.rows, extent.context, STEP_ROUNDS, platform):
         rows.write("step", shape=shape, **form, **asdict(step), step=step.step, ratio=step.ratio)
@@ -91,7 +90,7 @@ def _steps(rows: Rows, shape: str, options: LoadOptions, extent: Extent, platfor
 
 def _modes(rows: Rows, shape: str, options: LoadOptions, extent: Extent, autoregressive: dict[int, float]) -> None:
     """Blocks of one token write their rates into `autoregressive`, larger blocks stand beside them."""
-    checkpoint = inflate(CHECKPOINT, SHAPES[shape], options)
+    checkpoint = inflate(CHECKPOINT, GPU_SHAPES[shape], options)
     modes = MODES if checkpoint.config.block_size > 1 else MODES[:1]
     loads = _compared(checkpoint, extent.concurrency, extent, modes)
     for concurrency in extent.concurrency:
@@ -146,7 +145,7 @@ def _answers(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> No
 
     `deterministic` promises them. Without it the rows inform.
     """
-    checkpoint, prompts = inflate(CHECKPOINT, SHAPES[shape], options), _prompts()
+    checkpoint, prompts = inflate(CHECKPOINT, GPU_SHAPES[shape], options), _prompts()
     stops = frozenset(checkpoint.config.eos_token_ids)
     asked = {
         mode: [
@@ -173,7 +172,7 @@ def _answered(engine: Engine, requests: list[GenerationRequest]) -> dict[str, tu
 
 def _overlaps(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> None:
     """With two micro-batches and with one, at the highest load."""
-    checkpoint = inflate(CHECKPOINT, SHAPES[shape], options)
+    checkpoint = inflate(CHECKPOINT, GPU_SHAPES[shape], options)
     for overlap in ("on", "off"):
         [plans] = _compared(checkpoint, [max(extent.concurrency)], extent, MODES[:2], EngineConfig(overlap=overlap))
         for plan in plans:
@@ -182,7 +181,7 @@ def _overlaps(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> N
 
 def _trace(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> None:
     """A trace for `static` and one for three MRP steps, at the highest load. No times: the profiler slows the steps."""
-    checkpoint = inflate(CHECKPOINT, SHAPES[shape], options)
+    checkpoint = inflate(CHECKPOINT, GPU_SHAPES[shape], options)
     config = EngineConfig(torch_profiler_dir=extent.torch_profiler_dir)
     for mode in (Static(), Speculative(3)):
         list(_compared(checkpoint, [max(extent.concurrency)], extent, [mode], config))

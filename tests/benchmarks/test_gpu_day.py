@@ -15,11 +15,11 @@ from benchmarks.gpu import lmdeploy, peers, speed
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.correctness import _all_checks, _experts, _products
 from benchmarks.gpu.peers import measure_peers
-from benchmarks.gpu.rows import Extent, Rows
+from benchmarks.gpu.rows import GPU_SHAPES, Extent, Rows
 from benchmarks.gpu.shares import run_checks
 from benchmarks.gpu.speed import MODES, measure_speed
 from benchmarks.inflated import inflate
-from benchmarks.shapes import SHAPES, Shape
+from benchmarks.shapes import Shape
 from service.decode.modes import Speculative
 from service.engine.forward import profiler
 from service.model.quantization.schemes import QUANT_SCHEMES, QuantScheme
@@ -34,7 +34,7 @@ SMALL = Extent(("small",), (2,), (2,), 32, rounds=1, new_tokens=8, block_sizes=(
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shape that a golden checkpoint of three layers fits into, in place of the demo with its 28."""
-    monkeypatch.setitem(SHAPES, "small", Shape(72, 128, 3, 4, 2, 16, 1100, 2048))
+    monkeypatch.setitem(GPU_SHAPES, "small", Shape(72, 128, 3, 4, 2, 16, 1100, 2048))
     monkeypatch.setattr(speed, "inflate", lambda _, *rest: inflate(GOLDEN / GOLDEN_NAMES[0], *rest))
     monkeypatch.setattr("benchmarks.throughput.measure", lambda *_: FAIR)  # test_loads.py measures them
 
@@ -127,7 +127,7 @@ def test_speed_has_a_row_for_every_step_mode_and_comparison(tmp_path: Path, monk
 
 
 def test_8b_comes_first_and_has_the_papers_speed_ups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHAPES, "sdar-8b", SHAPES["small"])
+    monkeypatch.setitem(GPU_SHAPES, "sdar-8b", GPU_SHAPES["small"])
     extent = replace(SMALL, shapes=("sdar-8b",), block_sizes=(4,))
     with Rows(tmp_path / "rows", CPU, 600) as written:
         speed._modes(written, "sdar-8b", speed.LoadOptions(torch.float32, "cpu", block_size=4), extent, {})
@@ -184,7 +184,7 @@ class Engine:
 
 @pytest.fixture
 def random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHAPES, "small", Shape(64, 128, 2, 4, 2, 16, 1100, 2048))
+    monkeypatch.setitem(GPU_SHAPES, "small", Shape(64, 128, 2, 4, 2, 16, 1100, 2048))
     monkeypatch.setattr(peers, "_RAW", peers._RAW | {"mask_token_id": 1050, "eos_token_id": 1051})
 
 

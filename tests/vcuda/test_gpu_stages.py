@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from benchmarks.gpu import speed
-from benchmarks.gpu.rows import Extent, Rows
+from benchmarks.gpu.rows import GPU_SHAPES, Extent, Rows
 from benchmarks.inflated import inflate
 from benchmarks.machine import Rates
-from benchmarks.shapes import SHAPES, Shape
+from benchmarks.shapes import Shape
 from service.engine import EngineConfig
 from service.engine.forward import profiler
 from tests.engine.helpers import FAIR
@@ -23,7 +23,7 @@ from tests.vcuda.device import VirtualDevice
 
 def test_speed_on_cuda(device: VirtualDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of three layers, a step of one row, two modes, at most ten rows: few graphs, few seconds."""
-    monkeypatch.setitem(SHAPES, "small", Shape(72, 128, 3, 4, 2, 16, 1026, 1024))
+    monkeypatch.setitem(GPU_SHAPES, "small", Shape(72, 128, 3, 4, 2, 16, 1026, 1024))
     monkeypatch.setattr(speed, "inflate", lambda _, *rest: inflate(GOLDEN / GOLDEN_NAMES[0], *rest))
     monkeypatch.setattr(speed, "measure_rates", lambda *_: Rates(1e12, 1e14))  # its matrices are a card's
     monkeypatch.setattr(speed, "MODES", speed.MODES[:1] + speed.MODES[4:5])
