@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("stage", choices=("correctness", "speed", "peers"))
     parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder of the rows")
-    parser.add_argument("--seconds", type=float, default=310, help="nothing new is begun after this time")
+    parser.add_argument("--seconds", type=float, default=300, help="nothing new is begun after this time")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="auto")
     checks = parser.add_argument_group("correctness")

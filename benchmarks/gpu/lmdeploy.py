@@ -134,9 +134,12 @@ async def _measure(engine: Any, options: argparse.Namespace) -> None:
     engine.start()
     rounds = _Rounds(engine, options.new_tokens)
     for count in options.concurrency:
-        warm = await rounds.round(count)
-        best = max([await rounds.round(count) for _ in range(2)], key=lambda row: row["tokens_per_s"])
-        _say(**best, warm_up_s=warm["seconds"])
+        try:
+            warm = await rounds.round(count)
+            best = max([await rounds.round(count) for _ in range(2)], key=lambda row: row["tokens_per_s"])
+            _say(**best, warm_up_s=warm["seconds"])
+        except Exception:  # noqa: BLE001 - the next load may work
+            _say(concurrency=count, error=traceback.format_exc(limit=-6))
 
 
 def _say(**row: Any) -> None:
@@ -150,13 +153,7 @@ def _end(seconds: float) -> None:
 
 def main() -> None:
     """Ends the process: LMDeploy's tasks and threads would keep it."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.lmdeploy", description=__doc__)
-    parser.add_argument("folder", type=Path, help="config.json and weights")
-    parser.add_argument("--block-size", type=int, default=4)
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 128])
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=100, help="the process ends after this time")
-    options = parser.parse_args()
+    options = _parser().parse_args()
     timer = threading.Timer(options.seconds, _end, [options.seconds])
     timer.daemon = True
     timer.start()
@@ -166,7 +163,9 @@ def main() -> None:
     try:
         import lmdeploy
         import torch
+        from lmdeploy.utils import get_logger  # type: ignore[import-not-found]
 
+        get_logger("lmdeploy").setLevel("WARNING")
         begin = time.perf_counter()
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
@@ -180,6 +179,16 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.lmdeploy", description=__doc__)
+    parser.add_argument("folder", type=Path, help="config.json and weights")
+    parser.add_argument("--block-size", type=int, default=4)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--seconds", type=float, default=100, help="the process ends after this time")
+    return parser
 
 
 if __name__ == "__main__":

@@ -77,7 +77,9 @@ def _lmdeploy(rows: Rows, shape: str, extent: Extent, folder: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - this program
         for line in process.stdout or ():
             if line.startswith("{"):  # LMDeploy prints, too
-                rows.write("lmdeploy", shape=shape, **json.loads(line))
+                row = json.loads(line)
+                rows.failed |= "error" in row
+                rows.write("lmdeploy", shape=shape, **row)
     if process.returncode:
         rows.failed = True
         rows.write("lmdeploy", shape=shape, error=f"exit status {process.returncode}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 import traceback
@@ -86,3 +87,5 @@ class Rows:
         except Exception:  # noqa: BLE001 - the next part tells more
             self.failed = True
             self.write("error", of=what, error=traceback.format_exc(limit=-6))
+        gc.collect()  # engines have cycles, and the next part needs their memory
+        torch.cuda.empty_cache()

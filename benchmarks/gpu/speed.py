@@ -156,8 +156,10 @@ def _answers(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> No
         for mode in (Static(), Speculative(3), Speculative("auto"))
     }
     for deterministic in (False, True):
-        tokens = _TOGETHER * _TOKENS
-        engine = Engine(checkpoint, EngineConfig(_TOGETHER, kv_cache_tokens=tokens, deterministic=deterministic))
+        config = EngineConfig(
+            _TOGETHER, kv_cache_tokens=_TOGETHER * _TOKENS, prefix_cache=False, deterministic=deterministic
+        )
+        engine = Engine(checkpoint, config)
         expected = _answered(engine, asked[Static()])
         for mode, requests in asked.items():  # static again, too
             answers = _answered(engine, requests[::-1])

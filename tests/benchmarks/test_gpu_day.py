@@ -160,6 +160,7 @@ def test_parts_that_fail_or_have_no_time_are_rows(tmp_path: Path, monkeypatch: p
 #: what `benchmarks.gpu.lmdeploy` asks of LMDeploy; it answers at once
 LMDEPLOY = """
 from types import SimpleNamespace as Some
+from logging import getLogger as get_logger
 __version__ = "0"
 GenerationConfig = PytorchEngineConfig = dict
 
@@ -191,7 +192,7 @@ def random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package `lmdeploy` in this process and in its children."""
-    for name in ("", "pytorch", "pytorch/engine"):
+    for name in ("", "pytorch", "pytorch/engine", "utils"):
         folder = tmp_path / "packages/lmdeploy" / name
         folder.mkdir(parents=True)
         (folder / "__init__.py").write_text(LMDEPLOY)
