@@ -140,7 +140,8 @@ class VirtualTensor(Tensor):
 class VirtualDevice(TorchDispatchMode):
     """The device. `shapes_only`: memory has no numbers, for models of published sizes.
 
-    `total_bytes`: the size of its memory; `live_bytes`, `peak_bytes`: the memory in use, and the most of it.
+    `total_bytes`: the size of its memory; `live_bytes`, `peak_bytes`: the memory in use, and the most of it;
+    `other_bytes`: the memory of other processes.
     `streams`: the streams that were made; `stream`: the current one. `used`: the arguments of `torch.cuda.set_device`.
     `leaves_pools_open`: whether a failed capture leaves its pool open, as torch before 2.13 does.
     """
@@ -151,7 +152,7 @@ class VirtualDevice(TorchDispatchMode):
         super().__init__()
         self.counts, self.shapes_only, self.total_bytes = Counts(), shapes_only, total_bytes
         self.capability = capability
-        self.live_bytes = self.peak_bytes = 0
+        self.live_bytes = self.peak_bytes = self.other_bytes = 0
         self.recording: Recording | None = None
         self._graphs: list[weakref.ref[Recording]] = []
         self.copies: list[_Copy] = []
@@ -346,7 +347,7 @@ class VirtualDevice(TorchDispatchMode):
 
     def _count_memory(self, memory: Tensor) -> None:
         size = memory.numel() * memory.element_size()
-        if self.live_bytes + size > self.total_bytes:
+        if self.live_bytes + size > self.total_bytes - self.other_bytes:
             raise torch.OutOfMemoryError("CUDA out of memory on the virtual device")
         self.counts.allocations += 1
         self.counts.allocated_bytes += size

@@ -18,10 +18,12 @@ import torch
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.runner import CheckpointRunner
 from service.model.attention import attention_backend
+from service.model.quantization.layers import QuantizedLinear, QuantizedTensor
+from service.model.quantization.schemes import QUANT_SCHEMES
 from tests.model.attention_world import Kind, Shape, World
-from tests.thinned import fast_rows
+from tests.thinned import fast_only, fast_rows
 from tests.vcuda.device import VirtualDevice, WrongUse
-from tests.vcuda.published import published_checkpoint
+from tests.vcuda.published import published_checkpoint, without_numbers
 from tests.vcuda.torch_cuda import virtual_cuda
 
 faulty = pytest.importorskip("tests.vcuda.faulty_kernels", reason="triton is not installed")
@@ -29,42 +31,55 @@ faulty = pytest.importorskip("tests.vcuda.faulty_kernels", reason="triton is not
 H100, A100 = (9, 0), (8, 0)
 #: shared memory of a program on the smallest cards that are served (compute capability 8.6 and 8.9)
 LEAST_SHARED_BYTES = 99 * 1024
-FAST = [("sdar-8b", 4, None, H100), ("sdar-30b-a3b", 4, "w8a8", H100), ("sdar-1.7b", 16, "int8", A100)]
-#: shape, tokens of a block, 8-bit weights, compute capability
+FAST = [("sdar-8b", 4, "bfloat16", H100), ("sdar-30b-a3b", 4, "w8a8", H100), ("sdar-1.7b", 16, "int8", A100)]
+#: shape, tokens of a block, weights, compute capability
 PUBLISHED = [
     *FAST,
-    ("sdar-8b", 4, None, A100),
-    ("sdar-1.7b", 16, None, H100),
+    ("sdar-8b", 4, "bfloat16", A100),
+    ("sdar-8b", 4, "float16", A100),
+    ("sdar-8b", 16, "float32", H100),
+    ("sdar-1.7b", 16, "bfloat16", H100),
     ("sdar-4b", 32, "w8a8", H100),
     ("sdar-8b", 16, "fp8", H100),
     ("sdar-8b", 16, "w8a8", A100),
-    ("sdar-30b-a3b", 16, None, H100),
+    ("sdar-30b-a3b", 16, "bfloat16", H100),
     ("sdar-30b-a3b", 4, "fp8", H100),
     ("llada2-mini", 32, "int8", H100),
 ]
 
 
-def launched_kernels(shape: str, block_size: int, scheme: str | None, capability: tuple[int, int]) -> set[str]:
+def launched_kernels(shape: str, block_size: int, weights: str, capability: tuple[int, int]) -> set[str]:
     """The names of the kernels that an engine of a published shape launches at its start."""
     with virtual_cuda(shapes_only=True, total_bytes=2**50, capability=capability) as device, torch.inference_mode():
-        checkpoint = published_checkpoint(shape, block_size, scheme)
-        runner = CheckpointRunner(checkpoint, 4096, None, 32, ExecutionConfig("triton"))
-        runner.prepare(16)
+        checkpoint = published_checkpoint(shape, block_size, weights)
+        CheckpointRunner(checkpoint, 4096, None, 32, ExecutionConfig("triton")).prepare(16)
     assert max(binary.shared_bytes for binary in device.binaries.values()) <= LEAST_SHARED_BYTES
     return set(device.counts.kernels)
 
 
 @pytest.mark.parametrize(
-    ("shape", "block_size", "scheme", "capability"), fast_rows(lambda *row: row in FAST, PUBLISHED), ids=str
+    ("shape", "block_size", "weights", "capability"), fast_rows(lambda *row: row in FAST, PUBLISHED), ids=str
 )
 def test_kernels_of_published_models_are_launched(
-    shape: str, block_size: int, scheme: str | None, capability: tuple[int, int]
+    shape: str, block_size: int, weights: str, capability: tuple[int, int]
 ) -> None:
     """The start of an engine launches each kernel in each variant: noise, filters, drafts, written pages, sizes."""
-    kernels = launched_kernels(shape, block_size, scheme, capability)
-    assert {"attend", "merge", "rotate_heads", "sum_norm", "silu_times", "sample", "find_likeliest"} <= kernels
-    assert ("multiply" in kernels) is (scheme is not None)
-    assert ("choose_candidate" in kernels) is not shape.startswith("llada2")
+    kernels = launched_kernels(shape, block_size, weights, capability)
+    assert {"attend", "merge", "rotate_heads", "sum_norm", "silu_times", "sample", "choose_candidate"} <= kernels
+    assert ("multiply" in kernels) is (weights in QUANT_SCHEMES)
+
+
+@pytest.mark.parametrize("scheme", fast_only("fp8".__eq__, QUANT_SCHEMES))
+def test_products_with_scales_of_128_columns_are_launched(scheme: str) -> None:
+    """Published files have such scales. From 1 to 1,024 tokens."""
+    with virtual_cuda(shapes_only=True) as device, torch.inference_mode():
+        scales = without_numbers(4096, 12288 // 128)
+        layer = QuantizedLinear(
+            QuantizedTensor(without_numbers(4096, 12288, dtype=torch.int8), scales), QUANT_SCHEMES[scheme]
+        )
+        for tokens in (1, 16, 64, 256, 1024):
+            layer(without_numbers(1, tokens, 12288))
+    assert device.counts.kernels["multiply"] == 5
 
 
 def test_every_kernel_of_the_service_is_launched() -> None:

@@ -177,7 +177,7 @@ def _replace_cuda(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
         "graph_pool_handle": lambda: (0, next(device.pools)),
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: device.capability,
-        "mem_get_info": lambda *_: (device.total_bytes - device.live_bytes, device.total_bytes),
+        "mem_get_info": lambda *_: (device.total_bytes - device.other_bytes - device.live_bytes, device.total_bytes),
         "memory_reserved": lambda *_: device.live_bytes,
         "memory_allocated": lambda *_: device.live_bytes,
         "max_memory_reserved": lambda *_: device.peak_bytes,
