@@ -59,22 +59,19 @@ class ForwardNeed:
         return "memory" if 2 * memory >= self.seconds(rates) else "arithmetic"
 
 
-def forward_need(
-    model: ModelConfig, rows: int, context: int, itemsize: int, sequences: int | None = None
-) -> ForwardNeed:
-    """A backbone forward over rows, each behind `context` tokens of its sequence, with logits everywhere.
+def forward_need(model: ModelConfig, rows: int, context: int, itemsize: int) -> ForwardNeed:
+    """A backbone forward over rows, each behind `context` tokens of a sequence of its own, with logits everywhere.
 
-    `sequences`: the number of sequences, which are read once each; None: one a row. Moved are the layers' weights, the
-    output head once, each sequence's keys and values, and the logits. Rows of the embedding and activations are left
-    out: they are small, or stay in caches. The number of moved experts assumes that tokens choose each with equal
-    chance.
+    Moved are the layers' weights, the output head once, each sequence's keys and values, and the logits. Rows of the
+    embedding and activations are left out: they are small, or stay in caches. The number of moved experts assumes that
+    tokens choose each with equal chance.
     """
     tokens = rows * model.block_size
     heads, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     projections = model.num_layers * model.hidden_size * (2 * heads + 2 * keys)
     read, used = _feed_forwards(model, tokens)
     head = model.hidden_size * model.vocab_size
-    cached = 2 * model.num_layers * keys * ((sequences or rows) * context + tokens)
+    cached = 2 * model.num_layers * keys * (rows * context + tokens)
     scores = 4 * model.num_layers * heads * tokens * (context + model.block_size)
     matrices = (projections + read) * (itemsize if model.quantization is None else 1)
     return ForwardNeed(

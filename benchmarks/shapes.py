@@ -6,14 +6,14 @@ shape that answer as a small checkpoint does.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from service.errors import InvalidRequest
-from service.model import Checkpoint, LoadOptions, ModelConfig, Mrp, family_named, parse_config
+from service.model import Checkpoint, LoadOptions, Mrp, family_named, parse_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,6 @@ def shape_named(name: str) -> Shape:
     if name not in SHAPES:
         raise InvalidRequest(f"shape is {name!r}, allowed are {', '.join(SHAPES)}", param="shape")
     return SHAPES[name]
-
-
-def config_in_shape(checkpoint: Checkpoint, shape: Shape) -> ModelConfig:
-    """The sizes of a shape, with the blocks and the MRP of a checkpoint."""
-    raw = {**checkpoint.raw, **asdict(shape), "tie_word_embeddings": False}
-    return parse_config(raw, block_size=checkpoint.config.block_size)
 
 
 def random_checkpoint(raw: dict[str, Any], options: LoadOptions) -> Checkpoint:

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from benchmarks import evaluate, host, loads, predict, speed, text
+from benchmarks import evaluate, host, loads, speed, text
 from service.cli import calibrate, check, generate
 from service.decode.knobs import knobs_in
 from service.decode.modes import KNOBS, MODES
@@ -52,7 +52,7 @@ KIND = ("model", "block_size", "mrp_residual", "mrp_scale")
         check.command,
         calibrate.calibrate,
         calibrate.frontier,
-        *(benchmark.command for benchmark in (evaluate, host, loads, predict, speed, text)),
+        *(benchmark.command for benchmark in (evaluate, host, loads, speed, text)),
     ],
 )
 def test_every_command_that_decodes_has_the_options_of_a_checkpoint(command):

@@ -56,6 +56,13 @@ def test_nobody_is_root_and_clusters_can_start_their_own_commands():
     assert all(tool in RUNTIME.all("RUN")[0] for tool in ("rsync", "wget"))
 
 
+def test_the_image_for_cuda_has_the_compiler_of_tritons_launcher():
+    """Its base has Python's headers. Triton builds a library of them before the first kernel."""
+    assert 'if [ "$DEVICE" = cuda ]; then apt-get install -y --no-install-recommends gcc libc6-dev; fi' in (
+        RUNTIME.all("RUN")[0]
+    )
+
+
 def test_no_address_stands_in_the_file():
     assert not re.search(r"https?://(?!127\.0\.0\.1)", (ROOT / "Dockerfile").read_text())
 

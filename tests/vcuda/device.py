@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from tests.vcuda.launcher import Binary
+
 DEVICE = torch.device("cuda:0")
 #: operations that make a view and start no kernel
 _VIEWS = {
@@ -138,15 +140,19 @@ class VirtualTensor(Tensor):
 class VirtualDevice(TorchDispatchMode):
     """The device. `shapes_only`: memory has no numbers, for models of published sizes.
 
-    `total_bytes`: the size of its memory; `live_bytes`, `peak_bytes`: the memory in use, and the most of it.
+    `total_bytes`: the size of its memory; `live_bytes`, `peak_bytes`: the memory in use, and the most of it;
+    `other_bytes`: the memory of other processes.
     `streams`: the streams that were made; `stream`: the current one. `used`: the arguments of `torch.cuda.set_device`.
     `leaves_pools_open`: whether a failed capture leaves its pool open, as torch before 2.13 does.
     """
 
-    def __init__(self, *, shapes_only: bool = False, total_bytes: int = 80 * 2**30) -> None:
+    def __init__(
+        self, *, shapes_only: bool = False, total_bytes: int = 80 * 2**30, capability: tuple[int, int] = (9, 0)
+    ) -> None:
         super().__init__()
         self.counts, self.shapes_only, self.total_bytes = Counts(), shapes_only, total_bytes
-        self.live_bytes = self.peak_bytes = 0
+        self.capability = capability
+        self.live_bytes = self.peak_bytes = self.other_bytes = 0
         self.recording: Recording | None = None
         self._graphs: list[weakref.ref[Recording]] = []
         self.copies: list[_Copy] = []
@@ -157,7 +163,7 @@ class VirtualDevice(TorchDispatchMode):
         self.pools = count()
         self.open_pools: set[object] = set()
         self.leaves_pools_open = True
-        self._variants: set[object] = set()
+        self.binaries: dict[str, Binary] = {}
 
     # --- copies and waits ---------------------------------------------------------------------------
 
@@ -313,10 +319,8 @@ class VirtualDevice(TorchDispatchMode):
         elif not done:
             run()
 
-    def call_kernel(self, name: str, run: Callable[[], Any], arguments: Iterable[Any], moved: int) -> None:
-        """Starts a Triton kernel over tensors' memory. `moved`: the bytes that it reads and writes."""
-        if any(isinstance(leaf, Tensor) and not isinstance(leaf, VirtualTensor) for leaf in arguments):
-            raise WrongUse(f"the Triton kernel {name} got a tensor on the host at {_line()}")
+    def call_kernel(self, name: str, run: Callable[[], Any], moved: int) -> None:
+        """Starts a kernel over tensors' memory. `moved`: the bytes that it reads and writes."""
         self.counts.kernels[name] += 1
         if self.recording is not None:
             self.recording.operations.append(Operation(name, run, [], moved))
@@ -343,7 +347,7 @@ class VirtualDevice(TorchDispatchMode):
 
     def _count_memory(self, memory: Tensor) -> None:
         size = memory.numel() * memory.element_size()
-        if self.live_bytes + size > self.total_bytes:
+        if self.live_bytes + size > self.total_bytes - self.other_bytes:
             raise torch.OutOfMemoryError("CUDA out of memory on the virtual device")
         self.counts.allocations += 1
         self.counts.allocated_bytes += size
@@ -381,11 +385,12 @@ class VirtualDevice(TorchDispatchMode):
         """Ends a capture that an error has ended."""
         self.recording = None
 
-    def note_variant(self, name: str, arguments: Iterable[Any]) -> None:
-        """Counts a compilation if a Triton kernel has not met such arguments before."""
-        variant = (name, *(_specialized(argument) for argument in arguments))
-        if variant not in self._variants:
-            self._variants.add(variant)
+    def note_binary(self, binary: Binary) -> None:
+        """Counts a compilation if the device has not met this binary before. A capture may not load one."""
+        if binary.hash not in self.binaries:
+            if self.recording is not None:
+                raise WrongUse(f"a kernel is compiled in a capture at {_line()}")
+            self.binaries[binary.hash] = binary
             self.counts.compilations += 1
 
     def replay(self, graph: Recording) -> None:
@@ -435,16 +440,6 @@ def _mapped(value: Any, kind: type[Tensor], function: Callable[[Any], Tensor]) -
     if isinstance(value, list | tuple):
         return type(value)([_mapped(part, kind, function) for part in value])
     return value
-
-
-def _specialized(argument: Any) -> Any:
-    """The part of a kernel's argument for which Triton compiles: types, alignment, divisibility, constants."""
-    if isinstance(argument, Tensor):
-        memory = argument.memory if isinstance(argument, VirtualTensor) else argument
-        return argument.dtype, memory.data_ptr() % 16 == 0
-    if isinstance(argument, int):
-        return argument == 1, argument % 16 == 0
-    return argument
 
 
 def _memory(tensor: VirtualTensor) -> Tensor:

@@ -2,8 +2,7 @@
 
     TRITON_INTERPRET=1 .venv/bin/python -m tests.vcuda.products dev/lab/results/8-bit-products.json
 
-Nothing is measured. `least_us` is the least time of the four products on an H200: the bytes over its bandwidth or the
-operations over its rate, whichever takes longer. Its tensor cores multiply 8-bit numbers twice as fast as bfloat16.
+Nothing is timed.
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.predict import GPUS
 from benchmarks.shapes import shape_named
 from service.model.quantization.layers import QuantizedLinear, QuantizedTensor
 from service.model.quantization.schemes import QUANT_SCHEMES
 from tests.vcuda.device import Operation, Recording, VirtualDevice, VirtualTensor
 from tests.vcuda.torch_cuda import virtual_cuda
 
-SHAPE, TOKENS, GPU = "sdar-8b", (16, 64, 256, 1024), "h200"
+SHAPE, TOKENS = "sdar-8b", (16, 64, 256, 1024)
 
 
 def counted_products(tokens: tuple[int, ...] = TOKENS) -> Iterator[dict[str, Any]]:
@@ -37,22 +35,17 @@ def counted_products(tokens: tuple[int, ...] = TOKENS) -> Iterator[dict[str, Any
 
 
 def _row(device: VirtualDevice, tokens: int, scheme: str | None) -> dict[str, Any]:
-    launches, moved, least = Counter[str](), 0, 0.0
-    whole = scheme is not None and QUANT_SCHEMES[scheme].activations
-    rate = GPUS[GPU].flops_per_s * (2 if whole else 1)
+    launches, moved = Counter[str](), 0
     for width, depth in _matrices():
         operations = _operations(device, _layer(width, depth, scheme), _on_device(torch.bfloat16, 1, tokens, depth))
-        size = sum(operation.moved_bytes for operation in operations)
         launches.update(operation.name for operation in operations)
-        moved += size
-        least += max(size / GPUS[GPU].bytes_per_s, 2 * tokens * width * depth / rate)
+        moved += sum(operation.moved_bytes for operation in operations)
     return {
         "shape": SHAPE,
         "tokens": tokens,
         "quantization": scheme,
         "launches": dict(sorted(launches.items())),
         "moved_mb": round(moved / 1e6, 1),
-        "least_us": round(1e6 * least, 1),
     }
 
 

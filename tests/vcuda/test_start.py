@@ -177,8 +177,10 @@ class Silent:
     def on_event(self, *_: object) -> None: ...
 
 
-def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(device: VirtualDevice) -> None:
-    device.total_bytes = 48 * 2**20
+@pytest.mark.parametrize("other", [0, 24 * 2**20], ids=["alone", "beside another process"])
+def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(device: VirtualDevice, other: int) -> None:
+    """Two processes may share a card: the second one takes what the first has left."""
+    device.total_bytes, device.other_bytes = 48 * 2**20 + other, other
     settings = Settings(model=str(GOLDEN / NAME), device="cuda", dtype="float32", max_rows=16, memory_utilization=0.9)
     core = load_core(settings, Silent(), EngineDeps(costs=FAIR))
     device.peak_bytes = device.live_bytes
@@ -187,8 +189,8 @@ def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(dev
         engine.submit(request)
     while engine.has_work:
         assert [event.error for event in engine.step() if event.error] == []
-    assert device.peak_bytes <= 0.9 * device.total_bytes
-    assert device.peak_bytes >= 0.7 * device.total_bytes
+    used = device.peak_bytes + other
+    assert 0.7 * device.total_bytes <= used <= 0.9 * device.total_bytes
     assert device.counts.captures == 2 * len(device.graphs)  # those of the trial, and those that stay
     core.close()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from shutil import which
+from shutil import rmtree, which
 from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any
@@ -19,32 +20,34 @@ from torch import Tensor
 
 from tests.vcuda.device import Recording, VirtualDevice, VirtualTensor, WrongUse
 from tests.vcuda.kernels import KERNELS, PROCESSORS, moved_bytes
-
-_SOURCE = Path(__file__).parent / "guard.cpp"
-#: what an H100 says of itself
-CAPABILITY = (9, 0)
+from tests.vcuda.launcher import LIBRARY, Binary, Launcher
 
 
 @cache
-def load_guard() -> str | None:
-    """Builds and loads the device guard, once in a process. The reason why it cannot be built, or None."""
+def launcher() -> Launcher:
+    """Builds what a CPU build of torch lacks, once in a process: the device guard and CUDA's driver library.
+
+    Skips the test where they cannot be built.
+    """
     if torch.cuda.is_available():
-        return "torch has a CUDA device here; tests/engine/test_gpu.py tests it"
-    compiler = which("g++")
-    if compiler is None:
-        return "the virtual CUDA device needs g++"
-    root = Path(torch.__file__).parent
-    library = Path(mkdtemp(prefix="vcuda-")) / "guard.so"
-    options = ["-O1", "-std=c++20", "-shared", "-fPIC", f"-I{root / 'include'}", f"-L{root / 'lib'}", "-lc10"]
-    built = subprocess.run(
-        [compiler, str(_SOURCE), *options, "-o", str(library)], capture_output=True, text=True, check=False
-    )
+        pytest.skip("torch has a CUDA device here; tests/engine/test_gpu.py tests it")
+    if which("g++") is None:
+        pytest.skip("the virtual CUDA device needs g++")
+    triton = pytest.importorskip("triton", reason="triton is not installed")
+    folder, torch_root = Path(mkdtemp(prefix="vcuda-")), Path(torch.__file__).parent
+    atexit.register(rmtree, folder, ignore_errors=True)
+    _build_library("guard.cpp", folder / "guard.so", f"-I{torch_root / 'include'}", f"-L{torch_root / 'lib'}", "-lc10")
+    headers = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
+    _build_library("cuda_driver.cpp", folder / LIBRARY, f"-I{headers}", f"-Wl,-soname,{LIBRARY}")
+    ctypes.CDLL(str(folder / "guard.so"))
+    return Launcher(folder)
+
+
+def _build_library(source: str, target: Path, *options: str) -> None:
+    words = ["g++", str(Path(__file__).parent / source), "-O1", "-std=c++20", "-shared", "-fPIC", *options]
+    built = subprocess.run([*words, "-o", str(target)], capture_output=True, text=True, check=False)
     if built.returncode:
-        return f"g++ cannot build {_SOURCE.name}: {built.stderr[-300:]}"
-    ctypes.CDLL(str(library))
-    library.unlink()
-    library.parent.rmdir()
-    return None
+        pytest.skip(f"g++ cannot build {source}: {built.stderr[-300:]}")
 
 
 class Event:
@@ -140,21 +143,20 @@ def _device() -> VirtualDevice:
 @contextmanager
 def virtual_cuda(**options: Any) -> Iterator[VirtualDevice]:
     """A virtual CUDA device, with the options of `VirtualDevice`. Skips the test where the guard cannot be built."""
-    if problem := load_guard():
-        pytest.skip(problem)
+    launch = launcher().launch
     device = VirtualDevice(**options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(VirtualTensor, "device_mode", device)
         _replace_cuda(patch, device)
         _replace_tensor_methods(patch, device)
-        _replace_triton(patch, device)
+        _replace_triton(patch, device, launch)
         with device:
             yield device
 
 
 def _replace_cuda(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
     properties = SimpleNamespace(
-        multi_processor_count=PROCESSORS, name="virtual", major=CAPABILITY[0], minor=CAPABILITY[1]
+        multi_processor_count=PROCESSORS, name="virtual", major=device.capability[0], minor=device.capability[1]
     )
     replaced: dict[str, Any] = {
         "_lazy_init": lambda: None,
@@ -174,8 +176,8 @@ def _replace_cuda(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
         "graph": _graph,
         "graph_pool_handle": lambda: (0, next(device.pools)),
         "get_device_properties": lambda *_: properties,
-        "get_device_capability": lambda *_: CAPABILITY,
-        "mem_get_info": lambda *_: (device.total_bytes - device.live_bytes, device.total_bytes),
+        "get_device_capability": lambda *_: device.capability,
+        "mem_get_info": lambda *_: (device.total_bytes - device.other_bytes - device.live_bytes, device.total_bytes),
         "memory_reserved": lambda *_: device.live_bytes,
         "memory_allocated": lambda *_: device.live_bytes,
         "max_memory_reserved": lambda *_: device.peak_bytes,
@@ -232,26 +234,30 @@ def _exit_no_grad(self: Any, *error: Any) -> None:
     self.no_grad.__exit__(*error)
 
 
-def _replace_triton(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
-    """Kernels run by their definition in torch, or in Triton's interpreter where they have none."""
-    interpreter = pytest.importorskip("triton.runtime.interpreter", reason="triton is not installed")
-    interpret = interpreter.GridExecutor.__call__
+def _replace_triton(patch: pytest.MonkeyPatch, device: VirtualDevice, launch: Callable[..., Binary]) -> None:
+    """Kernels are launched by Triton's launcher. Then they run by their definition in torch.
+
+    A kernel without a definition runs in Triton's interpreter.
+    """
+    from triton.runtime.interpreter import GridExecutor
+
+    interpret = GridExecutor.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        grid = self.grid if isinstance(self.grid, tuple) else self.grid(kwargs)
+        device.note_binary(launch(self.fn, grid, args, kwargs, device.capability))
         name = self.fn.__name__
-        device.note_variant(name, [*args, *kwargs.items()])
         inner = [_inner(arg) for arg in args]
         named = {key: _inner(value) for key, value in kwargs.items()}
         if "WIDE" in named:
             named["WIDE"] = True  # the interpreter cannot multiply bfloat16; the products are the same
-        grid = self.grid if isinstance(self.grid, tuple) else self.grid(named)
         moved = moved_bytes(name, grid, dict(zip(self.arg_names, inner, strict=False)) | named)
         if name in KERNELS:
-            device.call_kernel(name, lambda: KERNELS[name](grid, *inner, **named), args, moved)
+            device.call_kernel(name, lambda: KERNELS[name](grid, *inner, **named), moved)
         else:
-            device.call_kernel(name, lambda: interpret(self, *inner, **named), args, moved)
+            device.call_kernel(name, lambda: interpret(self, *inner, **named), moved)
 
-    patch.setattr(interpreter.GridExecutor, "__call__", call)
+    patch.setattr(GridExecutor, "__call__", call)
 
 
 def _inner(argument: Any) -> Any:

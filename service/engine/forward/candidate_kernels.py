@@ -51,7 +51,7 @@ def candidate_logits(
     hidden,  # [positions of the forward, H], dense
     head,  # [V, H], dense
     candidates,  # [slots, C] int64
-    params,  # [M, 6] int32: as of `choose_candidate`
+    param_table,  # [M, 6] int32: as of `choose_candidate`
     logits,  # [M, C] float32
     H,
     C,
@@ -62,8 +62,8 @@ def candidate_logits(
     index = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1) * TILE + tl.arange(0, TILE)
     there = lane < C
-    slot = tl.load(params + index * 6 + 4).to(tl.int64)
-    state = hidden + tl.load(params + index * 6 + 5).to(tl.int64) * H
+    slot = tl.load(param_table + index * 6 + 4).to(tl.int64)
+    state = hidden + tl.load(param_table + index * 6 + 5).to(tl.int64) * H
     token = tl.load(candidates + slot * C + lane, mask=there, other=0)
     step = tl.arange(0, STEP)
     total = tl.full([TILE, STEP], 0.0, tl.float32)
@@ -82,8 +82,8 @@ def choose_candidate(
     logits,  # [M, C] float32
     candidates,  # [slots, C] int64
     other_weights,  # [slots] float32
-    params,  # [M, 6] int32: temperature's bits, whether noise is added, two words of the noise's key, the slot of the
-    #          position's candidates, the position in the forward
+    param_table,  # [M, 6] int32: temperature's bits, whether noise is added, two words of the noise's key, the slot of
+    #               the position's candidates, the position in the forward
     out,  # [M, 3] float64: token, confidence, entropy
     C: tl.constexpr,
     PAD: tl.constexpr,
@@ -91,7 +91,7 @@ def choose_candidate(
 ):
     """Grid: positions."""
     index = tl.program_id(0).to(tl.int64)
-    param = params + index * 6
+    param = param_table + index * 6
     temperature = tl.load(param).to(tl.float32, bitcast=True)
     slot = tl.load(param + 4).to(tl.int64)
     lane = tl.arange(0, PAD)

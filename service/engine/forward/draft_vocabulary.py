@@ -180,7 +180,7 @@ def _params(batch: SamplingBatch, slots: Integers) -> NDArray[np.int32]:
 
 
 def _candidate_logits(flat: Tensor, head: Tensor, candidates: Candidates, params: Tensor) -> Tensor:
-    """The logits of the candidates, `[M, C]` float32. `params`: see `choose_candidate`."""
+    """The logits of the candidates, `[M, C]` float32. `params`: `param_table` of `choose_candidate`."""
     from service.engine.forward import candidate_kernels
 
     count, width = len(params), candidates.tokens.shape[1]

@@ -26,8 +26,8 @@ from service.model import triton_support
 from service.model.transfer import PackedTables, to_device_async
 
 #: The kernel: tokens of a part, warps, and the programs of a launch: four for each multiprocessor of an H100. Results
-#: do not depend on the number of programs.
-_KERNEL_PART, _WARPS, _PROGRAMS = 2048, 8, 528
+#: do not depend on the number of programs. Four warps were faster on an H100 than eight (dev/lab/gpu.md).
+_KERNEL_PART, _WARPS, _PROGRAMS = 2048, 4, 528
 
 #: constants of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014; Stafford's)
 _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)

@@ -16,7 +16,7 @@ import triton.language as tl
 LOWEST = tl.constexpr(-1.0e30)
 #: the largest token, for a minimum over tokens
 _NO_TOKEN = tl.constexpr(2147483647)
-#: the numbers of a position in the table `params`
+#: the numbers of a position in the table `param_table`
 NUM_PARAMS = 6
 #: In the second of them: this bit says whether noise is added. The bits below it count a position's finished programs.
 NOISY = 1 << 16
@@ -85,7 +85,7 @@ def _parts_of_program(PARTS):
 @triton.jit
 def find_likeliest(
     logits,
-    params,
+    param_table,
     work,
     V,
     V_STRIDE,
@@ -97,7 +97,7 @@ def find_likeliest(
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * V_STRIDE
     numbers = work + index * (1 + _NUMBERS * PARTS) + 1
-    temperature = tl.load(params + index * _PARAMS).to(tl.float32, bitcast=True)
+    temperature = tl.load(param_table + index * _PARAMS).to(tl.float32, bitcast=True)
     first_part, end = _parts_of_program(PARTS)
     for part in tl.range(first_part, end, num_stages=3):
         token, there, scaled = _load_part(row, V, part, temperature, PART)
@@ -108,8 +108,8 @@ def find_likeliest(
 @triton.jit
 def sample(
     logits,  # [M, V], V_STRIDE numbers from row to row
-    params,  # [M, 6] int32: temperature's bits, noise and finished programs, two words of the noise's key, token or -1,
-    #          the bits of min-p's logarithm
+    param_table,  # [M, 6] int32: temperature's bits, noise and finished programs, two words of the noise's key, token
+    #               or -1, the bits of min-p's logarithm
     work,  # [M, 1 + 6 PARTS] float32: the logsumexp of the logits over the temperature, then the numbers of the parts
     out,  # [M, 3] float64: token, confidence, entropy
     V,
@@ -124,7 +124,7 @@ def sample(
     """Grid: positions, the programs of a position. With MIN_P `find_likeliest` has run."""
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * V_STRIDE
-    param = params + index * _PARAMS
+    param = param_table + index * _PARAMS
     numbers = work + index * (1 + _NUMBERS * PARTS) + 1
     lane = tl.arange(0, PARTS_PAD)
     temperature = tl.load(param).to(tl.float32, bitcast=True)

@@ -1,0 +1,172 @@
+"""Every kernel is launched as CUDA launches it: Triton's own binder, compiler and launcher, for an H100 and an A100.
+
+All tests of this folder go that way (`launcher.py`). These launch the kernels with the arguments of published models,
+and launches with planted faults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from service.engine.forward.model_forward import ExecutionConfig
+from service.engine.forward.runner import CheckpointRunner
+from service.model.attention import attention_backend
+from service.model.quantization.layers import QuantizedLinear, QuantizedTensor
+from service.model.quantization.schemes import QUANT_SCHEMES
+from tests.model.attention_world import Kind, Shape, World
+from tests.thinned import fast_only, fast_rows
+from tests.vcuda.device import VirtualDevice, WrongUse
+from tests.vcuda.published import published_checkpoint, without_numbers
+from tests.vcuda.torch_cuda import virtual_cuda
+
+faulty = pytest.importorskip("tests.vcuda.faulty_kernels", reason="triton is not installed")
+
+H100, A100 = (9, 0), (8, 0)
+#: shared memory of a program on the smallest cards that are served (compute capability 8.6 and 8.9)
+LEAST_SHARED_BYTES = 99 * 1024
+FAST = [("sdar-8b", 4, "bfloat16", H100), ("sdar-30b-a3b", 4, "w8a8", H100), ("sdar-1.7b", 16, "int8", A100)]
+#: shape, tokens of a block, weights, compute capability
+PUBLISHED = [
+    *FAST,
+    ("sdar-8b", 4, "bfloat16", A100),
+    ("sdar-8b", 4, "float16", A100),
+    ("sdar-8b", 16, "float32", H100),
+    ("sdar-1.7b", 16, "bfloat16", H100),
+    ("sdar-4b", 32, "w8a8", H100),
+    ("sdar-8b", 16, "fp8", H100),
+    ("sdar-8b", 16, "w8a8", A100),
+    ("sdar-30b-a3b", 16, "bfloat16", H100),
+    ("sdar-30b-a3b", 4, "fp8", H100),
+    ("llada2-mini", 32, "int8", H100),
+]
+
+
+def launched_kernels(shape: str, block_size: int, weights: str, capability: tuple[int, int]) -> set[str]:
+    """The names of the kernels that an engine of a published shape launches at its start."""
+    with virtual_cuda(shapes_only=True, total_bytes=2**50, capability=capability) as device, torch.inference_mode():
+        checkpoint = published_checkpoint(shape, block_size, weights)
+        CheckpointRunner(checkpoint, 4096, None, 32, ExecutionConfig("triton")).prepare(16)
+    assert max(binary.shared_bytes for binary in device.binaries.values()) <= LEAST_SHARED_BYTES
+    return set(device.counts.kernels)
+
+
+@pytest.mark.parametrize(
+    ("shape", "block_size", "weights", "capability"), fast_rows(lambda *row: row in FAST, PUBLISHED), ids=str
+)
+def test_kernels_of_published_models_are_launched(
+    shape: str, block_size: int, weights: str, capability: tuple[int, int]
+) -> None:
+    """The start of an engine launches each kernel in each variant: noise, filters, drafts, written pages, sizes."""
+    kernels = launched_kernels(shape, block_size, weights, capability)
+    assert {"attend", "merge", "rotate_heads", "sum_norm", "silu_times", "sample", "choose_candidate"} <= kernels
+    assert ("multiply" in kernels) is (weights in QUANT_SCHEMES)
+
+
+@pytest.mark.parametrize("scheme", fast_only("fp8".__eq__, QUANT_SCHEMES))
+def test_products_with_scales_of_128_columns_are_launched(scheme: str) -> None:
+    """Published files have such scales. From 1 to 1,024 tokens."""
+    with virtual_cuda(shapes_only=True) as device, torch.inference_mode():
+        scales = without_numbers(4096, 12288 // 128)
+        layer = QuantizedLinear(
+            QuantizedTensor(without_numbers(4096, 12288, dtype=torch.int8), scales), QUANT_SCHEMES[scheme]
+        )
+        for tokens in (1, 16, 64, 256, 1024):
+            layer(without_numbers(1, tokens, 12288))
+    assert device.counts.kernels["multiply"] == 5
+
+
+def test_every_kernel_of_the_service_is_launched() -> None:
+    """Those of an engine with experts in 8 bits, and the one for pages that the rotation has not written."""
+    source = "".join(path.read_text("utf-8") for path in Path("service").rglob("*.py"))
+    kernels = set(re.findall(r"@triton.jit(?:\(.*\)[^\n]*)?\ndef (\w+)", source))
+    started = {kernel for kernel in kernels if re.search(rf"\b{kernel}\[", source)}
+    with virtual_cuda() as device, torch.inference_mode():
+        world = World(Kind(4, (4, 2), 16, torch.float32, "cuda"), [Shape(3, 1, 1)], seed=0)
+        world.check(attention_backend(world.cache, "triton"), world.all_rows)
+    assert set(device.counts.kernels) | launched_kernels("sdar-30b-a3b", 4, "w8a8", H100) == started
+
+
+# --- planted faults -----------------------------------------------------------------------------------------
+
+
+def numbers(count: int = 64) -> torch.Tensor:
+    return torch.zeros(count, device="cuda")
+
+
+#: by name: the launch, the class of the error, and a part of its text
+FAULTS: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "an argument's name": (
+        lambda: faulty.named_as_a_local_of_the_launcher[1,](numbers(), numbers()),
+        "TypeError",
+        "failed to specialize argument of type: dict",
+    ),
+    "a numpy integer": (lambda: faulty.copy[1,](numbers(), numbers(), np.int64(4)), "TypeError", "int64"),
+    "a dict": (lambda: faulty.copy[1,](numbers(), numbers(), {}), "TypeError", "dict"),
+    "a constant without a hash": (
+        lambda: faulty.copy[1,](numbers(), numbers(), 4, SIZE=[16]),
+        "TypeError",
+        "unhashable",
+    ),
+    "a grid without programs": (lambda: faulty.copy[0, 2](numbers(), numbers(), 4), "ValueError", "has no program"),
+    "a grid that is too high": (
+        lambda: faulty.copy[1, 2**16](numbers(), numbers(), 4),
+        "RuntimeError",
+        "invalid argument",
+    ),
+    "a tensor on the host": (lambda: faulty.copy[1,](torch.zeros(4), numbers(), 4), "ValueError", "cpu tensor"),
+    "an argument too few": (lambda: faulty.copy[1,](numbers(), numbers()), "TypeError", "missing 1 required"),
+    "a name that is no option": (lambda: faulty.copy[1,](numbers(), numbers(), 4, wraps=1), "KeyError", "wraps"),
+    "Python in a kernel": (
+        lambda: faulty.python_in_a_kernel[1,](numbers(), numbers()),
+        "UnsupportedLanguageConstruct",
+        "unsupported AST node type: Dict",
+    ),
+    "too much shared memory": (
+        lambda: faulty.too_much_shared_memory[1,](numbers(2**20).bfloat16(), numbers(2**14), 9),
+        "OutOfResources",
+        "out of resource: shared memory",
+    ),
+}
+
+
+def test_a_kernel_without_a_fault_is_launched(device: VirtualDevice) -> None:
+    source, target = torch.arange(4.0, device="cuda"), numbers()
+    faulty.copy[2, 2](source, target, 3)
+    assert target[:4].tolist() == [0.0, 1.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_fails_at_its_launch(device: VirtualDevice, fault: str) -> None:
+    launch, error, text = FAULTS[fault]
+    with pytest.raises(Exception, match=text) as raised:
+        launch()
+    assert type(raised.value).__name__ == error
+
+
+@pytest.mark.parametrize(("second", "compiled"), [(5, False), (16, True), (1, True), (2**31, True)])
+def test_a_second_signature_is_counted_as_a_compilation(device: VirtualDevice, second: int, compiled: bool) -> None:
+    """Triton compiles a kernel anew for 1, for multiples of 16, and for numbers of 64 bits."""
+    faulty.copy[1,](numbers(), numbers(), 4)
+    before = device.counts.compilations
+    faulty.copy[1,](numbers(), numbers(), second)
+    assert device.counts.compilations - before == compiled
+
+
+def test_a_tensor_that_is_not_aligned_is_counted_as_a_compilation(device: VirtualDevice) -> None:
+    faulty.copy[1,](numbers()[4:], numbers(), 4)
+    assert device.counts.compilations == 1
+    faulty.copy[1,](numbers()[1:], numbers(), 4)
+    assert device.counts.compilations == 2
+
+
+def test_a_compilation_in_a_capture_raises(device: VirtualDevice) -> None:
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(WrongUse, match="compiled in a capture"), torch.cuda.graph(graph):
+        faulty.copy[1,](numbers(), numbers(), 4)
