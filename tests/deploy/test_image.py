@@ -58,8 +58,9 @@ def test_nobody_is_root_and_clusters_can_start_their_own_commands():
 
 def test_the_image_for_cuda_has_the_compiler_of_tritons_launcher():
     """Its base has Python's headers. Triton builds a library of them before the first kernel."""
-    assert 'if [ "$DEVICE" = cuda ]; then apt-get install -y --no-install-recommends gcc libc6-dev; fi' in (
-        RUNTIME.all("RUN")[0]
+    assert (
+        'if [ "$DEVICE" = cuda ]; then apt-get install -y --no-install-recommends gcc libc6-dev; fi'
+        in (RUNTIME.all("RUN")[0])
     )
 
 
