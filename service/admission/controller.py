@@ -76,25 +76,24 @@ class AdmissionController:
         """Ends all waiting requests with `error` if there are no slots."""
         self._slots.reject_all(error)
 
-    def check_requests(self, key: ApiKey) -> None:
-        """RateLimited if the key has no request left now. Its tokens are checked when the request's own are known."""
-        self._limits.check(key)
+    def begin(self, key: ApiKey) -> None:
+        """Counts a request whose head has come. RateLimited if the key has no request left now."""
+        self._limits.take_request(key)
 
-    def refused(self, key: ApiKey) -> None:
-        """Counts a request whose body was refused (413, 422), which `admit` never sees."""
-        self._limits.count_request(key)
+    def give_back(self, key: ApiKey) -> None:
+        """The request does not count: the service did not take it (429, 503)."""
+        self._limits.give_back_request(key)
 
     def admit(self, request: IncomingRequest, requests: Sequence[ReplicaRequest]) -> TokenCharge:
         """Accepts a request: the charge of its answers. PromptTooLong, RateLimited or QueueFull if it is refused."""
         key = request.key
         for replica_request in requests:
             self._check_length(replica_request)
-        self._limits.check(
+        self._limits.check_tokens(
             key, sum(self._tokens(replica_request, prompt_estimate(replica_request)) for replica_request in requests)
         )
         blocks = sum(self._blocks(replica_request) for replica_request in requests)
         self._policy.check(replace(self._ticket(requests[0]), cost=blocks), request.digest)
-        self._limits.count_request(key)
         return TokenCharge(partial(self._limits.consume_tokens, key.name))
 
     @asynccontextmanager

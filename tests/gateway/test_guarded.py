@@ -60,9 +60,8 @@ async def port(app: Echo, unused_tcp_port: int) -> AsyncIterator[int]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """All waits are short."""
-    for name in ("HEAD_S", "BODY_S", "_LOOK_S"):
+    for name in ("HEAD_S", "PAUSE_S", "_LOOK_S", "LIMIT_S"):
         monkeypatch.setattr(guarded, name, 0.05)
-    monkeypatch.setattr(guarded, "LIMIT_S", 0.05)
 
 
 async def sent(port: int, *parts: bytes) -> bytes:
@@ -165,6 +164,32 @@ class TestSlowClients:
         assert error(answer, 408)["message"] == "no byte of the body came for 0.05 s"
         await app.ended.wait()
 
+    async def test_whose_body_never_ends(self, port: int, app: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(guarded, "PAUSE_S", 60.0)
+        monkeypatch.setattr(guarded, "BODY_S", 0.05)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CHUNKED)
+        async with asyncio.timeout(20):
+            while not reader.at_eof() and not reader._buffer:  # type: ignore[attr-defined]
+                writer.write(b"1\r\na\r\n")
+                await asyncio.sleep(0.01)
+            message = error(await reader.read(), 408)["message"]
+        assert message == "the body took more than 0.05 s and 1 s for each 16384 bytes"
+        await app.ended.wait()
+        writer.close()
+
+    async def test_a_body_has_time_for_its_bytes(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(guarded, "PAUSE_S", 60.0)
+        monkeypatch.setattr(guarded, "BODY_S", 0.05)
+        monkeypatch.setattr(guarded, "BYTES_PER_S", 1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(BEGUN + b"Connection: close\r\nContent-Length: 1001\r\n\r\n" + b"a" * 1000)
+        await asyncio.sleep(0.3)
+        writer.write(b"b")
+        async with asyncio.timeout(20):
+            assert (await reader.read()).endswith(b"aab")
+        writer.close()
+
     async def test_who_takes_nothing_of_an_answer(self, port: int, app: Echo) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -193,8 +218,55 @@ class TestManyConnections:
         for reader, writer in busy:
             writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
             await reader.read(1)
-        assert error(await sent(port), 503)["code"] == "too_many_connections"
+        assert error(await sent(port, CHUNKED), 503)["code"] == "too_many_connections"
         for _, writer in busy:
+            writer.close()
+
+    async def test_a_few_more_may_ask_for_the_health(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A liveness probe beside as many answers as there may be connections."""
+        monkeypatch.setattr(guarded, "_EXTRA", 1)
+        busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        for reader, writer in busy:
+            writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.read(1)
+        probe = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(probe)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.read(1)
+        assert error(await sent(port, probe), 503)["code"] == "too_many_connections"
+        for _, one in [*busy, (reader, writer)]:
+            one.close()
+
+    async def test_unfinished_bodies_make_room_the_slowest_first(
+        self, port: int, app: Echo, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The last of eight began last, the first has sent most."""
+        monkeypatch.setattr(guarded, "BYTES_PER_S", 1)
+        bodies = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        for number, (_, writer) in enumerate(bodies):
+            writer.write(BEGUN + b"Content-Length: 5001\r\n\r\n" + b"a" * (5000 if not number else 1))
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        await answers(port)
+        async with asyncio.timeout(20):
+            assert error(await bodies[1][0].read(), 503)["code"] == "too_many_connections"
+        bodies[0][1].write(b"a")
+        assert (await bodies[0][0].read(12)) == b"HTTP/1.1 200"
+        for _, writer in bodies:
+            writer.close()
+
+    async def test_a_flood_of_endless_bodies_locks_nobody_out(self, port: int) -> None:
+        flood = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        for _ in range(5):
+            flood += [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+            for _, writer in flood:
+                if not writer.is_closing():
+                    writer.write(CHUNKED)
+            await answers(port)
+        for _, writer in flood:
             writer.close()
 
 

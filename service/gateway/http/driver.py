@@ -29,8 +29,8 @@ from service.replica_status import ModelCard
 from service.tracebacks import unexpected_error
 from service.wire import Answer, Answering, Chunk, Ending, Progress, ReplicaRequest
 
-#: raises Unauthorized for a request without a valid API key. The request is answered within the context
-Authorize = Callable[[Request], AbstractContextManager[None]]
+#: raises Unauthorized for a request without a valid API key. Within the context, the request that it gives is answered
+Authorize = Callable[[Request], AbstractContextManager[Request]]
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -209,8 +209,8 @@ def locked(authorize: Authorize) -> type[APIRoute]:
             handle: _Handler = self.endpoint if direct else super().get_route_handler()
 
             async def authorized(request: Request) -> Response:
-                with authorize(request):
-                    return await handle(request)
+                with authorize(request) as allowed:
+                    return await handle(allowed)
 
             return authorized
 

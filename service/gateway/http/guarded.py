@@ -1,8 +1,9 @@
 """uvicorn's HTTP protocol with limits for a client that sends a request and takes the answer.
 
-A head is bounded in bytes, fields and time. A body must go on coming. The number of connections is bounded: those
-without a request make room. A client must take the answer at some speed. `listener.py` uses this protocol, and
-`guard_uvicorn` gives it to Serve's proxies. It knows no routes and no keys.
+A head is bounded in bytes, fields and time, a body in time. The number of connections is bounded: those that wait for
+their client make room, and a few more may ask without a body, such as for the health. A client must take the answer at
+some speed. `listener.py` uses this protocol, and `guard_uvicorn` gives it to Serve's proxies. It knows no routes and
+no keys.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ from uvicorn.config import HTTP_PROTOCOLS, Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from service.gateway.http.bodies import BYTES_PER_S
+
 #: the most bytes of a head with its request line, and the most fields; ends of a chunked body are bounded alike
 MAX_HEAD: Final = 64 * 1024
 MAX_FIELDS: Final = 128
 #: seconds for a whole head, from the connection or its first byte on
 HEAD_S: Final = 10.0
 #: seconds without a byte of a body
+PAUSE_S: Final = 30.0
+#: seconds for a whole body, and one more for each BYTES_PER_S that have come
 BODY_S: Final = 30.0
-#: connections of a process, and files that it may open besides
+#: connections of a process, those beyond them that may ask without a body, and files that it may open besides
 MAX_CONNECTIONS: Final = 16384
+_EXTRA: Final = 64
 _OTHER_FILES: Final = 256
-#: the share of the connections without a request that ends when there are too many
+#: the share of the connections that wait for their client that ends when there are too many
 _MAKING_ROOM: Final = 1 / 16
 #: bytes that are dropped after a refusal, and seconds for which a refused client may read
 _DROPPED: Final = 1024 * 1024
@@ -38,6 +44,7 @@ _LAST_WORDS_S: Final = 1.0
 #: seconds between two looks at a connection
 _LOOK_S: Final = 5.0
 
+_FULL: Final = "too many connections are open, all with requests"
 _CODES: Final = {400: "invalid_http", 408: "request_timeout", 431: "head_too_large", 503: "too_many_connections"}
 #: a client to which bytes wait takes at least LEAST_BYTES in LIMIT_S seconds
 LIMIT_S = 60.0
@@ -81,9 +88,10 @@ class WriteLimit:
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. `since`: when it last became one without a request.
+    """One connection. `since`: when it began to wait for its client, later by the time that a body has earned.
 
-    `_unread`: bytes since the last end of a head or part of a body. `_last_byte`: when the last byte came.
+    `_unread`: bytes since the last end of a head or part of a body. `_last_byte`: when the last byte came. `_extra`:
+    whether there are too many connections.
     """
 
     _limit: WriteLimit
@@ -97,7 +105,7 @@ class GuardedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._unread = 0
-        self._refused = False
+        self._refused = self._extra = False
         self._refusal = (400, "this is no HTTP/1.1 request")
         self.since = self._last_byte = self.loop.time()
 
@@ -105,8 +113,10 @@ class GuardedProtocol(HttpToolsProtocol):
         """Makes room for the connection, or refuses it."""
         super().connection_made(transport)
         self._limit = WriteLimit(transport)
-        if len(self.connections) > max_connections() and not self._make_room():
-            self._refuse(503, "too many connections are open, all with requests")
+        if (excess := len(self.connections) - max_connections()) > 0 and not self._make_room():
+            self._extra = True
+            if excess > _EXTRA:
+                self._refuse(503, _FULL)
         self.loop.call_later(_LOOK_S, self._look)
 
     def data_received(self, data: bytes) -> None:
@@ -135,10 +145,17 @@ class GuardedProtocol(HttpToolsProtocol):
         if len(self.headers) > MAX_FIELDS:
             self._refusal = (431, f"the head has {len(self.headers)} fields, allowed are {MAX_FIELDS}")
             raise ValueError  # the parser stops, and uvicorn refuses
+        self._extra = self._extra and len(self.connections) > max_connections()
+        if self._extra and self.parser.get_method() not in (b"GET", b"HEAD"):
+            self._refusal = (503, _FULL)
+            raise ValueError
+        self.since = self.loop.time()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0
+        if self.busy:
+            self.since += len(body) / BYTES_PER_S
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's own words
@@ -147,9 +164,20 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered."""
+        """Whether a request is being answered, or its body still comes."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete
+
+    @property
+    def waits(self) -> bool:
+        """Whether the server waits for the client: for a request or the rest of its body."""
+        return not self._refused and (not self.busy or (self.cycle.more_body and not self.flow.read_paused))
+
+    def make_room(self) -> None:
+        """Ends the connection at once, since others need its place."""
+        if self.busy:
+            self._refuse(503, "too many connections are open, and the body of this request came too slowly")
+        self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
         """Ends the connection, with an answer unless one has begun. Further bytes of the client are dropped."""
@@ -172,8 +200,12 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         now = self.loop.time()
         if self.busy:
-            if self.cycle.more_body and not self.flow.read_paused and now - self._last_byte > BODY_S:
-                self._refuse(408, f"no byte of the body came for {BODY_S:g} s")
+            if self.flow.read_paused:  # the client waits for the server
+                self.since = now
+            elif self.cycle.more_body and now - self._last_byte > PAUSE_S:
+                self._refuse(408, f"no byte of the body came for {PAUSE_S:g} s")
+            elif self.cycle.more_body and now - self.since > BODY_S:
+                self._refuse(408, f"the body took more than {BODY_S:g} s and 1 s for each {BYTES_PER_S} bytes")
         elif self.timeout_keep_alive_task is None and now - self.since > HEAD_S:
             if self._unread:
                 self._refuse(408, f"the head took more than {HEAD_S:g} s")
@@ -199,18 +231,18 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """As uvicorn's. The client must take the rest of the answer before the connection closes."""
+        self.since = self.loop.time()
         super().on_response_complete()
         if self.transport.is_closing():
             self._limit.closing()
 
     def _make_room(self) -> bool:
-        """Ends the connections that have been without a request for longest. False if there are none."""
+        """Ends the connections that have waited for their client for longest. False if there are none."""
         connections = [cast(GuardedProtocol, connection) for connection in self.connections if connection is not self]
-        idle = [connection for connection in connections if not connection.busy]
-        idle.sort(key=lambda connection: (connection.cycle is not None, connection.since))
-        for connection in idle[: 1 + int(len(idle) * _MAKING_ROOM)]:
-            connection.transport.close()
-        return bool(idle)
+        waiting = sorted((other for other in connections if other.waits), key=lambda other: other.since)
+        for connection in waiting[: 1 + int(len(waiting) * _MAKING_ROOM)]:
+            connection.make_room()
+        return bool(waiting)
 
 
 def guard_uvicorn() -> None:
