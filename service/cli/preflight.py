@@ -6,12 +6,12 @@ loads no weights, and imports torch only for CUDA.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 from service.cli import private
 from service.errors import SettingsError
+from service.gateway.http.sockets import bind
 from service.model.files import pinned
 from service.settings import Settings
 
@@ -109,9 +109,13 @@ def _check_checkpoint(settings: Settings) -> Path:
 
 
 def _check_port(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}", param="port") from error
+    """Listens for a moment as the ingress will."""
+    try:
+        bind(host, port).close()
+    except OSError as error:
+        raise SettingsError(f"cannot listen on {in_url(host)}:{port}: {error.strerror}", param="port") from error
+
+
+def in_url(host: str) -> str:
+    """An address as it stands before a port: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, ValidationError
 
 from service.admission.keys import KeyRing
@@ -71,6 +71,8 @@ def admin_router(keys: KeyRing, bodies: Bodies) -> APIRouter:
 
     @contextmanager
     def authorize(request: Request) -> Iterator[Request]:
+        if request.scope.get("raw_path", b"").find(b"%") >= 0:
+            raise HTTPException(404)  # a proxy that keeps others from /admin may not know another spelling
         sent = sent_key(request.headers)
         if (key := keys.find(sent)) is None:
             problem = "wrong" if sent else "missing"

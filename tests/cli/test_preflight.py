@@ -15,6 +15,7 @@ import pytest
 from service.cli import cluster, preflight
 from service.demo import CHECKPOINT
 from service.errors import SettingsError
+from service.gateway.http.sockets import bind
 from service.settings import Settings
 from tests.tiny import GOLDEN
 
@@ -88,6 +89,20 @@ def test_a_port_that_is_taken(run: Run, capsys: pytest.CaptureFixture[str]) -> N
         port = other.getsockname()[1]
         assert run("serve", "--port", port) == 1
     assert said(capsys) == f"mrp-serve: cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::"])
+def test_any_address_of_this_machine_is_let_through(host: str) -> None:
+    port = _free()
+    assert preflight.check(Settings(host=host, port=port)).host == host
+    bind(host, port).close()
+
+
+def test_a_port_of_ipv6_that_is_taken(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with bind("::1", 0) as other:
+        port = other.getsockname()[1]
+        assert run("serve", "--host", "::1", "--port", port) == 1
+    assert said(capsys) == f"mrp-serve: cannot listen on [::1]:{port}: Address already in use"
 
 
 def test_a_settings_file_that_is_no_yaml(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

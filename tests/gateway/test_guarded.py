@@ -12,7 +12,7 @@ import httpx
 import pytest
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.config import HTTP_PROTOCOLS
 
@@ -26,7 +26,7 @@ CHUNKED = BEGUN + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 class Echo:
-    """Answers with the body, or for ever."""
+    """Answers with the body, in parts, or for ever."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -34,6 +34,9 @@ class Echo:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
+            if scope["path"] == "/parts":
+                parts = iter((b"one ", b"two ", b"three"))
+                return await StreamingResponse(parts)(scope, receive, send)
             if scope["path"] == "/endless":
                 await send({"type": "http.response.start", "status": 200, "headers": []})
                 while not await request.is_disconnected():
@@ -131,6 +134,25 @@ class TestHeads:
     async def test_that_are_none(self, port: int) -> None:
         assert error(await sent(port, b"\x16\x03\x01\x02\x00\r\n\r\n"), 400)["code"] == "invalid_http"
 
+    @pytest.mark.parametrize(
+        ("fields", "status", "said"),
+        [
+            (b"Host: x\r\nTransfer-Encoding: gzip, chunked\r\n", 501, "'gzip, chunked', allowed is chunked"),
+            (b"Host: x\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", 501, "'gzip, chunked'"),
+            (b"", 400, "the head has 0 fields `Host`, expected is one"),
+            (b"Host: x\r\nHost: y\r\n", 400, "the head has 2 fields `Host`, expected is one"),
+        ],
+    )
+    async def test_that_mean_two_things(self, port: int, fields: bytes, status: int, said: str) -> None:
+        answer = await sent(port, b"POST / HTTP/1.1\r\n" + fields + b"\r\n0\r\n\r\n")
+        assert said in error(answer, status)["message"]
+        await answers(port)
+
+    @pytest.mark.parametrize("coding", [b"chunked", b"Chunked", b" chunked "])
+    async def test_chunked_is_known(self, port: int, coding: bytes) -> None:
+        head = BEGUN + b"Connection: close\r\nTransfer-Encoding:" + coding + b"\r\n\r\n"
+        assert (await sent(port, head + b"2\r\nhi\r\n0\r\n\r\n")).endswith(b"\r\n\r\nhi")
+
     async def test_bodies_of_any_length_are_no_heads(self, port: int) -> None:
         content = bytes(3 * MAX_HEAD)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
@@ -141,6 +163,26 @@ class TestHeads:
         request = BEGUN + b"Content-Length: 1\r\n\r\na"
         last = BEGUN + b"Content-Length: 1\r\nConnection: close\r\n\r\na"
         assert (await sent(port, request * 3000 + last)).count(b"HTTP/1.1 200") == 3001
+
+
+class TestHttp10:
+    """Its clients know no chunks: an answer without a length ends with its connection."""
+
+    async def test_a_stream(self, port: int) -> None:
+        head, _, body = (await sent(port, b"GET /parts HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
+        assert body == b"one two three"
+        assert b"connection: close" in head
+        assert b"transfer-encoding" not in head
+
+    async def test_a_whole_answer(self, port: int) -> None:
+        answer = await sent(port, b"POST / HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi")
+        assert b"content-length: 2" in answer
+        assert answer.endswith(b"\r\n\r\nhi")
+
+    async def test_http_11_has_chunks(self, port: int) -> None:
+        answer = await sent(port, b"GET /parts HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert b"transfer-encoding: chunked" in answer
+        assert answer.endswith(b"4\r\none \r\n4\r\ntwo \r\n5\r\nthree\r\n0\r\n\r\n")
 
 
 @pytest.mark.usefixtures("hasty")

@@ -17,6 +17,7 @@ from asyncio import AbstractEventLoop, Transport
 from typing import Any, Final, cast
 
 from pydantic_core import to_json
+from uvicorn._types import ASGISendEvent
 from uvicorn.config import HTTP_PROTOCOLS, Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -45,7 +46,13 @@ _LAST_WORDS_S: Final = 1.0
 _LOOK_S: Final = 5.0
 
 _FULL: Final = "too many connections are open, all with requests"
-_CODES: Final = {400: "invalid_http", 408: "request_timeout", 431: "head_too_large", 503: "too_many_connections"}
+_CODES: Final = {
+    400: "invalid_http",
+    408: "request_timeout",
+    431: "head_too_large",
+    501: "not_implemented",
+    503: "too_many_connections",
+}
 #: a client to which bytes wait takes at least LEAST_BYTES in LIMIT_S seconds
 LIMIT_S = 60.0
 LEAST_BYTES = 16 * 1024
@@ -142,15 +149,29 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._unread = 0
-        if len(self.headers) > MAX_FIELDS:
-            self._refusal = (431, f"the head has {len(self.headers)} fields, allowed are {MAX_FIELDS}")
+        version = self.parser.get_http_version()
+        if refusal := self._refusal_of_head(version):
+            self._refusal = refusal
             raise ValueError  # the parser stops, and uvicorn refuses
-        self._extra = self._extra and len(self.connections) > max_connections()
-        if self._extra and self.parser.get_method() not in (b"GET", b"HEAD"):
-            self._refusal = (503, _FULL)
-            raise ValueError
         self.since = self.loop.time()
         super().on_headers_complete()
+        if version == "1.0":
+            _without_chunks(self.cycle)
+
+    def _refusal_of_head(self, version: str) -> tuple[int, str] | None:
+        """Why a request is refused by its head: a status and a message. None if it is not."""
+        if len(self.headers) > MAX_FIELDS:
+            return 431, f"the head has {len(self.headers)} fields, allowed are {MAX_FIELDS}"
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and version == "1.1"):
+            return 400, f"the head has {hosts} fields `Host`, expected is one"
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and b",".join(codings).strip().lower() != b"chunked":
+            return 501, f"transfer-encoding is {b', '.join(codings)[:80].decode('latin-1')!r}, allowed is chunked"
+        self._extra = self._extra and len(self.connections) > max_connections()
+        if self._extra and self.parser.get_method() not in (b"GET", b"HEAD"):
+            return 503, _FULL
+        return None
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0
@@ -243,6 +264,22 @@ class GuardedProtocol(HttpToolsProtocol):
         for connection in waiting[: 1 + int(len(waiting) * _MAKING_ROOM)]:
             connection.make_room()
         return bool(waiting)
+
+
+def _without_chunks(cycle: RequestResponseCycle) -> None:
+    """An answer to a client of HTTP/1.0, which knows no chunks. Without a length it ends with its connection."""
+    send, endless = cycle.send, False
+
+    async def send_plainly(message: ASGISendEvent) -> None:
+        nonlocal endless
+        if message["type"] == "http.response.start":
+            endless = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = False if endless else None
+        elif message["type"] == "http.response.body" and endless:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plainly  # type: ignore[method-assign]
 
 
 def guard_uvicorn() -> None:

@@ -179,6 +179,16 @@ async def test_what_cannot_be_taken_is_refused_and_nothing_changes(
         assert (await known(http))["version"] == 0
 
 
+@pytest.mark.parametrize("path", ["/admin%2fweights", "/%61dmin/weights", "/admin/we%69ghts"])
+async def test_the_routes_have_one_spelling(steady: ASGIApp, path: str) -> None:
+    """A proxy that keeps clients from /admin/ may compare the path as it is sent."""
+    async with client(steady) as http:
+        for headers in (ADMIN, {}):
+            assert (await http.get(path, headers=headers)).status_code == 404
+            assert (await http.post(path, headers=headers, json={})).status_code == 404
+        assert (await http.get(WEIGHTS, headers=ADMIN)).status_code == 200
+
+
 async def test_a_number_that_is_not_finite_changes_nothing(
     steady: ASGIApp, tmp_path: Path, answers: dict[Path, list[int]]
 ) -> None:
