@@ -40,7 +40,7 @@ def run(settings: Settings) -> None:
     """Starts the service and prints its address. Exits when it has ended; `Exit` names the statuses."""
     started = time.monotonic()
     settings = preflight.check(settings)
-    for warning in private.check_files(settings):
+    for warning in (*private.check_files(settings), *preflight.warnings()):
         _say(f"warning: {warning}")
     _say(f"loading {settings.model_name} …")
     folder = private.RunFolder()

@@ -82,7 +82,7 @@ def read_keys(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}/config.json cannot be read: {error}") from error
     kind = raw.get("model_type") if isinstance(raw, dict) else None
-    if not isinstance(kind, str) or kind not in FAMILIES:
+    if not isinstance(raw, dict) or not isinstance(kind, str) or kind not in FAMILIES:
         supported = ", ".join(sorted(FAMILIES))
         raise CheckpointError(f"{path}/config.json: model_type is {kind!r}, supported are {supported}")
     return raw

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -103,6 +105,23 @@ def test_a_port_of_ipv6_that_is_taken(run: Run, capsys: pytest.CaptureFixture[st
         port = other.getsockname()[1]
         assert run("serve", "--host", "::1", "--port", port) == 1
     assert said(capsys) == f"mrp-serve: cannot listen on [::1]:{port}: Address already in use"
+
+
+def test_a_full_disk(run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    full = SimpleNamespace(f_bavail=100, f_frsize=4096)
+    monkeypatch.setattr("os.statvfs", lambda _: full)
+    assert run("serve") == 1
+    assert said(capsys).endswith(
+        "is full (0 MiB are free), and Ray keeps its logs and sockets there: set RAY_TMPDIR to another folder"
+    )
+
+
+@pytest.mark.parametrize(("files", "warns"), [(128, True), (1023, True), (1024, False), (-1, False)])
+def test_few_open_files_are_a_warning(monkeypatch: pytest.MonkeyPatch, files: int, warns: bool) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    assert [f"may have {files} open files (`ulimit -n`), so" in warning for warning in preflight.warnings()] == (
+        [True] if warns else []
+    )
 
 
 def test_a_settings_file_that_is_no_yaml(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.config import HTTP_PROTOCOLS
 
 from service import hooks
-from service.gateway.http import guarded
+from service.gateway.http import guarded, sockets
 from service.gateway.http.guarded import MAX_FIELDS, MAX_HEAD
 from service.gateway.http.listener import Listener
 
@@ -323,4 +323,4 @@ def test_serves_proxies_have_it(monkeypatch: pytest.MonkeyPatch, app: Echo) -> N
 def test_a_small_limit_of_open_files_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for files, most in ((64, 16), (1024, 768), (2**20, 16384), (resource.RLIM_INFINITY, 16384)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
-        assert guarded.max_connections() == most
+        assert sockets.max_connections() == most

@@ -9,7 +9,6 @@ no keys.
 from __future__ import annotations
 
 import asyncio
-import resource
 import secrets
 import socket
 import struct
@@ -23,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.gateway.http.bodies import BYTES_PER_S
+from service.gateway.http.sockets import max_connections
 
 #: the most bytes of a head with its request line, and the most fields; ends of a chunked body are bounded alike
 MAX_HEAD: Final = 64 * 1024
@@ -33,10 +33,8 @@ HEAD_S: Final = 10.0
 PAUSE_S: Final = 30.0
 #: seconds for a whole body, and one more for each BYTES_PER_S that have come
 BODY_S: Final = 30.0
-#: connections of a process, those beyond them that may ask without a body, and files that it may open besides
-MAX_CONNECTIONS: Final = 16384
+#: connections beyond the limit that may ask without a body
 _EXTRA: Final = 64
-_OTHER_FILES: Final = 256
 #: the share of the connections that wait for their client that ends when there are too many
 _MAKING_ROOM: Final = 1 / 16
 #: bytes that are dropped after a refusal, and seconds for which a refused client may read
@@ -288,12 +286,6 @@ def guard_uvicorn() -> None:
     For Serve's proxies, which have no option for it.
     """
     HTTP_PROTOCOLS["auto"] = f"{__name__}:{GuardedProtocol.__name__}"
-
-
-def max_connections() -> int:
-    """The connections that the limit of open files allows, at most MAX_CONNECTIONS."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(16, min(MAX_CONNECTIONS, files - _OTHER_FILES))
 
 
 def _answer(status: int, message: str) -> bytes:

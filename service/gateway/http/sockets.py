@@ -1,11 +1,16 @@
-"""The socket on which an ingress listens. It imports no server, so the program tries an address at once."""
+"""The socket on which an ingress listens, and its connections. No server is imported: the program checks both early."""
 
 from __future__ import annotations
 
+import resource
 import socket
+from typing import Final
 
 #: connections that wait until they are accepted
 BACKLOG = 2048
+#: connections of a process, and files that it may open besides
+MAX_CONNECTIONS: Final = 16384
+_OTHER_FILES: Final = 256
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -24,3 +29,9 @@ def bind(host: str, port: int) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def max_connections() -> int:
+    """The connections that the limit of open files allows, at most MAX_CONNECTIONS."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(16, min(MAX_CONNECTIONS, files - _OTHER_FILES))

@@ -129,8 +129,7 @@ def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
 
 def _rotary_dim(factor: object, head_dim: int) -> int:
     """The number of rotated numbers of a head."""
-    known = isinstance(factor, int | float) and math.isfinite(factor)
-    size = int(head_dim * factor) if known else 0
+    size = int(head_dim * factor) if isinstance(factor, int | float) and math.isfinite(factor) else 0
     if size < 2 or size % 2 or size > head_dim:
         raise CheckpointError(
             f"config.json: partial_rotary_factor is {factor!r}, expected a share of head_dim {head_dim} that is even"

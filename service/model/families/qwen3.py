@@ -254,7 +254,7 @@ def _limited(key: str, value: int, most: int) -> int:
 
 def _token_ids(value: object, vocab: int) -> tuple[int, ...]:
     """The end tokens, each within the vocabulary."""
-    token_ids = [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+    token_ids: list[Any] = [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
     for token in token_ids:
         if not isinstance(token, int) or isinstance(token, bool):
             raise CheckpointError(f"config.json: eos_token_id is {value!r}, expected an integer or a list of integers")
