@@ -13,8 +13,8 @@ from starlette.types import Send
 from service import data
 from service.errors import NotReady, ReplicaLost, SlowReader
 from service.gateway.http import guarded
-from service.gateway.http.guarded import LEAST_BYTES, LIMIT_S, WriteLimit
 from service.gateway.http.listener import Listener
+from service.gateway.http.write_limit import LEAST_BYTES, LIMIT_S, WriteLimit
 from service.gateway.slow_readers import GRACE_S, SlowReaders
 from service.wire import Answering, Chunk, Ending
 from tests.admission.overload import BLOCK, request

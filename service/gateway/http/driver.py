@@ -111,7 +111,9 @@ class Api:
             renamed = self.rename(error, index)
             if not isinstance(error, DeadlineExceeded):
                 return renamed
-            return DeadlineExceeded(f"one of {count} answers, so no answer: {renamed.message}", param=renamed.param)
+            return DeadlineExceeded(
+                f"{count} answers were asked for, and one failed: {renamed.message}", param=renamed.param
+            )
 
         return replace(self, rename=rename)
 

@@ -8,10 +8,7 @@ no keys.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-import socket
-import struct
 from asyncio import AbstractEventLoop, Transport
 from typing import Any, Final, cast
 
@@ -23,6 +20,7 @@ from uvicorn.server import ServerState
 
 from service.gateway.http.bodies import BYTES_PER_S
 from service.gateway.http.sockets import max_connections
+from service.gateway.http.write_limit import WriteLimit
 
 #: the most bytes of a head with its request line, and the most fields; ends of a chunked body are bounded alike
 MAX_HEAD: Final = 64 * 1024
@@ -51,45 +49,6 @@ _CODES: Final = {
     501: "not_implemented",
     503: "too_many_connections",
 }
-#: a client to which bytes wait takes at least LEAST_BYTES in LIMIT_S seconds
-LIMIT_S = 60.0
-LEAST_BYTES = 16 * 1024
-_RESET = struct.pack("ii", 1, 0)
-
-
-class WriteLimit:
-    """The limit of one connection. asyncio's calls about a protocol's buffer are passed on to `paused` and `resumed`.
-
-    `paused`: the buffer is full, so nothing is added to it until `resumed`.
-    """
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport, self._left = transport, 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def paused(self) -> None:
-        """Begins to watch the client."""
-        self._left = self._transport.get_write_buffer_size()
-        self._timer = asyncio.get_running_loop().call_later(LIMIT_S, self._look)
-
-    def closing(self) -> None:
-        """The connection closes once its client has taken the rest. Watches that, too."""
-        if self._timer is None and self._transport.get_write_buffer_size():
-            self.paused()
-
-    def resumed(self) -> None:
-        """Ends the watch."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look(self) -> None:
-        if self._left - self._transport.get_write_buffer_size() < LEAST_BYTES:
-            # A reset: else the kernel keeps megabytes for a client that is not there to read them.
-            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            self._transport.abort()
-        else:
-            self.paused()
 
 
 class GuardedProtocol(HttpToolsProtocol):

@@ -95,6 +95,6 @@ async def test_one_that_is_late_does_not_speak_for_the_others(path: str, stream:
         asked = {"model": "golden", "prompt": "a", "stream": stream}
         many = (await http.post(path, json={**asked, "n": 3})).json()["error"]
         alone = (await http.post(path, json=asked)).json()["error"]
-    assert many["message"] == f"one of 3 answers, so no answer: {late.message}"
+    assert many["message"] == f"3 answers were asked for, and one failed: {late.message}"
     assert alone["message"] == late.message
     assert many["param"] == alone["param"] == "timeout_s"
