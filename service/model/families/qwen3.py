@@ -42,7 +42,9 @@ _MAX_LAYERS, MAX_COUNT, _MAX_WIDTH = 1024, 2**14, 2**20
 #: the most tokens of the vocabulary, positions of the rotary table, and the largest epsilon of norms
 _MAX_VOCABULARY, _MAX_POSITIONS, _MAX_EPSILON = 2**24, 2**22, 1.0
 #: types of weights that config.json may name. The setting `dtype` decides
-_DTYPES = frozenset({"auto", "bfloat16", "float", "float16", "float32", "float64", "half", "double"})
+_DTYPES = frozenset(
+    {"auto", "bfloat16", "double", "float", "float16", "float32", "float64", "float8_e4m3fn", "half", "int8"}
+)
 
 
 class ModelFamily:
