@@ -13,6 +13,7 @@ MrpServeError
 ├── UnknownModel           404  the request names a model that is not served
 ├── WeightsConflict        409  newer weights already answer, or came in between
 ├── SlowReader             408  the client read its stream too slowly
+├── SlowBody               408  the request's body came too slowly, and others needed its room
 ├── BodyTooLarge           413  the request body is over the limit
 ├── QueueFull              429  the queue is full; try again after `retry_after` seconds
 ├── RateLimited            429  the API key has used up its requests or tokens of this minute
@@ -141,6 +142,12 @@ class WeightsConflict(MrpServeError):
 
 class SlowReader(MrpServeError):
     """The client read its stream too slowly: past its time limit, or too much waited for clients."""
+
+    status = 408
+
+
+class SlowBody(MrpServeError):
+    """The request's body came too slowly, and others needed its room."""
 
     status = 408
 

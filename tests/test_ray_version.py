@@ -39,6 +39,7 @@ READ_BY = {
     "RAY_USAGE_STATS_ENABLED": "ray._common.usage.usage_constants",
     "RAY_AUTH_MODE": "ray._private.authentication.authentication_token_setup",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "ray._private.ray_constants",
+    "RAY_COLOR_PREFIX": "ray._private.worker",
     "RAY_worker_niceness": "ray._raylet",
     "RAY_TRAIN_V2_ENABLED": "ray.train.v2._internal.constants",
     "RAY_TRAIN_METRICS_ENABLED": "ray.train.v2._internal.constants",

@@ -117,6 +117,23 @@ async def idle_connections(target: Target, ends: Counter[str]) -> None:
     await _hold(target, ends, 3000)
 
 
+async def endless_bodies(target: Target, ends: Counter[str]) -> None:
+    """3,000 bodies that come a byte at a time."""
+    loop, held = asyncio.get_running_loop(), list[socket.socket]()
+    for _ in range(3000):
+        held.append(await _connect(target))
+        await loop.sock_sendall(held[-1], _head("/generate", MIB - 1) + b"{")
+        ends["connected"] += 1
+    while True:
+        await asyncio.sleep(4)
+        for connection in [*held]:
+            try:
+                await loop.sock_sendall(connection, b" ")
+            except OSError:  # the service has ended it
+                held.remove(connection)
+        ends["left"] = len(held)
+
+
 async def long_header(target: Target, ends: Counter[str]) -> None:
     """One header of 64 MiB."""
     connection, loop = await _connect(target), asyncio.get_running_loop()
@@ -133,6 +150,12 @@ async def long_header(target: Target, ends: Counter[str]) -> None:
 async def _wrong_bodies(client: Client) -> None:
     body = b'{"messages":[' + b",".join([b"1"] * (MIB // 2 - 100)) + b"]}"
     await asyncio.gather(*(client.post("/generate", body) for _ in range(10)))
+
+
+async def _wrong_parts(client: Client) -> None:
+    parts = b",".join([b"1"] * (MIB // 2 - 100))
+    body = b'{"model":"demo","max_tokens":4,"messages":[{"role":"user","content":[' + parts + b"]}]}"
+    await asyncio.gather(*(client.post("/v1/messages", body) for _ in range(20)))
 
 
 async def _multiples(client: Client) -> None:
@@ -210,10 +233,12 @@ ATTACKS: dict[str, Attack] = {
     "one_unread_stream": one_unread_stream,
     "unread_streams": unread_streams,
     "wrong_bodies": _requests(_wrong_bodies),
+    "wrong_parts": _requests(_wrong_parts),
     "multiples": _requests(_multiples),
     "ambiguous_grammar": _requests(_ambiguous, "limited"),
     "long_header": long_header,
     "idle_connections": idle_connections,
+    "endless_bodies": endless_bodies,
     "all_places": _requests(_all_places),
     "endless_answers": _requests(_endless),
     "token_counts": _requests(_counts),

@@ -34,8 +34,8 @@ class AnswerUsage:
 
     `requested`, `decoded`: blocks requested, and decoded so far. `streamed`: tokens sent to the client so far. `used`:
     tokens of prompt and completion, None before the end. `prompt`: tokens of the prompt, an estimate until they are
-    known. `estimate`: tokens charged at first. `charged`: tokens that the key has paid. `started`: the moment at which
-    the answer got its slot, None before.
+    known. `estimate`: tokens charged at first. `charged`: tokens that the key has paid. `counted`: the moment up to
+    which its blocks are counted. It is the moment of its slot at first, and None before.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class AnswerUsage:
         self.streamed = 0
         self.charged = 0.0
         self.used: int | None = None
-        self.started: Moment | None = None
+        self.counted: Moment | None = None
         self._block_size, self._throughput, self._whole = block_size, throughput, whole
 
     def add(self, item: Progress | Chunk | Ending) -> None:
-        """Counts an item. The blocks of a whole answer count at its end."""
+        """Counts an item."""
         if isinstance(item, Ending):
             self._end(item)
-        elif isinstance(item, Chunk) and not self._whole:
-            self.decoded += 1
-            self._throughput.decoded(1)
-            self.streamed += len(item.token_ids)
-            self.prompt = item.prompt_tokens or self.prompt
+        elif isinstance(item, Chunk):
+            self._count_blocks(-(-len(item.token_ids) // self._block_size))
+            if not self._whole:
+                self.streamed += len(item.token_ids)
+                self.prompt = item.prompt_tokens or self.prompt
 
     def count(self, tokens: int) -> None:
         """The request was to count the prompt's tokens only."""
@@ -67,11 +67,13 @@ class AnswerUsage:
         self.used = ending.prompt_tokens + ending.completion_tokens
         if not self._whole:
             self.streamed = self.used
-        else:
-            self.decoded = -(-ending.completion_tokens // self._block_size)
-            if self.started is not None:
-                self._throughput.decoded_since(self.started, self.decoded)
+        self._count_blocks(max(0, -(-ending.completion_tokens // self._block_size) - self.decoded))
         self._throughput.answered(self.requested, self.decoded)
+
+    def _count_blocks(self, blocks: int) -> None:
+        self.decoded += blocks
+        if self.counted is not None:
+            self.counted = self._throughput.decoded_since(self.counted, blocks)
 
 
 class TokenCharge:
@@ -108,7 +110,7 @@ class TokenCharge:
             self._charge(usage, usage.streamed)  # the service's fault
         elif usage.used is not None:
             self._charge(usage, usage.used)
-        elif error is not None and usage.started is None:
+        elif error is not None and usage.counted is None:
             self._charge(usage, 0.0)
         else:
             spent = usage.prompt + usage.streamed

@@ -24,6 +24,9 @@ from service.replica_status import ModelCard
 from service.settings import Settings
 from service.wire import ReplicaRequest, too_late
 
+#: replicas that are wanted at most, for each that the settings allow: beyond it, a number says no more
+_MOST_WANTED = 4.0
+
 
 @dataclass(frozen=True, slots=True)
 class IncomingRequest:
@@ -49,6 +52,7 @@ class AdmissionController:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, tenants: int = 1) -> None:
         self._clock, self._share = clock, settings.per_ingress
+        self._most_replicas = settings.most_replicas
         self._ingresses, self._replicas, self._stands = settings.num_ingresses, 1.0, False
         self._throughput = Throughput(clock)
         self._queue: FairQueue[Waiter] = FairQueue(settings.priority_aging_s)
@@ -76,25 +80,24 @@ class AdmissionController:
         """Ends all waiting requests with `error` if there are no slots."""
         self._slots.reject_all(error)
 
-    def check_requests(self, key: ApiKey) -> None:
-        """RateLimited if the key has no request left now. Its tokens are checked when the request's own are known."""
-        self._limits.check(key)
+    def begin(self, key: ApiKey) -> None:
+        """Counts a request whose head has come. RateLimited if the key has no request left now."""
+        self._limits.take_request(key)
 
-    def refused(self, key: ApiKey) -> None:
-        """Counts a request whose body was refused (413, 422), which `admit` never sees."""
-        self._limits.count_request(key)
+    def give_back(self, key: ApiKey) -> None:
+        """The request does not count: the service did not take it (429, 503)."""
+        self._limits.give_back_request(key)
 
     def admit(self, request: IncomingRequest, requests: Sequence[ReplicaRequest]) -> TokenCharge:
         """Accepts a request: the charge of its answers. PromptTooLong, RateLimited or QueueFull if it is refused."""
         key = request.key
         for replica_request in requests:
             self._check_length(replica_request)
-        self._limits.check(
+        self._limits.check_tokens(
             key, sum(self._tokens(replica_request, prompt_estimate(replica_request)) for replica_request in requests)
         )
         blocks = sum(self._blocks(replica_request) for replica_request in requests)
         self._policy.check(replace(self._ticket(requests[0]), cost=blocks), request.digest)
-        self._limits.count_request(key)
         return TokenCharge(partial(self._limits.consume_tokens, key.name))
 
     @asynccontextmanager
@@ -110,7 +113,7 @@ class AdmissionController:
         arrived = self._demand.arrived(usage.requested)
         try:
             await self._enter(request)
-            usage.started = self._throughput.moment()
+            usage.counted = self._throughput.moment()
             try:
                 yield usage
             finally:
@@ -166,13 +169,16 @@ class AdmissionController:
 
     @property
     def replicas_wanted(self) -> float:
-        """The number of replicas that this ingress's requests need, as a fraction. It stays while replicas stand."""
+        """The number of replicas that this ingress's requests need, as a fraction. It stays while replicas stand.
+
+        At most _MOST_WANTED times the replicas that there may be.
+        """
         if self._stands and self._slots.total:
             return self._replicas / self._ingresses
         ratio = self._throughput.ratio
-        waiting = sum(usage.requested for usage in self._usages if usage.started is None) * ratio
+        waiting = sum(usage.requested for usage in self._usages if usage.counted is None) * ratio
         load = IngressLoad(len(self._usages), self._slots.used, waiting, self._throughput.rate_per_slot)
-        return self._demand.wanted(load, ratio)
+        return min(self._demand.wanted(load, ratio), _MOST_WANTED * self._most_replicas)
 
     def _ticket(self, request: ReplicaRequest) -> Ticket:
         return Ticket(request.arrived.at, request.tenant, request.weight, request.priority, self._blocks(request))

@@ -192,25 +192,23 @@ class RateLimits:
         self._requests: dict[str, Bucket] = {}
         self._tokens: dict[str, Bucket] = {}
 
-    def check(self, key: ApiKey, tokens: float = 0.0) -> None:
-        """RateLimited if the key may not send another request of `tokens` tokens now. 0: the tokens are not known."""
-        for unit, per_minute, buckets, amount in (
-            ("requests", key.requests_per_minute, self._requests, 1.0),
-            ("tokens", key.tokens_per_minute, self._tokens, tokens),
-        ):
-            if per_minute is None or not amount:
-                continue
-            bucket = self._bucket(buckets, key, per_minute)
-            if wait_s := bucket.wait_s(amount):
-                raise RateLimited(
-                    f"key {key.name!r} may have {per_minute} {unit} a minute; try again in {wait_s:.1f} s",
-                    retry_after=wait_s,
-                )
-
-    def count_request(self, key: ApiKey) -> None:
-        """Counts a request of the key."""
+    def take_request(self, key: ApiKey) -> None:
+        """Counts a request of the key. RateLimited if the key may send none now."""
         if key.requests_per_minute is not None:
-            self._bucket(self._requests, key, key.requests_per_minute).consume(1.0)
+            bucket = self._bucket(self._requests, key, key.requests_per_minute)
+            _check(bucket, 1.0, f"key {key.name!r} may have {key.requests_per_minute} requests a minute")
+            bucket.consume(1.0)
+
+    def give_back_request(self, key: ApiKey) -> None:
+        """A request of the key does not count after all."""
+        if key.requests_per_minute is not None:
+            self._bucket(self._requests, key, key.requests_per_minute).consume(-1.0)
+
+    def check_tokens(self, key: ApiKey, tokens: float) -> None:
+        """RateLimited if the key may not use `tokens` tokens now."""
+        if key.tokens_per_minute is not None:
+            bucket = self._bucket(self._tokens, key, key.tokens_per_minute)
+            _check(bucket, tokens, f"key {key.name!r} may have {key.tokens_per_minute} tokens a minute")
 
     def consume_tokens(self, tenant: str, tokens: float) -> None:
         """Counts tokens of the tenant. A negative number corrects an estimate that was too high."""
@@ -221,3 +219,8 @@ class RateLimits:
         if (bucket := buckets.get(key.name)) is None:
             bucket = buckets[key.name] = Bucket(per_minute / self._sharers, self._clock)
         return bucket
+
+
+def _check(bucket: Bucket, amount: float, limit: str) -> None:
+    if wait_s := bucket.wait_s(amount):
+        raise RateLimited(f"{limit}; try again in {wait_s:.1f} s", retry_after=wait_s)

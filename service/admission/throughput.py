@@ -1,6 +1,7 @@
 """The measured throughput of the replicas, and the number of replicas that it takes for the requests.
 
 The decoding rate is in blocks per second and slot. Only seconds in which every slot was taken count, recent ones more.
+The seconds of an answer count when its blocks are known. So the rate stays the same while nothing is heard of answers.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ FEWEST = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment. `at`: its time by the clock. `full`: the seconds at full load before it."""
+    """A moment. `at`: its time by the clock. `full`: the seconds at full load before it.
+
+    `slots`: these seconds, each times all slots for each taken one. A tenant may not take the last slots.
+    """
 
     at: float
     full: float
+    slots: float
 
 
 class Throughput:
@@ -34,17 +39,17 @@ class Throughput:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._slots = 0
+        self._taken = self._slots = 0
         self._full, self._stands = False, False
         self._since = clock()
-        self._blocks = self._slot_seconds = self._full_seconds = 0.0
+        self._blocks = self._slot_seconds = self._full_seconds = self._full_slots = 0.0
         self._requested = self._decoded = 0.0
 
-    def occupied(self, used: int, slots: int) -> None:
-        """From now on `used` of `slots` slots are taken."""
+    def occupied(self, taken: int, slots: int, *, somebody_waits: bool = False) -> None:
+        """From now on `taken` of `slots` slots are taken. They are all that can be if somebody waits."""
         self._update()
-        self._slots = slots
-        self._full = used >= slots > 0
+        self._taken, self._slots = taken, slots
+        self._full = taken > 0 and (taken >= slots > 0 or somebody_waits)
 
     def stand(self, stands: bool) -> None:
         """Whether the replicas stand from now on, by order. Such seconds say nothing about the rate."""
@@ -57,29 +62,27 @@ class Throughput:
             seconds = now - self._since
             decay = math.exp(-seconds / _MEMORY_S)
             self._blocks *= decay
-            self._slot_seconds = self._slot_seconds * decay + self._slots * _MEMORY_S * (1 - decay)
+            self._slot_seconds *= decay
             self._full_seconds += seconds
+            self._full_slots += seconds * self._slots / self._taken
         self._since = now
-
-    def decoded(self, blocks: float) -> None:
-        """Counts decoded blocks. Blocks that come while a slot is free are ignored."""
-        if self._full:
-            self._blocks += blocks
 
     def moment(self) -> Moment:
         """The current moment."""
         self._update()
-        return Moment(self._clock(), self._full_seconds)
+        return Moment(self._clock(), self._full_seconds, self._full_slots)
 
-    def decoded_since(self, start: Moment, blocks: float) -> None:
-        """Counts the blocks of an answer that was not streamed, from `start` to now.
+    def decoded_since(self, start: Moment, blocks: float) -> Moment:
+        """Counts the blocks that one answer got from `start` to now, and the time of its slot. Returns now.
 
-        Spreads them evenly over that time and counts those that fell into full load.
+        Spreads them evenly over that time and counts the part at full load.
         """
         now = self.moment()
-        if now.full > start.full:
-            counted = _MEMORY_S * (1 - math.exp((start.full - now.full) / _MEMORY_S))
+        if full := now.full - start.full:
+            counted = _MEMORY_S * (1 - math.exp(-full / _MEMORY_S))
             self._blocks += blocks * counted / (now.at - start.at)
+            self._slot_seconds += counted * (now.slots - start.slots) / full
+        return now
 
     def answered(self, requested: float, decoded: float) -> None:
         """Counts an answer with `decoded` blocks to a request for `requested` blocks."""
@@ -96,7 +99,7 @@ class Throughput:
     def rate_per_slot(self) -> float | None:
         """Blocks per second of one slot while all slots are taken. None until it is known."""
         self._update()
-        if self._full_seconds < _FIRST_S or not self._blocks:
+        if self._full_seconds < _FIRST_S or not self._blocks or not self._slot_seconds:
             return None
         return self._blocks / self._slot_seconds
 

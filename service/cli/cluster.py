@@ -52,6 +52,7 @@ _PROGRAM_ENVIRONMENT = {
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
     # Ray makes 127.0.0.1 the address of the network card otherwise, and listens there (ray#26293).
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_COLOR_PREFIX": "0",  # no colours: the output is often a log
 }
 
 

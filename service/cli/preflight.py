@@ -6,14 +6,19 @@ loads no weights, and imports torch only for CUDA.
 
 from __future__ import annotations
 
-import socket
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 
 from service.cli import private
 from service.errors import SettingsError
+from service.gateway.http.sockets import bind, max_connections
 from service.model.files import pinned
+from service.rayserve.trouble import full_disk
 from service.settings import Settings
+
+#: open files of a process below which the program warns
+_FEW_FILES = 1024
 
 
 def check(settings: Settings) -> Settings:
@@ -22,6 +27,7 @@ def check(settings: Settings) -> Settings:
     SettingsError or CheckpointError if the service could not start. Downloads a checkpoint of the hub.
     """
     private.token()
+    _check_disk()
     _check_settings(settings)
     _check_device(settings.device)
     _check_attention(settings)
@@ -41,6 +47,22 @@ def check_room(settings: Settings, resources: Mapping[str, float], units: tuple[
                 f"but Ray finds {resources.get(unit, 0):g} on this machine",
                 param="num_replicas",
             )
+
+
+def warnings() -> list[str]:
+    """What allows a start, but little load."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY or files >= _FEW_FILES:
+        return []
+    most = max_connections()
+    return [f"a process may have {files} open files (`ulimit -n`), so {most} connections; {_FEW_FILES} are advised"]
+
+
+def _check_disk() -> None:
+    """SettingsError on a full disk. Ray would wait for its processes and name no reason."""
+    folder = private.base()
+    if problem := full_disk(folder):
+        raise SettingsError(f"{problem}, and Ray keeps its logs and sockets there: set RAY_TMPDIR to another folder")
 
 
 def _check_settings(settings: Settings) -> None:
@@ -109,9 +131,13 @@ def _check_checkpoint(settings: Settings) -> Path:
 
 
 def _check_port(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}", param="port") from error
+    """Listens for a moment as the ingress will."""
+    try:
+        bind(host, port).close()
+    except OSError as error:
+        raise SettingsError(f"cannot listen on {in_url(host)}:{port}: {error.strerror}", param="port") from error
+
+
+def in_url(host: str) -> str:
+    """An address as it stands before a port: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host

@@ -66,6 +66,11 @@ def check_files(settings: Settings) -> list[str]:
     return warnings
 
 
+def base() -> Path:
+    """The folder in which the folders of all users are."""
+    return Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+
+
 class RunFolder:
     """A new folder of one run, inside the user's folder of all runs. Other users can enter neither.
 
@@ -74,9 +79,7 @@ class RunFolder:
     """
 
     def __init__(self) -> None:
-        base = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
-        above = base / f"mrp-{os.geteuid()}"
-        _make_private(above)
+        above = _private_folder(base())
         with _Locked(above):
             _sweep(above)
             self.path = Path(tempfile.mkdtemp(dir=above))
@@ -111,18 +114,21 @@ class _Locked:
         os.close(self._descriptor)
 
 
-def _make_private(folder: Path) -> None:
-    """SettingsError if the folder is there and is not this user's alone."""
+def _private_folder(above: Path) -> Path:
+    """The user's folder of all runs: `mrp-UID`. If that is another user's, one with a random end, of now or before.
+
+    SettingsError if the folder is open to others.
+    """
+    name = f"mrp-{os.geteuid()}"
     with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    seen = folder.lstat()
-    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():
-        raise SettingsError(
-            f"{folder} is not a folder of user {os.geteuid()} (its owner is {seen.st_uid}): `sudo rm -r {folder}`, "
-            "or set RAY_TMPDIR to another folder"
-        )
-    if seen.st_mode & _OTHERS:
-        raise SettingsError(f"{folder} is open to others (mode {stat.S_IMODE(seen.st_mode):04o}): `chmod 700 {folder}`")
+        (above / name).mkdir(mode=0o700)
+    for folder in (above / name, *sorted(above.glob(f"{name}-*"))):
+        seen = folder.lstat()
+        if stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.geteuid():
+            if mode := seen.st_mode & _OTHERS:
+                raise SettingsError(f"{folder} is open to others (mode {0o700 | mode:04o}): `chmod 700 {folder}`")
+            return folder
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=above))
 
 
 def _sweep(above: Path) -> None:

@@ -12,6 +12,7 @@ from ray import serve
 from service.errors import SettingsError
 from service.rayserve.scaling import GENERATOR
 from service.rayserve.serve_state import counted, last_line, raised_at
+from service.rayserve.trouble import trouble
 
 #: prints a line for the user
 Say = Callable[[str], None]
@@ -61,7 +62,7 @@ class News:
         if not waiting:
             return
         name, deployment = max(waiting, key=lambda item: bool(_failure(item[1].message)))
-        failure = _failure(deployment.message)
+        failure = _failure(deployment.message) or trouble()
         if tries := _LEFT.search(deployment.message):
             failure += f"; {tries[1]} more tries"
         count = counted(deployment)

@@ -40,7 +40,7 @@ def run(settings: Settings) -> None:
     """Starts the service and prints its address. Exits when it has ended; `Exit` names the statuses."""
     started = time.monotonic()
     settings = preflight.check(settings)
-    for warning in private.check_files(settings):
+    for warning in (*private.check_files(settings), *preflight.warnings()):
         _say(f"warning: {warning}")
     _say(f"loading {settings.model_name} …")
     folder = private.RunFolder()
@@ -115,8 +115,8 @@ def _say(text: str) -> None:
 
 
 def _ready(settings: Settings, seconds: float) -> str:
-    host = "127.0.0.1" if settings.host in {"0.0.0.0", "::"} else settings.host  # noqa: S104 - compared only
-    url = f"http://{host}:{settings.port}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - where to ask
+    url = f"http://{preflight.in_url(host)}:{settings.port}"
     body = '{"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}]}'
     key = "-H 'Authorization: Bearer KEY' " if settings.api_keys or settings.api_keys_file else ""
     return (
@@ -130,7 +130,8 @@ def _warning(settings: Settings) -> str:
     local = settings.host in {"localhost", "::1"} or settings.host.startswith("127.")
     if local or settings.api_keys or settings.api_keys_file:
         return ""
-    return f"\nwarning: no API keys are set, so whoever reaches {settings.host}:{settings.port} may use the service"
+    address = f"{preflight.in_url(settings.host)}:{settings.port}"
+    return f"\nwarning: no API keys are set, so whoever reaches {address} may use the service"
 
 
 command.__signature__ = inspect.Signature(settings_options())  # type: ignore[attr-defined]

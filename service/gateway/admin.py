@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, ValidationError
 
 from service.admission.keys import KeyRing
 from service.errors import InvalidRequest, NotReady, Unauthorized
+from service.gateway.http.bodies import Bodies
+from service.gateway.http.driver import locked
 from service.gateway.http.middleware import sent_key
 from service.gateway.http.openapi import OPERATION
 from service.gateway.http.parse import explain
@@ -63,16 +66,21 @@ def failures_of(results: Results) -> list[str]:
     return [f"{result.replica}: {result.error.message}" for result in results if result.error is not None]
 
 
-def admin_router(keys: KeyRing) -> APIRouter:
-    """A router without routes. They will need one of these keys."""
+def admin_router(keys: KeyRing, bodies: Bodies) -> APIRouter:
+    """A router without routes. They will need one of these keys, before their bodies are read."""
 
-    def authorize(request: Request) -> None:
-        key = sent_key(request.headers)
-        if keys.find(key) is None:
-            problem = "wrong" if key else "missing"
+    @contextmanager
+    def authorize(request: Request) -> Iterator[Request]:
+        if request.scope.get("raw_path", b"").find(b"%") >= 0:
+            raise HTTPException(404)  # a proxy that keeps others from /admin may not know another spelling
+        sent = sent_key(request.headers)
+        if (key := keys.find(sent)) is None:
+            problem = "wrong" if sent else "missing"
             raise Unauthorized(f"the key of `admin_keys` is {problem}; send `Authorization: Bearer <key>`")
+        with bodies.coming(f"admin/{key.name}", request.receive) as receive:
+            yield Request(request.scope, receive)
 
-    return APIRouter(prefix="/admin", tags=[OPERATION], dependencies=[Depends(authorize)])
+    return APIRouter(prefix="/admin", tags=[OPERATION], route_class=locked(authorize))
 
 
 def parse_body(body: dict[str, Any], kind: type[_Body]) -> _Body:

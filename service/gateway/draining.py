@@ -6,79 +6,79 @@ GET /health reports the draining, so a load balancer sends new requests elsewher
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import NotReady
 from service.gateway.http.errors import CountError, problem
+from service.gateway.http.interruptible import Interruptible
 
 _RETRY_S = 5.0
 
 
 class Draining:
-    """The number of requests in progress at one ingress, and whether the ingress still takes new ones."""
+    """The number of requests in progress at one ingress, and whether the ingress still takes new ones.
+
+    A request whose body still comes is not in progress.
+    """
 
     def __init__(self) -> None:
-        self.in_flight = 0
+        self._requests = 0
         self._draining = self._aborted = False
-        self._blocks: set[_Abortable] = set()
+        self._blocks: set[Interruptible] = set()
+        self._bodies: set[Interruptible] = set()
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests in progress."""
+        return self._requests - len(self._bodies)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Counts a request for the duration of the context."""
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
 
     def begin(self) -> int:
-        """Refuses new requests from now on. Returns the number of requests in progress."""
-        self._draining = True
+        """Refuses new requests from now on, and those whose body still comes. Returns the number in progress."""
+        if not self._draining:
+            self._draining = True
+            for body in self._bodies:
+                body.end(_draining_error())
         return self.in_flight
 
     def abort(self) -> None:
         """Ends the requests in progress with NotReady."""
+        self.begin()
         if not self._aborted:
-            self._draining = self._aborted = True
+            self._aborted = True
             for block in self._blocks:
-                block.end()
+                block.end(_abort_error())
 
     def check(self) -> None:
         """Raises NotReady while draining."""
         if self._draining:
-            raise NotReady("draining: this server is about to stop and takes no new requests", retry_after=_RETRY_S)
+            raise _draining_error()
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Runs the block, which waits for a part of a body. Ends it with NotReady when the draining begins, or has."""
+        self.check()
+        return Interruptible(self._bodies)
 
     def abortable(self) -> AbstractContextManager[None]:
         """Runs the block. Ends it with NotReady when `abort` is called, or has been."""
         if self._aborted:
             raise _abort_error()
-        return _Abortable(self._blocks)
+        return Interruptible(self._blocks)
 
 
-class _Abortable(AbstractContextManager[None]):
-    """Ends its block as `asyncio.timeout` does, by a cancellation of the task that stays within the block.
-
-    Every block of every stream enters one. `asyncio.timeout` makes four coroutines each time.
-    """
-
-    __slots__ = ("_blocks", "_cancelling", "_ended", "_task")
-    _task: asyncio.Task[Any]
-
-    def __init__(self, blocks: set[_Abortable]) -> None:
-        self._blocks, self._ended = blocks, False
-
-    def __enter__(self) -> None:
-        if (task := asyncio.current_task()) is None:
-            raise RuntimeError("only a task can be ended")
-        self._task, self._cancelling = task, task.cancelling()
-        self._blocks.add(self)
-
-    def end(self) -> None:
-        """Called once, while the block runs."""
-        self._ended = True
-        self._task.cancel()
-
-    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        self._blocks.discard(self)
-        if not self._ended or self._task.uncancel() > self._cancelling:
-            return
-        if kind is not None and issubclass(kind, asyncio.CancelledError):
-            raise _abort_error() from None
+def _draining_error() -> NotReady:
+    return NotReady("draining: this server is about to stop and takes no new requests", retry_after=_RETRY_S)
 
 
 def _abort_error() -> NotReady:
@@ -86,7 +86,7 @@ def _abort_error() -> NotReady:
 
 
 class DrainGate:
-    """Counts POST requests from their first byte to the last byte of the answer. Refuses them while draining."""
+    """Counts POST requests to the last byte of the answer. Refuses them while draining, within their bodies, too."""
 
     def __init__(self, app: ASGIApp, draining: Draining, count: CountError) -> None:
         self._app = app
@@ -101,8 +101,16 @@ class DrainGate:
         except NotReady as error:
             self._count(error)
             return await problem(error, scope["request_id"])(scope, receive, send)
-        self._draining.in_flight += 1
-        try:
-            return await self._app(scope, receive, send)
-        finally:
-            self._draining.in_flight -= 1
+        whole = False
+
+        async def receive_body() -> Message:
+            nonlocal whole
+            if whole:
+                return await receive()
+            with self._draining.reading():
+                message = await receive()
+            whole = not message.get("more_body", False)
+            return message
+
+        with self._draining.counted():
+            return await self._app(scope, receive_body, send)

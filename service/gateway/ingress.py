@@ -30,6 +30,7 @@ from service.gateway.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, erro
 from service.gateway.failover import REASONS, FailoverPolicy
 from service.gateway.generation import ServiceGeneration, add_generation_routes
 from service.gateway.http.answers import Health, Live
+from service.gateway.http.bodies import MOST_BYTES, Bodies
 from service.gateway.http.driver import JsonAnswer, Upstream, locked
 from service.gateway.http.errors import install_error_handlers
 from service.gateway.http.fields import IGNORED, IgnoredFields, IgnoredFieldsLog
@@ -94,6 +95,7 @@ class Ingress:
         self._load = LoadHysteresis()
         self._ignored_fields = IgnoredFieldsLog()
         self.draining = Draining()
+        self._bodies = Bodies(max(MOST_BYTES, settings.max_body_bytes))
         failover = FailoverPolicy(settings.max_failovers, self._count_failover, lambda: self._weights.newest)
         self._answers = RequestPipeline(backend, self._admission, self.draining, failover, settings.model_name)
         self._page = Throttled(self._exposed)
@@ -149,7 +151,7 @@ class Ingress:
         app.include_router(anthropic_router(upstream), tags=[ANTHROPIC])
         app.include_router(self._operation())
         if self._settings.admin_keys:
-            router = admin_router(KeyRing.load_admins(self._settings))
+            router = admin_router(KeyRing.load_admins(self._settings), self._bodies)
             add_weight_routes(router, self._weights)
             add_generation_routes(router, self._generation)
             app.include_router(router)
@@ -203,23 +205,26 @@ class Ingress:
     # --- admission ---------------------------------------------------------------------------------
 
     @contextmanager
-    def _authorize(self, request: Request) -> Iterator[None]:
-        """Stores the request's API key in its state. Unauthorized if the key is missing or not configured.
+    def _authorize(self, request: Request) -> Iterator[Request]:
+        """The request with its API key in its state. Unauthorized if the key is missing or not configured.
 
-        RateLimited before the body is read, if the key may send none. Requests refused before admission count, too.
+        RateLimited before the body is read, if the key may send none. A request counts from its head on.
         """
         sent = sent_key(request.headers)
         key = self._keys.find(sent)
         if key is None:
             raise Unauthorized(f"the API key is {'wrong' if sent else 'missing'}; send `Authorization: Bearer <key>`")
         request.state.api_key, request.state.admitted = key, False
-        if request.method == "POST":
-            self._admission.check_requests(key)
+        if request.method != "POST":
+            yield request
+            return
+        self._admission.begin(key)
         try:
-            yield
+            with self._bodies.coming(key.name, request.receive) as receive:
+                yield Request(request.scope, receive)
         except MrpServeError as error:
-            if request.method == "POST" and error.status < 429 and not request.state.admitted:
-                self._admission.refused(key)
+            if error.status >= 429 and not request.state.admitted:
+                self._admission.give_back(key)
             raise
 
     async def _admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge:

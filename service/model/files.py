@@ -81,8 +81,8 @@ def read_keys(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} has no config.json") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}/config.json cannot be read: {error}") from error
-    if not isinstance(raw, dict) or raw.get("model_type") not in FAMILIES:
-        kind = raw.get("model_type") if isinstance(raw, dict) else None
+    kind = raw.get("model_type") if isinstance(raw, dict) else None
+    if not isinstance(raw, dict) or not isinstance(kind, str) or kind not in FAMILIES:
         supported = ", ".join(sorted(FAMILIES))
         raise CheckpointError(f"{path}/config.json: model_type is {kind!r}, supported are {supported}")
     return raw

@@ -32,11 +32,18 @@ from service.model.weights import MRP_PREFIX, OverlaidWeights, WeightFiles, Weig
 def check_update(
     folders: Sequence[str], served: ModelConfig, options: LoadOptions, *, partial: bool = False
 ) -> CheckedUpdate:
-    """Checks that the weights of folders can replace the served ones. Reads only configs and headers.
+    """Checks that the weights of folders can replace the served ones. Reads configs, headers, and the newest weights.
 
-    CheckpointError, which names the first field or weight that differs. `served`: the config of the whole model.
-    `partial`: the last folder may have any of the weights; else it has the whole backbone, with or without MRP.
+    CheckpointError, which names the first field or weight that differs, or that has a number that is not finite.
+    `served`: the config of the whole model. `partial`: the last folder may have any of the weights; else it has the
+    whole backbone, with or without MRP.
     """
+    checked = _check_shapes(folders, served, options, partial=partial)
+    _check_numbers(resolve(folders[-1]), options.dtype)
+    return checked
+
+
+def _check_shapes(folders: Sequence[str], served: ModelConfig, options: LoadOptions, *, partial: bool) -> CheckedUpdate:
     paths = [resolve(folder) for folder in folders]
     shapes = [WeightShapes(path) for path in paths]
     newest = shapes[-1]
@@ -154,6 +161,20 @@ def _check_config(path: Path, served: ModelConfig, options: LoadOptions, *, part
     difference = next(_differences(config if has_mrp else replace(config, mrp=served.mrp), served), None)
     if difference is not None:
         raise CheckpointError(f"{path}: {difference}")
+
+
+def _check_numbers(path: Path, dtype: torch.dtype) -> None:
+    """CheckpointError for a weight with NaN, or with a number that is infinite in the served type.
+
+    Every answer would be wrong, without an error. A diverged training writes such weights.
+    """
+    weights, largest = WeightFiles(path), torch.finfo(dtype).max
+    for name in weights.names:
+        weight = weights.read(name)
+        if weight.is_floating_point() and weight.itemsize > 1 and weight.numel():
+            peak = max(abs(bound) for bound in torch.stack(weight.aminmax()).tolist())
+            if not peak <= largest:
+                raise CheckpointError(f"{path}: {name!r} has numbers that are not finite as {dtype}")
 
 
 def _published_scheme_of(path: Path) -> PublishedScheme | None:

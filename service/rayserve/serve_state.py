@@ -7,9 +7,13 @@ from typing import Any
 
 from ray import serve
 
+from service.rayserve.trouble import trouble
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _QUALIFIED = re.compile(r"^(?:\w+\.)+(?=\w+(?:: |$))")
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
+#: characters of a line that is no exception; Ray tells 700 about a process that has ended
+_LONGEST = 200
 #: Ray's own error when a replica's process has ended
 _LOST = "ActorDiedError"
 #: Serve's message after 30 s in a constructor. Loading a large checkpoint takes longer, so it is no failure.
@@ -35,6 +39,7 @@ def describe(deployment: Any) -> str:
     """One line on a deployment without an answering replica."""
     state = "given up" if deployment.status == "DEPLOY_FAILED" else "loading"
     failure = last_line(deployment.message)
+    failure = ": ".join(part for part in (trouble(), failure) if part)
     return f"no replica can generate: {state}, {counted(deployment)}{f': {failure}' if failure else ''}"
 
 
@@ -49,13 +54,16 @@ def counted(deployment: Any) -> str:
 def last_line(message: str) -> str:
     """The first line of the exception at the end of a traceback, without the exception's module.
 
-    For a message without a traceback: its last line.
+    For a message without a traceback: its last line. Of Ray's long guesses only the first sentences are left.
     """
     if _SLOW.search(message):
         return ""
     plain = _COLOUR.sub("", message)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    return next(iter(_raised(plain)), _QUALIFIED.sub("", lines[-1]) if lines else "")
+    if raised := _raised(plain):
+        return raised[0]
+    last = _QUALIFIED.sub("", lines[-1]) if lines else ""
+    return last if len(last) <= _LONGEST else f"{last[:_LONGEST].rpartition('. ')[0] or last[: _LONGEST - 1]}."
 
 
 def raised_at(message: str) -> str:

@@ -48,7 +48,7 @@ class WeightUpdater:
             )
 
     async def check(self, weights: Weights) -> WeightUpdateResult:
-        """Whether the replica could serve the weights. Reads configs and headers only.
+        """Whether the replica could serve the weights. Changes nothing.
 
         The result has the weights with the folders that are still needed, and with MRP's version.
         """

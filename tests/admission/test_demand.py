@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +17,11 @@ from service.admission.throughput import FEWEST, IngressLoad, ReplicaDemand
 from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
-from service.errors import PromptTooLong
+from service.errors import ConstraintFailed, DeadlineExceeded, PromptTooLong, ReplicaLost
 from service.settings import Settings
-from service.wire import ReplicaRequest
+from service.wire import Chunk, ReplicaRequest
 from tests.clock import Clock
-from tests.gateway.doubles import CARD
+from tests.gateway.doubles import CARD, STATS
 
 
 def load(in_flight: int = 0, placed: int = 0, waiting: float = 0.0, rate: float | None = 2.0) -> IngressLoad:
@@ -117,3 +118,45 @@ class TestRefused:
 def request(clock: Clock) -> ReplicaRequest:
     """A text to be continued by 64 tokens."""
     return ReplicaRequest("1", Static(), SamplingParams(), 64, 600.0, Arrival(clock.now), text="Hello")
+
+
+class TestOneRequestOfManyLongAnswers:
+    """The rate is what was decoded. One valid request with `n` must not make it look slow, nor want replicas."""
+
+    TOGETHER = 16
+
+    async def decode(self, door: AdmissionController, asked: ReplicaRequest, clock: Clock, error: Exception) -> None:
+        """All slots for a minute: two blocks a second each, told 16 at a time, and then the request fails."""
+        charge, chunk = TokenCharge(lambda _: None), Chunk(15, "", (1,) * 16 * CARD.block_size, STATS)
+        async with AsyncExitStack() as stack:
+            answers = [await stack.enter_async_context(door.slot(asked, charge)) for _ in range(CARD.slots)]
+            for _ in range(8):
+                clock.now += 8
+                for usage in answers:
+                    usage.add(chunk)
+                    assert door.blocks_per_second == pytest.approx(2 * CARD.slots)
+                assert door.replicas_wanted < 10
+            clock.now += 7
+            assert door.blocks_per_second == pytest.approx(2 * CARD.slots)
+            assert [usage.decoded for usage in answers] == [8 * 16] * CARD.slots
+            raise error
+
+    @pytest.mark.parametrize("error", [DeadlineExceeded("late"), ConstraintFailed("no"), ReplicaLost("gone")])
+    def test_the_rate_stays(self, clock: Clock, error: Exception) -> None:
+        door = AdmissionController(Settings(), clock)
+        door.serves(CARD)
+        asked = structs.replace(request(clock), max_new_tokens=240, together=self.TOGETHER)
+        with pytest.raises(type(error)):
+            asyncio.run(self.decode(door, asked, clock, error))
+        assert door.blocks_per_second == pytest.approx(2 * CARD.slots)
+
+    def test_what_is_wanted_has_a_bound(self, clock: Clock) -> None:
+        door = AdmissionController(Settings(num_replicas=1, max_replicas=8), clock)
+        door.serves(CARD)
+        for number in range(10_000):
+            door._demand.arrived(number)
+        door._throughput.occupied(64, 64)
+        begun = door._throughput.moment()
+        clock.now += 10
+        door._throughput.decoded_since(begun, 1e-3)
+        assert door.replicas_wanted == 4 * 8

@@ -72,14 +72,13 @@ class TestLimits:
     def test_retry_after_is_exact(self, clock: Clock) -> None:
         limits, key = RateLimits(clock), ApiKey("a", b"a", requests_per_minute=3)
         for _ in range(3):
-            limits.check(key, 0)
-            limits.count_request(key)
+            limits.take_request(key)
         clock.now += 5
         with pytest.raises(RateLimited, match=r"key 'a' may have 3 requests a minute; try again in 15\.0 s") as caught:
-            limits.check(key, 0)
+            limits.take_request(key)
         assert caught.value.retry_after == pytest.approx(15)
         clock.now += math.ceil(caught.value.retry_after or 0)
-        limits.check(key, 0)
+        limits.take_request(key)
 
     def test_sharers_have_equal_parts_of_a_limit(self, clock: Clock) -> None:
         key, let_in = ApiKey("a", b"a", requests_per_minute=60), 0
@@ -88,46 +87,46 @@ class TestLimits:
             for limits in sharers:
                 for _ in range(5 if second else 60):
                     try:
-                        limits.check(key, 0)
+                        limits.take_request(key)
                     except RateLimited as refused:
                         assert "60 requests a minute" in refused.message  # noqa: PT017
                         continue
-                    limits.count_request(key)
                     let_in += 1
             clock.now += 1
         assert let_in == pytest.approx(60 + 119, abs=3)
 
     def test_tokens_are_corrected(self, clock: Clock) -> None:
         limits, key = RateLimits(clock), ApiKey("a", b"a", tokens_per_minute=100)
-        limits.check(key, 80)
+        limits.check_tokens(key, 80)
         limits.consume_tokens("a", 80)
         with pytest.raises(RateLimited, match="100 tokens a minute"):
-            limits.check(key, 80)
+            limits.check_tokens(key, 80)
         limits.consume_tokens("a", 30 - 80)
-        limits.check(key, 70)
+        limits.check_tokens(key, 70)
         with pytest.raises(RateLimited):
-            limits.check(key, 71)
+            limits.check_tokens(key, 71)
 
     def test_keys_do_not_share(self, clock: Clock) -> None:
         limits = RateLimits(clock)
-        limits.check(ApiKey("a", requests_per_minute=1), 0)
-        limits.count_request(ApiKey("a", requests_per_minute=1))
-        limits.check(ApiKey("b", requests_per_minute=1), 0)
+        limits.take_request(ApiKey("a", requests_per_minute=1))
+        limits.take_request(ApiKey("b", requests_per_minute=1))
         with pytest.raises(RateLimited):
-            limits.check(ApiKey("a", requests_per_minute=1), 0)
+            limits.take_request(ApiKey("a", requests_per_minute=1))
 
     def test_without_limits_nothing_is_counted(self, clock: Clock) -> None:
         limits = RateLimits(clock)
         for _ in range(1000):
-            limits.check(ApiKey(""), 1e9)
-            limits.count_request(ApiKey(""))
+            limits.check_tokens(ApiKey(""), 1e9)
+            limits.take_request(ApiKey(""))
             limits.consume_tokens("", 1e9)
 
-    def test_a_refused_body_counts_as_a_request(self, clock: Clock) -> None:
+    def test_a_request_that_is_not_taken_can_be_given_back(self, clock: Clock) -> None:
         admission, key = AdmissionController(Settings(), clock), ApiKey("a", b"a", requests_per_minute=2)
+        for _ in range(5):
+            admission.begin(key)
+            admission.give_back(key)
         for _ in range(2):
-            admission.check_requests(key)
-            admission.refused(key)
+            admission.begin(key)
         with pytest.raises(RateLimited, match="2 requests a minute"):
-            admission.check_requests(key)
-        admission.check_requests(ApiKey("b", b"b", requests_per_minute=2))
+            admission.begin(key)
+        admission.begin(ApiKey("b", b"b", requests_per_minute=2))

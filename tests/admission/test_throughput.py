@@ -8,12 +8,13 @@ from service.admission.throughput import Throughput
 from tests.clock import Clock
 
 
-def passes(meter: Throughput, clock: Clock, seconds: float, blocks_a_second: float) -> None:
-    """Time with all slots taken, in tenths of seconds."""
-    for _ in range(round(seconds * 10)):
-        clock.now += 0.1
-        meter.occupied(4, 4)
-        meter.decoded(blocks_a_second / 10)
+def passes(meter: Throughput, clock: Clock, seconds: float, blocks_a_second: float, every_s: float = 0.1) -> None:
+    """Time with four of four slots taken. Each tells every `every_s` seconds what it has decoded."""
+    meter.occupied(4, 4)
+    since = [meter.moment()] * 4
+    for _ in range(round(seconds / every_s)):
+        clock.now += every_s
+        since = [meter.decoded_since(begun, blocks_a_second / 4 * every_s) for begun in since]
 
 
 class TestRate:
@@ -21,39 +22,63 @@ class TestRate:
         meter = Throughput(clock)
         assert meter.rate is None
         meter.occupied(4, 4)
+        begun = meter.moment()
         clock.now += 60
-        assert meter.rate is None  # nothing was decoded
-        meter.decoded(60)
-        assert meter.rate == pytest.approx(3.2, rel=0.1)  # 60 blocks in 60 s, of which the last 20 count
+        assert meter.rate is None  # nothing was heard
+        meter.decoded_since(begun, 60)
+        assert meter.rate == pytest.approx(4.0)
 
     def test_is_what_is_decoded_while_all_slots_are_taken(self, clock: Clock) -> None:
         meter = Throughput(clock)
-        meter.occupied(4, 4)
         passes(meter, clock, 100, 8.0)
-        assert meter.rate == pytest.approx(8.0, rel=0.02)
+        assert meter.rate == pytest.approx(8.0)
         meter.occupied(1, 4)
+        begun = meter.moment()
         clock.now += 1000
-        meter.decoded(2)  # one request alone says nothing of the most there could be
-        assert meter.rate == pytest.approx(8.0, rel=0.02)
+        meter.decoded_since(begun, 2)  # one request alone says nothing of the most there could be
+        assert meter.rate == pytest.approx(8.0)
 
     def test_recent_seconds_count_more(self, clock: Clock) -> None:
         meter = Throughput(clock)
-        meter.occupied(4, 4)
         passes(meter, clock, 100, 8.0)
         passes(meter, clock, 20, 2.0)
         assert 2.0 < (meter.rate or 0) < 8.0
         passes(meter, clock, 100, 2.0)
         assert meter.rate == pytest.approx(2.0, rel=0.05)
 
+    @pytest.mark.parametrize("silent_s", [1, 60, 3600])
+    def test_stays_while_nothing_is_heard_of_answers(self, clock: Clock, silent_s: float) -> None:
+        """Whole answers tell every 16 blocks, and failed ones perhaps never."""
+        meter = Throughput(clock)
+        passes(meter, clock, 30, 8.0)
+        clock.now += silent_s
+        assert meter.rate == pytest.approx(8.0)
+
+    @pytest.mark.parametrize("every_s", [0.1, 1.0, 12.0, 50.0])
+    def test_is_the_same_however_often_answers_tell(self, clock: Clock, every_s: float) -> None:
+        meter = Throughput(clock)
+        passes(meter, clock, 100, 8.0, every_s)
+        assert meter.rate == pytest.approx(8.0)
+
     def test_follows_the_slots(self, clock: Clock) -> None:
         meter = Throughput(clock)
-        meter.occupied(4, 4)
         passes(meter, clock, 50, 8.0)
         meter.occupied(4, 2)
-        assert meter.rate == pytest.approx(4.0, rel=0.02)
+        assert meter.rate == pytest.approx(4.0)
         meter.occupied(4, 0)
         assert meter.rate is None
-        assert meter.rate_per_slot == pytest.approx(2.0, rel=0.02)
+        assert meter.rate_per_slot == pytest.approx(2.0)
+
+    def test_of_all_slots_where_a_tenant_may_not_take_the_last(self, clock: Clock) -> None:
+        meter = Throughput(clock)
+        meter.occupied(8, 9, somebody_waits=True)
+        begun = [meter.moment()] * 8
+        clock.now += 20
+        meter.occupied(2, 9)
+        clock.now += 20
+        for moment in begun:
+            meter.decoded_since(moment, 2 * 40)
+        assert meter.rate == pytest.approx(16.0)
 
 
 class TestWholeAnswers:

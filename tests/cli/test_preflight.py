@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from service.cli import cluster, preflight
 from service.demo import CHECKPOINT
 from service.errors import SettingsError
+from service.gateway.http.sockets import bind
 from service.settings import Settings
 from tests.tiny import GOLDEN
 
@@ -88,6 +91,37 @@ def test_a_port_that_is_taken(run: Run, capsys: pytest.CaptureFixture[str]) -> N
         port = other.getsockname()[1]
         assert run("serve", "--port", port) == 1
     assert said(capsys) == f"mrp-serve: cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::"])
+def test_any_address_of_this_machine_is_let_through(host: str) -> None:
+    port = _free()
+    assert preflight.check(Settings(host=host, port=port)).host == host
+    bind(host, port).close()
+
+
+def test_a_port_of_ipv6_that_is_taken(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with bind("::1", 0) as other:
+        port = other.getsockname()[1]
+        assert run("serve", "--host", "::1", "--port", port) == 1
+    assert said(capsys) == f"mrp-serve: cannot listen on [::1]:{port}: Address already in use"
+
+
+def test_a_full_disk(run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    full = SimpleNamespace(f_bavail=100, f_frsize=4096)
+    monkeypatch.setattr("os.statvfs", lambda _: full)
+    assert run("serve") == 1
+    assert said(capsys).endswith(
+        "is full (0 MiB are free), and Ray keeps its logs and sockets there: set RAY_TMPDIR to another folder"
+    )
+
+
+@pytest.mark.parametrize(("files", "warns"), [(128, True), (1023, True), (1024, False), (-1, False)])
+def test_few_open_files_are_a_warning(monkeypatch: pytest.MonkeyPatch, files: int, warns: bool) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    assert [f"may have {files} open files (`ulimit -n`), so" in warning for warning in preflight.warnings()] == (
+        [True] if warns else []
+    )
 
 
 def test_a_settings_file_that_is_no_yaml(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

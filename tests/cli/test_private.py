@@ -110,8 +110,21 @@ def test_a_folder_of_others_is_not_used(base: Path) -> None:
         private.RunFolder()
     above.rmdir()
     above.symlink_to(base)
-    with pytest.raises(SettingsError, match="is not a folder of user"):
-        private.RunFolder()
+    first, second = private.RunFolder().path, private.RunFolder().path
+    assert first.parent == second.parent
+    assert first.parent.parent == base
+    assert first.parent.name.startswith(f"mrp-{os.geteuid()}-")
+    assert stat.S_IMODE(first.parent.stat().st_mode) == 0o700
+
+
+def test_a_name_that_another_user_has_taken(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (base / "mrp-4711").mkdir()
+    (base / "mrp-4711-x").mkdir()
+    monkeypatch.setattr(private.os, "geteuid", lambda: 4711)
+    path = Path(private._private_folder(base))
+    assert path not in {base / "mrp-4711", base / "mrp-4711-x"}
+    assert path.parent == base
+    assert path.name.startswith("mrp-4711-")
 
 
 def test_a_path_that_is_too_long_for_sockets(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

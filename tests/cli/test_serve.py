@@ -39,6 +39,11 @@ def test_the_command_to_try_has_a_place_for_the_key_where_one_is_asked_for(keys)
     assert "secret" not in said
 
 
+@pytest.mark.parametrize(("host", "url"), [("::1", "http://[::1]:8000"), ("::", "http://[::1]:8000")])
+def test_an_address_of_ipv6_stands_in_brackets(host, url):
+    assert f"is served on {url} after" in _ready(Settings(host=host), 3.0)
+
+
 @pytest.mark.parametrize(
     ("given", "warned"),
     [
@@ -47,6 +52,8 @@ def test_the_command_to_try_has_a_place_for_the_key_where_one_is_asked_for(keys)
         ({"host": "0.0.0.0", "api_keys": "sesame"}, False),
         ({"host": "127.0.0.1"}, False),
         ({"host": "localhost"}, False),
+        ({"host": "::1"}, False),
+        ({"host": "::"}, True),
     ],
 )
 def test_a_service_without_keys_that_others_may_reach_says_so(given, warned):

@@ -272,6 +272,18 @@ def test_nothing_writes_but_into_volumes_and_only_the_autoscaler_asks_kubernetes
     assert mounted not in str(groups[0]["containers"])
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_pod_can_fill_the_disk_of_its_node(overlay):
+    """Volumes on the node's disk have a size, and a container may write all of them."""
+    spec = cluster(build(overlay))
+    for pod in (group["template"]["spec"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])):
+        sizes = [one["emptyDir"]["sizeLimit"] for one in pod["volumes"] if "emptyDir" in one]
+        for container in pod["containers"]:
+            limit = container["resources"]["limits"]["ephemeral-storage"]
+            assert sum(int(size.removesuffix("Gi")) for size in sizes) <= int(limit.removesuffix("Gi"))
+    assert "ephemeral-storage" in spec["autoscalerOptions"]["resources"]["limits"]
+
+
 def test_monitors_find_the_service_and_its_ports():
     documents = build("overlays/gpu")
     service = find(documents, "RayService")["spec"]["serveService"]

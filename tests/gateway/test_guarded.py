@@ -12,12 +12,12 @@ import httpx
 import pytest
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.config import HTTP_PROTOCOLS
 
 from service import hooks
-from service.gateway.http import guarded
+from service.gateway.http import guarded, sockets, write_limit
 from service.gateway.http.guarded import MAX_FIELDS, MAX_HEAD
 from service.gateway.http.listener import Listener
 
@@ -26,7 +26,7 @@ CHUNKED = BEGUN + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 class Echo:
-    """Answers with the body, or for ever."""
+    """Answers with the body, in parts, or for ever."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -34,6 +34,9 @@ class Echo:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
+            if scope["path"] == "/parts":
+                parts = iter((b"one ", b"two ", b"three"))
+                return await StreamingResponse(parts)(scope, receive, send)
             if scope["path"] == "/endless":
                 await send({"type": "http.response.start", "status": 200, "headers": []})
                 while not await request.is_disconnected():
@@ -60,9 +63,9 @@ async def port(app: Echo, unused_tcp_port: int) -> AsyncIterator[int]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """All waits are short."""
-    for name in ("HEAD_S", "BODY_S", "_LOOK_S"):
+    for name in ("HEAD_S", "PAUSE_S", "_LOOK_S"):
         monkeypatch.setattr(guarded, name, 0.05)
-    monkeypatch.setattr(guarded, "LIMIT_S", 0.05)
+    monkeypatch.setattr(write_limit, "LIMIT_S", 0.05)
 
 
 async def sent(port: int, *parts: bytes) -> bytes:
@@ -132,6 +135,25 @@ class TestHeads:
     async def test_that_are_none(self, port: int) -> None:
         assert error(await sent(port, b"\x16\x03\x01\x02\x00\r\n\r\n"), 400)["code"] == "invalid_http"
 
+    @pytest.mark.parametrize(
+        ("fields", "status", "said"),
+        [
+            (b"Host: x\r\nTransfer-Encoding: gzip, chunked\r\n", 501, "'gzip, chunked', allowed is chunked"),
+            (b"Host: x\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", 501, "'gzip, chunked'"),
+            (b"", 400, "the head has 0 fields `Host`, expected is one"),
+            (b"Host: x\r\nHost: y\r\n", 400, "the head has 2 fields `Host`, expected is one"),
+        ],
+    )
+    async def test_that_mean_two_things(self, port: int, fields: bytes, status: int, said: str) -> None:
+        answer = await sent(port, b"POST / HTTP/1.1\r\n" + fields + b"\r\n0\r\n\r\n")
+        assert said in error(answer, status)["message"]
+        await answers(port)
+
+    @pytest.mark.parametrize("coding", [b"chunked", b"Chunked", b" chunked "])
+    async def test_chunked_is_known(self, port: int, coding: bytes) -> None:
+        head = BEGUN + b"Connection: close\r\nTransfer-Encoding:" + coding + b"\r\n\r\n"
+        assert (await sent(port, head + b"2\r\nhi\r\n0\r\n\r\n")).endswith(b"\r\n\r\nhi")
+
     async def test_bodies_of_any_length_are_no_heads(self, port: int) -> None:
         content = bytes(3 * MAX_HEAD)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
@@ -142,6 +164,26 @@ class TestHeads:
         request = BEGUN + b"Content-Length: 1\r\n\r\na"
         last = BEGUN + b"Content-Length: 1\r\nConnection: close\r\n\r\na"
         assert (await sent(port, request * 3000 + last)).count(b"HTTP/1.1 200") == 3001
+
+
+class TestHttp10:
+    """Its clients know no chunks: an answer without a length ends with its connection."""
+
+    async def test_a_stream(self, port: int) -> None:
+        head, _, body = (await sent(port, b"GET /parts HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
+        assert body == b"one two three"
+        assert b"connection: close" in head
+        assert b"transfer-encoding" not in head
+
+    async def test_a_whole_answer(self, port: int) -> None:
+        answer = await sent(port, b"POST / HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi")
+        assert b"content-length: 2" in answer
+        assert answer.endswith(b"\r\n\r\nhi")
+
+    async def test_http_11_has_chunks(self, port: int) -> None:
+        answer = await sent(port, b"GET /parts HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert b"transfer-encoding: chunked" in answer
+        assert answer.endswith(b"4\r\none \r\n4\r\ntwo \r\n5\r\nthree\r\n0\r\n\r\n")
 
 
 @pytest.mark.usefixtures("hasty")
@@ -164,6 +206,32 @@ class TestSlowClients:
         answer = await sent(port, BEGUN + b"Content-Length: 9\r\n\r\nabc")
         assert error(answer, 408)["message"] == "no byte of the body came for 0.05 s"
         await app.ended.wait()
+
+    async def test_whose_body_never_ends(self, port: int, app: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(guarded, "PAUSE_S", 60.0)
+        monkeypatch.setattr(guarded, "BODY_S", 0.05)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CHUNKED)
+        async with asyncio.timeout(20):
+            while not reader.at_eof() and not reader._buffer:  # type: ignore[attr-defined]
+                writer.write(b"1\r\na\r\n")
+                await asyncio.sleep(0.01)
+            message = error(await reader.read(), 408)["message"]
+        assert message == "the body took more than 0.05 s and 1 s for each 16384 bytes"
+        await app.ended.wait()
+        writer.close()
+
+    async def test_a_body_has_time_for_its_bytes(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(guarded, "PAUSE_S", 60.0)
+        monkeypatch.setattr(guarded, "BODY_S", 0.05)
+        monkeypatch.setattr(guarded, "BYTES_PER_S", 1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(BEGUN + b"Connection: close\r\nContent-Length: 1001\r\n\r\n" + b"a" * 1000)
+        await asyncio.sleep(0.3)
+        writer.write(b"b")
+        async with asyncio.timeout(20):
+            assert (await reader.read()).endswith(b"aab")
+        writer.close()
 
     async def test_who_takes_nothing_of_an_answer(self, port: int, app: Echo) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
@@ -193,8 +261,55 @@ class TestManyConnections:
         for reader, writer in busy:
             writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
             await reader.read(1)
-        assert error(await sent(port), 503)["code"] == "too_many_connections"
+        assert error(await sent(port, CHUNKED), 503)["code"] == "too_many_connections"
         for _, writer in busy:
+            writer.close()
+
+    async def test_a_few_more_may_ask_for_the_health(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A liveness probe beside as many answers as there may be connections."""
+        monkeypatch.setattr(guarded, "_EXTRA", 1)
+        busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        for reader, writer in busy:
+            writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.read(1)
+        probe = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(probe)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.read(1)
+        assert error(await sent(port, probe), 503)["code"] == "too_many_connections"
+        for _, one in [*busy, (reader, writer)]:
+            one.close()
+
+    async def test_unfinished_bodies_make_room_the_slowest_first(
+        self, port: int, app: Echo, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The last of eight began last, the first has sent most."""
+        monkeypatch.setattr(guarded, "BYTES_PER_S", 1)
+        bodies = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        for number, (_, writer) in enumerate(bodies):
+            writer.write(BEGUN + b"Content-Length: 5001\r\n\r\n" + b"a" * (5000 if not number else 1))
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        await answers(port)
+        async with asyncio.timeout(20):
+            assert error(await bodies[1][0].read(), 503)["code"] == "too_many_connections"
+        bodies[0][1].write(b"a")
+        assert (await bodies[0][0].read(12)) == b"HTTP/1.1 200"
+        for _, writer in bodies:
+            writer.close()
+
+    async def test_a_flood_of_endless_bodies_locks_nobody_out(self, port: int) -> None:
+        flood = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        for _ in range(5):
+            flood += [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+            for _, writer in flood:
+                if not writer.is_closing():
+                    writer.write(CHUNKED)
+            await answers(port)
+        for _, writer in flood:
             writer.close()
 
 
@@ -209,4 +324,4 @@ def test_serves_proxies_have_it(monkeypatch: pytest.MonkeyPatch, app: Echo) -> N
 def test_a_small_limit_of_open_files_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for files, most in ((64, 16), (1024, 768), (2**20, 16384), (resource.RLIM_INFINITY, 16384)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
-        assert guarded.max_connections() == most
+        assert sockets.max_connections() == most

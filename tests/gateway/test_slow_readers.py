@@ -12,9 +12,9 @@ from starlette.types import Send
 
 from service import data
 from service.errors import NotReady, ReplicaLost, SlowReader
-from service.gateway.http import guarded
-from service.gateway.http.guarded import LEAST_BYTES, LIMIT_S, WriteLimit
+from service.gateway.http import write_limit
 from service.gateway.http.listener import Listener
+from service.gateway.http.write_limit import LEAST_BYTES, LIMIT_S, WriteLimit
 from service.gateway.slow_readers import GRACE_S, SlowReaders
 from service.wire import Answering, Chunk, Ending
 from tests.admission.overload import BLOCK, request
@@ -250,7 +250,7 @@ class TestWriteLimit:
 async def test_the_listener_ends_connections_that_do_not_read(
     monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int, head: bytes
 ) -> None:
-    monkeypatch.setattr(guarded, "LIMIT_S", 0.05)
+    monkeypatch.setattr(write_limit, "LIMIT_S", 0.05)
     ended = asyncio.Event()
 
     async def app(scope: object, receive: Callable[[], Awaitable[dict[str, object]]], send: Send) -> None:

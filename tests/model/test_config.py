@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 
 from service.errors import CheckpointError
 from service.model import MrpConfig, parse_config
+from service.model.checkpoint import empty_networks
 from service.model.config import ExpertsConfig
 from service.model.files import read_config, resolve
-from tests.tiny import EXPERTS, GOLDEN, GOLDEN_NAMES, tiny_config
+from tests.tiny import EXPERTS, GOLDEN, GOLDEN_NAMES, LLADA2, tiny_config
 
 
 def test_the_published_keys() -> None:
@@ -66,7 +68,7 @@ def test_the_published_mask_token_is_the_default() -> None:
 
 @pytest.mark.parametrize(("value", "expected"), [(None, ()), (5, (5,)), ([151643, 151645], (151643, 151645)), ([], ())])
 def test_eos_tokens(value: object, expected: tuple[int, ...]) -> None:
-    assert parse_config(tiny_config(eos_token_id=value)).eos_token_ids == expected
+    assert parse_config(tiny_config(vocab_size=151936, eos_token_id=value)).eos_token_ids == expected
 
 
 def test_rope_theta_in_either_place() -> None:
@@ -118,7 +120,7 @@ def test_a_size_must_be_a_positive_integer(key: str, value: object) -> None:
 )
 @pytest.mark.parametrize("value", ["many", 1.5, [4]])
 def test_an_optional_number_is_checked_too(key: str, value: object) -> None:
-    with pytest.raises(CheckpointError, match=rf"config\.json: {key} is .*, expected an integer"):
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key} is .*, expected an? (positive )?integer"):
         parse_config(tiny_config(**{key: value}))
 
 
@@ -152,6 +154,23 @@ def test_an_optional_number_is_checked_too(key: str, value: object) -> None:
         ({"rope_theta": float("inf")}, "rope_theta is inf"),
         ({"rope_theta": True}, "rope_theta is True"),
         ({"mrp_scale": "1"}, "mrp_scale is '1'"),
+        ({"rms_norm_eps": 1e30}, r"rms_norm_eps is 1e\+30, expected a positive number up to 1"),
+        ({"rope_theta": 0}, "rope_theta is 0, expected a positive number"),
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 0}}, "rope_theta is 0, expected a positive number"),
+        ({"rope_parameters": [1]}, r"rope_parameters is \[1\], expected an object"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0, expected a positive integer"),
+        ({"max_position_embeddings": 2**60}, "max_position_embeddings is .*, supported are up to 4194304"),
+        ({"hidden_size": 2**40}, "hidden_size is 1099511627776, supported are up to 1048576"),
+        ({"intermediate_size": 2**50}, "intermediate_size is .*, supported are up to 1048576"),
+        ({"vocab_size": 2**62}, "vocab_size is .*, supported are up to 16777216"),
+        ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers is -1, expected at least 0"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no', expected true or false"),
+        ({"mrp_residual": "false"}, "mrp_residual is 'false', expected true or false"),
+        ({"torch_dtype": "float13"}, "torch_dtype is 'float13', known are auto, bfloat16"),
+        ({"dtype": ["float32"]}, r"dtype is \['float32'\], known are"),
+        ({"eos_token_id": -5}, "eos_token_id -5 is outside the vocabulary of 64"),
+        ({"eos_token_id": [61, 10**9]}, "eos_token_id 1000000000 is outside the vocabulary of 64"),
+        ({"eos_token_id": True}, "eos_token_id is True, expected an integer"),
         ({"eos_token_id": "end"}, "eos_token_id is 'end', expected an integer or a list of integers"),
         ({"eos_token_id": [1, "2"]}, r"eos_token_id is \[1, '2'\], expected an integer or a list"),
     ],
@@ -215,6 +234,30 @@ def test_experts_that_are_not_supported_are_said(changes: dict[str, Any], messag
 def test_configs_are_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         parse_config(tiny_config()).block_size = 8  # type: ignore[misc]
+
+
+STRANGE = [None, True, -1, 0, 1, 2**40, 2**62, 1e30, float("nan"), float("inf"), "x", [], ["sdar"], {}, {"a": 1}]
+FAMILIES_OF: dict[str, dict[str, Any]] = {"sdar": {}, "sdar_moe": EXPERTS, "llada2_moe": LLADA2}
+MORE_KEYS = ("mrp_residual", "mrp_scale", "mrp_default_steps", "rope_scaling", "rope_parameters", "torch_dtype")
+MORE_KEYS += ("quantization_config", "attention_bias", "decoder_sparse_step", "num_shared_experts", "n_group")
+MORE_KEYS += ("topk_group", "routed_scaling_factor", "partial_rotary_factor", "first_k_dense_replace", "num_experts")
+
+
+@pytest.mark.parametrize("family", FAMILIES_OF)
+def test_any_value_of_any_key_is_taken_or_refused_by_name(tmp_path: Path, family: str) -> None:
+    """Whatever is taken makes networks. Both keys of a size are large at once, too."""
+    whole = tiny_config(**FAMILIES_OF[family])
+    for key in {*whole, *MORE_KEYS}:
+        for value in STRANGE:
+            (tmp_path / "config.json").write_text(json.dumps(whole | {key: value}), "utf-8")
+            with suppress(CheckpointError):
+                empty_networks(parse_config(read_config(tmp_path)))
+
+
+def test_the_largest_sizes_make_networks() -> None:
+    sizes = {"hidden_size": 2**20, "intermediate_size": 2**20, "vocab_size": 2**24, "num_attention_heads": 2**14}
+    experts = EXPERTS | {"num_experts": 2**14, "moe_intermediate_size": 2**20}
+    empty_networks(parse_config(tiny_config(**sizes | experts | {"num_key_value_heads": 2**14, "head_dim": 2**14})))
 
 
 def test_a_pipe_is_no_config(tmp_path: Path) -> None:

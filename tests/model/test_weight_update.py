@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from service.errors import CheckpointError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, save_checkpoint
 from service.model.weight_update import apply_update, check_update, load_update
+from service.model.weights import WeightFiles
 from tests.other_weights import FIRST, other_weights
 from tests.tiny import EXPERTS_NAME, GOLDEN, tiny_checkpoint
 
@@ -124,16 +126,46 @@ def test_an_mrp_that_the_served_weights_lack_is_refused(tmp_path: Path) -> None:
         check_update([str(FIRST)], served.config, LoadOptions())
 
 
-def test_a_check_reads_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = load_checkpoint(FIRST)
+NUMBERS = [
+    (float("nan"), torch.float32, True),
+    (float("inf"), torch.float32, True),
+    (float("-inf"), torch.bfloat16, True),
+    (1e30, torch.bfloat16, False),
+    (1e30, torch.float16, True),
+    (70000.0, torch.float16, True),
+    (60000.0, torch.float16, False),
+]
 
-    def read(*_: object) -> None:
-        raise AssertionError
 
-    monkeypatch.setattr("service.model.weights.WeightFiles.read", read)
-    check_update([str(FIRST)], served.config, LoadOptions(quantization=None))
-    with pytest.raises(CheckpointError, match="neither a folder nor a hub name"):
-        check_update(["/no/such/folder"], served.config, LoadOptions())
+@pytest.mark.parametrize(("number", "dtype", "refused"), NUMBERS)
+@pytest.mark.parametrize(
+    "name", ["lm_head.weight", "model.layers.1.mlp.down_proj.weight", "mrp_modules.0.model.norm.weight"]
+)
+def test_a_number_that_is_not_finite_in_the_served_type_is_refused(
+    tmp_path: Path, name: str, number: float, dtype: torch.dtype, refused: bool
+) -> None:
+    served, other = load_checkpoint(FIRST), other_weights(tmp_path / "other")
+
+    def spoil(weights: dict[str, Tensor]) -> None:
+        weights[name] = weights[name].float()
+        weights[name].view(-1)[-1] = number
+
+    change_weights(other, spoil)
+    with (
+        pytest.raises(CheckpointError, match=rf"'{name}' has numbers that are not finite") if refused else nullcontext()
+    ):
+        check_update([str(other)], served.config, LoadOptions(dtype))
+
+
+def test_only_the_newest_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, other = load_checkpoint(FIRST), tmp_path / "part"
+    other.mkdir()
+    head = load_file(FIRST / "model.safetensors")["lm_head.weight"]
+    save_file({"lm_head.weight": head}, other / "model.safetensors")
+    seen, read = list[str](), WeightFiles.read
+    monkeypatch.setattr(WeightFiles, "read", lambda files, name: (seen.append(name), read(files, name))[1])
+    check_update([str(FIRST), str(other)], served.config, LoadOptions(), partial=True)
+    assert seen == ["lm_head.weight"]
 
 
 # --- some of the weights ---------------------------------------------------------------------------

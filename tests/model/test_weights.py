@@ -358,3 +358,13 @@ class TestSaving:
         save_checkpoint(tmp_path, made.raw, made.backbone, None)
         assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) is not tied
         assert_same(load_checkpoint(tmp_path, LoadOptions(dtype=torch.float64)), made)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=repr)
+def test_sizes_beyond_memory_are_an_error_of_the_checkpoint(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def build(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("service.model.checkpoint.build_checkpoint", build)
+    with pytest.raises(CheckpointError, match="no memory for a checkpoint of these sizes"):
+        load_checkpoint(GOLDEN / GOLDEN_NAMES[0])

@@ -79,12 +79,13 @@ def _validated(fields: Mapping[str, Any], schema: type[_ApiRequest], ignored: Ig
     try:
         return schema.model_validate(fields)
     except ValidationError as error:
-        if ignored.strict:
+        problems = error.errors(include_url=False, include_input=False)
+        extra = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
+        if ignored.strict or not extra:
             raise
         request = schema.model_validate(fields, extra="ignore")
-        for problem in error.errors(include_url=False, include_input=False):
-            if problem["type"] == "extra_forbidden":
-                ignored.add(".".join(part for part in problem["loc"] if isinstance(part, str)))
+        for path in extra:
+            ignored.add(".".join(part for part in path if isinstance(part, str)))
         return request
 
 

@@ -34,6 +34,29 @@ _UNREADABLE: Final = {
     "video": "video",
     "video_url": "video",
 }
+#: the most messages of a chat with their parts and calls. They are read one by one, so a body of 1 MB could take long
+MAX_PARTS: Final = 8192
+#: fields of a body with a list of objects, and fields of such an object with further ones
+_LISTS: Final = ("messages", "input", "system", "tools", "items")
+_NESTED: Final = ("content", "output", "tool_calls", "messages")
+
+
+def check_parts(body: Mapping[str, Any]) -> None:
+    """InvalidRequest for a body with too many messages and parts. Looks at no more of them than are allowed."""
+    for name in _LISTS:
+        if isinstance(items := body.get(name), list) and _count(items, MAX_PARTS) > MAX_PARTS:
+            raise InvalidRequest(f"{name} has more than {MAX_PARTS} items with their parts", param=name)
+
+
+def _count(items: list[Any], most: int) -> int:
+    """The number of items and of their parts. It ends when they are more than `most`."""
+    count = len(items)
+    for item in items:
+        if count > most:
+            break
+        if isinstance(item, dict):
+            count += sum(_count(item[name], most - count) for name in _NESTED if isinstance(item.get(name), list))
+    return count
 
 
 def part_text(part: object) -> str | None:

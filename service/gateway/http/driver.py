@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -21,7 +21,7 @@ from fastapi.routing import APIRoute
 from pydantic_core import to_json
 
 from service.admission.charge import TokenCharge
-from service.errors import MrpServeError
+from service.errors import DeadlineExceeded, MrpServeError
 from service.gateway.http.errors import CountError
 from service.gateway.http.parse import RequestContext, parse_json
 from service.gateway.http.streams import STATUS_S, FrameStream, all_of, first_of, merged
@@ -29,8 +29,8 @@ from service.replica_status import ModelCard
 from service.tracebacks import unexpected_error
 from service.wire import Answer, Answering, Chunk, Ending, Progress, ReplicaRequest
 
-#: raises Unauthorized for a request without a valid API key. The request is answered within the context
-Authorize = Callable[[Request], AbstractContextManager[None]]
+#: raises Unauthorized for a request without a valid API key. Within the context, the request that it gives is answered
+Authorize = Callable[[Request], AbstractContextManager[Request]]
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -102,6 +102,21 @@ class Api:
     parse: Callable[[Mapping[str, Any], RequestContext], ResponseBuilder]
     rename: Callable[[MrpServeError, int | None], MrpServeError] = lambda error, _: error
 
+    def for_answers(self, count: int) -> Api:
+        """For a request with several answers: an error of one of them says that the others may have been decoded."""
+        if count == 1:
+            return self
+
+        def rename(error: MrpServeError, index: int | None) -> MrpServeError:
+            renamed = self.rename(error, index)
+            if not isinstance(error, DeadlineExceeded):
+                return renamed
+            return DeadlineExceeded(
+                f"{count} answers were asked for, and one failed: {renamed.message}", param=renamed.param
+            )
+
+        return replace(self, rename=rename)
+
     @contextmanager
     def renamed(self, index: int | None = None) -> Iterator[None]:
         """Errors within the context have the client's names of fields."""
@@ -125,6 +140,7 @@ async def respond(api: Api, upstream: Upstream, request: Request) -> Response:
     """The response to a request of the API's route. Raises MrpServeError before the status is sent."""
     body, context = parse_json(await request.body()), await upstream.context(request)
     builder = api.parse(body, context)
+    api = api.for_answers(len(builder.requests))
     with api.renamed():
         charge = await upstream.admit(request, builder.requests)
     if not builder.stream:
@@ -209,8 +225,8 @@ def locked(authorize: Authorize) -> type[APIRoute]:
             handle: _Handler = self.endpoint if direct else super().get_route_handler()
 
             async def authorized(request: Request) -> Response:
-                with authorize(request):
-                    return await handle(request)
+                with authorize(request) as allowed:
+                    return await handle(allowed)
 
             return authorized
 

@@ -94,10 +94,10 @@ def install_error_handlers(app: FastAPI, count: CountError, respond: Respond) ->
 
 
 def _similar_path(app: FastAPI, request: Request) -> str | None:
-    """The route of a path without `/v1`, or with it twice. None if there is none."""
+    """The route of a path without `/v1`, or with it twice, or with a slash too many. None if there is none."""
     root = request.scope.get("root_path", "")
-    path = request.scope["path"].removeprefix(root)
-    for similar in (f"/v1{path}", path.removeprefix("/v1")):
+    path = "/" + "/".join(part for part in request.scope["path"].removeprefix(root).split("/") if part)
+    for similar in (path, f"/v1{path}", path.removeprefix("/v1")):
         scope = {**request.scope, "path": root + similar}
         if any(route.matches(scope)[0] is not Match.NONE for route in app.routes):
             return similar

@@ -1,24 +1,26 @@
 """uvicorn's HTTP protocol with limits for a client that sends a request and takes the answer.
 
-A head is bounded in bytes, fields and time. A body must go on coming. The number of connections is bounded: those
-without a request make room. A client must take the answer at some speed. `listener.py` uses this protocol, and
-`guard_uvicorn` gives it to Serve's proxies. It knows no routes and no keys.
+A head is bounded in bytes, fields and time, a body in time. The number of connections is bounded: those that wait for
+their client make room, and a few more may ask without a body, such as for the health. A client must take the answer at
+some speed. `listener.py` uses this protocol, and `guard_uvicorn` gives it to Serve's proxies. It knows no routes and
+no keys.
 """
 
 from __future__ import annotations
 
-import asyncio
-import resource
 import secrets
-import socket
-import struct
 from asyncio import AbstractEventLoop, Transport
 from typing import Any, Final, cast
 
 from pydantic_core import to_json
+from uvicorn._types import ASGISendEvent
 from uvicorn.config import HTTP_PROTOCOLS, Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
+
+from service.gateway.http.bodies import BYTES_PER_S
+from service.gateway.http.sockets import max_connections
+from service.gateway.http.write_limit import WriteLimit
 
 #: the most bytes of a head with its request line, and the most fields; ends of a chunked body are bounded alike
 MAX_HEAD: Final = 64 * 1024
@@ -26,11 +28,12 @@ MAX_FIELDS: Final = 128
 #: seconds for a whole head, from the connection or its first byte on
 HEAD_S: Final = 10.0
 #: seconds without a byte of a body
+PAUSE_S: Final = 30.0
+#: seconds for a whole body, and one more for each BYTES_PER_S that have come
 BODY_S: Final = 30.0
-#: connections of a process, and files that it may open besides
-MAX_CONNECTIONS: Final = 16384
-_OTHER_FILES: Final = 256
-#: the share of the connections without a request that ends when there are too many
+#: connections beyond the limit that may ask without a body
+_EXTRA: Final = 64
+#: the share of the connections that wait for their client that ends when there are too many
 _MAKING_ROOM: Final = 1 / 16
 #: bytes that are dropped after a refusal, and seconds for which a refused client may read
 _DROPPED: Final = 1024 * 1024
@@ -38,52 +41,21 @@ _LAST_WORDS_S: Final = 1.0
 #: seconds between two looks at a connection
 _LOOK_S: Final = 5.0
 
-_CODES: Final = {400: "invalid_http", 408: "request_timeout", 431: "head_too_large", 503: "too_many_connections"}
-#: a client to which bytes wait takes at least LEAST_BYTES in LIMIT_S seconds
-LIMIT_S = 60.0
-LEAST_BYTES = 16 * 1024
-_RESET = struct.pack("ii", 1, 0)
-
-
-class WriteLimit:
-    """The limit of one connection. asyncio's calls about a protocol's buffer are passed on to `paused` and `resumed`.
-
-    `paused`: the buffer is full, so nothing is added to it until `resumed`.
-    """
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport, self._left = transport, 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def paused(self) -> None:
-        """Begins to watch the client."""
-        self._left = self._transport.get_write_buffer_size()
-        self._timer = asyncio.get_running_loop().call_later(LIMIT_S, self._look)
-
-    def closing(self) -> None:
-        """The connection closes once its client has taken the rest. Watches that, too."""
-        if self._timer is None and self._transport.get_write_buffer_size():
-            self.paused()
-
-    def resumed(self) -> None:
-        """Ends the watch."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look(self) -> None:
-        if self._left - self._transport.get_write_buffer_size() < LEAST_BYTES:
-            # A reset: else the kernel keeps megabytes for a client that is not there to read them.
-            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            self._transport.abort()
-        else:
-            self.paused()
+_FULL: Final = "too many connections are open, all with requests"
+_CODES: Final = {
+    400: "invalid_http",
+    408: "request_timeout",
+    431: "head_too_large",
+    501: "not_implemented",
+    503: "too_many_connections",
+}
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. `since`: when it last became one without a request.
+    """One connection. `since`: when it began to wait for its client, later by the time that a body has earned.
 
-    `_unread`: bytes since the last end of a head or part of a body. `_last_byte`: when the last byte came.
+    `_unread`: bytes since the last end of a head or part of a body. `_last_byte`: when the last byte came. `_extra`:
+    whether there are too many connections.
     """
 
     _limit: WriteLimit
@@ -97,7 +69,7 @@ class GuardedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._unread = 0
-        self._refused = False
+        self._refused = self._extra = False
         self._refusal = (400, "this is no HTTP/1.1 request")
         self.since = self._last_byte = self.loop.time()
 
@@ -105,8 +77,10 @@ class GuardedProtocol(HttpToolsProtocol):
         """Makes room for the connection, or refuses it."""
         super().connection_made(transport)
         self._limit = WriteLimit(transport)
-        if len(self.connections) > max_connections() and not self._make_room():
-            self._refuse(503, "too many connections are open, all with requests")
+        if (excess := len(self.connections) - max_connections()) > 0 and not self._make_room():
+            self._extra = True
+            if excess > _EXTRA:
+                self._refuse(503, _FULL)
         self.loop.call_later(_LOOK_S, self._look)
 
     def data_received(self, data: bytes) -> None:
@@ -132,13 +106,34 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._unread = 0
-        if len(self.headers) > MAX_FIELDS:
-            self._refusal = (431, f"the head has {len(self.headers)} fields, allowed are {MAX_FIELDS}")
+        version = self.parser.get_http_version()
+        if refusal := self._refusal_of_head(version):
+            self._refusal = refusal
             raise ValueError  # the parser stops, and uvicorn refuses
+        self.since = self.loop.time()
         super().on_headers_complete()
+        if version == "1.0":
+            _without_chunks(self.cycle)
+
+    def _refusal_of_head(self, version: str) -> tuple[int, str] | None:
+        """Why a request is refused by its head: a status and a message. None if it is not."""
+        if len(self.headers) > MAX_FIELDS:
+            return 431, f"the head has {len(self.headers)} fields, allowed are {MAX_FIELDS}"
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and version == "1.1"):
+            return 400, f"the head has {hosts} fields `Host`, expected is one"
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and b",".join(codings).strip().lower() != b"chunked":
+            return 501, f"transfer-encoding is {b', '.join(codings)[:80].decode('latin-1')!r}, allowed is chunked"
+        self._extra = self._extra and len(self.connections) > max_connections()
+        if self._extra and self.parser.get_method() not in (b"GET", b"HEAD"):
+            return 503, _FULL
+        return None
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0
+        if self.busy:
+            self.since += len(body) / BYTES_PER_S
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's own words
@@ -147,9 +142,20 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered."""
+        """Whether a request is being answered, or its body still comes."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete
+
+    @property
+    def waits(self) -> bool:
+        """Whether the server waits for the client: for a request or the rest of its body."""
+        return not self._refused and (not self.busy or (self.cycle.more_body and not self.flow.read_paused))
+
+    def make_room(self) -> None:
+        """Ends the connection at once, since others need its place."""
+        if self.busy:
+            self._refuse(503, "too many connections are open, and the body of this request came too slowly")
+        self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
         """Ends the connection, with an answer unless one has begun. Further bytes of the client are dropped."""
@@ -172,8 +178,12 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         now = self.loop.time()
         if self.busy:
-            if self.cycle.more_body and not self.flow.read_paused and now - self._last_byte > BODY_S:
-                self._refuse(408, f"no byte of the body came for {BODY_S:g} s")
+            if self.flow.read_paused:  # the client waits for the server
+                self.since = now
+            elif self.cycle.more_body and now - self._last_byte > PAUSE_S:
+                self._refuse(408, f"no byte of the body came for {PAUSE_S:g} s")
+            elif self.cycle.more_body and now - self.since > BODY_S:
+                self._refuse(408, f"the body took more than {BODY_S:g} s and 1 s for each {BYTES_PER_S} bytes")
         elif self.timeout_keep_alive_task is None and now - self.since > HEAD_S:
             if self._unread:
                 self._refuse(408, f"the head took more than {HEAD_S:g} s")
@@ -199,18 +209,34 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """As uvicorn's. The client must take the rest of the answer before the connection closes."""
+        self.since = self.loop.time()
         super().on_response_complete()
         if self.transport.is_closing():
             self._limit.closing()
 
     def _make_room(self) -> bool:
-        """Ends the connections that have been without a request for longest. False if there are none."""
+        """Ends the connections that have waited for their client for longest. False if there are none."""
         connections = [cast(GuardedProtocol, connection) for connection in self.connections if connection is not self]
-        idle = [connection for connection in connections if not connection.busy]
-        idle.sort(key=lambda connection: (connection.cycle is not None, connection.since))
-        for connection in idle[: 1 + int(len(idle) * _MAKING_ROOM)]:
-            connection.transport.close()
-        return bool(idle)
+        waiting = sorted((other for other in connections if other.waits), key=lambda other: other.since)
+        for connection in waiting[: 1 + int(len(waiting) * _MAKING_ROOM)]:
+            connection.make_room()
+        return bool(waiting)
+
+
+def _without_chunks(cycle: RequestResponseCycle) -> None:
+    """An answer to a client of HTTP/1.0, which knows no chunks. Without a length it ends with its connection."""
+    send, endless = cycle.send, False
+
+    async def send_plainly(message: ASGISendEvent) -> None:
+        nonlocal endless
+        if message["type"] == "http.response.start":
+            endless = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = False if endless else None
+        elif message["type"] == "http.response.body" and endless:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plainly  # type: ignore[method-assign]
 
 
 def guard_uvicorn() -> None:
@@ -219,12 +245,6 @@ def guard_uvicorn() -> None:
     For Serve's proxies, which have no option for it.
     """
     HTTP_PROTOCOLS["auto"] = f"{__name__}:{GuardedProtocol.__name__}"
-
-
-def max_connections() -> int:
-    """The connections that the limit of open files allows, at most MAX_CONNECTIONS."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(16, min(MAX_CONNECTIONS, files - _OTHER_FILES))
 
 
 def _answer(status: int, message: str) -> bytes:

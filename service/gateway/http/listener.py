@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,11 +11,10 @@ from starlette.types import ASGIApp
 
 from service.gateway.http.guarded import GuardedProtocol
 from service.gateway.http.middleware import CancelOnDisconnect
+from service.gateway.http.sockets import BACKLOG, bind
 
 #: seconds for which a connection without requests stays open, as at Serve's proxies
 _KEEP_ALIVE_S = 90
-#: connections that wait until they are accepted
-_BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
@@ -47,7 +45,7 @@ class Listener:
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
         )
         server = _Server(config)
         return cls(server, asyncio.create_task(server.serve(sockets=[bound])))
@@ -62,21 +60,3 @@ class Listener:
         self._server.config.timeout_graceful_shutdown = max(1, round(within_s))
         self._server.should_exit = True
         await self._task
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens.
-
-    It names its protocol: asyncio sends small packets at once (TCP_NODELAY) on such sockets only. Else the body of an
-    answer waits some 40 ms for the client to acknowledge the head.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-        bound.listen(_BACKLOG)
-    except OSError:
-        bound.close()
-        raise
-    return bound

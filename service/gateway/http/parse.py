@@ -23,6 +23,7 @@ from service.decode.registry import make_mode, these_knobs
 from service.defaults import DEFAULT_MAX_TOKENS
 from service.engine.request import MAX_SEED, SamplingParams
 from service.errors import InvalidRequest, UnknownModel
+from service.gateway.http.content import check_parts
 from service.gateway.http.fields import IgnoredFields
 from service.gateway.http.protocol import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Json, ResponseFormat
 from service.replica_status import ModelCard
@@ -71,13 +72,14 @@ class RequestContext:
 
 
 def parse_json(body: bytes) -> Json:
-    """The JSON object of a body. InvalidRequest if the body is not a JSON object."""
+    """The JSON object of a body. InvalidRequest if the body is not a JSON object, or has too many parts."""
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body is {_show(value)}, a JSON object is expected")
+    check_parts(value)
     return value
 
 

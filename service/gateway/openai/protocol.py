@@ -41,6 +41,8 @@ CompletionPrompt = str | tuple[int, ...]
 def prompts_of(value: object) -> tuple[CompletionPrompt, ...]:
     """The prompts of a completion: a text, ids, or a list of either."""
     items = [value] if _prompt_of(value) is not None else value
+    if isinstance(items, list) and len(items) > MAX_ANSWERS:
+        raise PydanticCustomError("prompt", f"{len(items)} prompts are too many, allowed are {MAX_ANSWERS}")
     prompts = [_prompt_of(item) for item in items] if isinstance(items, list) else []
     kinds = {type(prompt) for prompt in prompts}
     if not prompts or None in prompts or len(kinds) != 1:

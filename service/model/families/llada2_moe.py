@@ -94,7 +94,10 @@ def _merged(experts: ExpertsConfig, parameter: str) -> WeightMapping:
 
 
 def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
-    num_experts, per_token = qwen3.positive(raw, "num_experts"), qwen3.positive(raw, "num_experts_per_tok")
+    num_experts, per_token = (
+        qwen3.positive(raw, "num_experts", qwen3.MAX_COUNT),
+        qwen3.positive(raw, "num_experts_per_tok"),
+    )
     scale = qwen3.finite("routed_scaling_factor", raw["routed_scaling_factor"], -math.inf)
     groups = GroupsConfig(qwen3.positive(raw, "n_group"), qwen3.positive(raw, "topk_group"), scale)
     if num_experts % groups.num_groups or num_experts < 2 * groups.num_groups:
@@ -110,8 +113,9 @@ def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
             f"config.json: num_experts_per_tok is {per_token}, allowed are 1 to {in_groups}: "
             f"{groups.per_token} of {groups.num_groups} groups have so many experts"
         )
-    inner, shared = qwen3.positive(raw, "moe_intermediate_size"), qwen3.optional(raw, "num_shared_experts", 0)
-    first = qwen3.optional(raw, "first_k_dense_replace", 0)
+    inner = qwen3.positive(raw, "moe_intermediate_size")
+    shared = qwen3.optional(raw, "num_shared_experts", 0, qwen3.MAX_COUNT, least=0)
+    first = qwen3.optional(raw, "first_k_dense_replace", 0, least=0)
     return ExpertsConfig(
         num_experts=num_experts,
         per_token=per_token,
@@ -125,7 +129,7 @@ def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
 
 def _rotary_dim(factor: object, head_dim: int) -> int:
     """The number of rotated numbers of a head."""
-    size = int(head_dim * factor) if isinstance(factor, int | float) else 0
+    size = int(head_dim * factor) if isinstance(factor, int | float) and math.isfinite(factor) else 0
     if size < 2 or size % 2 or size > head_dim:
         raise CheckpointError(
             f"config.json: partial_rotary_factor is {factor!r}, expected a share of head_dim {head_dim} that is even"

@@ -37,7 +37,14 @@ _REFUSED_KEYS = {
 }
 
 _KV_HEADS = ShardDim(0, kv_heads=True)
-_MAX_LAYERS = 1024
+#: the most layers, heads or experts, and numbers of a layer's side. With more, torch would raise errors of its own
+_MAX_LAYERS, MAX_COUNT, _MAX_WIDTH = 1024, 2**14, 2**20
+#: the most tokens of the vocabulary, positions of the rotary table, and the largest epsilon of norms
+_MAX_VOCABULARY, _MAX_POSITIONS, _MAX_EPSILON = 2**24, 2**22, 1.0
+#: types of weights that config.json may name. The setting `dtype` decides
+_DTYPES = frozenset(
+    {"auto", "bfloat16", "double", "float", "float16", "float32", "float64", "float8_e4m3fn", "half", "int8"}
+)
 
 
 class ModelFamily:
@@ -69,16 +76,17 @@ class ModelFamily:
 
 def read_config(raw: Mapping[str, Any], block_size: int | None, experts: ExpertsConfig | None = None) -> ModelConfig:
     """A `ModelConfig` from a parsed config.json. CheckpointError as in `ModelFamily.config`."""
+    raw = {"max_position_embeddings": 32768} | {key: value for key, value in raw.items() if value is not None}
     _refuse_unsupported(raw)
-    heads = positive(raw, "num_attention_heads")
+    heads = positive(raw, "num_attention_heads", MAX_COUNT)
     kv_heads = optional(raw, "num_key_value_heads", heads)
     if kv_heads < 1 or heads % kv_heads:
         raise CheckpointError(f"config.json: {heads} attention heads are not a multiple of {kv_heads} key-value heads")
     hidden = positive(raw, "hidden_size")
-    head_dim = optional(raw, "head_dim", hidden // heads)
+    head_dim = optional(raw, "head_dim", hidden // heads, MAX_COUNT)
     if head_dim < 2 or head_dim % 2:
         raise CheckpointError(f"config.json: head_dim is {head_dim}, expected an even number")
-    vocab = positive(raw, "vocab_size")
+    vocab = positive(raw, "vocab_size", _MAX_VOCABULARY)
     mask = optional(raw, "mask_token_id", DEFAULT_MASK_TOKEN_ID)
     if not 0 <= mask < vocab:
         raise CheckpointError(f"config.json: mask_token_id {mask} is outside the vocabulary of {vocab}")
@@ -90,17 +98,17 @@ def read_config(raw: Mapping[str, Any], block_size: int | None, experts: Experts
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=positive(raw, "intermediate_size"),
-        num_layers=_layers(raw),
+        num_layers=positive(raw, "num_hidden_layers", _MAX_LAYERS),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         block_size=block,
         mask_token_id=mask,
-        eos_token_ids=_token_ids(raw.get("eos_token_id")),
-        max_positions=optional(raw, "max_position_embeddings", 32768),
+        eos_token_ids=_token_ids(raw.get("eos_token_id"), vocab),
+        max_positions=positive(raw, "max_position_embeddings", _MAX_POSITIONS),
         rope_theta=_rope_theta(raw),
-        rms_norm_eps=finite("rms_norm_eps", raw.get("rms_norm_eps", 1e-6)),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        rms_norm_eps=finite("rms_norm_eps", raw.get("rms_norm_eps", 1e-6), most=_MAX_EPSILON),
+        tie_word_embeddings=flag(raw, "tie_word_embeddings", default=False),
         mrp=_mrp(raw, block),
         experts=experts,
     )
@@ -147,7 +155,7 @@ def expert_weights(experts: ExpertsConfig, parameter: str) -> list[WeightSlice]:
 
 
 def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:
-    layers = optional(raw, "num_nextn_predict_layers", 0)
+    layers = optional(raw, "num_nextn_predict_layers", 0, _MAX_LAYERS, least=0)
     modules = optional(raw, "num_mrp_heads", 1 if layers else 0)
     if not layers or not modules:
         return None
@@ -159,7 +167,7 @@ def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:
         raise CheckpointError(f"config.json: mrp_default_steps is {steps}, allowed are 1 to {block_size}")
     return MrpConfig(
         num_layers=layers,
-        residual=bool(raw.get("mrp_residual", True)),
+        residual=flag(raw, "mrp_residual", default=True),
         scale=finite("mrp_scale", raw.get("mrp_scale", 1.0), -math.inf),
         default_steps=steps,
     )
@@ -181,56 +189,77 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         raise CheckpointError("config.json: use_sliding_window is true, which is not supported")
     if raw.get("hidden_act", "silu") != "silu":
         raise CheckpointError(f"config.json: hidden_act is {raw['hidden_act']!r}, only 'silu' is supported")
-    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise CheckpointError(f"config.json: rope type {kind!r} is not supported, only 'default' is")
+    for key in ("torch_dtype", "dtype"):
+        if (dtype := raw.get(key)) is not None and str(dtype).removeprefix("torch.") not in _DTYPES:
+            raise CheckpointError(f"config.json: {key} is {dtype!r}, known are {', '.join(sorted(_DTYPES))}")
+    kind = _rope(raw, "rope_scaling") or _rope(raw, "rope_parameters")
+    if (name := kind.get("rope_type", kind.get("type", "default"))) != "default":
+        raise CheckpointError(f"config.json: rope type {name!r} is not supported, only 'default' is")
+
+
+def _rope(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = raw.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise CheckpointError(f"config.json: {key} is {value!r}, expected an object")
+    return value or {}
 
 
 def _rope_theta(raw: Mapping[str, Any]) -> float:
-    parameters = raw.get("rope_parameters") or {}
-    return finite("rope_theta", raw.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
+    values = [raw.get("rope_theta"), _rope(raw, "rope_parameters").get("rope_theta")]
+    return finite("rope_theta", next((value for value in values if value is not None), 10000.0))
 
 
-def _layers(raw: Mapping[str, Any]) -> int:
-    """The number of layers, with a limit so that the network is built soon."""
-    layers = positive(raw, "num_hidden_layers")
-    if layers > _MAX_LAYERS:
-        raise CheckpointError(f"config.json: num_hidden_layers is {layers}, supported are up to {_MAX_LAYERS}")
-    return layers
-
-
-def finite(key: str, value: object, above: float = 0.0) -> float:
-    """Checks that a value is a finite number above `above`, and no text."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value < math.inf:
+def finite(key: str, value: object, above: float = 0.0, most: float = math.inf) -> float:
+    """Checks that a value is a finite number above `above` and up to `most`, and no text."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value < math.inf or value > most:
         kind = "positive" if above == 0 else "finite"
-        raise CheckpointError(f"config.json: {key} is {value!r}, expected a {kind} number")
+        limit = "" if most == math.inf else f" up to {most:g}"
+        raise CheckpointError(f"config.json: {key} is {value!r}, expected a {kind} number{limit}")
     return float(value)
 
 
-def positive(raw: Mapping[str, Any], key: str) -> int:
-    """The value of a required key, an integer of at least 1."""
-    value = raw.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config.json: {key} is {value!r}, expected a positive integer")
+def flag(raw: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    """The value of an optional key that is true or false."""
+    value = default if raw.get(key) is None else raw[key]
+    if not isinstance(value, bool):
+        raise CheckpointError(f"config.json: {key} is {value!r}, expected true or false")
     return value
 
 
-def optional(raw: Mapping[str, Any], key: str, default: int) -> int:
-    """The value of an optional key, an integer."""
+def positive(raw: Mapping[str, Any], key: str, most: int = _MAX_WIDTH) -> int:
+    """The value of a required key, an integer from 1 to `most`."""
+    value = raw.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"config.json: {key} is {value!r}, expected a positive integer")
+    return _limited(key, value, most)
+
+
+def optional(
+    raw: Mapping[str, Any], key: str, default: int, most: int = _MAX_WIDTH, *, least: int = -_MAX_WIDTH
+) -> int:
+    """The value of an optional key, an integer from `least` to `most`."""
     value = raw.get(key)
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool):
         raise CheckpointError(f"config.json: {key} is {value!r}, expected an integer")
+    if value < least:
+        raise CheckpointError(f"config.json: {key} is {value}, expected at least {least}")
+    return _limited(key, value, most)
+
+
+def _limited(key: str, value: int, most: int) -> int:
+    if value > most:
+        raise CheckpointError(f"config.json: {key} is {value}, supported are up to {most}")
     return value
 
 
-def _token_ids(value: object) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, int):
-        return (value,)
-    if isinstance(value, (list, tuple)) and all(isinstance(item, int) for item in value):
-        return tuple(value)
-    raise CheckpointError(f"config.json: eos_token_id is {value!r}, expected an integer or a list of integers")
+def _token_ids(value: object, vocab: int) -> tuple[int, ...]:
+    """The end tokens, each within the vocabulary."""
+    token_ids: list[Any] = [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+    for token in token_ids:
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise CheckpointError(f"config.json: eos_token_id is {value!r}, expected an integer or a list of integers")
+        if not 0 <= token < vocab:
+            raise CheckpointError(f"config.json: eos_token_id {token} is outside the vocabulary of {vocab}")
+    return tuple(token_ids)

@@ -44,13 +44,14 @@ def _fused(experts: ExpertsConfig, parameter: str) -> ShardDim | FusedShards:
 
 
 def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
-    num_experts = qwen3.positive(raw, "num_local_experts" if raw.get("num_experts") is None else "num_experts")
+    key = "num_local_experts" if raw.get("num_experts") is None else "num_experts"
+    num_experts = qwen3.positive(raw, key, qwen3.MAX_COUNT)
     per_token = qwen3.positive(raw, "num_experts_per_tok")
     if per_token > num_experts:
         raise CheckpointError(f"config.json: num_experts_per_tok is {per_token}, allowed are 1 to {num_experts}")
     if raw.get("shared_expert_intermediate_size"):
         raise CheckpointError("config.json describes a shared expert, which is not supported")
-    inner, normalized = qwen3.positive(raw, "moe_intermediate_size"), bool(raw.get("norm_topk_prob", False))
+    inner, normalized = qwen3.positive(raw, "moe_intermediate_size"), qwen3.flag(raw, "norm_topk_prob", default=False)
     return ExpertsConfig(num_experts, per_token, inner, _sparse_layers(raw), normalized)
 
 

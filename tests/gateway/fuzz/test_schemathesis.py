@@ -65,7 +65,7 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|which need stream true"
     r"|steps are events of a stream"
     r"|they mean the same"
-    r"|are \d+ answers, allowed are"
+    r"|are \d+ answers, allowed are|\d+ prompts are too many"
     r"|tools are given, and "  # the template knows none; tests/gateway/openai has one that does
     r"|two tools have the name"
     r"|which is none of the tools"

@@ -130,6 +130,24 @@ class TestRoutes:
         assert detail["message"].startswith(f"{method} {path}: ")
         assert ("allow" in response.headers) == (status == 405)
 
+    @pytest.mark.parametrize(
+        ("path", "hint"),
+        [
+            ("/generate/", "/generate"),
+            ("//generate", "/generate"),
+            ("/v1/chat/completions/", "/v1/chat/completions"),
+            ("/v1//chat/completions", "/v1/chat/completions"),
+            ("/chat/completions//", "/v1/chat/completions"),
+            ("/v1//v1/messages", "/v1/messages"),
+            ("/nope/", None),
+        ],
+    )
+    async def test_a_slash_too_many_is_told(self, http: httpx.AsyncClient, path: str, hint: str | None) -> None:
+        response = await http.post("http://test" + path, json={})
+        assert response.status_code == 404
+        message = response.json()["error"]["message"]
+        assert message.partition("; did you mean ")[2].partition("?")[0] == (hint or "")
+
 
 class TestRequestIds:
     ROUTES = (("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/models"), ("GET", "/nope"), ("POST", GENERATE))

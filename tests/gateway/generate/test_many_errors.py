@@ -11,16 +11,18 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
 from service.errors import MAX_MESSAGE, InvalidRequest
 from service.gateway.anthropic.protocol import CountRequest, MessagesRequest
-from service.gateway.http.parse import parse_generate
+from service.gateway.http.api_requests import parse_own
+from service.gateway.http.content import MAX_PARTS, check_parts
+from service.gateway.http.parse import RequestContext, parse_generate
 from service.gateway.http.protocol import REQUESTS, GenerateQuality
 from service.gateway.openai.protocol import ChatRequest, CompletionRequest
 from service.gateway.openai.responses.protocol import ResponsesRequest
 from service.gateway.score.protocol import ScoreRequest
-from tests.gateway.doubles import Scripted
+from tests.gateway.doubles import CARD, Scripted
 from tests.gateway.generate.helpers import GENERATE, problem
 from tests.gateway.helpers import over
 
@@ -79,6 +81,77 @@ async def test_the_others_are_counted() -> None:
         detail = problem(await http.post(GENERATE, json={"prompt": "a", **form}), 422)
     assert detail["message"].count("'k") == 10
     assert detail["message"].endswith(f"; and {MANY - 10} more")
+
+
+USER = {"role": "user"}
+RESULT = {"type": "tool_result", "tool_use_id": "a", "content": WRONG}
+OUTPUT = {"type": "function_call_output", "call_id": "a", "output": WRONG}
+TOO_MANY: list[tuple[str, str, Any]] = [
+    (GENERATE, "messages", WRONG * 2),
+    ("/v1/chat/completions", "messages", [{**USER, "content": WRONG}] * 2),
+    ("/v1/chat/completions", "messages", [{"role": "assistant", "tool_calls": WRONG}] * 2),
+    ("/v1/chat/completions", "tools", WRONG * 2),
+    ("/v1/messages", "messages", [{**USER, "content": [RESULT, RESULT]}]),
+    ("/v1/messages", "system", WRONG * 2),
+    ("/v1/messages/count_tokens", "messages", [{**USER, "content": WRONG}] * 2),
+    ("/v1/responses", "input", [OUTPUT, OUTPUT]),
+    ("/v1/responses", "input", [{"type": "web_search_call"}] * 2 * MANY),
+    ("/v1/score", "items", [{"messages": WRONG}] * 2),
+]
+
+
+@pytest.mark.parametrize(("path", "name", "items"), TOO_MANY)
+async def test_too_many_parts_are_refused_whatever_they_are(path: str, name: str, items: Any) -> None:
+    async with over(Scripted()) as http:
+        response = await http.post(path, json={**CALLING, name: items})
+    assert response.status_code in {400, 422}
+    error = response.json()["error"]
+    assert (error["param"], error["message"]) == (name, f"{name} has more than {MAX_PARTS} items with their parts")
+
+
+def test_no_more_parts_are_walked_than_are_allowed() -> None:
+    walked = 0
+
+    class Watched(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            nonlocal walked
+            for item in super().__iter__():
+                walked += 1
+                yield item
+
+    content = Watched([USER] * 100)
+    check_parts({"messages": Watched([{**USER, "content": content}] * (MAX_PARTS // 101))})
+    assert walked < MAX_PARTS
+    walked = 0
+    with pytest.raises(InvalidRequest):
+        check_parts({"messages": Watched([{**USER, "content": content}] * MAX_PARTS)})
+    with pytest.raises(InvalidRequest):
+        check_parts({"messages": Watched([{**USER, "content": content}] * 1000)})
+    assert walked < MAX_PARTS + 200
+
+
+@pytest.mark.parametrize("extra", [{}, {"x": 1}])
+def test_a_body_is_validated_again_only_for_further_fields(extra: dict[str, int]) -> None:
+    validated = 0
+
+    class Counted(ChatRequest):
+        @model_validator(mode="before")
+        @classmethod
+        def count(cls, value: Any) -> Any:
+            nonlocal validated
+            validated += 1
+            return value
+
+    fields = {**CALLING, "messages": [MESSAGE, 1], "stream_options": extra}
+    with pytest.raises(InvalidRequest, match=r"messages\.1 is 1"):
+        parse_own(fields, Counted, RequestContext(CARD, 60.0))
+    assert validated == 1 + len(extra)
+
+
+async def test_prompts_that_are_too_many_are_not_read() -> None:
+    async with over(Scripted()) as http:
+        response = await http.post("/v1/completions", json={"model": "golden", "prompt": [[1]] * 129 + [{}]})
+    assert "130 prompts are too many, allowed are 128" in response.json()["error"]["message"]
 
 
 def test_wrong_fields_beside_a_wrong_list_are_told() -> None:

@@ -7,11 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
+from service.errors import DeadlineExceeded
 from service.gateway.http.answers import BlockFrame, Done, GenerateAnswer, GenerateAnswers, StepFrame
 from service.model import Checkpoint
 from tests.gateway.conftest import MakeGenerator
+from tests.gateway.doubles import Scripted
 from tests.gateway.engines import Held
-from tests.gateway.generate.helpers import PROMPT, ask, body, essence, frames, refused
+from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, essence, frames, refused
 from tests.gateway.helpers import assert_shape, gauge, over
 from tests.gateway.openai.helpers import COMPLETIONS, completion
 from tests.gateway.openai.helpers import ask as ask_openai
@@ -83,3 +85,16 @@ async def test_the_pages_of_the_prompt_are_shared(checkpoint: Checkpoint, make_g
     assert cached == [0, *[blocks * size] * 7]
     assert sum(choice["stats"]["forwards"]["prefill"] for choice in answers) > 0
     assert gauge(replica, "mrp_kv_cache_usage_perc") == 0
+
+
+@pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_that_is_late_does_not_speak_for_the_others(path: str, stream: bool) -> None:
+    late = DeadlineExceeded("timeout_s is 9, nothing was decoded by then", param="timeout_s")
+    async with over(Scripted(late)) as http:
+        asked = {"model": "golden", "prompt": "a", "stream": stream}
+        many = (await http.post(path, json={**asked, "n": 3})).json()["error"]
+        alone = (await http.post(path, json=asked)).json()["error"]
+    assert many["message"] == f"3 answers were asked for, and one failed: {late.message}"
+    assert alone["message"] == late.message
+    assert many["param"] == alone["param"] == "timeout_s"

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from safetensors.torch import load_file, save_file
 from starlette.types import ASGIApp
 
 from service.decode.modes import Static
@@ -176,6 +177,35 @@ async def test_what_cannot_be_taken_is_refused_and_nothing_changes(
         assert detail["param"] == param
         assert said in detail["message"]
         assert (await known(http))["version"] == 0
+
+
+@pytest.mark.parametrize("path", ["/admin%2fweights", "/%61dmin/weights", "/admin/we%69ghts"])
+async def test_the_routes_have_one_spelling(steady: ASGIApp, path: str) -> None:
+    """A proxy that keeps clients from /admin/ may compare the path as it is sent."""
+    async with client(steady) as http:
+        for headers in (ADMIN, {}):
+            assert (await http.get(path, headers=headers)).status_code == 404
+            assert (await http.post(path, headers=headers, json={})).status_code == 404
+        assert (await http.get(WEIGHTS, headers=ADMIN)).status_code == 200
+
+
+async def test_a_number_that_is_not_finite_changes_nothing(
+    steady: ASGIApp, tmp_path: Path, answers: dict[Path, list[int]]
+) -> None:
+    """A diverged training must not replace good weights."""
+    diverged = other_weights(tmp_path / "diverged")
+    weights = load_file(diverged / "model.safetensors")
+    weights["lm_head.weight"].view(-1)[0] = float("nan")
+    save_file(weights, diverged / "model.safetensors")
+    async with client(steady) as http:
+        detail = await refused(http, 422, model=str(diverged))
+        assert (detail["code"], detail["param"]) == ("weights_refused", "model")
+        assert (
+            "'lm_head.weight' has numbers that are not finite as torch.float32; the old weights stay"
+            in detail["message"]
+        )
+        assert (await known(http))["version"] == 0
+        assert (await ask(http, REQUEST))["token_ids"] == answers[FIRST]
 
 
 async def test_no_replica_changes_if_one_cannot(

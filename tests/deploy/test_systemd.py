@@ -1,0 +1,43 @@
+"""The systemd unit: what it may write, and what it takes from the service."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from service.cli.preflight import _FEW_FILES
+from service.settings import Settings
+from tests.deploy.dockerfile import ROOT
+
+UNIT = ROOT / "deploy" / "mrp-serve.service"
+KEYS = dict(line.split("=", 1) for line in UNIT.read_text("utf-8").splitlines() if "=" in line and line[0] != "#")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["NoNewPrivileges", "PrivateTmp", "ProtectHome", "RestrictSUIDSGID", "ProtectKernelModules", "LockPersonality"],
+)
+def test_it_takes_what_the_service_does_not_need(key: str) -> None:
+    assert KEYS[key] == "yes"
+    assert KEYS["CapabilityBoundingSet"] == ""
+    assert KEYS["ProtectSystem"] == "strict"
+
+
+def test_what_the_service_writes_is_its_own() -> None:
+    assert KEYS["Environment"] == f"HOME=/var/lib/{KEYS['StateDirectory']}"
+    assert KEYS["StateDirectoryMode"] == "0700"
+
+
+def test_its_limits_are_enough() -> None:
+    assert int(KEYS["LimitNOFILE"]) > _FEW_FILES
+    assert int(KEYS["TimeoutStopSec"]) > Settings().drain_timeout_s + 15
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+def test_systemd_knows_every_key() -> None:
+    """The program itself is not there, which is all that may be said."""
+    done = subprocess.run(["systemd-analyze", "verify", UNIT], capture_output=True, text=True, check=False)
+    lines = [line for line in done.stderr.splitlines() if "is not executable" not in line]
+    assert [line for line in lines if "mrp-serve.service" in line] == []
