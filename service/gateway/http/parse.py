@@ -14,7 +14,6 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
 
 from service.constraints.constraint import Constraint
 from service.data import Arrival
@@ -25,6 +24,7 @@ from service.engine.request import MAX_SEED, SamplingParams
 from service.errors import InvalidRequest, UnknownModel
 from service.gateway.http.fields import IgnoredFields
 from service.gateway.http.protocol import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Json, ResponseFormat
+from service.json_text import read_json
 from service.replica_status import ModelCard
 from service.suggestions import nearest, similar
 from service.wire import Origin, ReplicaRequest, Weights
@@ -73,7 +73,7 @@ class RequestContext:
 def parse_json(body: bytes) -> Json:
     """The JSON object of a body. InvalidRequest if the body is not a JSON object."""
     try:
-        value = from_json(body, allow_inf_nan=False)
+        value = read_json(body)
     except ValueError as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -271,6 +271,8 @@ def _explain(problem: Mapping[str, Any], schema: type[BaseModel]) -> tuple[str |
     name = ".".join(str(part) for part in path) or None
     if problem["type"] == "extra_forbidden":
         return name, _unknown(path, mode, schema)
+    if problem["type"] == "missing" and name:
+        return name, f"{name} is missing"
     return name, f"{name or 'the request'} is {_show(problem['input'])}: {problem['msg']}"
 
 

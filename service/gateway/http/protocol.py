@@ -9,9 +9,10 @@ documents them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -51,12 +52,15 @@ MAX_NEW_TOKENS = 2**31 - 1  # longer than any model; bounds the numbers in error
 
 StopText = Annotated[str, Field(min_length=1)]
 _Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
-StopTexts = Annotated[
-    _Stops,
-    BeforeValidator(
-        lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=StopText | _Stops
-    ),
-]
+
+
+def _stops_of(value: object) -> object:
+    """A list of stop texts. An empty text, as forms of clients send it, ends nothing and is left out."""
+    texts = [value] if isinstance(value, str) else value
+    return [text for text in texts if text != ""] if isinstance(texts, list) else texts
+
+
+StopTexts = Annotated[_Stops, BeforeValidator(_stops_of, json_schema_input_type=str | list[str])]
 
 
 def _or_auto(value: object, whole_number: ValidatorFunctionWrapHandler) -> object:
@@ -79,7 +83,47 @@ def _typed(knob: Knob) -> Any:
 _KNOB_TYPES: Mapping[str, Any] = {name: _typed(knob) for name, knob in KNOBS.items()}
 
 
-class StrictModel(BaseModel):
+class BodyModel(BaseModel):
+    """An object of a body. A field with null counts as absent. `16.0` is a whole number, as JSON Schema says."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        whole = _whole_number_fields(cls)
+        return {
+            name: whole_number(item) if name in whole else item for name, item in value.items() if item is not None
+        }
+
+
+@cache
+def _whole_number_fields(model: type[BaseModel]) -> frozenset[str]:
+    """The names of the fields that take whole numbers or lists of them, and no other numbers."""
+    return frozenset(
+        field.alias or name
+        for name, field in model.model_fields.items()
+        if int in (kinds := _kinds(field.annotation)) and float not in kinds
+    )
+
+
+def _kinds(annotation: Any) -> set[object]:
+    """The plain types that a type contains, within unions and lists."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, UnionType, list}:
+        return {kind for argument in get_args(annotation) for kind in _kinds(argument)}
+    return {annotation}
+
+
+def whole_number(value: object) -> object:
+    """A number such as 16.0 as a whole number, in a list, too. Other values stay."""
+    if type(value) is float and value.is_integer():
+        return int(value)
+    return [whole_number(item) for item in value] if isinstance(value, list) and float in set(map(type, value)) else value
+
+
+class StrictModel(BodyModel):
     """An object of a body that has no other fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from pydantic_core import from_json
-
 from service.engine.request import MAX_SEED
 from service.errors import InvalidRequest
 from service.gateway.http.fields import IgnoredFields
-from service.gateway.http.protocol import Json
+from service.gateway.http.protocol import Json, whole_number
+from service.json_text import read_json
 
 #: field with a constraint -> the field of POST /generate; a `json` is a schema
 _CONSTRAINTS: Final = {
@@ -24,6 +23,8 @@ _CONSTRAINTS: Final = {
     "guided_regex": "regex",
     "json_schema": "json",
 }
+#: a `top_p` that is below the probability of any likeliest token
+_LIKELIEST: Final = 1e-6
 _STRUCTURED: Final = "structured_outputs"
 _STRUCTURED_NAMES: Final = frozenset({"choice", "grammar", "json", "regex"})
 
@@ -36,7 +37,9 @@ def translated(body: Mapping[str, Any], ignored: IgnoredFields) -> Json:
     fields = {name: value for name, value in body.items() if value is not None}
     if fields.get("top_k") == -1:  # vLLM: off
         del fields["top_k"]
-    if isinstance(seed := fields.get("seed"), int) and seed < 0:
+    if (top_p := fields.get("top_p")) == 0 and top_p is not False:  # OpenAI's smallest: the likeliest token alone
+        fields["top_p"] = _LIKELIEST
+    if isinstance(seed := whole_number(fields.get("seed")), int) and seed < 0:
         del fields["seed"]
         if seed != -1:  # -1: random
             fields["seed"] = seed & MAX_SEED
@@ -79,7 +82,7 @@ def _renamed(target: str, value: Any, name: str) -> tuple[str, Any]:
         return target, value
     if isinstance(value, str):
         try:
-            value = from_json(value)
+            value = read_json(value)
         except ValueError as error:
             raise InvalidRequest(f"{name} is no JSON: {error}", param=name) from None
     return "response_format", _of_schema(value)

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from pydantic_core import from_json
-
 from service.errors import InvalidRequest
+from service.json_text import read_json_part
 
 #: none: no call; auto: a call or an answer; required: one call at least
 ToolChoiceMode = Literal["none", "auto", "required"]
@@ -111,7 +110,7 @@ def past_arguments(value: object) -> dict[str, Any]:
     """
     if isinstance(value, str):
         try:
-            value = from_json(value, allow_inf_nan=False, allow_partial=True)
+            value = read_json_part(value)
         except ValueError:  # empty, cut within an escape, or no JSON
             return {}
     return value if isinstance(value, dict) else {}

@@ -6,7 +6,7 @@ The model of the body has OpenAI's own fields. POST /generate parses the fields 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Final, Literal, NotRequired
 
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
@@ -85,8 +85,19 @@ class ReasoningItem(LenientModel):
     content: Annotated[list[ThoughtPart], Field(fail_fast=True)] | None = None
 
 
+#: type of an item of a custom tool -> the type of a function's item
+CUSTOM: Final = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}
+
+
 def _with_type(item: object) -> object:
-    return {"type": "message", **item} if isinstance(item, Mapping) and item.get("type") is None else item
+    """An item with its type. A custom tool's call is a function's call, with the tool's text as its one argument."""
+    if not isinstance(item, Mapping):
+        return item
+    if (kind := item.get("type")) is None:
+        return {**item, "type": "message"}
+    if isinstance(kind, str) and kind in CUSTOM:
+        return {**item, "type": CUSTOM[kind], "arguments": {"input": item.get("input", "")}}
+    return item
 
 
 class Untyped(LenientModel):
@@ -109,7 +120,7 @@ InputItem = Annotated[
 class FunctionTool(StrictModel):
     """A function that the model may call. `strict`: unsupported keywords of `parameters` are refused, else ignored."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; default: no arguments")
