@@ -28,7 +28,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.demo": (),
     "service.decode": ("service.errors",),
     "service.model": ("service.errors",),
-    "service.constraints": ("service.data", "service.errors"),
+    "service.constraints": ("service.data", "service.json_text", "service.errors"),
     "service.quality": ("service.decode", "service.model.config", "service.errors"),
     "service.engine.forward": (
         "service.decode",

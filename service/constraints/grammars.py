@@ -13,6 +13,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits
@@ -21,6 +22,7 @@ from msgspec.structs import replace
 
 from service.constraints.checks import check_grammar, check_schema
 from service.constraints.constraint import Constraint, ConstraintKind, Lead
+from service.constraints.finite_patterns import with_names_of_finite_patterns
 from service.constraints.json_schema import without_patterns
 from service.constraints.matcher import GuidanceGrammar
 from service.constraints.vocabulary import TokenVocabulary
@@ -52,7 +54,7 @@ TokenMarks = Mapping[str, int]
 
 def compile_grammar(constraint: Constraint, vocabulary: TokenVocabulary) -> GuidanceGrammar:
     """The grammar of a constraint, whose first mask was computed. InvalidRequest if there is an error in it."""
-    constraint = _with_lenient_tools(constraint, _is_unsafe)
+    constraint = _with_names(_with_lenient_tools(constraint, _is_unsafe), vocabulary)
     text = _text(constraint, vocabulary)
     if constraint.lead is not None:
         text = _with_lead(constraint.lead, text, vocabulary.marks)
@@ -108,6 +110,35 @@ def _with_lenient_tools(constraint: Constraint, is_wrong: Callable[[Any], bool])
         return constraint
     _log.warning("%d of %d tools have wrong schemas, which are not enforced", len(wrong), len(source["forms"]))
     return replace(constraint, source=json.dumps(source, ensure_ascii=False))
+
+
+def _with_names(constraint: Constraint, vocabulary: TokenVocabulary) -> Constraint:
+    """The constraint with properties instead of patterns that allow no other names."""
+    if constraint.content is not None:
+        constraint = replace(constraint, content=_with_names(constraint.content, vocabulary))
+    if constraint.kind not in {"json", "calls"} or '"patternProperties"' not in constraint.source:
+        return constraint
+    source = json.loads(constraint.source)
+
+    def rewritten(schema: Any) -> Any:
+        return with_names_of_finite_patterns(schema, partial(_is_empty, vocabulary))
+
+    if constraint.kind == "calls":
+        for form in source["forms"]:
+            form[_SCHEMA] = rewritten(form[_SCHEMA])
+    else:
+        source = rewritten(source)
+    return replace(constraint, source=json.dumps(source, ensure_ascii=False))
+
+
+def _is_empty(vocabulary: TokenVocabulary, pattern: str, names: list[str]) -> bool:
+    """Whether a pattern matches no other texts than the names, each as a whole."""
+    expression = " & ".join([f"/{_slashed(pattern)}/", *(f"~/{_pattern(name)}/" for name in names)])
+    matcher = _matcher(LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {expression}"), vocabulary)
+    if matcher.is_error():
+        return False
+    matcher.compute_bitmask()
+    return matcher.is_error()
 
 
 def _is_unsafe(schema: Any) -> bool:
@@ -302,7 +333,12 @@ def _excluding(pattern: str, excluded: Sequence[str], unlike: Sequence[str]) -> 
 
 
 def _pattern(text: str) -> str:
-    return re.escape(text).replace("/", "\\/")
+    return _slashed(re.escape(text))
+
+
+def _slashed(pattern: str) -> str:
+    """A pattern between the slashes of a grammar."""
+    return re.sub(r"\\.|/", lambda match: "\\/" if match[0] == "/" else match[0], pattern, flags=re.DOTALL)
 
 
 def _with_name(name: str, grammar: str) -> list[dict[str, Any]]:
