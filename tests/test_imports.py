@@ -130,6 +130,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.tracebacks",
         "service.fair_queue",
         "service.constraints.constraint",
+        "service.constraints.structural_tags",
         "service.engine.request",
         "service.decode.knobs",
         "service.decode.modes",

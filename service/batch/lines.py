@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-
 from service.errors import BodyTooLarge, InvalidRequest, MrpServeError, SettingsError
 from service.gateway.anthropic.routes import MESSAGES
 from service.gateway.http.driver import Api

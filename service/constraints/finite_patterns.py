@@ -36,7 +36,9 @@ class _Rewriter:
         for part in _objects(root):
             properties, required = part.get("properties"), part.get("required")
             names |= dict.fromkeys(properties if isinstance(properties, dict) else ())
-            names |= dict.fromkeys(name for name in required if isinstance(name, str)) if isinstance(required, list) else {}
+            names |= (
+                dict.fromkeys(name for name in required if isinstance(name, str)) if isinstance(required, list) else {}
+            )
         self._names, self._is_empty, self._compared = list(names), is_empty, 0
 
     def rewritten(self, schema: Any) -> Any:

@@ -25,6 +25,7 @@ from service.constraints.constraint import Constraint, ConstraintKind, Lead
 from service.constraints.finite_patterns import with_names_of_finite_patterns
 from service.constraints.json_schema import without_patterns
 from service.constraints.matcher import GuidanceGrammar
+from service.constraints.structural_tags import GrammarWriter, TagRules, schemas_in
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintFailed, InvalidRequest
 
@@ -89,6 +90,8 @@ def _text(constraint: Constraint, vocabulary: TokenVocabulary) -> str:
     try:
         if constraint.kind == "calls":
             return _calls_grammar(constraint, content, vocabulary.marks)
+        if constraint.kind == "tags":
+            return _tags_grammar(json.loads(constraint.source), vocabulary.marks)
         return _GRAMMARS[constraint.kind](constraint.source)
     except Exception as error:  # noqa: BLE001 - the converter of grammars raises many types
         raise _wrong(constraint, f"{error}") from None
@@ -153,6 +156,8 @@ def _schemas(constraint: Constraint) -> list[tuple[str, Any]]:
     """The schemas of a constraint, with the names of their tools."""
     if constraint.kind == "calls":
         return [(name, schema) for name, _, schema, *_ in json.loads(constraint.source)["forms"]]
+    if constraint.kind == "tags":
+        return [("", schema) for schema in schemas_in(json.loads(constraint.source))]
     return [("", json.loads(constraint.source))] if constraint.kind == "json" else []
 
 
@@ -280,20 +285,35 @@ def _calls_grammar(constraint: Constraint, content: str | None, marks: TokenMark
         f"start: {start}",
         f"calls: {calls}",
         f"TEXT: {_free((opening,), unlike)}",
-        f"BEFORE: {_free((opening,), unlike) if opening in marks else _ending(opening, unlike)}",
+        f"BEFORE: {_free((opening,), unlike) if opening in marks else _ending(opening, unlike=unlike)}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(source["forms"]))),
     ]
     for i, (_, head, schema, tail, _) in enumerate(source["forms"]):
-        options = {"x-guidance": _JSON_OPTIONS, **schema}
         rules.append(f"call_{i}: {_literal(head, marks)} arguments_{i} {_literal(tail, marks)}")
-        rules.append(f"arguments_{i}: %json {json.dumps(options, ensure_ascii=False)}")
+        rules.append(f"arguments_{i}: {_json_rule(schema)}")
     return _joined("\n".join(rules), parts)
+
+
+def _tags_grammar(form: Mapping[str, Any], marks: TokenMarks) -> str:
+    """The grammar of a structural tag."""
+    writer = GrammarWriter(
+        literal=partial(_literal, marks=marks),
+        text=_free,
+        ending=_ending,
+        has_mark=lambda text: text.startswith(tuple(marks)),
+        schema=_json_rule,
+        pattern=lambda pattern: f"/{_slashed(pattern)}/",
+    )
+    rules = TagRules(writer)
+    start = rules.expression(form)
+    parts = [part for name, text in rules.grammars.items() for part in _with_name(name, _grammar(text))]
+    return _joined("\n".join([f"start: {start}", *rules.rules]), parts)
 
 
 def _with_lead(lead: Lead, grammar: str, marks: TokenMarks) -> str:
     """The grammar with a lead before it."""
     up_to = f"THOUGHT {_literal(lead.end, marks)}" if lead.end in marks else "THOUGHT"
-    text = _free((lead.end,), ()) if lead.end in marks else _ending(lead.end, ())
+    text = _free((lead.end,), ()) if lead.end in marks else _ending(lead.end)
     begin = "" if lead.in_prompt else _literal(lead.begin, marks)
     start = "lead @answer" if lead.in_prompt else "lead @answer | @answer"
     rules = [f"start: {start}", f"lead: {begin} {up_to} {_literal(lead.gap, marks)}", f"THOUGHT: {text}"]
@@ -316,15 +336,21 @@ def _literal(text: str, marks: TokenMarks) -> str:
     return " ".join(written)
 
 
-def _free(without: Sequence[str], unlike: Sequence[str]) -> str:
+def _json_rule(schema: Any) -> str:
+    """The body of a rule for JSON that fits a schema."""
+    return f"%json {json.dumps({'x-guidance': _JSON_OPTIONS, **schema}, ensure_ascii=False)}"
+
+
+def _free(without: Sequence[str], unlike: Sequence[str] = ()) -> str:
     """The pattern of texts without any of `without` in them, and with none of `unlike` at the beginning."""
     excluded = [f"(?s:.*){_pattern(text)}(?s:.*)" for text in without]
     return _excluding("(?s:.*)", excluded, unlike)
 
 
-def _ending(mark: str, unlike: Sequence[str]) -> str:
-    """The pattern of texts that end with the first mark in them."""
-    return _excluding(f"(?s:.*){_pattern(mark)}", [f"(?s:.*){_pattern(mark)}(?s:.+)"], unlike)
+def _ending(mark: str, without: Sequence[str] = (), unlike: Sequence[str] = ()) -> str:
+    """The pattern of texts that end with the first mark in them. `without`, `unlike`: as above."""
+    excluded = [f"(?s:.*){_pattern(mark)}(?s:.+)", *(f"(?s:.*){_pattern(text)}(?s:.*)" for text in without)]
+    return _excluding(f"(?s:.*){_pattern(mark)}", excluded, unlike)
 
 
 def _excluding(pattern: str, excluded: Sequence[str], unlike: Sequence[str]) -> str:

@@ -145,7 +145,10 @@ class ChatTemplate:
 
     def _render(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), think: bool | None = None) -> str:
         options = self._options if think is None else {**self._options, THINKING_OPTION: think}
-        contents = [{**_hidden(_with_text_marks(message, self.hidden), self._assembled), "role": message["role"]} for message in messages]
+        contents = [
+            {**_hidden(_with_text_marks(message, self.hidden), self._assembled), "role": message["role"]}
+            for message in messages
+        ]
         definitions = [_hidden(_hidden(tool, self.hidden), self._assembled) for tool in tools]
         text = self._apply(contents, answer, definitions, **options)
         return self._assembled.restore(self._assembled.alias(text, self.aliases))
@@ -227,7 +230,9 @@ class ChatTemplate:
 def _with_text_marks(message: Mapping[str, Any], marks: TokenAliases) -> Mapping[str, Any]:
     """A message with aliases instead of the marks that are text: all but those in the texts of trusted roles."""
     trusted = message["role"] in _TRUSTED
-    return {name: value if trusted and isinstance(value, str) else _hidden(value, marks) for name, value in message.items()}
+    return {
+        name: value if trusted and isinstance(value, str) else _hidden(value, marks) for name, value in message.items()
+    }
 
 
 def _hidden(value: Any, tokens: TokenAliases) -> Any:

@@ -13,6 +13,7 @@ from service.constraints.constraint import CallTexts, Constraint, ToolCallForm
 from service.constraints.grammars import compile_grammar
 from service.constraints.json_schema import UNSUPPORTED, supported_schema
 from service.constraints.keyword_values import with_usable_values
+from service.constraints.matcher import GuidanceGrammar
 from service.errors import InvalidRequest
 from tests.constraints.checkpoints import DEMO, tokenizer, vocabulary
 from tests.constraints.walks import text_of, walk
@@ -33,10 +34,13 @@ def library_takes(schema: Any) -> bool:
     return True
 
 
+def compiled(schema: Any) -> GuidanceGrammar:
+    return compile_grammar(Constraint.json(schema, "form", strict=False), vocabulary(DEMO))
+
+
 def answers(schema: Any, count: int = 4) -> list[Any]:
     """Random answers of a schema that is not strict; ConstraintFailed if one of them cannot go on."""
-    grammar = compile_grammar(Constraint.json(schema, "form", strict=False), vocabulary(DEMO))
-    made = []
+    grammar, made = compiled(schema), list[Any]()
     for seed in range(count):
         ids = walk(grammar, EOS, random.Random(seed), LIKED, 200)
         if ids[-1] == EOS:
@@ -82,7 +86,8 @@ def test_exclusive_bounds_of_draft_4() -> None:
 @pytest.mark.parametrize(
     "keyword",
     [
-        *BOUNDS, *LENGTHS, "type", "enum", "items", "properties", "required", "anyOf", "allOf", "oneOf", "pattern", "$ref",
+        *BOUNDS, *LENGTHS, "type", "enum", "items", "properties", "required", "anyOf", "allOf", "oneOf", "pattern",
+        "$ref",
         "additionalProperties", "patternProperties", "prefixItems", "multipleOf", "uniqueItems", "not", "if",
     ],
 )  # fmt: skip
@@ -110,14 +115,19 @@ def test_constants_may_be_null_or_huge() -> None:
 
 
 def test_a_strict_schema_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="a.minimum is not supported in a strict schema"):
+    with pytest.raises(InvalidRequest, match=r"a\.minimum is not supported in a strict schema"):
         Constraint.json({"properties": {"a": {"minimum": -(2**63)}}}, "form")
 
 
 @pytest.mark.parametrize("keyword", [*BOUNDS, *LENGTHS, "multipleOf", "const", "default"])
 @pytest.mark.parametrize("number", [2**63, 2**64, 18446744073709552000, -(2**70), 1e400])
 def test_a_huge_number_in_a_tool_leaves_the_other_tool_as_it_is(keyword: str, number: float) -> None:
-    good = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "additionalProperties": False}
+    good = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     odd = {"type": "object", "properties": {"n": {keyword: number}}, "required": ["n"]}
     forms = [ToolCallForm(name, f"{name}:", schema, ";") for name, schema in (("good", good), ("odd", odd))]
     calls = Constraint.calls(CallTexts("<", ",", ">"), forms, required=True, parallel=False)
@@ -173,7 +183,10 @@ def _random(rng: random.Random, depth: int = 2) -> Any:
     names, patterns = ["a", "b", "x-a", "x-b"], ["^a$", "^(a|b)$", "^x-", "^x-[ab]$", "^x-a$|^b$", "b$", "^.$"]
     leaf: list[Any] = [{"enum": [1, 2]}, {"type": "null"}, {"type": "integer", "minimum": 0, "maximum": 5}, True]
     schema: dict[str, Any] = {"type": "object"}
-    value = (lambda: _random(rng, depth - 1) if depth and rng.random() < 0.3 else rng.choice(leaf))  # fmt: skip
+
+    def value() -> Any:
+        return _random(rng, depth - 1) if depth and rng.random() < 0.3 else rng.choice(leaf)
+
     if rng.random() < 0.7:
         schema["properties"] = {name: value() for name in rng.sample(names, rng.randint(0, 3))}
     if rng.random() < 0.8:
@@ -192,10 +205,10 @@ def test_answers_of_random_names_and_patterns_fit() -> None:
     for seed in range(150):
         schema = _random(random.Random(seed))
         try:
-            made = answers(schema, 4)
-        except InvalidRequest as error:
-            assert "cannot be followed" not in error.message, (schema, error.message)  # refused at once, or not at all
+            compiled(schema)
+        except InvalidRequest:  # at once
             continue
+        made = answers(schema, 4)
         taken += 1
         if not supported_schema(schema).ignored:
             for answer in made:

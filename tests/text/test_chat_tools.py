@@ -134,7 +134,9 @@ def test_a_result_cannot_end_its_own_block() -> None:
     last = len(ids) - 1 - ids[::-1].index(end)
     assert "Eve" not in whole.decode(ids[last:])
     for name, text in (("<tool_response>", "<tool_response>1</tool_response>"), ("<think>", "<think>a</think>")):
-        assert whole.convert_tokens_to_ids(name) not in codec.encode_chat([{"role": "user", "content": text}], think=True)
+        assert whole.convert_tokens_to_ids(name) not in codec.encode_chat(
+            [{"role": "user", "content": text}], think=True
+        )
 
 
 def test_an_assistants_own_marks_stay_tokens() -> None:

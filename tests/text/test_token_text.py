@@ -54,7 +54,12 @@ def test_bytes_of_a_fallback_are_read_off_their_names() -> None:
 def test_a_whole_token_after_a_part_of_a_character_has_its_own_text_and_bytes() -> None:
     added = LEVEL.encode("<mark>")
     assert len(added) == 1
-    for token, text in ((added[0], "<mark>"), (LEVEL.encode("7é😀7")[0], "7é😀7"), (256, " hi"), *[(LEVEL.encode("b")[0], "b")]):
+    for token, text in (
+        (added[0], "<mark>"),
+        (LEVEL.encode("7é😀7")[0], "7é😀7"),
+        (256, " hi"),
+        *[(LEVEL.encode("b")[0], "b")],
+    ):
         part, whole = LEVEL.token_texts().push([LEVEL.encode("é")[0], token])
         assert (part.data, part.delta) == (b"\xc3", "")
         assert (whole.text, whole.data, whole.delta) == (text, text.encode(), f"\ufffd{text}")

@@ -223,15 +223,18 @@ def _constraint(request: GenerateCommon) -> Constraint | None:
 
 def _of_format(form: ResponseFormat) -> Constraint | None:
     schema = form.json_schema
-    if (form.type == "json_schema") != (schema is not None):
-        is_there = "is missing" if schema is None else "is given"
-        raise InvalidRequest(
-            f"response_format.type is {form.type!r} and response_format.json_schema {is_there}; "
-            "type json_schema has one, others have none",
-            param="response_format.json_schema",
-        )
+    for kind, name in (("json_schema", "json_schema"), ("structural_tag", "format")):
+        if (form.type == kind) != ((value := getattr(form, name)) is not None):
+            is_there = "is missing" if value is None else "is given"
+            raise InvalidRequest(
+                f"response_format.type is {form.type!r} and response_format.{name} {is_there}; "
+                f"type {kind} has one, others have none",
+                param=f"response_format.{name}",
+            )
     if form.type == "text":
         return None
+    if form.format is not None:
+        return Constraint.tags(form.format, "response_format.format")
     if schema is None:
         return Constraint.json(None, "response_format")
     return Constraint.json(schema.schema_, _SCHEMA_PARAM, strict=bool(schema.strict))

@@ -92,9 +92,7 @@ class BodyModel(BaseModel):
         if not isinstance(value, dict):
             return value
         whole = _whole_number_fields(cls)
-        return {
-            name: whole_number(item) if name in whole else item for name, item in value.items() if item is not None
-        }
+        return {name: whole_number(item) if name in whole else item for name, item in value.items() if item is not None}
 
 
 @cache
@@ -120,7 +118,9 @@ def whole_number(value: object) -> object:
     """A number such as 16.0 as a whole number, in a list, too. Other values stay."""
     if type(value) is float and value.is_integer():
         return int(value)
-    return [whole_number(item) for item in value] if isinstance(value, list) and float in set(map(type, value)) else value
+    return (
+        [whole_number(item) for item in value] if isinstance(value, list) and float in set(map(type, value)) else value
+    )
 
 
 class StrictModel(BodyModel):
@@ -162,20 +162,26 @@ class JsonSchemaFormat(StrictModel):
 
 
 #: the rule that `parse.py` checks, for readers of the OpenAPI document
-_SCHEMA_ONLY_WITH_ITS_TYPE: JsonDict = {
-    "if": {"properties": {"type": {"const": "json_schema"}}},
-    "then": {"required": ["json_schema"], "properties": {"json_schema": {"type": "object"}}},
-    "else": {"properties": {"json_schema": {"type": "null"}}},
+_ONLY_WITH_ITS_TYPE: JsonDict = {
+    "allOf": [
+        {
+            "if": {"properties": {"type": {"const": kind}}},
+            "then": {"required": [field], "properties": {field: {"type": "object"}}},
+            "else": {"properties": {field: {"type": "null"}}},
+        }
+        for kind, field in (("json_schema", "json_schema"), ("structural_tag", "format"))
+    ]
 }
 
 
 class ResponseFormat(StrictModel):
-    """The form of the answer, as OpenAI names it. `json_object`: any JSON object."""
+    """The form of the answer, as OpenAI names it. `json_object`: any JSON object. `structural_tag`: as in vLLM."""
 
-    model_config = ConfigDict(json_schema_extra=_SCHEMA_ONLY_WITH_ITS_TYPE)
+    model_config = ConfigDict(json_schema_extra=_ONLY_WITH_ITS_TYPE)
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = Field(None, description="with type json_schema only")
+    format: dict[str, Any] | None = Field(None, description="with type structural_tag only: free text with tags")
 
 
 Regex = Annotated[str, Field(min_length=1, max_length=MAX_REGEX)]

@@ -16,7 +16,6 @@ from service.gateway.http.api_requests import LenientModel
 from service.gateway.http.content import part_text
 from service.text.tools import assistant_message, past_arguments, tool_message
 
-
 #: the id of a call in the older form `function_call`, before the function's name
 _OLDER: Final = "function_call:"
 

@@ -256,11 +256,13 @@ class OpenAiUsage(Usage):
 
 
 class CompletionHead(TypedDict):
-    """The first fields of the answers and the frames of both routes."""
+    """The first fields of the answers and the frames of both routes. `system_fingerprint`: this program's version."""
 
     id: str
     created: int
     model: str
+    system_fingerprint: str
+    service_tier: Literal["default"]
 
 
 class CompletionAnswer(CompletionHead):

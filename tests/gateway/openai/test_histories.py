@@ -21,7 +21,9 @@ NESTED: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"$ref": "#/$defs/list"}},
     "required": ["a"],
-    "$defs": {"list": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/list"}, {"type": "null"}]}, "minItems": 1}},
+    "$defs": {
+        "list": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/list"}, {"type": "null"}]}, "minItems": 1}
+    },
 }
 TOOLS = {"f": ANY, "numbers": NUMBERS, "nested": NESTED}
 

@@ -235,7 +235,9 @@ class ResponseObject(TypedDict):
     id: str
     object: Literal["response"]
     created_at: float
+    completed_at: float | None
     status: ItemStatus
+    background: Literal[False]
     error: None
     incomplete_details: dict[str, str] | None
     model: str
@@ -245,13 +247,21 @@ class ResponseObject(TypedDict):
     metadata: dict[str, str]
     parallel_tool_calls: bool
     previous_response_id: None
+    prompt_cache_key: str | None
     reasoning: Json | None
+    service_tier: Literal["default"]
     store: Literal[False]
     temperature: float
     text: Json
     tool_choice: str | Json
     tools: list[Json]
     top_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    top_logprobs: Literal[0]
+    max_tool_calls: None
+    safety_identifier: None
+    user: None
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
     stats: NotRequired[DecodedStats]
