@@ -44,10 +44,10 @@ def read_json_part(content: str) -> Any:
     try:
         value = _read(content_in_room, partial=True)
     except ValueError as error:
-        if (place := _TOO_DEEP.search(str(error))) is None:
+        if (limit := _TOO_DEEP.search(str(error))) is None:
             raise
-        lines = content_in_room.split(b"\n")[: int(place[1])]
-        lines[-1] = lines[-1][: int(place[2]) - 1]
+        lines = content_in_room.split(b"\n")[: int(limit[1])]
+        lines[-1] = lines[-1][: int(limit[2]) - 1]
         value = _read(b"\n".join(lines), partial=True)
     for _ in range(_ROOM):
         [value] = value

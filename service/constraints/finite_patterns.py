@@ -88,9 +88,9 @@ def _whole(pattern: str) -> str | None:
             alternatives.append("")
         else:
             alternatives[-1] += part
-    if not all(one.startswith("^") and one.endswith("$") and not one.endswith("\\$") for one in alternatives):
+    if not all(part.startswith("^") and part.endswith("$") and not part.endswith("\\$") for part in alternatives):
         return None
-    return "|".join(f"(?:{one[1:-1]})" for one in alternatives)
+    return "|".join(f"(?:{part[1:-1]})" for part in alternatives)
 
 
 def _matches(pattern: str, name: str) -> bool:

@@ -20,9 +20,9 @@ _WITH_EFFECT: Final = frozenset({
 _NULLABLE: Final = frozenset({"const", "default", "example", "examples"})
 #: bounds that the library can compile: up to JSON's largest safe integer, and not too near to 0
 _LARGEST_BOUND, _SMALLEST_BOUND = 2**53, 1e-50
-_LONGEST: Final = 1_000_000
+_LONGEST_TEXT, _MOST_PARTS = 1_000_000, 2**53
 #: the most steps between two whole numbers' beginnings: the library makes a state for each
-_MOST_STEPS, _MOST_PLACES = 100_000, 9
+_MOST_STEPS, _MOST_DECIMALS = 150_000, 9
 
 
 def with_usable_values(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -42,7 +42,7 @@ def _is_usable(name: str, value: float) -> bool:
     if name in _BOUNDS:
         return value == 0 or _SMALLEST_BOUND <= abs(value) <= _LARGEST_BOUND
     if name in _LENGTHS:
-        return 0 <= value <= _LONGEST and value == int(value)
+        return 0 <= value <= (_LONGEST_TEXT if name.endswith("Length") else _MOST_PARTS) and value == int(value)
     return name != "multipleOf" or _is_usable_step(value)
 
 
@@ -51,8 +51,8 @@ def _is_usable_step(step: float) -> bool:
     if not 0 < step <= _MOST_STEPS:
         return False
     _, digits, exponent = Decimal(str(step)).normalize().as_tuple()
-    places = -int(exponent)
-    return places <= 0 or (places <= _MOST_PLACES and int("".join(map(str, digits))) <= _MOST_STEPS)
+    decimals = -int(exponent)
+    return decimals <= 0 or (decimals <= _MOST_DECIMALS and int("".join(map(str, digits))) <= _MOST_STEPS)
 
 
 def _with_exclusive_bounds(schema: dict[str, Any]) -> dict[str, Any]:

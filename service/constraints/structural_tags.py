@@ -37,12 +37,12 @@ def older_format(tag: Mapping[str, Any]) -> Any:
         "tags": [
             {
                 "type": "tag",
-                "begin": one.get("begin"),
-                "content": {"type": "json_schema", "json_schema": one.get("schema")},
-                "end": one.get("end"),
+                "begin": structure.get("begin"),
+                "content": {"type": "json_schema", "json_schema": structure.get("schema")},
+                "end": structure.get("end"),
             }
-            for one in (structures if isinstance(structures, list) else ())
-            if isinstance(one, Mapping)
+            for structure in (structures if isinstance(structures, list) else ())
+            if isinstance(structure, Mapping)
         ],
     }
 
@@ -161,10 +161,10 @@ class TagRules:
     def _or(self, form: Mapping[str, Any]) -> str:
         return self._rule(" | ".join(map(self.expression, form["elements"])))
 
-    def _tag(self, form: Mapping[str, Any], begun: str = "") -> str:
-        """A tag. `begun`: the beginning of its `begin` that is written already."""
+    def _tag(self, form: Mapping[str, Any], trigger: str = "") -> str:
+        """A tag. `trigger`: the beginning of its `begin` that is written already."""
         content, end = form["content"], form["end"]
-        begin = self._writer.literal(form["begin"].removeprefix(begun))
+        begin = self._writer.literal(form["begin"].removeprefix(trigger))
         if content["type"] != "any_text" or not end:
             return self._rule(f"{begin} {self.expression(content)} {self._writer.literal(end)}")
         excluded = content.get("excluded_str", ())
@@ -174,21 +174,24 @@ class TagRules:
         return self._rule(f"{begin} {self._rule(self._writer.ending(end, excluded), 'PART')}")
 
     def _triggered_tags(self, form: Mapping[str, Any]) -> str:
+        free = self._rule(self._writer.text(form["triggers"]), "PART")
+        tag = self._rule(" | ".join(self._after_text(form, free)))
+        if not form.get("at_least_one"):
+            return self._rule(f"{tag} | {free}?" if form.get("stop_after_first") else f"{tag}* {free}?")
+        first = self._rule(" | ".join(self._tag(tag) for tag in form["tags"]))
+        return first if form.get("stop_after_first") else self._rule(f"{first} {tag}* {free}?")
+
+    def _after_text(self, form: Mapping[str, Any], free: str) -> Iterator[str]:
+        """The tags of each trigger after a text or none. `free`: the rule of a text without triggers."""
         triggers = form["triggers"]
-        free = self._rule(self._writer.text(triggers), "PART")
-        tags, first = [], [self._tag(tag) for tag in form["tags"]]
         for trigger in triggers:
-            begun = [tag for tag in form["tags"] if _trigger_of(tag, triggers) == trigger]
-            if begun and self._writer.has_mark(trigger):
-                tags += [f"{free}? {self._tag(tag)}" for tag in begun]
-            elif begun:
-                up_to = self._rule(self._writer.ending(trigger, [one for one in triggers if one != trigger]), "PART")
-                tags.append(f"{up_to} ({' | '.join(self._tag(tag, trigger) for tag in begun)})")
-        tag, one_first = self._rule(" | ".join(tags)), self._rule(" | ".join(first))
-        one = one_first if form.get("at_least_one") else tag
-        if form.get("stop_after_first"):
-            return one if form.get("at_least_one") else self._rule(f"{tag} | {free}?")
-        return self._rule(f"{one} {tag}* {free}?" if form.get("at_least_one") else f"{tag}* {free}?")
+            tags = [tag for tag in form["tags"] if _trigger_of(tag, triggers) == trigger]
+            if self._writer.has_mark(trigger):
+                yield from (f"{free}? {self._tag(tag)}" for tag in tags)
+            elif tags:
+                other_triggers = [text for text in triggers if text != trigger]
+                up_to = self._rule(self._writer.ending(trigger, other_triggers), "PART")
+                yield f"{up_to} ({' | '.join(self._tag(tag, trigger) for tag in tags)})"
 
     def _tags_with_separator(self, form: Mapping[str, Any]) -> str:
         tag = self._rule(" | ".join(self._tag(tag) for tag in form["tags"]))

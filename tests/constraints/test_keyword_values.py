@@ -65,7 +65,7 @@ def test_lengths(keyword: str) -> None:
         usable, removed = with_usable_values({keyword: number})
         assert (usable, removed) == ({keyword: number}, [])
         assert library_takes(usable)
-    for number in (2**32, 2**64, 1e30, -1, 2.5, 1e400):
+    for number in (*((2**32,) if keyword.endswith("Length") else ()), 2**64, 1e30, -1, 2.5, 1e400):
         assert with_usable_values({keyword: number}) == ({}, [keyword])
 
 
