@@ -14,6 +14,7 @@ from service.constraints.json_schema import supported_schema
 from service.constraints.structural_tags import checked_format
 from service.data import Data, Private
 from service.errors import InvalidRequest
+from service.json_text import finite
 
 ConstraintKind = Literal["json", "regex", "choice", "grammar", "tags", "calls"]
 
@@ -186,7 +187,10 @@ def _supported(schema: Any, param: str, strict: bool) -> tuple[Any, tuple[str, .
 
 
 def _dumped(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # a number beyond the largest float, such as 1e400
+        return json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"))
 
 
 def _within(source: str, limit: int, param: str) -> str:

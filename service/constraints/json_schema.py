@@ -23,7 +23,6 @@ from service.constraints.closing import ClosedObjects
 from service.constraints.exclusive import Exclusion
 from service.constraints.keyword_values import with_usable_values
 from service.constraints.references import References, items_of
-from service.json_text import finite
 
 Schema = dict[str, Any]
 
@@ -139,7 +138,7 @@ class _Adapter:
 
     def _within(self, keyword: str, value: Any, path: str) -> Any:
         if keyword in VALUES:
-            return finite(value)
+            return value
         if keyword in SCHEMAS_BY_NAME and isinstance(value, dict):
             return {name: self.adapted(item, f"{path}{name}.") for name, item in value.items()}
         if isinstance(value, list):

@@ -6,7 +6,6 @@ own objects, which they have not set. The table agrees with the library: `tests/
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any, Final
 
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -47,12 +46,14 @@ def _is_usable(name: str, value: float) -> bool:
 
 
 def _is_usable_step(step: float) -> bool:
-    """Whether a `multipleOf` is positive and has few digits."""
+    """Whether a `multipleOf` is positive and has few digits, by the library's own arithmetic."""
     if not 0 < step <= _MOST_STEPS:
         return False
-    _, digits, exponent = Decimal(str(step)).normalize().as_tuple()
-    decimals = -int(exponent)
-    return decimals <= 0 or (decimals <= _MOST_DECIMALS and int("".join(map(str, digits))) <= _MOST_STEPS)
+    for _ in range(_MOST_DECIMALS):
+        if step == int(step):
+            break
+        step *= 10
+    return step == int(step) and step <= _MOST_STEPS
 
 
 def _with_exclusive_bounds(schema: dict[str, Any]) -> dict[str, Any]:

@@ -70,11 +70,11 @@ def test_lengths(keyword: str) -> None:
 
 
 def test_steps() -> None:
-    for step in (1, 5, 0.01, 0.25, 3.1415, 1e-9, 99_991):
+    for step in (1, 5, 0.1, 0.01, 0.25, 3.141, 1e-5, 99_991):
         assert with_usable_values({"multipleOf": step})[1] == []
-    for step in (5, 0.01, 0.25, 3.1415, 1e-9):
+    for step in (5, 0.1, 0.01, 0.05, 0.25, 0.75, 3.141, 1.1, 1e-5):
         assert library_takes({"type": "number", "multipleOf": step}), step
-    for step in (0, -5, 2**64, 1e-30, 1e-300, 1 / 3, 1e400, 1e9):
+    for step in (0, -5, 2**64, 1e-30, 1e-300, 1 / 3, 3.1415, 1e400, 1e9):
         assert with_usable_values({"multipleOf": step}) == ({}, ["multipleOf"])
 
 
@@ -111,7 +111,8 @@ def test_constants_may_be_null_or_huge() -> None:
     assert supported_schema({"const": None}).schema == {"const": None}
     assert answers({"enum": [None]}) == [None] * 4
     assert {float(answer) for answer in answers({"enum": [2**64, 1e30]}, 8)} <= {float(2**64), 1e30}
-    assert answers({"type": "null", "default": 1e400, "examples": [-1e400]}) == [None] * 4
+    assert answers({"type": "null", "default": 1e400, "examples": [-1e400], "x-range": [[1e400]]}) == [None] * 4
+    assert list(map(float, answers({"enum": [1e400]}, 1))) == [1.7976931348623157e308]
 
 
 def test_a_strict_schema_is_refused() -> None:
