@@ -13,13 +13,14 @@ from typing import Any, Final
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
 from service.constraints.json_schema import SCHEMAS_BY_NAME, VALUES
+from service.constraints.references import items_of
 
 #: parts of a pattern that are no alternatives of the whole: escapes, classes; and brackets
 _PART: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-#: the most patterns and names that are compared
-_MAX_COMPARED: Final = 10_000
+#: the most patterns and names that are compared, and the most characters of a pattern with its names
+_MAX_COMPARED, _MAX_LENGTH = 10_000, 1_000
 
-#: whether the patterns, as the library's grammars write them, have no text in common with the complement of the names
+#: whether an expression matches no other texts than the names
 IsEmpty = Callable[[str, list[str]], bool]
 
 
@@ -36,9 +37,7 @@ class _Rewriter:
         for part in _objects(root):
             properties, required = part.get("properties"), part.get("required")
             names |= dict.fromkeys(properties if isinstance(properties, dict) else ())
-            names |= (
-                dict.fromkeys(name for name in required if isinstance(name, str)) if isinstance(required, list) else {}
-            )
+            names |= dict.fromkeys(name for name in items_of(required) if isinstance(name, str))
         self._names, self._is_empty, self._compared = list(names), is_empty, 0
 
     def rewritten(self, schema: Any) -> Any:
@@ -69,7 +68,8 @@ class _Rewriter:
         if (whole := _whole(pattern)) is None or self._compared > _MAX_COMPARED:
             return []
         matched = [name for name in self._names if _matches(pattern, name)]
-        return matched if matched and self._is_empty(whole, matched) else []
+        is_short = len(whole) + sum(map(len, matched)) <= _MAX_LENGTH
+        return matched if matched and is_short and self._is_empty(whole, matched) else []
 
     @staticmethod
     def _name(schema: dict[str, Any], names: list[str], value: Any) -> None:

@@ -307,7 +307,9 @@ def _tags_grammar(form: Mapping[str, Any], marks: TokenMarks) -> str:
     rules = TagRules(writer)
     start = rules.expression(form)
     parts = [part for name, text in rules.grammars.items() for part in _with_name(name, _grammar(text))]
-    return _joined("\n".join([f"start: {start}", *rules.rules]), parts)
+    text = "\n".join([f"start: {start}", *rules.rules])
+    check_grammar(text)
+    return _joined(text, parts)
 
 
 def _with_lead(lead: Lead, grammar: str, marks: TokenMarks) -> str:

@@ -118,6 +118,8 @@ def test_marks_are_tokens() -> None:
         ({**TRIGGERED, "tags": [ANY]}, f"{PARAM}.tags"),
         ({"type": "json_schema", "json_schema": {"type": "strin"}}, PARAM),
         ({"type": "regex", "pattern": "("}, PARAM),
+        ({"type": "regex", "pattern": "a\\"}, PARAM),
+        ({"type": "any_text", "excluded_str": ["a" * 5000]}, PARAM),
         ({"type": "grammar", "grammar": "start: x"}, PARAM),
     ],
 )
