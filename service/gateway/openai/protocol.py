@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from service.gateway.http.answers import DecodedStats, StopToken, Traced, Usage
 from service.gateway.http.api_requests import ApiRequest, ToolName
-from service.gateway.http.protocol import MAX_ANSWERS, MAX_NEW_TOKENS, Json, StrictModel, whole_number
+from service.gateway.http.protocol import MAX_ANSWERS, MAX_INTEGER, MAX_NEW_TOKENS, Json, StrictModel, whole_number
 from service.gateway.openai.chat import ReceivedMessage
 from service.text.tools.calls import MAX_TOOLS
 
@@ -53,7 +53,7 @@ def _prompt_of(value: object) -> CompletionPrompt | None:
     if isinstance(value, str):
         return value or None
     ids = whole_number(value)
-    if isinstance(ids, list) and ids and all(type(item) is int for item in ids):
+    if isinstance(ids, list) and ids and all(type(item) is int for item in ids) and max(ids) <= MAX_INTEGER:
         return tuple(ids)
     return None
 

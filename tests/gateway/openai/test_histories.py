@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from service.replica.replica import Replica
@@ -46,7 +47,7 @@ async def answered(http: httpx.AsyncClient, path: str, body: dict[str, Any] | st
 async def test_chats(http: httpx.AsyncClient, seed: int) -> None:
     asked: list[Any] = [{"role": "user", "content": "w5"}]
     tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in TOOLS.items()]
-    body = {"model": "golden", "tools": tools, "temperature": 1 + seed % 4 / 3, "seed": seed, "max_tokens": 300}
+    body = {"model": "golden", "tools": tools, "temperature": 1 + seed % 4 / 3, "seed": seed, "max_tokens": 160}
     body["tool_choice"] = ["auto", "required"][seed % 2]
     for _ in range(2):
         answer = await answered(http, CHAT, {**body, "messages": asked})
@@ -63,7 +64,7 @@ async def test_chats(http: httpx.AsyncClient, seed: int) -> None:
 async def test_messages(http: httpx.AsyncClient, seed: int) -> None:
     asked: list[Any] = [{"role": "user", "content": "w5"}]
     tools = [{"name": name, "input_schema": schema} for name, schema in TOOLS.items()]
-    body = {"model": "golden", "tools": tools, "temperature": 1, "seed": seed, "max_tokens": 300}
+    body = {"model": "golden", "tools": tools, "temperature": 1, "seed": seed, "max_tokens": 160}
     body["tool_choice"] = {"type": ["auto", "any"][seed % 2]}
     for _ in range(2):
         content = (await answered(http, MESSAGES, {**body, "messages": asked}))["content"]
@@ -82,7 +83,7 @@ async def test_messages(http: httpx.AsyncClient, seed: int) -> None:
 async def test_responses(http: httpx.AsyncClient, seed: int) -> None:
     items: list[Any] = [{"role": "user", "content": "w5"}]
     tools = [{"type": "function", "name": name, "parameters": schema} for name, schema in TOOLS.items()]
-    body = {"model": "golden", "tools": tools, "temperature": 1 + seed % 4 / 3, "seed": seed, "max_output_tokens": 300}
+    body = {"model": "golden", "tools": tools, "temperature": 1 + seed % 4 / 3, "seed": seed, "max_output_tokens": 160}
     body["tool_choice"] = ["auto", "required"][seed % 2]
     for _ in range(2):
         output = (await answered(http, RESPONSES, {**body, "input": items}))["output"]
@@ -270,6 +271,58 @@ async def test_small_differences_of_clients(http: httpx.AsyncClient) -> None:
     assert likeliest["choices"][0]["token_ids"] == greedy["choices"][0]["token_ids"]
     body = {"model": "golden", "input": "w5", "max_output_tokens": 40, "tools": [{"name": "f"}]}
     await answered(http, RESPONSES, body)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (GENERATE, {"prompt_token_ids": [1, 2**64]}, "prompt_token_ids.1"),
+        (GENERATE, {"prompt": "w5", "stop_token_ids": [2**64]}, "stop_token_ids.0"),
+        (GENERATE, {"prompt": "w5", "top_k": 2**64}, "top_k"),
+        (GENERATE, {"prompt": "w5", "logit_bias": {str(2**64): 1}}, f"logit_bias.{2**64}.[key]"),
+        ("/v1/completions", {"model": "golden", "prompt": [1, 2**64]}, "prompt"),
+        (CHAT, {"model": "golden", "messages": [{"role": "user", "content": "w5"}], "top_k": 2**64}, "top_k"),
+    ],
+)
+async def test_a_number_that_no_replica_can_be_sent_is_named(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any], param: str
+) -> None:
+    response = await http.post(path, json=body)
+    assert response.status_code in (400, 422)
+    assert response.json()["error"]["param"] == param
+
+
+BAD: dict[str, Any] = {
+    "2^64": {"type": "object", "properties": {"n": {"type": "integer", "maximum": 18446744073709552000}}},
+    "1e400": {"type": "object", "properties": {"n": {"type": "number", "maximum": 1e308}, "m": {"const": 2**70}}},
+    "no type": {"type": None, "properties": {"n": {"type": "null"}}},
+    "types": {"type": ["object", "null"], "required": None, "properties": {"n": {"minimum": None}}},
+    "no object": {"type": "array", "items": {"type": "null"}},
+    "no type at all": {"type": "strin"},
+    "names": {"properties": {"x-a": {"type": "null"}}, "required": ["x-a"], "patternProperties": {"^x-a$": {}}},
+    "the same name": {"type": "object", "properties": {"n": {"enum": [1]}}},
+}
+
+
+@pytest.mark.parametrize("schema", BAD.values(), ids=BAD)
+async def test_a_bad_tool_hurts_itself_alone(http: httpx.AsyncClient, schema: dict[str, Any]) -> None:
+    good = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    name = "good" if schema is BAD["the same name"] else "bad"
+    tools = [
+        {"type": "function", "function": {"name": called, "parameters": parameters}}
+        for called, parameters in (("good", good), (name, schema))
+    ]
+    body = {"model": "golden", "messages": [{"role": "user", "content": "w5"}], "max_tokens": 200, "tools": tools}
+    choice: Any = {"type": "function", "function": {"name": "good"}}
+    for tool_choice in ("required", choice):
+        answer = await answered(http, CHAT, {**body, "tool_choice": tool_choice, "temperature": 1, "seed": 1})
+        for call in answer["choices"][0]["message"].get("tool_calls", ()):
+            if (
+                call["function"]["name"] == "good"
+                and name == "bad"
+                and answer["choices"][0]["finish_reason"] != "length"
+            ):
+                jsonschema.validate(json.loads(call["function"]["arguments"]), good)
 
 
 async def test_what_is_missing_is_named(http: httpx.AsyncClient) -> None:
