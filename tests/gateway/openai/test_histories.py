@@ -11,13 +11,18 @@ import jsonschema
 import pytest
 
 from service.replica.replica import Replica
+from tests.gateway.chatting import tokenizer
 from tests.gateway.helpers import over
 from tests.gateway.local import LinkedBackend
 
 MESSAGES, CHAT, RESPONSES, GENERATE = "/v1/messages", "/v1/chat/completions", "/v1/responses", "/generate"
 SEEDS = range(12)
 ANY: dict[str, Any] = {"type": "object"}
-NUMBERS: dict[str, Any] = {"type": "object", "properties": {"n": {"type": "number"}, "i": {"type": "integer"}}}
+NUMBERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"i": {"type": "integer"}, "n": {"type": "number"}},
+    "required": ["i", "n"],
+}
 NESTED: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"$ref": "#/$defs/list"}},
@@ -26,6 +31,8 @@ NESTED: dict[str, Any] = {
         "list": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/list"}, {"type": "null"}]}, "minItems": 1}
     },
 }
+#: letters that answers of a seed prefer: long numbers, deep lists, halves of surrogate pairs
+LIKED = ("", "7", "[", "\\ud8")
 TOOLS = {"f": ANY, "numbers": NUMBERS, "nested": NESTED}
 
 
@@ -33,6 +40,11 @@ TOOLS = {"f": ANY, "numbers": NUMBERS, "nested": NESTED}
 async def http(caller: Replica) -> AsyncIterator[httpx.AsyncClient]:
     async with over(LinkedBackend(caller)) as client:
         yield client
+
+
+def liked(seed: int) -> dict[str, float]:
+    """The bias towards some letters, by their tokens."""
+    return {str(tokenizer().token_to_id(letter)): 4.0 for letter in LIKED[seed % len(LIKED)]}
 
 
 async def answered(http: httpx.AsyncClient, path: str, body: dict[str, Any] | str) -> dict[str, Any]:
@@ -48,7 +60,7 @@ async def test_chats(http: httpx.AsyncClient, seed: int) -> None:
     asked: list[Any] = [{"role": "user", "content": "w5"}]
     tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in TOOLS.items()]
     body = {"model": "golden", "tools": tools, "temperature": 1 + seed % 4 / 3, "seed": seed, "max_tokens": 160}
-    body["tool_choice"] = ["auto", "required"][seed % 2]
+    body |= {"tool_choice": ["auto", "required", "required"][seed % 3], "logit_bias": liked(seed)}
     for _ in range(2):
         answer = await answered(http, CHAT, {**body, "messages": asked})
         [choice] = answer["choices"]
@@ -65,7 +77,7 @@ async def test_messages(http: httpx.AsyncClient, seed: int) -> None:
     asked: list[Any] = [{"role": "user", "content": "w5"}]
     tools = [{"name": name, "input_schema": schema} for name, schema in TOOLS.items()]
     body = {"model": "golden", "tools": tools, "temperature": 1, "seed": seed, "max_tokens": 160}
-    body["tool_choice"] = {"type": ["auto", "any"][seed % 2]}
+    body |= {"tool_choice": {"type": ["auto", "any", "any"][seed % 3]}, "logit_bias": liked(seed)}
     for _ in range(2):
         content = (await answered(http, MESSAGES, {**body, "messages": asked}))["content"]
         results: list[Any] = [
@@ -84,7 +96,7 @@ async def test_responses(http: httpx.AsyncClient, seed: int) -> None:
     items: list[Any] = [{"role": "user", "content": "w5"}]
     tools = [{"type": "function", "name": name, "parameters": schema} for name, schema in TOOLS.items()]
     body = {"model": "golden", "tools": tools, "temperature": 1 + seed % 4 / 3, "seed": seed, "max_output_tokens": 160}
-    body["tool_choice"] = ["auto", "required"][seed % 2]
+    body |= {"tool_choice": ["auto", "required", "required"][seed % 3], "logit_bias": liked(seed)}
     for _ in range(2):
         output = (await answered(http, RESPONSES, {**body, "input": items}))["output"]
         results = [
