@@ -23,7 +23,15 @@ from service.defaults import DEFAULT_MAX_TOKENS
 from service.engine.request import MAX_SEED, SamplingParams
 from service.errors import InvalidRequest, UnknownModel
 from service.gateway.http.fields import IgnoredFields
-from service.gateway.http.protocol import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Json, ResponseFormat
+from service.gateway.http.protocol import (
+    GENERATE,
+    MAX_INTEGER,
+    REQUESTS,
+    GenerateCommon,
+    GenerateQuality,
+    Json,
+    ResponseFormat,
+)
 from service.json_text import read_json
 from service.replica_status import ModelCard
 from service.suggestions import nearest, similar
@@ -125,7 +133,7 @@ def to_replica_request(
     seed = secrets.randbits(53) if request.seed is None else request.seed
     parsed: Json = {
         "params": make_mode(mode, knobs),
-        "sampling": SamplingParams(**{name: getattr(request, name) for name in _SAMPLING} | {"seed": seed}),
+        "sampling": _sampling(request, seed),
         "bad_words": tuple(request.bad_words),
         "text": request.prompt,
         "token_ids": tuple(request.prompt_token_ids) if request.prompt_token_ids else None,
@@ -140,7 +148,7 @@ def to_replica_request(
         timeout_s=timeout_s,
         arrived=Arrival.now(),
         stop=tuple(request.stop or ()),
-        stop_token_ids=frozenset(request.stop_token_ids),
+        stop_token_ids=frozenset(token for token in request.stop_token_ids if token <= MAX_INTEGER),
         ignore_eos=request.ignore_eos,
         stream_steps=request.stream_steps,
         cache_salt=context.salted(request.cache_salt or ""),
@@ -154,6 +162,11 @@ def to_replica_request(
         quality=getattr(request, "quality", None) or "",
         **(parsed | fields),
     )
+
+
+def _sampling(request: GenerateCommon, seed: int) -> SamplingParams:
+    fields = {name: getattr(request, name) for name in _SAMPLING}
+    return SamplingParams(**fields | {"seed": seed, "top_k": min(request.top_k, MAX_INTEGER)})
 
 
 def _note_ignored_keywords(constraint: Constraint | None, ignored: IgnoredFields) -> None:

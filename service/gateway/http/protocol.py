@@ -214,7 +214,7 @@ class GenerateCommon(StrictModel):
     )
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0, le=MAX_INTEGER, description="0: off")
+    top_k: int = Field(0, ge=0, description="0: off")
     min_p: float = Field(0.0, ge=0, le=1, description="only tokens at least `min_p` times as likely as the likeliest")
     seed: int | None = Field(None, ge=0, le=MAX_SEED, description="default: random; the answer contains it")
     n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers to the prompt; answer i has the seed `seed` + i")
@@ -229,7 +229,7 @@ class GenerateCommon(StrictModel):
         [], max_length=MAX_BAD_WORDS, description="words that the answer does not contain"
     )
     stop: StopTexts | None = Field(None, description="one to 16 texts that end the answer; not returned")
-    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, le=MAX_INTEGER)]], Field(fail_fast=True)] = Field(
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] = Field(
         [], max_length=1024, description="ids that end the answer"
     )
     ignore_eos: bool = Field(False, description="continue after the checkpoint's end token")

@@ -289,11 +289,8 @@ async def test_small_differences_of_clients(http: httpx.AsyncClient) -> None:
     ("path", "body", "param"),
     [
         (GENERATE, {"prompt_token_ids": [1, 2**64]}, "prompt_token_ids.1"),
-        (GENERATE, {"prompt": "w5", "stop_token_ids": [2**64]}, "stop_token_ids.0"),
-        (GENERATE, {"prompt": "w5", "top_k": 2**64}, "top_k"),
         (GENERATE, {"prompt": "w5", "logit_bias": {str(2**64): 1}}, f"logit_bias.{2**64}.[key]"),
         ("/v1/completions", {"model": "golden", "prompt": [1, 2**64]}, "prompt"),
-        (CHAT, {"model": "golden", "messages": [{"role": "user", "content": "w5"}], "top_k": 2**64}, "top_k"),
     ],
 )
 async def test_a_number_that_no_replica_can_be_sent_is_named(
@@ -302,6 +299,7 @@ async def test_a_number_that_no_replica_can_be_sent_is_named(
     response = await http.post(path, json=body)
     assert response.status_code in (400, 422)
     assert response.json()["error"]["param"] == param
+    await answered(http, GENERATE, {"prompt": "w5", "stop_token_ids": [2**64], "top_k": 2**64, "max_new_tokens": 2})
 
 
 BAD: dict[str, Any] = {
