@@ -338,3 +338,20 @@ async def test_a_bad_tool_hurts_itself_alone(http: httpx.AsyncClient, schema: di
 async def test_what_is_missing_is_named(http: httpx.AsyncClient) -> None:
     error = (await http.post(CHAT, json={"model": "golden", "messages": [{"content": "w5"}]})).json()["error"]
     assert (error["param"], error["message"]) == ("messages.0.role", "messages.0.role is missing")
+
+
+async def test_answers_have_the_keys_that_clients_require(http: httpx.AsyncClient) -> None:
+    """OpenRouter's client refuses an answer without one of these keys, and a chunk whose fingerprint is null."""
+    body = {"model": "golden", "messages": [{"role": "user", "content": "w5"}], "max_tokens": 4}
+    chat = await answered(http, CHAT, body)
+    assert chat["system_fingerprint"].startswith("mrp-serve-")
+    frames = (await http.post(CHAT, json={**body, "stream": True})).text.split("\n\n")
+    first = json.loads(frames[0].removeprefix("data: "))
+    assert first["system_fingerprint"] == chat["system_fingerprint"]
+    penalties = {"frequency_penalty": 0.5, "presence_penalty": -0.5}
+    body = {"model": "golden", "input": "w5", "tools": [{"name": "f", "parameters": ANY}], "tool_choice": "required"}
+    for limit, status in ((4, "incomplete"), (400, "completed")):
+        answer = await answered(http, RESPONSES, {**body, **penalties, "max_output_tokens": limit})
+        assert answer["status"] == status
+        assert (answer["completed_at"] is None) == (status == "incomplete")
+        assert penalties.items() <= answer.items()
