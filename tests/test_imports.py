@@ -21,13 +21,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.data": (),
     "service.messagepack": ("service.ipc", "service.data", "service.errors"),
     "service.suggestions": (),
+    "service.json_text": (),
     "service.settings_sources": ("service.suggestions", "service.errors"),
     "service.settings": ("service.defaults", "service.decode.modes", "service.settings_sources", "service.errors"),
-    "service.text": ("service.data", "service.errors"),
+    "service.text": ("service.data", "service.json_text", "service.errors"),
     "service.demo": (),
     "service.decode": ("service.errors",),
     "service.model": ("service.errors",),
-    "service.constraints": ("service.data", "service.errors"),
+    "service.constraints": ("service.data", "service.json_text", "service.errors"),
     "service.quality": ("service.decode", "service.model.config", "service.errors"),
     "service.engine.forward": (
         "service.decode",
@@ -119,6 +120,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.tracebacks",
     ),
     "service.gateway.http": (
+        "service.json_text",
         "service.defaults",
         "service.admission.charge",
         "service.wire",
@@ -128,6 +130,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.tracebacks",
         "service.fair_queue",
         "service.constraints.constraint",
+        "service.constraints.structural_tags",
         "service.engine.request",
         "service.decode.knobs",
         "service.decode.modes",
@@ -145,6 +148,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.errors",
     ),
     "service.gateway.anthropic": (
+        "service.json_text",
         "service.gateway.http",
         "service.gateway.errors",
         "service.text.tools",
@@ -191,6 +195,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.tracebacks",
     ),
     "service.batch": (
+        "service.json_text",
         "service.gateway",
         "service.replica",
         "service.engine.gil_and_gc",

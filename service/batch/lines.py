@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic_core import from_json
-
 from service.errors import BodyTooLarge, InvalidRequest, MrpServeError, SettingsError
 from service.gateway.anthropic.routes import MESSAGES
 from service.gateway.http.driver import Api
@@ -21,6 +19,7 @@ from service.gateway.http.generate import GENERATE_API
 from service.gateway.http.protocol import REQUESTS, Json
 from service.gateway.openai.routes import CHAT, COMPLETIONS, RESPONSES
 from service.gateway.score.routes import SCORE
+from service.json_text import read_json
 from service.suggestions import nearest
 
 #: the path of the requests that lines without `url` have
@@ -139,7 +138,7 @@ def read_line(number: int, content: bytes | Mapping[str, Any] | BodyTooLarge, de
 
 def _parsed(text: bytes) -> Mapping[str, Any]:
     try:
-        fields = from_json(text, allow_inf_nan=False)
+        fields = read_json(text)
     except ValueError as error:
         raise InvalidRequest(f"the line is not JSON: {error}") from None
     if not isinstance(fields, dict):

@@ -40,7 +40,8 @@ class ClosedObjects:
         `schema`: a part of the root, not a copy.
         """
         composed = self._is_composed(schema)
-        if self._visits > _MAX_VISITS or id(schema) in self._extended or not (composed or "properties" in schema):
+        named = isinstance(schema.get("properties"), dict)
+        if self._visits > _MAX_VISITS or id(schema) in self._extended or not (composed or named):
             return None
         if not composed:
             return dict.fromkeys([*_properties(schema), *_texts(schema.get("required"))])

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from service.constraints.json_schema import supported_schema
+from service.constraints.structural_tags import checked_format
 from service.data import Data, Private
 from service.errors import InvalidRequest
+from service.json_text import finite
 
-ConstraintKind = Literal["json", "regex", "choice", "grammar", "calls"]
+ConstraintKind = Literal["json", "regex", "choice", "grammar", "tags", "calls"]
 
 MAX_SCHEMA, MAX_REGEX, MAX_GRAMMAR, MAX_CHOICES = 64 * 1024, 4096, 16 * 1024, 1000
 #: the most characters of the schemas of all tools of a request
@@ -73,7 +75,7 @@ class ToolCallForm:
 
 
 class Constraint(Data, frozen=True):
-    """A constraint on a whole answer. `source`: a schema or a list of texts as JSON, a pattern, a grammar.
+    """A constraint on a whole answer. `source`: a schema, tags or a list of texts as JSON, a pattern, a grammar.
 
     `param`: the field of the request, which errors name. `lead`: the text before the constrained text. `content`: the
     constraint on an answer without calls, for the kind `calls`. `ignored`: the ignored keywords with the field of
@@ -119,6 +121,21 @@ class Constraint(Data, frozen=True):
     def grammar(cls, text: str) -> Constraint:
         """A text of a grammar in Lark's or llama.cpp's form (GBNF). InvalidRequest if the grammar is too long."""
         return cls("grammar", _within(text, MAX_GRAMMAR, "grammar"), "grammar")
+
+    @classmethod
+    def tags(cls, form: Mapping[str, Any], param: str) -> Constraint:
+        """Free text with constrained tags. `form`: the `format` of a structural tag. InvalidRequest if it is wrong."""
+        _within(_dumped(form), MAX_SCHEMA, param)
+        all_ignored: list[str] = []
+
+        def adapt(schema: Any, path: str) -> Any:
+            _check_depth(schema, path)
+            supported, ignored = _supported(schema, path, strict=False)
+            all_ignored.extend(ignored)
+            return supported
+
+        source = _dumped(checked_format(form, param, adapt))
+        return cls("tags", source, param, ignored=tuple(dict.fromkeys(all_ignored)))
 
     @classmethod
     def calls(
@@ -170,7 +187,10 @@ def _supported(schema: Any, param: str, strict: bool) -> tuple[Any, tuple[str, .
 
 
 def _dumped(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # a number beyond the largest float, such as 1e400
+        return json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"))
 
 
 def _within(source: str, limit: int, param: str) -> str:

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from service.constraints.closing import ClosedObjects
 from service.constraints.exclusive import Exclusion
+from service.constraints.keyword_values import with_usable_values
 from service.constraints.references import References, items_of
 
 Schema = dict[str, Any]
@@ -112,6 +113,8 @@ class _Adapter:
         """The changed copy of a part of the schema. `path`: its path, empty or with a dot at the end."""
         if not isinstance(schema, dict):
             return schema
+        schema, unusable = with_usable_values(original := schema)
+        self.ignored += [f"{path}{name}" for name in unusable]
         if schema.get("not") == {} or schema.get("not") is True:
             return False
         changed = {name: value for name, value in schema.items() if name not in UNSUPPORTED}
@@ -123,9 +126,9 @@ class _Adapter:
         changed = {name: self._within(name, value, f"{path}{name}.") for name, value in changed.items()}
         if isinstance(parts := changed.pop("oneOf", None), list):
             self._any_of(changed, parts, schema["oneOf"], path)
-        self._close(schema, changed)
+        self._close(original, changed)
         closed = changed.get("additionalProperties") is False
-        if closed and "unevaluatedProperties" in schema and not self._objects.has_alternatives(schema):
+        if closed and "unevaluatedProperties" in schema and not self._objects.has_alternatives(original):
             replaced.add("unevaluatedProperties")
         self._count(changed, path)
         for name in schema:
@@ -233,6 +236,11 @@ class _Adapter:
             name: schema[name] for name in ("minProperties", "maxProperties") if isinstance(schema.get(name), int)
         }
         properties, required = schema.get("properties"), items_of(schema.get("required"))
+        is_open = schema.get("additionalProperties") is not False or bool(schema.get("patternProperties"))
+        if is_open and bounds.get("minProperties", 0) - len(required) > 1:  # the library counts a repeated name again
+            bounds.pop("minProperties")
+            del schema["minProperties"]
+            self.ignored.append(f"{path}minProperties")
         if not bounds or not isinstance(properties, dict):
             return
         optional = [name for name, value in properties.items() if name not in required and value is not False]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from typing import Any
 
 from service.errors import ReplicaLost
-from service.ipc import HUNG_S, LONGEST, LOOK_S, Frames, Malformed, Silence, Unsendable
+from service.ipc import HUNG_S, LONGEST, LOOK_S, Frames, Malformed, Silence
 from service.link.protocol import (
     AT_INGRESS,
     NONCE,
@@ -32,8 +32,6 @@ from service.wire import ReplicaRequest
 
 #: seconds after which a client may try again
 _RETRY_S = 1.0
-#: the deepest nesting of a client's JSON, far below the limit of decoders
-_DEPTH = 100
 
 
 class ReplicaDraining(Exception):
@@ -91,10 +89,8 @@ class Link(Frames):
 
     def call(self, method: Method, request: ReplicaRequest, on_end: Callable[[], None]) -> PendingCall:
         """Begins a call. `PendingCall.end` must follow, which calls `on_end`. Unsendable if it has no encoding."""
-        if _is_deep([request.messages, request.tools]):
-            raise Unsendable(f"a request has JSON deeper than {_DEPTH} levels")
         call = PendingCall(self, next(self._numbers), on_end)
-        self.send(ReplicaCall(call.number, method, request))
+        self.send(ReplicaCall.of(call.number, method, request))
         self._calls[call.number] = call
         return call
 
@@ -193,19 +189,3 @@ class PendingCall:
         """Ends the call, at the replica, too. Called once."""
         self._link.forget(self.number)
         self._on_end()
-
-
-def _is_deep(value: object) -> bool:
-    """Whether values are nested too deeply. Goes down level by level, so that no depth is too deep for it."""
-    level: list[object] = [value]
-    for _ in range(_DEPTH):
-        level = [inner for outer in level for inner in _within(outer)]
-        if not level:
-            return False
-    return True
-
-
-def _within(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
-        return value.values()
-    return value if isinstance(value, list | tuple) else ()

@@ -8,10 +8,15 @@ HMAC-SHA256 of the role and both nonces, so none can be sent again or back.
 from __future__ import annotations
 
 import hmac
+import json
 import secrets
 from typing import Literal
 
-from service.data import Data
+from msgspec.structs import replace
+from pydantic_core import to_json
+
+from service.data import Data, Private
+from service.ipc import Unsendable
 from service.messagepack import MessagePack
 from service.wire import Chunk, Ending, Failure, Progress, ReplicaRequest
 
@@ -38,11 +43,34 @@ def is_proof(received: bytes, expected: bytes) -> bool:
 
 
 class ReplicaCall(Data, frozen=True, tag=1):
-    """A request of an ingress. `number`: identifies the call on this link."""
+    """A request of an ingress. `number`: identifies the call on this link.
+
+    `chat`: the request's messages and tools as JSON text, empty without messages. JSON has integers of any size,
+    MessagePack has not; clients write such numbers into schemas and models into calls.
+    """
 
     number: int
     method: Method
     request: ReplicaRequest
+    chat: Private[str] = ""
+
+    @classmethod
+    def of(cls, number: int, method: Method, request: ReplicaRequest) -> ReplicaCall:
+        """The call of a request. Unsendable if JSON cannot write its messages or tools."""
+        if request.messages is None:
+            return cls(number, method, request)
+        try:
+            chat = to_json([request.messages, request.tools]).decode()
+        except ValueError as error:  # too deep, or half a surrogate pair
+            raise Unsendable(f"messages cannot be written as JSON: {type(error).__name__}") from error
+        return cls(number, method, replace(request, messages=None, tools=()), chat)
+
+    def whole_request(self) -> ReplicaRequest:
+        """The request with its messages and tools."""
+        if not self.chat:
+            return self.request
+        messages, tools = json.loads(self.chat)
+        return replace(self.request, messages=tuple(messages), tools=tuple(tools))
 
 
 class CancelCall(Data, frozen=True, tag=2):

@@ -104,7 +104,7 @@ class ReplicaLinks:
         except Unsendable as error:
             on_end()
             raise InvalidRequest(
-                "the request has an integer beyond 64 bits, half a surrogate pair or JSON deeper than 100 levels, "
+                "the request has an integer beyond 64 bits, half a surrogate pair or JSON deeper than 250 levels, "
                 "which no replica can be sent"
             ) from error
 

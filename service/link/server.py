@@ -142,6 +142,7 @@ class LinkServer:
             connection.send(ReplicaItem(number, item, self.calls - len(connection.calls)))
 
         try:
+            request = call.whole_request()
             if call.method == "stream":
                 async with aclosing(self._replica.stream(request)) as items:
                     async for item in items:

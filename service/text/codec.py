@@ -1,7 +1,8 @@
 """Text to token ids and back, with the checkpoint's own tokenizer. Thread-safe.
 
 A prompt is plain text: a literal `<|MASK|>` in it never becomes the control token. Only the chat template's own
-control tokens are special.
+control tokens are special. Marks such as `</tool_response>` are tokens in plain prompts, and in chats where the
+template or an assistant writes them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from service.errors import CheckpointError, InvalidRequest
 from service.text.assistant_spans import assistant_spans
 from service.text.detokenizer import TextStream, TokenTextStream
-from service.text.template import ChatTemplate, Messages, ToolDefinitions
+from service.text.template import ChatTemplate, Messages, TokenAliases, ToolDefinitions
 from service.text.tools.formats import REASONING_END, REASONING_START, ReasoningFormat, ToolFormat
 
 #: stands for a position to be scored in a prompt's ids
@@ -30,14 +31,21 @@ class TextCodec:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._special, self._literal = _copy(tokenizer), _copy(tokenizer)
         self._literal.encode_special_tokens = True
-        special = {token: added for token, added in self._special.get_added_tokens_decoder().items() if added.special}
+        added_tokens = self._special.get_added_tokens_decoder()
+        special = {token: added for token, added in added_tokens.items() if added.special}
+        marks = {token: added for token, added in added_tokens.items() if not added.special and _is_mark(added.content)}
         self._unknown: int | None = tokenizer.unk_token_id
         self._control = special.keys() - {self._unknown}
-        self._template = ChatTemplate(tokenizer, [added.content for added in special.values()])
-        # In a rendered chat, an alias has the role of a control token in transformers. It separates its neighbours in
-        # the same way, but no user text can become it.
-        aliases = {token: self._template.aliases.by_token[added.content] for token, added in special.items()}
-        self._literal.add_tokens([_renamed(added, aliases[token]) for token, added in special.items()])
+        names = ([added.content for added in group.values()] for group in (special, marks))
+        self._template = ChatTemplate(tokenizer, *names)
+        self._marks = TokenAliases([added.content for added in marks.values()])
+        # In a rendered chat, an alias has the role of a control token or of a mark in transformers. It separates its
+        # neighbours in the same way, but no user text can become it.
+        by_token = {**self._template.aliases.by_token, **self._marks.by_token}
+        aliased = special | marks
+        aliases = {token: by_token[added.content] for token, added in aliased.items()}
+        self._literal.add_special_tokens([_special(added) for added in marks.values()])
+        self._literal.add_tokens([_renamed(added, aliases[token]) for token, added in aliased.items()])
         self._token_of_alias = {self._literal.token_to_id(alias): token for token, alias in aliases.items()}
 
     @classmethod
@@ -95,7 +103,13 @@ class TextCodec:
         return thinking if {REASONING_START, REASONING_END} <= plain else None
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text. InvalidRequest if the vocabulary cannot write it."""
+        """Ids of plain text, in which marks are tokens. InvalidRequest if the vocabulary cannot write it."""
+        return self._encode(self._marks.alias(text))
+
+    def _encode(self, text: str) -> list[int]:
+        return [self._token_of_alias.get(token, token) for token in self._literal_ids(text)]
+
+    def _literal_ids(self, text: str) -> list[int]:
         # The library's `encode` holds Python's lock, for half a million tokens over a second. A batch of one does not.
         ids: list[int] = self._literal.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if self._control.isdisjoint(ids):
@@ -148,7 +162,7 @@ class TextCodec:
         end = 0
         for span in assistant_spans(self._template, messages, rendered, answer=answer):
             pieces.append((self.encode_rendered(rendered[end : span.start]), None))
-            pieces.append((self.encode(rendered[span.start : span.end]), span.message))
+            pieces.append((self.encode_rendered(rendered[span.start : span.end]), span.message))
             end = span.end
         return [*pieces, (self.encode_rendered(rendered[end:]), None)]
 
@@ -170,7 +184,7 @@ class TextCodec:
 
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of a part of a rendered chat."""
-        return [self._token_of_alias.get(token, token) for token in self.encode(text)]
+        return self._encode(self._template.hidden.restore(self._marks.alias(text)))
 
 
 def _copy(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
@@ -179,6 +193,18 @@ def _copy(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     copy.no_truncation()
     copy.no_padding()
     return copy
+
+
+def _is_mark(content: str) -> bool:
+    """Whether an added token stands between parts of a conversation, such as `<think>`: no word and no white space."""
+    ends = (content[:1], content[-1:])
+    return any(map(str.isalpha, content)) and not any(end.isalnum() or end.isspace() for end in ends)
+
+
+def _special(token: AddedToken) -> AddedToken:
+    """A copy of the token that plain text does not become."""
+    flags = {"lstrip": token.lstrip, "rstrip": token.rstrip, "single_word": token.single_word}
+    return AddedToken(token.content, special=True, normalized=token.normalized, **flags)
 
 
 def _renamed(token: AddedToken, name: str) -> AddedToken:

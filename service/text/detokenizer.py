@@ -182,6 +182,8 @@ class TokenTextStream:
             return self._tokenizer.id_to_token(token) or "", None
         context = [] if previous is None or previous in self._control else [previous]
         start = self._tokenizer.decode(context, skip_special_tokens=True)
+        if _BROKEN in start:  # a whole token after a part of a character has its own text, as after itself
+            context, start = [token], self._tokenizer.decode([token], skip_special_tokens=True)
         text = self._tokenizer.decode([*context, token], skip_special_tokens=True)
         if not text.startswith(start) or _BROKEN in start or _BROKEN in text or text == start:
             return f"token_id:{token}", self._bytes(token)
@@ -205,11 +207,10 @@ class TokenTextStream:
         delta = self._decoder.step(token)
         if token in self._control:
             return TokenText(self._tokenizer.id_to_token(token) or "", None, delta)
-        whole = not self._within_character and delta != ""
-        self._within_character = delta == ""
-        if whole:
+        within, self._within_character = self._within_character, delta == ""
+        if delta and not within:
             return TokenText(delta, delta.encode(), delta)
-        return TokenText(f"token_id:{token}", self._bytes(token), delta)
+        return TokenText(*(self.name(token, token) if delta else (f"token_id:{token}", self._bytes(token))), delta)
 
     def _bytes(self, token: int) -> bytes | None:
         written = self._tokenizer.id_to_token(token) or ""

@@ -7,6 +7,10 @@ contents, misses tokens that a template assembles from parts, and is not thread-
 
 Some templates assemble control tokens from parts (`'<|' + role + '|>'`). Probes find these tokens. In contents, other
 aliases replace them until the template is rendered.
+
+Marks such as `</tool_response>` are tokens, but no control tokens. Aliases replace them in results of tools, messages
+of users, definitions of tools and arguments of calls. So no such text can end its place in the conversation, and the
+template takes none for its own mark. All other marks in the rendered text are tokens.
 """
 
 from __future__ import annotations
@@ -49,6 +53,8 @@ _ANSWERED: Final = (
     assistant_message("", [("call00000", "probed", {"a": "b"})]),
     tool_message("call00000", "probed", "d"),
 )
+#: the roles whose marks are tokens: their contents come from the model and from the program, not from strangers
+_TRUSTED: Final = frozenset({"assistant", "system"})
 #: a template that writes the time may give two different texts, but hardly three times in a row
 _TRIES: Final = 3
 
@@ -67,7 +73,9 @@ class TokenAliases:
     def alias(self, text: str, aliases: TokenAliases | None = None) -> str:
         """The text with aliases instead of tokens. `aliases`: other aliases to take."""
         by_token = (aliases or self).by_token
-        return self._token_pattern.sub(lambda match: by_token[match[0]], text) if self.by_token else text
+        if not any(token in text for token in self.by_token):
+            return text
+        return self._token_pattern.sub(lambda match: by_token[match[0]], text)
 
     def restore(self, text: str) -> str:
         """The text with tokens instead of aliases."""
@@ -83,15 +91,17 @@ class TokenAliases:
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer with the control tokens `control`.
+    """The chat template of a tokenizer with the control tokens `control` and the marks `marks`.
+
+    `hidden`: the aliases of marks that are text.
 
     `source`: the template, empty if there is none. `problem`: why the template cannot be used, None if it can.
     `warning`: a warning for operators, None if there is none. `tool_format`: how it writes calls of tools; None if it
     cannot show tools, for the reason `tools_problem`. `thinking`: how it treats reasoning, None if it has none.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, control: Sequence[str]) -> None:
-        self.aliases = TokenAliases(control)
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, control: Sequence[str], marks: Sequence[str] = ()) -> None:
+        self.aliases, self.hidden = TokenAliases(control), TokenAliases(marks)
         self.source = ""
         self.problem: str | None = None
         self.warning: str | None = None
@@ -119,7 +129,7 @@ class ChatTemplate:
     def render(
         self, messages: Messages, tools: ToolDefinitions = (), *, answer: bool = True, think: bool | None = None
     ) -> str:
-        """The messages as text, with aliases of the template's control tokens.
+        """The messages as text, with aliases of the template's control tokens and of marks that are text.
 
         `tools`: as transformers takes them. `answer`: whether the beginning of an answer follows. `think`: whether to
         think, None leaves it to the template. InvalidRequest if there is no usable template, or if it refuses the
@@ -135,17 +145,13 @@ class ChatTemplate:
 
     def _render(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), think: bool | None = None) -> str:
         options = self._options if think is None else {**self._options, THINKING_OPTION: think}
-        contents = [{**self._hidden(message), "role": message["role"]} for message in messages]
-        text = self._apply(contents, answer, [self._hidden(tool) for tool in tools], **options)
+        contents = [
+            {**_hidden(_with_text_marks(message, self.hidden), self._assembled), "role": message["role"]}
+            for message in messages
+        ]
+        definitions = [_hidden(_hidden(tool, self.hidden), self._assembled) for tool in tools]
+        text = self._apply(contents, answer, definitions, **options)
         return self._assembled.restore(self._assembled.alias(text, self.aliases))
-
-    def _hidden(self, value: Any) -> Any:
-        """A value whose texts have aliases instead of the tokens that the template assembles."""
-        if isinstance(value, str):
-            return self._assembled.alias(value)
-        if isinstance(value, Mapping):
-            return {self._assembled.alias(name): self._hidden(item) for name, item in value.items()}
-        return [self._hidden(item) for item in value] if isinstance(value, list) else value
 
     def _apply(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), **options: Any) -> str:
         copies = [dict(message) for message in messages]
@@ -215,6 +221,24 @@ class ChatTemplate:
         """Whether the text equals transformers' text. A template that writes the time gets several tries."""
         for _ in range(_TRIES):
             expected = self._apply(messages, True, tools)
-            if self.aliases.restore(self._render(messages, answer=True, tools=tools)) == expected:
+            text = self._render(messages, answer=True, tools=tools)
+            if self.aliases.restore(self.hidden.restore(text)) == expected:
                 return True
         return False
+
+
+def _with_text_marks(message: Mapping[str, Any], marks: TokenAliases) -> Mapping[str, Any]:
+    """A message with aliases instead of the marks that are text: all but those in the texts of trusted roles."""
+    trusted = message["role"] in _TRUSTED
+    return {
+        name: value if trusted and isinstance(value, str) else _hidden(value, marks) for name, value in message.items()
+    }
+
+
+def _hidden(value: Any, tokens: TokenAliases) -> Any:
+    """A value whose texts have aliases instead of tokens."""
+    if isinstance(value, str):
+        return tokens.alias(value)
+    if isinstance(value, Mapping):
+        return {tokens.alias(name): _hidden(item, tokens) for name, item in value.items()}
+    return [_hidden(item, tokens) for item in value] if isinstance(value, list) else value

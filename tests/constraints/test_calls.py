@@ -161,7 +161,7 @@ def test_schemas_hold_and_answers_are_read_back(marked: bool, rounds: int) -> No
     assert thought > rounds / 10 or not marked  # spelled marks are rare
 
 
-WRONG = {"type": "object", "properties": {"a": {"items": {"minItems": -1}}}}
+WRONG = {"type": "object", "properties": {"a": {"items": {"minItems": "1"}}}}
 
 
 def test_a_wrong_schema_of_a_strict_tool_is_refused() -> None:
@@ -196,7 +196,7 @@ def test_a_wrong_schema_never_refuses_the_other_tools(schema: Any, allowed: str,
 
 
 def test_errors_are_told_as_if_each_part_stood_alone() -> None:
-    wrong = Constraint.json({"items": {"minItems": -1}}, "response_format")
+    wrong = Constraint.json({"items": {"minItems": "1"}}, "response_format")
     grammar = Constraint.grammar("start: b")
     for constraint, param, said in (
         (calls(*TOOLS, content=wrong, lead=LEAD), "response_format", "at /items: Expected positive integer"),

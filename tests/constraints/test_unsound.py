@@ -95,7 +95,6 @@ def test_a_narrow_exclusive_bound_is_not_supported(schema: Any, path: str) -> No
         {"exclusiveMinimum": True, "minimum": 5},
         {"enum": [{"exclusiveMinimum": 0, "maximum": 0.5}]},
         {"default": {"exclusiveMinimum": 0, "maximum": 0.5}},
-        {"exclusiveMinimum": 1e400, "maximum": 3},
         True,
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from service.errors import MrpServeError
+from service.errors import InvalidRequest, MrpServeError
+from service.ipc import Unsendable
+from service.link.protocol import AT_REPLICA, ReplicaCall
 from service.replica.replica import Replica
 from service.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
 from service.wire import Failure, Items, ReplicaRequest, Weights
@@ -47,3 +49,25 @@ class LocalBackend:
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """This process's two."""
         return [own], [self._generator.snapshot()]
+
+
+class LinkedBackend(LocalBackend):
+    """The same, whose requests come through the bytes of a link."""
+
+    async def count(self, request: ReplicaRequest) -> int | Failure:
+        """The tokens of the request's prompt."""
+        return await super().count(_crossed(request))
+
+    def stream(self, request: ReplicaRequest) -> Items:
+        """The generator's blocks."""
+        return super().stream(_crossed(request))
+
+
+def _crossed(request: ReplicaRequest) -> ReplicaRequest:
+    try:
+        encoded = AT_REPLICA.encode(ReplicaCall.of(0, "stream", request))
+    except Unsendable as error:
+        raise InvalidRequest("no replica can be sent this") from error
+    [call] = AT_REPLICA.decode(AT_REPLICA.content([encoded]))
+    assert isinstance(call, ReplicaCall)
+    return call.whole_request()

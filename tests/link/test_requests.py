@@ -252,11 +252,13 @@ async def test_two_questions_at_once_open_one_link(service: Service) -> None:
 
 async def test_what_has_no_encoding_is_refused(service: Service) -> None:
     ingress, deep = await service.ingress(), list[Any]()
-    for _ in range(200):
+    for _ in range(300):
         deep = [deep]
-    for schema in ({"maximum": 2**64}, {"enum": ["\ud800"]}, {"enum": deep}):
+    for schema in ({"enum": ["\ud800"]}, {"enum": deep}):
         with pytest.raises(InvalidRequest, match="an integer beyond 64 bits"):
-            await ingress.complete(structs.replace(replica_request(), tools=(schema,)))
+            await ingress.complete(structs.replace(replica_request(), token_ids=None, messages=(), tools=(schema,)))
+    with pytest.raises(InvalidRequest, match="an integer beyond 64 bits"):
+        await ingress.complete(structs.replace(replica_request(), token_ids=(2**64,)))
     assert await ingress.complete(replica_request()) == answer("a")
     assert ingress._router.inflight.now() == {"a": 0}
 

@@ -19,6 +19,7 @@ def byte_level() -> TextCodec:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    tokenizer.add_tokens(["<mark>", "7é😀7"])
     return TextCodec(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
 
 
@@ -48,6 +49,23 @@ def test_bytes_of_a_fallback_are_read_off_their_names() -> None:
     pieces = FALLBACK.token_texts().push([256, 0xE2, 0x82, 0xAC, 257])
     assert [piece.data for piece in pieces] == [b"a", b"\xe2", b"\x82", b"\xac", b"b"]
     assert [piece.delta for piece in pieces] == ["a", "", "", "€", "b"]
+
+
+def test_a_whole_token_after_a_part_of_a_character_has_its_own_text_and_bytes() -> None:
+    added = LEVEL.encode("<mark>")
+    assert len(added) == 1
+    for token, text in (
+        (added[0], "<mark>"),
+        (LEVEL.encode("7é😀7")[0], "7é😀7"),
+        (256, " hi"),
+        *[(LEVEL.encode("b")[0], "b")],
+    ):
+        part, whole = LEVEL.token_texts().push([LEVEL.encode("é")[0], token])
+        assert (part.data, part.delta) == (b"\xc3", "")
+        assert (whole.text, whole.data, whole.delta) == (text, text.encode(), f"\ufffd{text}")
+        assert LEVEL.token_texts().name(token, previous=LEVEL.encode("é")[0]) == (text, text.encode())
+    (_, word) = FALLBACK.token_texts().push([0xE2, 256])
+    assert (word.text, word.data) == (" a", b" a")
 
 
 def test_a_control_token_has_its_name_and_adds_nothing() -> None:

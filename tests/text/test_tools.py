@@ -174,12 +174,11 @@ def test_a_format_with_one_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: ToolUse((Tool("a"), Tool("a"))), "two tools"),
         (lambda: ToolUse((Tool("a b"),)), "'a b'"),
         (lambda: ToolUse((Tool("a"),), "auto", ("b",)), "'b', which is none of the tools"),
         (lambda: ToolUse((), "required"), "there are no tools"),
         (lambda: ToolUse((Tool("a"),) * 300), "300 tools"),
-        (lambda: Tool("a", None, {"type": "string"}).schema, "allowed is 'object'"),
+        (lambda: Tool("a", None, {"type": "string"}, strict=True).schema, "allowed is 'object'"),
     ],
 )
 def test_wrong_tools_are_refused(wrong: Callable[[], object], said: str) -> None:

@@ -27,6 +27,7 @@ from service.gateway.http.driver import ResponseBuilder
 from service.gateway.http.generate import decoded_stats
 from service.gateway.http.protocol import Json
 from service.gateway.http.streams import frame
+from service.json_text import finite
 from service.text import tools
 from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 
@@ -176,7 +177,7 @@ def blocks_of(events: Iterable[Json]) -> list[ContentBlock]:
             texts[-1] += event["delta"][_PIECES[blocks[-1]["type"]][2]]
     for block, text in zip(blocks, texts, strict=True):
         field = _PIECES[block["type"]][0]
-        block[field] = past_arguments(text) if field == "input" else text
+        block[field] = finite(past_arguments(text)) if field == "input" else text
     return blocks
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec.structs import replace
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from service.constraints.constraint import CallTexts, Constraint, Lead, ToolCallForm
 from service.decode.modes import KNOBS
 from service.errors import InvalidRequest
 from service.gateway.http.fields import BodyFields, IgnoredFields
 from service.gateway.http.parse import RequestContext, check_model, constraint_of, explain, parse_generate
-from service.gateway.http.protocol import PROMPTS, GenerateCommon, Json, StrictModel
+from service.gateway.http.protocol import PROMPTS, BodyModel, GenerateCommon, Json, StrictModel
 from service.gateway.http.translate import translated
 from service.replica_status import ModelCard
 from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
@@ -35,7 +35,7 @@ PASSED: Final = frozenset({*GenerateCommon.model_fields, *KNOBS, "mode", "qualit
 }
 
 
-class LenientModel(BaseModel):
+class LenientModel(BodyModel):
     """An object of a body whose other fields are ignored, such as `cache_control` and `citations`."""
 
     model_config = ConfigDict(strict=True, frozen=True)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pydantic_core import from_json
-
 from service.errors import InvalidRequest
+from service.json_text import read_json_part
 
 #: type of a part -> the field with its text
 _TEXTS: Final = {
@@ -89,7 +88,7 @@ def past_arguments(value: object) -> dict[str, Any]:
     """
     if isinstance(value, str):
         try:
-            value = from_json(value, allow_inf_nan=False, allow_partial=True)
+            value = read_json_part(value)
         except ValueError:  # empty, cut within an escape, or no JSON
             return {}
     return value if isinstance(value, dict) else {}

@@ -14,7 +14,6 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
 
 from service.constraints.constraint import Constraint
 from service.data import Arrival
@@ -25,7 +24,16 @@ from service.engine.request import MAX_SEED, SamplingParams
 from service.errors import InvalidRequest, UnknownModel
 from service.gateway.http.content import check_parts
 from service.gateway.http.fields import IgnoredFields
-from service.gateway.http.protocol import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Json, ResponseFormat
+from service.gateway.http.protocol import (
+    GENERATE,
+    MAX_INTEGER,
+    REQUESTS,
+    GenerateCommon,
+    GenerateQuality,
+    Json,
+    ResponseFormat,
+)
+from service.json_text import read_json
 from service.replica_status import ModelCard
 from service.suggestions import nearest, similar
 from service.wire import Origin, ReplicaRequest, Weights
@@ -74,7 +82,7 @@ class RequestContext:
 def parse_json(body: bytes) -> Json:
     """The JSON object of a body. InvalidRequest if the body is not a JSON object, or has too many parts."""
     try:
-        value = from_json(body, allow_inf_nan=False)
+        value = read_json(body)
     except ValueError as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -127,7 +135,7 @@ def to_replica_request(
     seed = secrets.randbits(53) if request.seed is None else request.seed
     parsed: Json = {
         "params": make_mode(mode, knobs),
-        "sampling": SamplingParams(**{name: getattr(request, name) for name in _SAMPLING} | {"seed": seed}),
+        "sampling": _sampling(request, seed),
         "bad_words": tuple(request.bad_words),
         "text": request.prompt,
         "token_ids": tuple(request.prompt_token_ids) if request.prompt_token_ids else None,
@@ -142,7 +150,7 @@ def to_replica_request(
         timeout_s=timeout_s,
         arrived=Arrival.now(),
         stop=tuple(request.stop or ()),
-        stop_token_ids=frozenset(request.stop_token_ids),
+        stop_token_ids=frozenset(token for token in request.stop_token_ids if token <= MAX_INTEGER),
         ignore_eos=request.ignore_eos,
         stream_steps=request.stream_steps,
         cache_salt=context.salted(request.cache_salt or ""),
@@ -156,6 +164,11 @@ def to_replica_request(
         quality=getattr(request, "quality", None) or "",
         **(parsed | fields),
     )
+
+
+def _sampling(request: GenerateCommon, seed: int) -> SamplingParams:
+    fields = {name: getattr(request, name) for name in _SAMPLING}
+    return SamplingParams(**fields | {"seed": seed, "top_k": min(request.top_k, MAX_INTEGER)})
 
 
 def _note_ignored_keywords(constraint: Constraint | None, ignored: IgnoredFields) -> None:
@@ -225,15 +238,18 @@ def _constraint(request: GenerateCommon) -> Constraint | None:
 
 def _of_format(form: ResponseFormat) -> Constraint | None:
     schema = form.json_schema
-    if (form.type == "json_schema") != (schema is not None):
-        is_there = "is missing" if schema is None else "is given"
-        raise InvalidRequest(
-            f"response_format.type is {form.type!r} and response_format.json_schema {is_there}; "
-            "type json_schema has one, others have none",
-            param="response_format.json_schema",
-        )
+    for kind, name in (("json_schema", "json_schema"), ("structural_tag", "format")):
+        if (form.type == kind) != ((value := getattr(form, name)) is not None):
+            is_there = "is missing" if value is None else "is given"
+            raise InvalidRequest(
+                f"response_format.type is {form.type!r} and response_format.{name} {is_there}; "
+                f"type {kind} has one, others have none",
+                param=f"response_format.{name}",
+            )
     if form.type == "text":
         return None
+    if form.format is not None:
+        return Constraint.tags(form.format, "response_format.format")
     if schema is None:
         return Constraint.json(None, "response_format")
     return Constraint.json(schema.schema_, _SCHEMA_PARAM, strict=bool(schema.strict))
@@ -273,6 +289,8 @@ def _explain(problem: Mapping[str, Any], schema: type[BaseModel]) -> tuple[str |
     name = ".".join(str(part) for part in path) or None
     if problem["type"] == "extra_forbidden":
         return name, _unknown(path, mode, schema)
+    if problem["type"] == "missing" and name:
+        return name, f"{name} is missing"
     return name, f"{name or 'the request'} is {_show(problem['input'])}: {problem['msg']}"
 
 

@@ -9,9 +9,10 @@ documents them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -51,12 +52,15 @@ MAX_NEW_TOKENS = 2**31 - 1  # longer than any model; bounds the numbers in error
 
 StopText = Annotated[str, Field(min_length=1)]
 _Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
-StopTexts = Annotated[
-    _Stops,
-    BeforeValidator(
-        lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=StopText | _Stops
-    ),
-]
+
+
+def _stops_of(value: object) -> object:
+    """A list of stop texts. An empty text, as forms of clients send it, ends nothing and is left out."""
+    texts = [value] if isinstance(value, str) else value
+    return [text for text in texts if text != ""] if isinstance(texts, list) else texts
+
+
+StopTexts = Annotated[_Stops, BeforeValidator(_stops_of, json_schema_input_type=str | list[str])]
 
 
 def _or_auto(value: object, whole_number: ValidatorFunctionWrapHandler) -> object:
@@ -79,7 +83,47 @@ def _typed(knob: Knob) -> Any:
 _KNOB_TYPES: Mapping[str, Any] = {name: _typed(knob) for name, knob in KNOBS.items()}
 
 
-class StrictModel(BaseModel):
+class BodyModel(BaseModel):
+    """An object of a body. A field with null counts as absent. `16.0` is a whole number, as JSON Schema says."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        whole = _whole_number_fields(cls)
+        return {name: whole_number(item) if name in whole else item for name, item in value.items() if item is not None}
+
+
+@cache
+def _whole_number_fields(model: type[BaseModel]) -> frozenset[str]:
+    """The names of the fields that take whole numbers or lists of them, and no other numbers."""
+    return frozenset(
+        field.alias or name
+        for name, field in model.model_fields.items()
+        if int in (kinds := _kinds(field.annotation)) and float not in kinds
+    )
+
+
+def _kinds(annotation: Any) -> set[object]:
+    """The plain types that a type contains, within unions and lists."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, UnionType, list}:
+        return {kind for argument in get_args(annotation) for kind in _kinds(argument)}
+    return {annotation}
+
+
+def whole_number(value: object) -> object:
+    """A number such as 16.0 as a whole number, in a list, too. Other values stay."""
+    if type(value) is float and value.is_integer():
+        return int(value)
+    return (
+        [whole_number(item) for item in value] if isinstance(value, list) and float in set(map(type, value)) else value
+    )
+
+
+class StrictModel(BodyModel):
     """An object of a body that has no other fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -97,13 +141,16 @@ ONE_PROMPT: list[JsonValue] = [
     {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in PROMPTS
 ]
 
+#: the largest integer that a replica can be sent, apart from those in messages and tools
+MAX_INTEGER = 2**63 - 1
 #: the engine checks the upper bound, which depends on the model
-TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
+TokenId = Annotated[int, Field(le=MAX_INTEGER), WithJsonSchema({"type": "integer", "minimum": 0})]
 
 
 #: JSON has texts as keys
 LogitBias = dict[
-    Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
+    Annotated[int, Field(strict=False, ge=0, le=MAX_INTEGER)],
+    Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)],
 ]
 BadWord = Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]
 
@@ -118,20 +165,26 @@ class JsonSchemaFormat(StrictModel):
 
 
 #: the rule that `parse.py` checks, for readers of the OpenAPI document
-_SCHEMA_ONLY_WITH_ITS_TYPE: JsonDict = {
-    "if": {"properties": {"type": {"const": "json_schema"}}},
-    "then": {"required": ["json_schema"], "properties": {"json_schema": {"type": "object"}}},
-    "else": {"properties": {"json_schema": {"type": "null"}}},
+_ONLY_WITH_ITS_TYPE: JsonDict = {
+    "allOf": [
+        {
+            "if": {"properties": {"type": {"const": kind}}},
+            "then": {"required": [field], "properties": {field: {"type": "object"}}},
+            "else": {"properties": {field: {"type": "null"}}},
+        }
+        for kind, field in (("json_schema", "json_schema"), ("structural_tag", "format"))
+    ]
 }
 
 
 class ResponseFormat(StrictModel):
-    """The form of the answer, as OpenAI names it. `json_object`: any JSON object."""
+    """The form of the answer, as OpenAI names it. `json_object`: any JSON object. `structural_tag`: as in vLLM."""
 
-    model_config = ConfigDict(json_schema_extra=_SCHEMA_ONLY_WITH_ITS_TYPE)
+    model_config = ConfigDict(json_schema_extra=_ONLY_WITH_ITS_TYPE)
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = Field(None, description="with type json_schema only")
+    format: dict[str, Any] | None = Field(None, description="with type structural_tag only: free text with tags")
 
 
 Regex = Annotated[str, Field(min_length=1, max_length=MAX_REGEX)]

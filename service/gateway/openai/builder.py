@@ -12,7 +12,8 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from importlib.metadata import version
+from typing import ClassVar, Final, Generic, TypeVar
 
 from pydantic_core import to_json
 
@@ -39,6 +40,7 @@ from service.text import tools
 from service.wire import Answer, Chunk, Ending, Progress, ReplicaRequest
 
 DONE = b"data: [DONE]\n\n"
+_FINGERPRINT: Final = f"mrp-serve-{version('mrp-serve')}"
 
 _Choice = TypeVar("_Choice", TextChoice, MessageChoice)
 
@@ -70,7 +72,13 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         self._written = [0] * len(requests)  # characters of each choice's text that have log-probabilities
         self._endings: dict[int, Ending] = {}
         name = self._ID_PREFIX + requests[0].request_id
-        self._head: CompletionHead = {"id": name, "created": int(time.time()), "model": model}
+        self._head: CompletionHead = {
+            "id": name,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": _FINGERPRINT,
+            "service_tier": "default",
+        }
 
     # --- the form of a choice ----------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Chat templates get the messages as `text.tools` makes them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -15,6 +15,9 @@ from service.errors import InvalidRequest
 from service.gateway.http.api_requests import LenientModel
 from service.gateway.http.content import part_text, past_arguments
 from service.text.tools import assistant_message, tool_message
+
+#: the id of a call in the older form `function_call`, before the function's name
+_OLDER: Final = "function_call:"
 
 
 def _text_of(content: object) -> object:
@@ -28,15 +31,28 @@ def _text_of(content: object) -> object:
 
 
 def _filled(message: object) -> object:
-    """A message without its null fields, and without calls of tools that are no functions."""
+    """A message without its null fields, with calls of other kinds as calls of functions."""
     if not isinstance(message, Mapping):
         return message
     filled = {name: value for name, value in message.items() if value is not None}
     if isinstance(calls := filled.get("tool_calls"), list):
-        filled["tool_calls"] = [
-            call for call in calls if not isinstance(call, Mapping) or call.get("type") in (None, "function")
-        ]
+        filled["tool_calls"] = [_function_call(call) for call in calls]
+    if isinstance(older := filled.get("function_call"), Mapping) and "tool_calls" not in filled:
+        filled["tool_calls"] = [{"id": f"{_OLDER}{older.get('name')}", "function": older}]
+    if filled.get("role") == "function":
+        filled |= {"role": "tool", "tool_call_id": f"{_OLDER}{filled.get('name')}"}
     return filled
+
+
+def _function_call(call: object) -> object:
+    """A call of a custom tool, or of another kind, as a call of a function. The tool's text is its one argument."""
+    if not isinstance(call, Mapping) or not isinstance(kind := call.get("type"), str) or kind == "function":
+        return call
+    called = call.get(kind)
+    fields = called if isinstance(called, Mapping) else {}
+    name = fields.get("name")
+    function = {"name": name if isinstance(name, str) else kind, "arguments": {"input": fields.get("input", "")}}
+    return {"id": call.get("id"), "function": function}
 
 
 class TextPart(BaseModel):

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from service.gateway.http.answers import DecodedStats, StopToken, Traced, Usage
 from service.gateway.http.api_requests import ApiRequest, ToolName
-from service.gateway.http.protocol import MAX_ANSWERS, MAX_NEW_TOKENS, Json, StrictModel
+from service.gateway.http.protocol import MAX_ANSWERS, MAX_INTEGER, MAX_NEW_TOKENS, Json, StrictModel, whole_number
 from service.gateway.openai.chat import ReceivedMessage
 from service.text.tools.calls import MAX_TOOLS
 
@@ -54,8 +54,9 @@ def prompts_of(value: object) -> tuple[CompletionPrompt, ...]:
 def _prompt_of(value: object) -> CompletionPrompt | None:
     if isinstance(value, str):
         return value or None
-    if isinstance(value, list) and value and all(type(item) is int for item in value):
-        return tuple(value)
+    ids = whole_number(value)
+    if isinstance(ids, list) and ids and all(type(item) is int for item in ids) and max(ids) <= MAX_INTEGER:
+        return tuple(ids)
     return None
 
 
@@ -73,9 +74,9 @@ class FunctionSpec(StrictModel):
 
 
 class ToolSpec(StrictModel):
-    """A tool that the model may call."""
+    """A tool that the model may call. `type` may be left out, as in vLLM."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: FunctionSpec
 
 
@@ -109,7 +110,7 @@ class AllowedChoice(StrictModel):
 def _any_tool_choice(value: object, validate: ValidatorFunctionWrapHandler) -> object:
     """One error instead of one for each kind of choice."""
     try:
-        return validate(value)
+        return validate("required" if value == "any" else value)  # Mistral's name
     except ValidationError:
         message = "none, auto, required, a function by its name or allowed_tools is expected"
         raise PydanticCustomError("tool_choice", message) from None
@@ -257,11 +258,13 @@ class OpenAiUsage(Usage):
 
 
 class CompletionHead(TypedDict):
-    """The first fields of the answers and the frames of both routes."""
+    """The first fields of the answers and the frames of both routes. `system_fingerprint`: this program's version."""
 
     id: str
     created: int
     model: str
+    system_fingerprint: str
+    service_tier: Literal["default"]
 
 
 class CompletionAnswer(CompletionHead):

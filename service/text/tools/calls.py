@@ -5,6 +5,7 @@ The routes make them from the fields of their bodies. This module knows no route
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ ToolChoiceMode = Literal["none", "auto", "required"]
 #: OpenAI allows 64 characters of these, Anthropic 128; nothing in a name has to be escaped in any format
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 MAX_TOOLS: Final = 256
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +45,22 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema of the arguments, which are always an object. InvalidRequest if the schema excludes objects."""
+        """The schema of the arguments, which are always an object.
+
+        A type that excludes objects is wrong: InvalidRequest if the tool is strict, else any object is allowed.
+        """
         if self.parameters is None:
             return {"type": "object", "properties": {}, "additionalProperties": False}
-        schema = {"type": "object", **self.parameters}
-        if schema["type"] != "object":
+        types = self.parameters.get("type")
+        if types is None or types == "object" or (isinstance(types, list) and "object" in types):
+            return {**self.parameters, "type": "object"}
+        if self.strict:
             raise InvalidRequest(
-                f"the parameters of the tool {self.name!r} have the type {str(schema['type'])[:80]!r}, "
-                "allowed is 'object'",
+                f"the parameters of the tool {self.name!r} have the type {str(types)[:80]!r}, allowed is 'object'",
                 param="tools",
             )
-        return schema
+        _log.warning("a tool's parameters are of a type without objects, and are not enforced")
+        return {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,8 @@ class ToolCall:
 class ToolUse:
     """The tools that an answer may call. `among`: the only allowed names, all if empty. `parallel`: several calls.
 
-    InvalidRequest if names are not allowed, not unique or not among the tools.
+    Of two tools with one name, a call fits the schema of either. InvalidRequest if names are not allowed, or not among
+    the tools.
     """
 
     tools: tuple[Tool, ...]
@@ -80,12 +89,10 @@ class ToolUse:
         names = [tool.name for tool in self.tools]
         if len(names) > MAX_TOOLS:
             raise InvalidRequest(f"tools has {len(names)} tools, allowed are {MAX_TOOLS}", param="tools")
-        for index, name in enumerate(names):
+        for name in names:
             if not _NAME.fullmatch(name):
                 allowed = "1 to 128 letters, digits, '_', '-' and '.'"
                 raise InvalidRequest(f"a tool's name is {name[:140]!r}, allowed are {allowed}", param="tools")
-            if name in names[:index]:
-                raise InvalidRequest(f"two tools have the name {name!r}", param="tools")
         for name in self.among:
             if name not in names:
                 raise InvalidRequest(

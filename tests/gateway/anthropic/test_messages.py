@@ -133,7 +133,7 @@ async def test_what_coding_agents_send_is_taken(http: httpx.AsyncClient) -> None
         ({"messages": [{"role": "user", "content": [{"text": "w5"}]}]}, "messages.0.content.0", "extract tag"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", "json_schema"),
         ({"mode": "static", "threshold": 0.5}, "threshold", "mode 'static' does not use threshold"),
-        ({"stop_sequences": [""]}, "stop_sequences.0", "stop_sequences"),
+        ({"stop_sequences": [1]}, "stop_sequences.0", "stop_sequences"),
     ],
 )
 async def test_a_refusal_names_the_field(

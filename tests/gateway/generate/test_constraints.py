@@ -128,7 +128,7 @@ async def test_the_trace_shows_what_was_forced(bytes_http: httpx.AsyncClient) ->
             {
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"schema": {"properties": {"a": {"minItems": -1}}}},
+                    "json_schema": {"schema": {"properties": {"a": {"minItems": "1"}}}},
                 }
             },
             "response_format.json_schema.schema",

@@ -198,7 +198,12 @@ async def test_a_history_that_no_client_can_repair(http: httpx.AsyncClient) -> N
         ({"guided_json": "{"}, "guided_json"),
         ({"structured_outputs": 1}, "structured_outputs"),
         ({"structured_outputs": {"json": 1}}, "response_format.json_schema.schema"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "response_format.format.triggers"),
+        ({"response_format": {"type": "structural_tag", "format": {"type": "x"}}}, "response_format.format"),
+        ({"response_format": {"type": "structural_tag", "format": 1}}, "response_format.format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "regex", "value": "a"}, "regex": "a"}, "response_format"),
         ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
         ({"guided_json": {}, "response_format": {"type": "json_object"}}, "guided_json"),
         ({"guided_choice": ["a"], "regex": "a"}, "choice"),
@@ -210,6 +215,7 @@ async def test_a_constraint_that_is_none(http: httpx.AsyncClient, fields: dict[s
 
 
 SCHEMA = {"enum": ["no", "yes"]}
+TAG = {"type": "tag", "begin": "", "content": {"type": "regex", "pattern": "no|yes"}, "end": ""}
 
 
 @pytest.mark.parametrize(
@@ -226,6 +232,15 @@ SCHEMA = {"enum": ["no", "yes"]}
         {"json_schema": SCHEMA},
         {"response_format": {"type": "json_object", "value": SCHEMA}},
         {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        {"response_format": {"type": "json_schema", "schema": SCHEMA}},
+        {"response_format": {"type": "json_schema", "schema": json.dumps(SCHEMA), "strict": True}},
+        {"response_format": {"type": "json", "value": SCHEMA}},
+        {"response_format": {"type": "regex", "value": "no|yes"}},
+        {"response_format": {"type": "regex", "pattern": "no|yes"}},
+        {"response_format": {"type": "regex_schema", "regex_schema": "no|yes"}},
+        {"response_format": {"type": "grammar", "grammar": 'root ::= "no" | "yes"'}},
+        {"response_format": {"type": "structural_tag", "format": TAG}},
+        {"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag", "format": TAG})}},
     ],
 )
 async def test_constraints_of_other_names_hold(caller: Replica, fields: dict[str, Any]) -> None:
@@ -235,3 +250,14 @@ async def test_constraints_of_other_names_hold(caller: Replica, fields: dict[str
         assert (choice["message"]["content"].strip('"'), choice["constraint_met"]) in {("no", True), ("yes", True)}
         [choice] = (await ask(http, COMPLETIONS, BODIES[COMPLETIONS] | sent | {"prompt": "w5"}))["choices"]
         assert (choice["text"].strip('"'), choice["constraint_met"]) in {("no", True), ("yes", True)}
+
+
+async def test_the_older_structural_tag_holds(caller: Replica) -> None:
+    tag = {"begin": "<f>", "schema": {"enum": ["no", "yes"]}, "end": "</f>"}
+    form = {"type": "structural_tag", "structures": [tag], "triggers": ["<f"]}
+    base = BODIES[CHAT] | {"max_tokens": 64, "reasoning_effort": "none", "response_format": form}
+    async with over(caller) as http:
+        for seed in range(3):
+            [choice] = (await ask(http, CHAT, base | {"temperature": 1, "seed": seed}))["choices"]
+            for part in choice["message"]["content"].split("<f")[1:]:
+                assert '>"no"</f>'.startswith(part[:10]) or '>"yes"</f>'.startswith(part[:11])

@@ -185,7 +185,7 @@ def test_items_are_the_same_for_any_cut(width: int) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input.0.message.content.0.text", "text"),
         ({"tools": [ADD]}, "tools", "tools are given, and"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format.json_schema.schema", "required"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.json_schema.schema", "is missing"),
         ({"max_tokens": 5}, "max_tokens", "use 'max_output_tokens'"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is 0"),
         ({"temperature": 2.5}, "temperature", "0 to 2"),

@@ -313,9 +313,8 @@ def calling(arguments: str) -> dict[str, Any]:
     ("fields", "param", "said"),
     [
         ({"tools": [tool("a b")]}, "tools.0.function.name", "a b"),
-        ({"tools": [tool("a"), tool("a")]}, "tools", "two tools have the name 'a'"),
-        ({"tools": [{"type": "function"}]}, "tools.0.function", "Field required"),
-        ({"tools": [tool("a", {"type": "array"})]}, "tools", "allowed is 'object'"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function", "tools.0.function is missing"),
+        ({"tools": [tool("a", {"type": "array"}, strict=True)]}, "tools", "allowed is 'object'"),
         (
             {"tools": [tool("a"), tool("b", {"properties": {"x": {"uniqueItems": True}}}, strict=True)]},
             "tools.1.function.parameters",

@@ -45,7 +45,7 @@ FIELDS = BodyFields(
 )
 
 #: types of items; items of other types are skipped
-_ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "reasoning"})
+_ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "reasoning", *protocol.CUSTOM})
 
 
 def parse_responses(body: Mapping[str, Any], context: RequestContext) -> ResponsesBuilder:

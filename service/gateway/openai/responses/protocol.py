@@ -6,7 +6,7 @@ The model of the body has OpenAI's own fields. POST /generate parses the fields 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Final, Literal, NotRequired
 
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
@@ -84,8 +84,19 @@ class ReasoningItem(LenientModel):
     content: Annotated[list[ThoughtPart], Field(fail_fast=True)] | None = None
 
 
+#: type of an item of a custom tool -> the type of a function's item
+CUSTOM: Final = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}
+
+
 def _with_type(item: object) -> object:
-    return {"type": "message", **item} if isinstance(item, Mapping) and item.get("type") is None else item
+    """An item with its type. A custom tool's call is a function's call, with the tool's text as its one argument."""
+    if not isinstance(item, Mapping):
+        return item
+    if (kind := item.get("type")) is None:
+        return {**item, "type": "message"}
+    if isinstance(kind, str) and kind in CUSTOM:
+        return {**item, "type": CUSTOM[kind], "arguments": {"input": item.get("input", "")}}
+    return item
 
 
 class Untyped(LenientModel):
@@ -108,7 +119,7 @@ InputItem = Annotated[
 class FunctionTool(StrictModel):
     """A function that the model may call. `strict`: unsupported keywords of `parameters` are refused, else ignored."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; default: no arguments")
@@ -223,7 +234,9 @@ class ResponseObject(TypedDict):
     id: str
     object: Literal["response"]
     created_at: float
+    completed_at: float | None
     status: ItemStatus
+    background: Literal[False]
     error: None
     incomplete_details: dict[str, str] | None
     model: str
@@ -233,13 +246,21 @@ class ResponseObject(TypedDict):
     metadata: dict[str, str]
     parallel_tool_calls: bool
     previous_response_id: None
+    prompt_cache_key: str | None
     reasoning: Json | None
+    service_tier: Literal["default"]
     store: Literal[False]
     temperature: float
     text: Json
     tool_choice: str | Json
     tools: list[Json]
     top_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    top_logprobs: Literal[0]
+    max_tool_calls: None
+    safety_identifier: None
+    user: None
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
     stats: NotRequired[DecodedStats]

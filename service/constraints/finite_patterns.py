@@ -1,0 +1,114 @@
+"""Patterns of `patternProperties` that allow only names which the schema has, written as `properties`.
+
+llguidance 1.9 takes an object's own names out of its patterns. Where nothing remains of a pattern, it still lets an
+answer go on to a further property, whose name cannot be written. Runs where the library is: in a trial first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
+
+from service.constraints.json_schema import SCHEMAS_BY_NAME, VALUES
+from service.constraints.references import items_of
+
+#: parts of a pattern that are no alternatives of the whole: escapes, classes; and brackets
+_PART: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+#: the most patterns and names that are compared, and the most characters of a pattern with its names
+_MAX_COMPARED, _MAX_LENGTH = 10_000, 1_000
+
+#: whether an expression matches no other texts than the names
+IsEmpty = Callable[[str, list[str]], bool]
+
+
+def with_names_of_finite_patterns(schema: Any, is_empty: IsEmpty) -> Any:
+    """The schema with `properties` for each pattern that allows only names which stand anywhere in the schema."""
+    if isinstance(schema, dict) and any("patternProperties" in part for part in _objects(schema)):
+        return _Rewriter(schema, is_empty).rewritten(schema)
+    return schema
+
+
+class _Rewriter:
+    def __init__(self, root: Any, is_empty: IsEmpty) -> None:
+        names: dict[str, None] = {}
+        for part in _objects(root):
+            properties, required = part.get("properties"), part.get("required")
+            names |= dict.fromkeys(properties if isinstance(properties, dict) else ())
+            names |= dict.fromkeys(name for name in items_of(required) if isinstance(name, str))
+        self._names, self._is_empty, self._compared = list(names), is_empty, 0
+
+    def rewritten(self, schema: Any) -> Any:
+        if isinstance(schema, list):
+            return [self.rewritten(part) for part in schema]
+        if not isinstance(schema, dict):
+            return schema
+        changed = {name: self._within(name, value) for name, value in schema.items()}
+        patterns = changed.get("patternProperties")
+        if isinstance(patterns, dict) and isinstance(changed.get("properties", {}), dict):
+            for pattern in list(patterns):
+                if matched := self._only_names(pattern):
+                    self._name(changed, matched, patterns.pop(pattern))
+            if not patterns:
+                del changed["patternProperties"]
+        return changed
+
+    def _within(self, keyword: str, value: Any) -> Any:
+        if keyword in VALUES:
+            return value
+        if keyword in SCHEMAS_BY_NAME and isinstance(value, dict):
+            return {name: self.rewritten(part) for name, part in value.items()}
+        return self.rewritten(value)
+
+    def _only_names(self, pattern: str) -> list[str]:
+        """The names that a pattern allows, if it allows no others. Empty if it does."""
+        self._compared += 1 + len(self._names)
+        if (whole := _whole(pattern)) is None or self._compared > _MAX_COMPARED:
+            return []
+        matched = [name for name in self._names if _matches(pattern, name)]
+        is_short = len(whole) + sum(map(len, matched)) <= _MAX_LENGTH
+        return matched if matched and is_short and self._is_empty(whole, matched) else []
+
+    @staticmethod
+    def _name(schema: dict[str, Any], names: list[str], value: Any) -> None:
+        properties = dict(schema.get("properties", {}))
+        for name in names:
+            properties[name] = {"allOf": [properties[name], value]} if name in properties else value
+        schema["properties"] = properties
+
+
+def _whole(pattern: str) -> str | None:
+    """A pattern that matches whole texts as an expression without anchors. None for any other pattern."""
+    alternatives, depth = [""], 0
+    for part in _PART.findall(pattern):
+        depth += {"(": 1, ")": -1}.get(part, 0)
+        if part == "|" and depth == 0:
+            alternatives.append("")
+        else:
+            alternatives[-1] += part
+    if not all(part.startswith("^") and part.endswith("$") and not part.endswith("\\$") for part in alternatives):
+        return None
+    return "|".join(f"(?:{part[1:-1]})" for part in alternatives)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Whether a pattern matches in a name, by the same kind of library as the grammar's: in linear time."""
+    try:
+        SchemaValidator(core_schema.str_schema(pattern=pattern)).validate_python(name)
+    except (ValidationError, SchemaError):
+        return False
+    return True
+
+
+def _objects(root: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a schema, most of which are schemas."""
+    parts = [root]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            yield part
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part

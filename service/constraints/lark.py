@@ -1,0 +1,152 @@
+"""Writes grammars in llguidance's form of Lark: tool calls, structural tags, and the lead before an answer.
+
+Marks of tool calls such as `<tool_call>` may be single tokens. They are then written as tokens, and their spelling in
+other tokens is not allowed in free text. So a mark in the answer's text is always the token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from service.constraints.checks import check_grammar
+from service.constraints.constraint import Constraint, Lead
+from service.constraints.structural_tags import GrammarWriter, TagRules
+
+#: JSON on one line, as `json.dumps` writes it. So the grammar forces most tokens, and no answer is white space.
+JSON_OPTIONS: Final[Any] = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "lenient": False,
+}
+
+#: text -> token
+TokenMarks = Mapping[str, int]
+
+
+def lark_grammar(source: str) -> str:
+    """The grammar of a text in Lark's or llama.cpp's form. ValueError if intersections in it are too large."""
+    text = any_to_lark(source)
+    check_grammar(text)
+    return LLMatcher.grammar_from_lark(text)
+
+
+def calls_grammar(constraint: Constraint, content: str | None, marks: TokenMarks) -> str:
+    """The grammar of a constraint of the kind `calls`. `content`: the grammar of an answer without calls, if any."""
+    source = json.loads(constraint.source)
+    opening, between, closing = source["texts"]
+    more = f" ({_literal(between, marks)} call)*" if source["parallel"] else ""
+    calls = f"call{more} {_literal(closing, marks)}"
+    lead = constraint.lead
+    unlike = () if lead is None or lead.in_prompt else (lead.begin,)
+    start, parts = _literal(opening, marks), []
+    if content is not None:
+        start, parts = f"@content | {start} calls", _with_name("content", content)
+    elif not source["required"]:
+        start = f"TEXT | {_up_to(opening, marks)} calls"
+    else:
+        start = f"{start} calls"
+    rules = [
+        f"start: {start}",
+        f"calls: {calls}",
+        f"TEXT: {_free((opening,), unlike)}",
+        f"BEFORE: {_free((opening,), unlike) if opening in marks else _ending(opening, unlike=unlike)}",
+        "call: " + " | ".join(f"call_{i}" for i in range(len(source["forms"]))),
+    ]
+    for i, (_, head, schema, tail, _) in enumerate(source["forms"]):
+        rules.append(f"call_{i}: {_literal(head, marks)} arguments_{i} {_literal(tail, marks)}")
+        rules.append(f"arguments_{i}: {_json_rule(schema)}")
+    return _joined("\n".join(rules), parts)
+
+
+def tags_grammar(form: Mapping[str, Any], marks: TokenMarks) -> str:
+    """The grammar of a structural tag."""
+    writer = GrammarWriter(
+        literal=partial(_literal, marks=marks),
+        text=_free,
+        ending=_ending,
+        has_mark=lambda text: text.startswith(tuple(marks)),
+        schema=_json_rule,
+        pattern=lambda pattern: f"/{slashed(pattern)}/",
+    )
+    rules = TagRules(writer)
+    start = rules.expression(form)
+    parts = [part for name, text in rules.grammars.items() for part in _with_name(name, lark_grammar(text))]
+    text = "\n".join([f"start: {start}", *rules.rules])
+    check_grammar(text)
+    return _joined(text, parts)
+
+
+def with_lead(lead: Lead, grammar: str, marks: TokenMarks) -> str:
+    """The grammar with a lead before it."""
+    up_to = f"THOUGHT {_literal(lead.end, marks)}" if lead.end in marks else "THOUGHT"
+    text = _free((lead.end,), ()) if lead.end in marks else _ending(lead.end)
+    begin = "" if lead.in_prompt else _literal(lead.begin, marks)
+    start = "lead @answer" if lead.in_prompt else "lead @answer | @answer"
+    rules = [f"start: {start}", f"lead: {begin} {up_to} {_literal(lead.gap, marks)}", f"THOUGHT: {text}"]
+    return _joined("\n".join(rules), _with_name("answer", grammar))
+
+
+def _up_to(mark: str, marks: TokenMarks) -> str:
+    """A free text or none, and the mark."""
+    return f"BEFORE? {_literal(mark, marks)}" if mark in marks else "BEFORE"
+
+
+def _literal(text: str, marks: TokenMarks) -> str:
+    """A text. Marks that are tokens are written as tokens."""
+    longest_first = sorted(marks, key=len, reverse=True)
+    pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+    parts = re.split(f"({pattern})", text)
+    written = [
+        f"<[{marks[part]}]>" if part in marks else json.dumps(part, ensure_ascii=False) for part in parts if part
+    ]
+    return " ".join(written)
+
+
+def _json_rule(schema: Any) -> str:
+    """The body of a rule for JSON that fits a schema."""
+    return f"%json {json.dumps({'x-guidance': JSON_OPTIONS, **schema}, ensure_ascii=False)}"
+
+
+def _free(without: Sequence[str], unlike: Sequence[str] = ()) -> str:
+    """The pattern of texts without any of `without` in them, and with none of `unlike` at the beginning."""
+    excluded = [f"(?s:.*){text_pattern(text)}(?s:.*)" for text in without]
+    return _excluding("(?s:.*)", excluded, unlike)
+
+
+def _ending(mark: str, without: Sequence[str] = (), unlike: Sequence[str] = ()) -> str:
+    """The pattern of texts that end with the first mark in them. `without`, `unlike`: as above."""
+    excluded = [f"(?s:.*){text_pattern(mark)}(?s:.+)", *(f"(?s:.*){text_pattern(text)}(?s:.*)" for text in without)]
+    return _excluding(f"(?s:.*){text_pattern(mark)}", excluded, unlike)
+
+
+def _excluding(pattern: str, excluded: Sequence[str], unlike: Sequence[str]) -> str:
+    excluded = [*excluded, *(f"\\s*{text_pattern(text)}(?s:.*)" for text in unlike)]
+    return " & ".join([f"/{pattern}/", *(f"~/{other}/" for other in excluded)])
+
+
+def text_pattern(text: str) -> str:
+    """The pattern of a text, between the slashes of a grammar."""
+    return slashed(re.escape(text))
+
+
+def slashed(pattern: str) -> str:
+    """A pattern between the slashes of a grammar."""
+    return re.sub(r"\\.|/", lambda match: "\\/" if match[0] == "/" else match[0], pattern, flags=re.DOTALL)
+
+
+def _with_name(name: str, grammar: str) -> list[dict[str, Any]]:
+    """The parts of a grammar. The first one gets a name."""
+    parts = json.loads(grammar)["grammars"] if grammar.startswith('{"grammars"') else [{"lark_grammar": grammar}]
+    return [{**parts[0], "name": name}, *parts[1:]]
+
+
+def _joined(first: str, parts: list[dict[str, Any]]) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": first}, *parts]}, ensure_ascii=False)

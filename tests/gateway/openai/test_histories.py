@@ -1,0 +1,357 @@
+"""A conversation goes on: what the service has answered can be sent back, on every API, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from service.replica.replica import Replica
+from tests.gateway.chatting import tokenizer
+from tests.gateway.helpers import over
+from tests.gateway.local import LinkedBackend
+
+MESSAGES, CHAT, RESPONSES, GENERATE = "/v1/messages", "/v1/chat/completions", "/v1/responses", "/generate"
+SEEDS = range(12)
+ANY: dict[str, Any] = {"type": "object"}
+NUMBERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"i": {"type": "integer"}, "n": {"type": "number"}},
+    "required": ["i", "n"],
+}
+NESTED: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/list"}},
+    "required": ["a"],
+    "$defs": {
+        "list": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/list"}, {"type": "null"}]}, "minItems": 1}
+    },
+}
+#: letters that answers of a seed prefer: long numbers, deep lists, halves of surrogate pairs
+LIKED = ("", "7", "[", "\\ud8")
+TOOLS = {"f": ANY, "numbers": NUMBERS, "nested": NESTED}
+
+
+@pytest.fixture
+async def http(caller: Replica) -> AsyncIterator[httpx.AsyncClient]:
+    async with over(LinkedBackend(caller)) as client:
+        yield client
+
+
+def liked(seed: int) -> dict[str, float]:
+    """The bias towards some letters, by their tokens."""
+    return {str(tokenizer().token_to_id(letter)): 4.0 for letter in LIKED[seed % len(LIKED)]}
+
+
+async def answered(http: httpx.AsyncClient, path: str, body: dict[str, Any] | str) -> dict[str, Any]:
+    content = body if isinstance(body, str) else json.dumps(body)
+    response = await http.post(path, content=content)
+    assert response.status_code == 200, (response.text, content[:2000])
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_chats(http: httpx.AsyncClient, seed: int) -> None:
+    asked: list[Any] = [{"role": "user", "content": "w5"}]
+    tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in TOOLS.items()]
+    body = {"model": "golden", "tools": tools, "temperature": 1 + seed % 4 / 3, "seed": seed, "max_tokens": 160}
+    body |= {"tool_choice": ["auto", "required", "required"][seed % 3], "logit_bias": liked(seed)}
+    for _ in range(2):
+        answer = await answered(http, CHAT, {**body, "messages": asked})
+        [choice] = answer["choices"]
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": "17"}
+            for call in choice["message"].get("tool_calls", ())
+        ]
+        asked = [*asked, choice["message"], *results, {"role": "user", "content": "w6"}]
+        body["max_tokens"] = 40
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_messages(http: httpx.AsyncClient, seed: int) -> None:
+    asked: list[Any] = [{"role": "user", "content": "w5"}]
+    tools = [{"name": name, "input_schema": schema} for name, schema in TOOLS.items()]
+    body = {"model": "golden", "tools": tools, "temperature": 1, "seed": seed, "max_tokens": 160}
+    body |= {"tool_choice": {"type": ["auto", "any", "any"][seed % 3]}, "logit_bias": liked(seed)}
+    for _ in range(2):
+        content = (await answered(http, MESSAGES, {**body, "messages": asked}))["content"]
+        results: list[Any] = [
+            {"type": "tool_result", "tool_use_id": block["id"], "content": "17"}
+            for block in content
+            if block["type"] == "tool_use"
+        ]
+        results.append({"type": "text", "text": "w6"})
+        asked = [*asked, {"role": "assistant", "content": content}, {"role": "user", "content": results}]
+        body["max_tokens"] = 40
+    await answered(http, "/v1/messages/count_tokens", {"model": "golden", "tools": tools, "messages": asked})
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_responses(http: httpx.AsyncClient, seed: int) -> None:
+    items: list[Any] = [{"role": "user", "content": "w5"}]
+    tools = [{"type": "function", "name": name, "parameters": schema} for name, schema in TOOLS.items()]
+    body = {"model": "golden", "tools": tools, "temperature": 1 + seed % 4 / 3, "seed": seed, "max_output_tokens": 160}
+    body |= {"tool_choice": ["auto", "required", "required"][seed % 3], "logit_bias": liked(seed)}
+    for _ in range(2):
+        output = (await answered(http, RESPONSES, {**body, "input": items}))["output"]
+        results = [
+            {"type": "function_call_output", "call_id": item["call_id"], "output": "17"}
+            for item in output
+            if item["type"] == "function_call"
+        ]
+        items = [*items, *output, *results, {"role": "user", "content": "w6"}]
+        body["max_output_tokens"] = 40
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_generated_texts(http: httpx.AsyncClient, seed: int) -> None:
+    asked = [{"role": "user", "content": "w5"}]
+    for _ in range(2):
+        body = {"messages": asked, "temperature": 1 + seed % 5 / 2, "seed": seed, "max_new_tokens": 60}
+        text = (await answered(http, GENERATE, body))["text"]
+        asked = [*asked, {"role": "assistant", "content": text}, {"role": "user", "content": "w6"}]
+
+
+def nested(depth: int) -> str:
+    return f'{{"a": {"[" * depth}1{"]" * depth}}}'
+
+
+ARGUMENTS = {
+    "20 digits": '{"id": 20240816000012345678}',
+    "400 digits": f'{{"id": -{"9" * 400}}}',
+    "5000 digits": f'{{"id": {"9" * 5000}}}',
+    "large float": '{"a": [1e400, -1e400, 1e-400, 12345678901234567890.5]}',
+    "half a pair": '{"a": "x\\ud83d"}',
+    "whole pair": '{"a": "\\ud83d\\ude00 \\\\ud83d"}',
+    "cut": '{"a": [1, {"b": "c',
+    "none": "",
+    "no object": "[1]",
+    "130 levels": nested(130),
+    "190 levels": nested(188),
+    "1000 levels": nested(1000),
+}
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
+async def test_calls_with_any_arguments(http: httpx.AsyncClient, arguments: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "w5"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "w6"},
+    ]
+    await answered(http, CHAT, {"model": "golden", "max_tokens": 4, "messages": messages})
+    items = [
+        {"role": "user", "content": "w5"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments},
+        {"type": "function_call_output", "call_id": "c", "output": "w6"},
+    ]
+    await answered(http, RESPONSES, {"model": "golden", "max_output_tokens": 4, "input": items})
+
+
+#: of the objects above, those that a body can hold as they are
+OBJECTS = ("20 digits", "400 digits", "large float", "half a pair", "whole pair", "130 levels", "190 levels")
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+async def test_blocks_with_any_input(http: httpx.AsyncClient, name: str) -> None:
+    content = [{"type": "tool_use", "id": "c", "name": "f", "input": "INPUT"}]
+    result = [{"type": "tool_result", "tool_use_id": "c", "content": "w6"}]
+    messages = [
+        {"role": "user", "content": "w5"},
+        {"role": "assistant", "content": content},
+        {"role": "user", "content": result},
+    ]
+    body = json.dumps({"model": "golden", "max_tokens": 4, "messages": messages})
+    await answered(http, MESSAGES, body.replace('"INPUT"', ARGUMENTS[name]))
+
+
+async def test_halves_of_characters_and_a_byte_order_mark(http: httpx.AsyncClient) -> None:
+    for path, body in (
+        (GENERATE, {"messages": [{"role": "user", "content": "HALF"}], "max_new_tokens": 2}),
+        (CHAT, {"model": "golden", "messages": [{"role": "user", "content": "HALF"}], "max_tokens": 2}),
+        (RESPONSES, {"model": "golden", "input": "HALF", "max_output_tokens": 2}),
+    ):
+        text = json.dumps(body)
+        tokens = [
+            (await answered(http, path, text.replace("HALF", half)))["usage"]
+            for half in ("w5\\ud83d", "w5\\udc00", "w5\ufffd")
+        ]
+        assert {usage.get("prompt_tokens", usage.get("input_tokens")) for usage in tokens} == {
+            tokens[0].get("prompt_tokens", tokens[0].get("input_tokens"))
+        }
+        await answered(http, path, "\ufeff" + text)
+
+
+CUSTOM = [
+    {"id": "c", "type": "custom", "custom": {"name": "run", "input": "ls"}},
+    {"id": "c", "type": "custom", "custom": {}},
+    {"id": "c", "type": "mcp", "server": "x"},
+]
+
+
+@pytest.mark.parametrize("call", CUSTOM)
+async def test_calls_of_other_kinds_and_their_results(http: httpx.AsyncClient, call: dict[str, Any]) -> None:
+    messages = [
+        {"role": "user", "content": "w5"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "w6"},
+    ]
+    await answered(http, CHAT, {"model": "golden", "max_tokens": 4, "messages": messages})
+
+
+async def test_a_custom_call_is_shown_like_a_functions_call(http: httpx.AsyncClient) -> None:
+    items: list[Any] = [
+        {"role": "user", "content": "w5"},
+        {"type": "custom_tool_call", "call_id": "c", "name": "run", "input": "ls"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "w6"},
+    ]
+    same = [
+        items[0],
+        {"type": "function_call", "call_id": "c", "name": "run", "arguments": '{"input": "ls"}'},
+        {"type": "function_call_output", "call_id": "c", "output": "w6"},
+    ]
+    body = {"model": "golden", "max_output_tokens": 4}
+    custom, function = [await answered(http, RESPONSES, {**body, "input": given}) for given in (items, same)]
+    assert custom["usage"]["input_tokens"] == function["usage"]["input_tokens"]
+    older = [
+        {"role": "user", "content": "w5"},
+        {"role": "assistant", "content": None, "function_call": {"name": "run", "arguments": '{"input": "ls"}'}},
+        {"role": "function", "name": "run", "content": "w6"},
+    ]
+    chat = await answered(http, CHAT, {"model": "golden", "max_tokens": 4, "messages": older})
+    assert chat["usage"]["prompt_tokens"] == function["usage"]["input_tokens"]
+
+
+async def test_a_nested_null_counts_as_absent(http: httpx.AsyncClient) -> None:
+    user = [{"role": "user", "content": "w5"}]
+    tool = {"name": "f", "description": None, "parameters": None, "strict": None}
+    stream = {"include_usage": None, "include_obfuscation": None}
+    nulls: list[tuple[str, dict[str, Any]]] = [
+        (CHAT, {"messages": user, "stream": True, "stream_options": stream}),
+        (CHAT, {"messages": user, "tools": [{"type": "function", "function": tool}], "tool_choice": None}),
+        (CHAT, {"messages": user, "response_format": {"type": "text", "json_schema": None}}),
+        (CHAT, {"messages": user, "chat_template_kwargs": {"enable_thinking": None}}),
+        (CHAT, {"messages": [{"role": "user", "content": "w5", "tool_calls": None, "name": None}]}),
+        (MESSAGES, {"messages": user, "tool_choice": {"type": "auto", "disable_parallel_tool_use": None}}),
+        (MESSAGES, {"messages": user, "output_config": {"format": None}, "thinking": None}),
+        (MESSAGES, {"messages": user, "tools": [{"name": "f", "input_schema": {}, "type": None, "strict": None}]}),
+        (RESPONSES, {"input": "w5", "text": {"format": None}, "reasoning": {"effort": None}, "metadata": None}),
+        (RESPONSES, {"input": [{"type": None, "role": "user", "content": "w5", "id": None}], "include": None}),
+        (GENERATE, {"messages": user, "temperature": None, "stop": None, "mode": None, "model": None}),
+    ]
+    for path, body in nulls:
+        limit = {MESSAGES: "max_tokens", CHAT: "max_tokens", RESPONSES: "max_output_tokens"}.get(path, "max_new_tokens")
+        response = await http.post(path, json={"model": "golden", limit: 2} | body)
+        assert response.status_code == 200, (path, body, response.text)
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, GENERATE, "/v1/completions"])
+async def test_a_float_without_a_fraction_is_a_whole_number(http: httpx.AsyncClient, path: str) -> None:
+    user = [{"role": "user", "content": "w5"}]
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: {"model": "golden", "messages": user, "max_tokens": 16.0, "n": 1.0, "seed": 3.0, "top_k": 5.0},
+        MESSAGES: {"model": "golden", "messages": user, "max_tokens": 16.0, "top_k": 5.0},
+        RESPONSES: {"model": "golden", "input": "w5", "max_output_tokens": 16.0, "seed": 3.0},
+        GENERATE: {"prompt_token_ids": [1.0, 2.0], "max_new_tokens": 16.0, "stop_token_ids": [3.0], "seed": -0.0},
+        "/v1/completions": {"model": "golden", "prompt": [1.0, 2], "max_tokens": 16.0, "logprobs": 1.0, "seed": -1.0},
+    }
+    await answered(http, path, bodies[path])
+    limit = {RESPONSES: "max_output_tokens", GENERATE: "max_new_tokens"}.get(path, "max_tokens")
+    for wrong in (16.5, "16", 1e400, True):
+        response = await http.post(path, content=json.dumps(bodies[path] | {limit: wrong}).replace("Infinity", "1e400"))
+        assert response.status_code in (400, 422), wrong
+
+
+async def test_small_differences_of_clients(http: httpx.AsyncClient) -> None:
+    user = [{"role": "user", "content": "w5"}]
+    tool = {"function": {"name": "f"}}
+    base = {"model": "golden", "messages": user, "max_tokens": 40}
+    called = await answered(http, CHAT, {**base, "tools": [tool], "tool_choice": "any"})
+    assert called["choices"][0]["message"]["tool_calls"]
+    await answered(http, CHAT, {**base, "stop": ""})
+    await answered(http, CHAT, {**base, "stop": ["", "w999"]})
+    greedy, likeliest = [
+        await answered(http, CHAT, {**base, **fields})
+        for fields in ({"temperature": 0}, {"temperature": 1, "top_p": 0, "seed": 1})
+    ]
+    assert likeliest["choices"][0]["token_ids"] == greedy["choices"][0]["token_ids"]
+    body = {"model": "golden", "input": "w5", "max_output_tokens": 40, "tools": [{"name": "f"}]}
+    await answered(http, RESPONSES, body)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (GENERATE, {"prompt_token_ids": [1, 2**64]}, "prompt_token_ids.1"),
+        (GENERATE, {"prompt": "w5", "logit_bias": {str(2**64): 1}}, f"logit_bias.{2**64}.[key]"),
+        ("/v1/completions", {"model": "golden", "prompt": [1, 2**64]}, "prompt"),
+    ],
+)
+async def test_a_number_that_no_replica_can_be_sent_is_named(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any], param: str
+) -> None:
+    response = await http.post(path, json=body)
+    assert response.status_code in (400, 422)
+    assert response.json()["error"]["param"] == param
+    await answered(http, GENERATE, {"prompt": "w5", "stop_token_ids": [2**64], "top_k": 2**64, "max_new_tokens": 2})
+
+
+BAD: dict[str, Any] = {
+    "2^64": {"type": "object", "properties": {"n": {"type": "integer", "maximum": 18446744073709552000}}},
+    "1e400": {"type": "object", "properties": {"n": {"type": "number", "maximum": 1e308}, "m": {"const": 2**70}}},
+    "no type": {"type": None, "properties": {"n": {"type": "null"}}},
+    "types": {"type": ["object", "null"], "required": None, "properties": {"n": {"minimum": None}}},
+    "no object": {"type": "array", "items": {"type": "null"}},
+    "no type at all": {"type": "strin"},
+    "names": {"properties": {"x-a": {"type": "null"}}, "required": ["x-a"], "patternProperties": {"^x-a$": {}}},
+    "the same name": {"type": "object", "properties": {"n": {"enum": [1]}}},
+}
+
+
+@pytest.mark.parametrize("schema", BAD.values(), ids=BAD)
+async def test_a_bad_tool_hurts_itself_alone(http: httpx.AsyncClient, schema: dict[str, Any]) -> None:
+    good = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    name = "good" if schema is BAD["the same name"] else "bad"
+    tools = [
+        {"type": "function", "function": {"name": called, "parameters": parameters}}
+        for called, parameters in (("good", good), (name, schema))
+    ]
+    body = {"model": "golden", "messages": [{"role": "user", "content": "w5"}], "max_tokens": 200, "tools": tools}
+    choice: Any = {"type": "function", "function": {"name": "good"}}
+    for tool_choice in ("required", choice):
+        answer = await answered(http, CHAT, {**body, "tool_choice": tool_choice, "temperature": 1, "seed": 1})
+        for call in answer["choices"][0]["message"].get("tool_calls", ()):
+            if (
+                call["function"]["name"] == "good"
+                and name == "bad"
+                and answer["choices"][0]["finish_reason"] != "length"
+            ):
+                jsonschema.validate(json.loads(call["function"]["arguments"]), good)
+
+
+async def test_what_is_missing_is_named(http: httpx.AsyncClient) -> None:
+    error = (await http.post(CHAT, json={"model": "golden", "messages": [{"content": "w5"}]})).json()["error"]
+    assert (error["param"], error["message"]) == ("messages.0.role", "messages.0.role is missing")
+
+
+async def test_answers_have_the_keys_that_clients_require(http: httpx.AsyncClient) -> None:
+    """OpenRouter's client refuses an answer without one of these keys, and a chunk whose fingerprint is null."""
+    body = {"model": "golden", "messages": [{"role": "user", "content": "w5"}], "max_tokens": 4}
+    chat = await answered(http, CHAT, body)
+    assert chat["system_fingerprint"].startswith("mrp-serve-")
+    frames = (await http.post(CHAT, json={**body, "stream": True})).text.split("\n\n")
+    first = json.loads(frames[0].removeprefix("data: "))
+    assert first["system_fingerprint"] == chat["system_fingerprint"]
+    penalties = {"frequency_penalty": 0.5, "presence_penalty": -0.5}
+    body = {"model": "golden", "input": "w5", "tools": [{"name": "f", "parameters": ANY}], "tool_choice": "required"}
+    for limit, status in ((4, "incomplete"), (400, "completed")):
+        answer = await answered(http, RESPONSES, {**body, **penalties, "max_output_tokens": limit})
+        assert answer["status"] == status
+        assert (answer["completed_at"] is None) == (status == "incomplete")
+        assert penalties.items() <= answer.items()
