@@ -42,7 +42,7 @@ for capability, dtype, size, group, tile, step, warps in cases["attention"]:
 
 VOCABULARY = """
 from service.engine.forward import sampling_kernels as kernels
-names = dict(logits="*bf16", params="*i32", work="*fp32", out="*fp64")
+names = dict(logits="*bf16", params="*i32", work="*fp32", out="*fp32")
 types = names | dict.fromkeys(("V", "V_STRIDE", "MASK_TOKEN"), "i32")
 sizes = dict(PART=2048, PARTS=75)
 for capability, noise in cases["vocabulary"]:
@@ -55,7 +55,7 @@ CANDIDATES = """
 from service.engine.forward import candidate_kernels as kernels
 ints = dict.fromkeys(("STRIDE", "MASK_TOKEN", "H"), "i32")
 tensors = dict.fromkeys(("highest", "hidden", "head"), "*bf16") | dict.fromkeys(("table", "params"), "*i32")
-tensors |= dict.fromkeys(("tokens", "candidates"), "*i64") | {"out": "*fp64"}
+tensors |= dict.fromkeys(("tokens", "candidates"), "*i64") | {"out": "*fp32"}
 tensors |= dict.fromkeys(("totals", "weights", "logits", "other_weights"), "*fp32")
 for capability, noise in cases["candidates"]:
     types = ints | tensors
