@@ -1,8 +1,9 @@
 """The Pareto frontier of accuracy and speed, the presets on it, and the calibration file that has both.
 
-Point estimates decide, on the prompts that both a plan and static answered. `warnings_of` names the
-uncertain choices. Two speeds within the margin `tie` count as equal. Among equal plans the more accurate one is chosen,
-then the one with more tokens per forward, which is likely to be faster on another device.
+Point estimates decide, on the prompts that both a plan and static answered. A preset allows a plan only if its loss is
+within the margin at every measured temperature. `warnings_of` names the uncertain choices. Two speeds within the margin
+`tie` count as equal. Among equal plans the more accurate one is chosen, then the one with more tokens per forward,
+which is likely to be faster on another device.
 """
 
 from __future__ import annotations
@@ -13,7 +14,17 @@ from itertools import chain
 from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative, Static
 from service.quality.load_bands import bands_of
-from service.quality.schema import QUALITIES, Identity, Margins, Measured, PlanResult, QualityFile, QualityName, Speed
+from service.quality.schema import (
+    QUALITIES,
+    Identity,
+    Margins,
+    Measured,
+    PlanResult,
+    QualityFile,
+    QualityName,
+    SampledResult,
+    Speed,
+)
 
 
 def assemble(
@@ -26,7 +37,7 @@ def assemble(
     chosen = {load: choose(marked, load, margins) for load in loads}
     warnings = (warnings_of(marked, presets, load, margins) for load, presets in chosen.items())
     return QualityFile(
-        version=2,
+        version=3,
         checkpoint=checkpoint,
         measured=measured,
         margins=margins,
@@ -92,16 +103,24 @@ def warnings_of(
 
 
 def _accuracy_warnings(name: str, row: PlanResult, margin: float) -> list[str]:
-    if row.lossless or row.difference_low >= -margin:
+    if row.lossless:
         return []
-    width, plan = max(row.difference - row.difference_low, row.difference_high - row.difference), row.plan.name
+    named = {f"{name}: {row.plan.name!r}": row} | {
+        f"{name}: {row.plan.name!r} at temperature {result.temperature:g}": result for result in row.sampled
+    }
+    return [
+        _accuracy_warning(what, result, margin) for what, result in named.items() if result.difference_low < -margin
+    ]
+
+
+def _accuracy_warning(what: str, result: PlanResult | SampledResult, margin: float) -> str:
+    width = max(result.difference - result.difference_low, result.difference_high - result.difference)
     if width > margin:
-        so_far = (
-            f"{_points(row.difference)} points from static on {row.prompts} prompts, give or take {100 * width:.1f}"
-        )
-        return [f"{name}: {plan!r} is {so_far}, which is more than the margin of {100 * margin:g}: take more prompts"]
-    worst = f"{_points(row.difference_low)} points from static, over the margin of {100 * margin:g}"
-    return [f"{name}: {plan!r} may be as far as {worst}"]
+        away = f"{_points(result.difference)} points from static on {result.prompts} prompts"
+        so_far = f"{away}, give or take {100 * width:.1f}"
+        return f"{what} is {so_far}, which is more than the margin of {100 * margin:g}: take more prompts"
+    worst = f"{_points(result.difference_low)} points from static, over the margin of {100 * margin:g}"
+    return f"{what} may be as far as {worst}"
 
 
 def _points(difference: float) -> str:
@@ -109,8 +128,11 @@ def _points(difference: float) -> str:
 
 
 def _within(rows: Sequence[PlanResult], margin: float) -> list[PlanResult]:
-    """The rows that are at most `margin` less accurate than static. A small tolerance covers rounding."""
-    return [row for row in rows if row.difference >= -margin - 1e-9]
+    """The rows that at no temperature are more than `margin` less accurate than static.
+
+    A small tolerance covers rounding.
+    """
+    return [row for row in rows if row.worst_difference >= -margin - 1e-9]
 
 
 def _fastest(rows: Sequence[PlanResult], at: int, tie: float) -> PlanResult:

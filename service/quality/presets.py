@@ -54,12 +54,17 @@ class Presets:
         """The same presets at a load, in requests at a replica."""
         return replace(self, load=load)
 
-    def plan(self, name: QualityName) -> Plan:
-        """The plan of a quality at the load. QualityNotAvailable says how to make a calibration."""
+    def plan(self, name: QualityName, temperature: float) -> Plan:
+        """The plan of a quality at the load. QualityNotAvailable says how to make a calibration.
+
+        Above the highest measured temperature every quality is `lossless`.
+        """
         if name not in self.bands:
             raise QualityNotAvailable(
                 f"quality is {name!r}, allowed are {', '.join(self.bands)}: {self.missing}", param="quality"
             )
+        if self.measured is not None and temperature > max(self.measured["temperatures"]):
+            name = "lossless"
         return at_load(self.bands[name], self.load)
 
 
