@@ -164,15 +164,22 @@ def make_rows(
     for record in records:
         by_plan[record.plan].append(record)
     static = by_plan[Plan.from_mode(plans[0]).name]
-    return [_row(plan, by_plan[Plan.from_mode(plan).name], static, (clock, timed)) for plan in plans]
+    rows = []
+    for plan in plans:
+        measured = by_plan[Plan.from_mode(plan).name]
+        row = _row(plan, _at(0.0, measured), _at(0.0, static), (clock, timed))
+        rows.append(row.model_copy(update={"sampled": _sampled(measured, static)}))
+    return rows
+
+
+def _at(temperature: float, records: Iterable[ChunkRecord]) -> list[ChunkRecord]:
+    return [record for record in records if record.temperature == temperature]
 
 
 def _row(
     plan: DecodingMode, records: list[ChunkRecord], static: list[ChunkRecord], how: tuple[Clock, int]
 ) -> PlanResult:
-    (clock, timed), all_static = how, static
-    sampled = _sampled(records, all_static)
-    records, static = ([one for one in some if not one.temperature] for some in (records, all_static))
+    clock, timed = how
     answers, static_answers = _answers(records), _answers(static)
     pairs = [(answers[index], static_answers[index]) for index in answers]
     gained, lost = _gained_and_lost(answers, static_answers)
@@ -200,7 +207,6 @@ def _row(
         speed=[
             _speed(_timed(records, together, timed), _timed(static, together, timed), clock) for together in concurrency
         ],
-        sampled=sampled,
     )
 
 
@@ -208,9 +214,7 @@ def _sampled(records: Sequence[ChunkRecord], static: Sequence[ChunkRecord]) -> l
     """The results of a plan at temperatures above 0, ascending."""
     results = []
     for temperature in sorted({record.temperature for record in records} - {0.0}):
-        answers, static_answers = (
-            _answers([record for record in some if record.temperature == temperature]) for some in (records, static)
-        )
+        answers, static_answers = _answers(_at(temperature, records)), _answers(_at(temperature, static))
         gained, lost = _gained_and_lost(answers, static_answers)
         difference = paired_difference(gained, lost, len(answers))
         results.append(

@@ -271,10 +271,11 @@ def _near(predicted: Pick, token: int, margin: float) -> Pick | None:
     """The pick of a drafted token if it is the backbone's choice or within the margin. Else None."""
     if token == predicted.token:
         return predicted
-    known = predicted.logprobs
-    if known is None or len(known.top) < _TOP_LOGPROBS or known.confidences[1] <= margin * known.confidences[0]:
+    logprobs = predicted.logprobs
+    if logprobs is None or len(logprobs.top) < _TOP_LOGPROBS:
         return None
-    for (other, logprob), confidence in zip(known.top[:_TOP_LOGPROBS], known.confidences, strict=False):
-        if other == token:
-            return Pick(predicted.position, token, confidence, known, logprob)
+    first, second = logprobs.confidences[:_TOP_LOGPROBS]
+    for (other, logprob), confidence in zip(logprobs.top, (first, second), strict=False):
+        if other == token and second > margin * first:
+            return Pick(predicted.position, token, confidence, logprobs, logprob)
     return None
