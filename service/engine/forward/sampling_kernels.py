@@ -75,14 +75,19 @@ def _rule_logits(values, scaled, temperature):
 
 
 @triton.jit
-def _load_part(row, V, part, temperature, PART: tl.constexpr):
-    """The tokens of a part, whether they exist, their logits over the temperature, and those that rules read."""
+def _load_part(row, V, part, temperature, PART: tl.constexpr, NOISE: tl.constexpr):
+    """The tokens of a part, whether they exist, their logits over the temperature, and those that rules read.
+
+    Without NOISE all temperatures are 1, and fewer registers are used.
+    """
     token = part * PART + tl.arange(0, PART)
     there = token < V
     values = tl.load(row + token, mask=there, other=0.0).to(tl.float32)
-    scaled = _scaled(values, temperature)
-    read = tl.where(there, tl.maximum(_rule_logits(values, scaled, temperature), LOWEST), LOWEST)
-    return token, there, tl.where(there, tl.maximum(scaled, LOWEST), LOWEST), read
+    scaled = tl.where(there, tl.maximum(_scaled(values, temperature) if NOISE else values, LOWEST), LOWEST)
+    read = scaled
+    if NOISE:
+        read = tl.where(there, tl.maximum(_rule_logits(values, scaled, temperature), LOWEST), LOWEST)
+    return token, there, scaled, read
 
 
 @triton.jit
@@ -111,7 +116,7 @@ def find_likeliest(
     temperature = tl.load(params + index * _PARAMS).to(tl.float32, bitcast=True)
     first_part, end = _parts_of_program(PARTS)
     for part in tl.range(first_part, end, num_stages=3):
-        token, there, scaled, _ = _load_part(row, V, part, temperature, PART)
+        token, there, scaled, _ = _load_part(row, V, part, temperature, PART, True)
         highest = tl.max(tl.where(there & (token != MASK_TOKEN), scaled, LOWEST), 0)
         tl.store(numbers + (_NUMBERS - 1) * PARTS + part, highest)
 
@@ -147,19 +152,19 @@ def sample(
         least = tl.max(likeliest, 0) + tl.load(param + 5).to(tl.float32, bitcast=True)
     first_part, end = _parts_of_program(PARTS)
     for part in tl.range(first_part, end, num_stages=3):
-        token, there, scaled, read = _load_part(row, V, part, temperature, PART)
+        token, there, scaled, read = _load_part(row, V, part, temperature, PART, NOISE)
         peak = tl.max(read, 0)
         weight = tl.where(there, tl.exp(read - peak), 0.0)
-        if temperature < 1.0:
-            cold = tl.where(there, tl.exp(scaled - _cold_peak(peak, temperature)), 0.0)
-            tl.store(numbers + 5 * PARTS + part, tl.sum(cold, 0))
         possible = there & (token != MASK_TOKEN)
         if MIN_P:
             possible = possible & (scaled >= least)
         score = scaled
-        if NOISE:  # noqa: SIM102 - this is decided by the compiler, the next by the position
+        if NOISE:
             if noisy:
                 score = score + gumbel(hashed(token, first, second))
+            if temperature < 1.0:
+                cold = tl.where(there, tl.exp(scaled - _cold_peak(peak, temperature)), 0.0)
+                tl.store(numbers + 5 * PARTS + part, tl.sum(cold, 0))
         score = tl.where(possible, score, LOWEST)
         best = tl.max(score, 0)
         chosen = tl.min(tl.where(score == best, token, _NO_TOKEN), 0)
@@ -174,7 +179,7 @@ def sample(
     finished = tl.atomic_add(param + 1, 1, sem="acq_rel") % _NOISY
     if finished == tl.num_programs(1) - 1:
         tl.debug_barrier()
-        _merge(row, param, numbers, out + index * 4, temperature, lane, PARTS)
+        _merge(row, param, numbers, out + index * 4, temperature, lane, PARTS, NOISE)
 
 
 @triton.jit
@@ -184,7 +189,7 @@ def _cold_peak(peak, temperature):
 
 
 @triton.jit
-def _merge(row, param, numbers, out, temperature, lane, PARTS: tl.constexpr):
+def _merge(row, param, numbers, out, temperature, lane, PARTS: tl.constexpr, NOISE: tl.constexpr):
     """Merges the numbers of a position's parts. The first of equal scores wins."""
     inside = lane < PARTS
     peaks = tl.load(numbers + lane, inside, LOWEST)
@@ -206,10 +211,11 @@ def _merge(row, param, numbers, out, temperature, lane, PARTS: tl.constexpr):
     scaled = _scaled(value, temperature)
     confidence = _rule_logits(value, scaled, temperature) - lse
     logprob = confidence
-    if temperature < 1.0:
-        cold_peaks, cold_highest = _cold_peak(peaks, temperature), _cold_peak(highest, temperature)
-        colds = tl.load(numbers + 5 * PARTS + lane, inside, 0.0)
-        logprob = scaled - (cold_highest + tl.log(tl.sum(colds * tl.exp(cold_peaks - cold_highest), 0)))
+    if NOISE:  # noqa: SIM102 - greedy positions need no more registers
+        if temperature < 1.0:
+            cold_peaks, cold_highest = _cold_peak(peaks, temperature), _cold_peak(highest, temperature)
+            colds = tl.load(numbers + 5 * PARTS + lane, inside, 0.0)
+            logprob = scaled - (cold_highest + tl.log(tl.sum(colds * tl.exp(cold_peaks - cold_highest), 0)))
     tl.store(out, token.to(tl.float32, bitcast=True))
     tl.store(out + 1, tl.exp(confidence))
     tl.store(out + 2, tl.log(total) - moment / total)
