@@ -122,7 +122,7 @@ class Calibration:
     def _allowed(self, notebook: Notebook) -> set[str]:
         """The plans that a preset may allow, by their loss at temperature 0. The others are not measured further."""
         margin = Margins().fast
-        return {row.plan.name for row in self.rows(notebook, "wall") if row.worst_difference >= -margin}
+        return {row.plan.name for row in self.rows(notebook, "wall") if row.difference >= -margin}
 
     def _lossy_and_static(self) -> list[str]:
         static, *further = self._plans

@@ -1,15 +1,16 @@
 """The Pareto frontier of accuracy and speed, the presets on it, and the calibration file that has both.
 
-Point estimates decide, on the prompts that both a plan and static answered. A preset allows a plan only if its loss is
-within the margin at every measured temperature. `warnings_of` names the uncertain choices. Two speeds within the margin
-`tie` count as equal. Among equal plans the more accurate one is chosen, then the one with more tokens per forward,
-which is likely to be faster on another device.
+Point estimates decide, on the prompts that both a plan and static answered. `warnings_of` names the uncertain choices.
+Presets are chosen twice: by the loss at temperature 0, and by the largest loss at the temperatures above it. Two speeds
+within the margin `tie` count as equal. Among equal plans the more accurate one is chosen, then the one with more tokens
+per forward, which is likely to be faster on another device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 
 from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative, Static
@@ -26,6 +27,13 @@ from service.quality.schema import (
     Speed,
 )
 
+#: the accuracy of a plan less static's
+Difference = Callable[[PlanResult], float]
+GREEDY: Difference = attrgetter("difference")
+SAMPLED: Difference = attrgetter("sampled_difference")
+#: a loss at the margin itself is within
+_ROUNDING = 1e-9
+
 
 def assemble(
     checkpoint: Identity, measured: Measured, rows: Sequence[PlanResult], margins: Margins | None = None
@@ -34,14 +42,19 @@ def assemble(
     margins = margins or Margins()
     marked = with_frontier(rows, measured.concurrency)
     loads = measured.concurrency
-    chosen = {load: choose(marked, load, margins) for load in loads}
-    warnings = (warnings_of(marked, presets, load, margins) for load, presets in chosen.items())
+    greedy, sampled = (
+        {load: choose(marked, load, margins, difference) for load in loads} for difference in (GREEDY, SAMPLED)
+    )
+    warnings = (
+        warnings_of(marked, presets, load, margins) for chosen in (greedy, sampled) for load, presets in chosen.items()
+    )
     return QualityFile(
         version=3,
         checkpoint=checkpoint,
         measured=measured,
         margins=margins,
-        presets={name: bands_of([(load, chosen[load][name].plan) for load in loads]) for name in QUALITIES},
+        presets={name: bands_of([(load, greedy[load][name].plan) for load in loads]) for name in QUALITIES},
+        sampled_presets={name: bands_of([(load, sampled[load][name].plan) for load in loads]) for name in QUALITIES},
         warnings=list(dict.fromkeys(chain.from_iterable(warnings))),
         rows=marked,
     )
@@ -70,13 +83,18 @@ def _marked(speed: Speed, on_frontier: bool) -> Speed:
     return speed.model_copy(update={"on_frontier": on_frontier})
 
 
-def choose(rows: Sequence[PlanResult], at: int, margins: Margins) -> Mapping[QualityName, PlanResult]:
+def choose(
+    rows: Sequence[PlanResult], at: int, margins: Margins, difference: Difference = GREEDY
+) -> Mapping[QualityName, PlanResult]:
     """The presets at a load. Static is always among the rows, so every preset exists."""
     lossless = [row for row in rows if row.lossless]
+    balanced, fast = (
+        [row for row in rows if difference(row) >= -margin - _ROUNDING] for margin in (margins.balanced, margins.fast)
+    )
     return {
         "lossless": _fastest(lossless, at, margins.tie),
-        "balanced": _fastest(_within(rows, margins.balanced), at, margins.tie),
-        "fast": _fastest(_within(rows, margins.fast), at, margins.tie),
+        "balanced": _fastest(balanced, at, margins.tie),
+        "fast": _fastest(fast, at, margins.tie),
     }
 
 
@@ -125,14 +143,6 @@ def _accuracy_warning(what: str, result: PlanResult | SampledResult, margin: flo
 
 def _points(difference: float) -> str:
     return f"{100 * difference:+.1f}"
-
-
-def _within(rows: Sequence[PlanResult], margin: float) -> list[PlanResult]:
-    """The rows that at no temperature are more than `margin` less accurate than static.
-
-    A small tolerance covers rounding.
-    """
-    return [row for row in rows if row.worst_difference >= -margin - 1e-9]
 
 
 def _fastest(rows: Sequence[PlanResult], at: int, tie: float) -> PlanResult:

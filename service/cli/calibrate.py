@@ -238,6 +238,8 @@ def show(file: QualityFile) -> None:
     console.print(plans)
     for name, bands in file.presets.items():
         console.print(f"{name}: {in_words(bands)}")
+        if (sampled_bands := file.sampled_presets[name]) != bands:
+            console.print(f"{name} at a temperature: {in_words(sampled_bands)}")
     clock = "CPU time" if file.measured.clock == "cpu" else "time"
     legend = f"ms/token: {clock}, and times static's speed; frontier: at how many requests. {file.measured.how}"
     console.print(legend, style="dim")

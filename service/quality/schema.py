@@ -178,9 +178,11 @@ class PlanResult(_FilePart):
     sampled: list[SampledResult] = Field(default_factory=list, description="by ascending temperature")
 
     @property
-    def worst_difference(self) -> float:
-        """The accuracy less static's at the temperature where the plan loses most."""
-        return min(self.difference, *(result.difference for result in self.sampled), 1.0)
+    def sampled_difference(self) -> float:
+        """The accuracy less static's at the temperature above 0 where the plan loses most. -1 if nothing is known."""
+        if self.lossless:
+            return 0.0
+        return min((result.difference for result in self.sampled), default=-1.0)
 
     def speed_at(self, concurrency: int) -> Speed:
         """The plan's speed at one of the measured concurrencies."""
@@ -188,13 +190,17 @@ class PlanResult(_FilePart):
 
 
 class QualityFile(_FilePart):
-    """The whole file. `presets`: the bands of each, by ascending load."""
+    """The whole file. `presets`: the bands of each, by ascending load.
+
+    `sampled_presets`: those of requests with a temperature above 0, up to the highest measured one.
+    """
 
     version: Literal[3]
     checkpoint: Identity
     measured: Measured
     margins: Margins
     presets: dict[QualityName, list[Band]]
+    sampled_presets: dict[QualityName, list[Band]]
     warnings: list[str]
     rows: list[PlanResult]
 
@@ -205,12 +211,13 @@ class QualityFile(_FilePart):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if missing := set(QUALITIES) - set(self.presets):
-            raise ValueError(f"presets lack {', '.join(sorted(missing))}")
+        for part, presets in (("presets", self.presets), ("sampled_presets", self.sampled_presets)):
+            if missing := set(QUALITIES) - set(presets):
+                raise ValueError(f"{part} lack {', '.join(sorted(missing))}")
         for row in self.rows:
             if {speed.concurrency for speed in row.speed} != set(self.measured.concurrency):
                 raise ValueError(f"row {row.plan.name!r} lacks some of the concurrencies {self.measured.concurrency}")
-        for name, bands in self.presets.items():
+        for name, bands in (*self.presets.items(), *self.sampled_presets.items()):
             _check_bands(name, bands)
             for band in bands:
                 try:
@@ -257,10 +264,16 @@ def write_quality(file: QualityFile, path: Path) -> None:
 
 
 def _as_version_3(content: Any) -> Any:
-    """The content of a file as version 3. A broken part stays as it is: the schema then names the fault."""
+    """The content of a file as version 3. A broken part stays as it is: the schema then names the fault.
+
+    At temperatures above 0, which earlier versions did not measure, every preset is `lossless`.
+    """
     if not isinstance(content, Mapping) or content.get("version") not in {1, 2}:
         return content
-    return {**(_of_version_1(content) if content["version"] == 1 else content), "version": VERSION}
+    content = _of_version_1(content) if content["version"] == 1 else content
+    presets = content.get("presets")
+    sampled = dict.fromkeys(presets, presets.get("lossless")) if isinstance(presets, Mapping) else presets
+    return {**content, "version": VERSION, "sampled_presets": sampled}
 
 
 def _of_version_1(content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -54,7 +54,8 @@ def test_above_the_highest_measured_temperature_every_quality_is_lossless(folder
     """Also with a file of an earlier version, which was measured at temperature 0 only."""
     for temperatures, kept in (([0.0], 0.0), ([0.0, 0.1, 0.7], 0.7)):
         measured = MEASURED.model_copy(update={"temperatures": temperatures})
-        file = made_up_file(checkpoint=identity_of(folder, config), measured=measured)
+        sampled = made_up_file().presets if kept else made_up_file().sampled_presets
+        file = made_up_file(checkpoint=identity_of(folder, config), measured=measured, sampled_presets=sampled)
         write_quality(file, folder / "quality.json")
         presets = presets_of(folder, config)
         assert presets.plan("fast", kept).name == "dynamic threshold=0.5"

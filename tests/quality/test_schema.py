@@ -61,12 +61,16 @@ def test_a_file_of_version_1_has_one_band_a_preset(path: Path) -> None:
 
 def test_a_file_of_version_2_is_of_temperature_0(path: Path) -> None:
     old = json.loads(path.read_text("utf-8"))
-    del old["measured"]["temperatures"]
+    del old["measured"]["temperatures"], old["sampled_presets"]
     for row in old["rows"]:
         del row["sampled"]
     path.write_text(json.dumps(old | {"version": 2}), "utf-8")
-    assert read_quality(path) == made_up_file()
-    assert made_up_file().measured.temperatures == [0.0]
+    file = read_quality(path)
+    assert file == made_up_file()
+    assert (file.measured.temperatures, {*map(str, file.sampled_presets.values())}) == (
+        [0.0],
+        {str(file.presets["lossless"])},
+    )
 
 
 @pytest.mark.parametrize(
