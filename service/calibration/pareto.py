@@ -28,9 +28,9 @@ from service.quality.schema import (
 )
 
 #: the accuracy of a plan less static's
-Difference = Callable[[PlanResult], float]
-GREEDY: Difference = attrgetter("difference")
-SAMPLED: Difference = attrgetter("sampled_difference")
+AccuracyDifference = Callable[[PlanResult], float]
+GREEDY: AccuracyDifference = attrgetter("difference")
+SAMPLED: AccuracyDifference = attrgetter("sampled_difference")
 #: a loss at the margin itself is within
 _ROUNDING = 1e-9
 
@@ -84,7 +84,7 @@ def _marked(speed: Speed, on_frontier: bool) -> Speed:
 
 
 def choose(
-    rows: Sequence[PlanResult], at: int, margins: Margins, difference: Difference = GREEDY
+    rows: Sequence[PlanResult], at: int, margins: Margins, difference: AccuracyDifference = GREEDY
 ) -> Mapping[QualityName, PlanResult]:
     """The presets at a load. Static is always among the rows, so every preset exists."""
     lossless = [row for row in rows if row.lossless]
