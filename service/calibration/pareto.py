@@ -46,7 +46,9 @@ def assemble(
         {load: choose(marked, load, margins, difference) for load in loads} for difference in (GREEDY, SAMPLED)
     )
     warnings = (
-        warnings_of(marked, presets, load, margins) for chosen in (greedy, sampled) for load, presets in chosen.items()
+        warnings_of(marked, presets, load, margins, difference)
+        for chosen, difference in ((greedy, GREEDY), (sampled, SAMPLED))
+        for load, presets in chosen.items()
     )
     return QualityFile(
         version=3,
@@ -99,12 +101,18 @@ def choose(
 
 
 def warnings_of(
-    rows: Sequence[PlanResult], presets: Mapping[QualityName, PlanResult], at: int, margins: Margins
+    rows: Sequence[PlanResult],
+    presets: Mapping[QualityName, PlanResult],
+    at: int,
+    margins: Margins,
+    difference: AccuracyDifference = GREEDY,
 ) -> list[str]:
-    """Warnings about the noise in the choice of presets at a load."""
+    """Warnings about the noise in the choice of presets at a load, by this difference."""
     warnings = []
     for name, margin in (("balanced", margins.balanced), ("fast", margins.fast)):
-        warnings += _accuracy_warnings(name, presets[name], margin)  # type: ignore[index]
+        row = presets[name]  # type: ignore[index]
+        results = [row] if difference is GREEDY else row.sampled
+        warnings += _accuracy_warnings(f"{name}: {row.plan.name!r}", results, margin) if not row.lossless else []
     for name, row in presets.items():
         speed = row.speed_at(at)
         noise = max(speed.speedup - speed.speedup_low, speed.speedup_high - speed.speedup) / speed.speedup
@@ -120,25 +128,20 @@ def warnings_of(
     return warnings
 
 
-def _accuracy_warnings(name: str, row: PlanResult, margin: float) -> list[str]:
-    if row.lossless:
-        return []
-    named = {f"{name}: {row.plan.name!r}": row} | {
-        f"{name}: {row.plan.name!r} at temperature {result.temperature:g}": result for result in row.sampled
-    }
-    return [
-        _accuracy_warning(what, result, margin) for what, result in named.items() if result.difference_low < -margin
-    ]
+def _accuracy_warnings(plan: str, results: Sequence[PlanResult | SampledResult], margin: float) -> list[str]:
+    return [_accuracy_warning(plan, result, margin) for result in results if result.difference_low < -margin]
 
 
-def _accuracy_warning(what: str, result: PlanResult | SampledResult, margin: float) -> str:
+def _accuracy_warning(plan: str, result: PlanResult | SampledResult, margin: float) -> str:
+    if isinstance(result, SampledResult):
+        plan = f"{plan} at temperature {result.temperature:g}"
     width = max(result.difference - result.difference_low, result.difference_high - result.difference)
     if width > margin:
         away = f"{_points(result.difference)} points from static on {result.prompts} prompts"
         so_far = f"{away}, give or take {100 * width:.1f}"
-        return f"{what} is {so_far}, which is more than the margin of {100 * margin:g}: take more prompts"
+        return f"{plan} is {so_far}, which is more than the margin of {100 * margin:g}: take more prompts"
     worst = f"{_points(result.difference_low)} points from static, over the margin of {100 * margin:g}"
-    return f"{what} may be as far as {worst}"
+    return f"{plan} may be as far as {worst}"
 
 
 def _points(difference: float) -> str:

@@ -138,9 +138,13 @@ class TestWarnings:
         ]
 
     def test_name_the_temperature_of_an_uncertain_loss(self) -> None:
-        found = said(STATIC, row(Dynamic(0.9), 1800, sampled=[at_temperature(0.1), at_temperature(0.7, lost=8)]))
-        [warning] = [line for line in found if "temperature" in line]
-        assert warning.startswith("balanced: 'dynamic threshold=0.9' at temperature 0.7 may be as far as -1.4 points")
+        rows = [STATIC, row(Dynamic(0.9), 1800, sampled=[at_temperature(0.1), at_temperature(0.7, lost=8)])]
+        assert said(*rows) == []
+        sampled = choose(rows, CHOSEN_AT, Margins(), SAMPLED)
+        assert warnings_of(rows, sampled, CHOSEN_AT, Margins(), SAMPLED) == [
+            ("balanced: 'dynamic threshold=0.9' at temperature 0.7 may be as far as -1.4 points from static, over the "
+            "margin of 1")
+        ]
 
     def test_a_speed_that_is_hardly_known(self) -> None:
         noisy = row(Dynamic(0.9), 1800, lost=1, speed=[speed(1, 600), speed(16, 1800, noise=0.2)])
