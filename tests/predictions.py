@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import log
 from typing import Any
 
-from service.decode.block import Pick
+from service.decode.block import Pick, PositionLogprobs
 from service.decode.policy import Prediction
 
 
@@ -13,5 +14,12 @@ def prediction_of(
     picks: Iterable[Pick], rescored: tuple[Pick, ...] = (), handle: Any = None, entropies: Sequence[float] = ()
 ) -> Prediction:
     """A prediction with these picks for the masked positions, ascending, and their entropies."""
-    positions, tokens, confidences, logprobs = tuple(zip(*picks, strict=True)) or ((), (), (), ())
-    return Prediction(positions, tokens, confidences, rescored, handle, entropies, logprobs)
+    positions, tokens, confidences, logprobs, token_logprobs = tuple(zip(*picks, strict=True)) or ((),) * 5
+    known = () if None in token_logprobs else token_logprobs
+    return Prediction(positions, tokens, confidences, rescored, handle, entropies, logprobs, known)
+
+
+def likeliest(*pairs: tuple[int, float]) -> PositionLogprobs:
+    """The top tokens of a position, by their probabilities at temperature 0 or 1."""
+    logprobs = tuple((token, log(probability)) for token, probability in pairs)
+    return PositionLogprobs(logprobs, confidences=tuple(probability for _, probability in pairs))

@@ -114,13 +114,14 @@ class Reference:
     ) -> Prediction:
         """hidden `[L, H]` of a block at absolute position `start`. Each pick tells its two likeliest tokens.
 
+        Tokens are drawn at the request's temperature. Rules read the logits at 1, or at a higher temperature.
         `sequence`: what penalties, bias and forbidden tokens depend on; None: the request has none of them.
         """
         logits = self.checkpoint.backbone.logits(hidden).float()
         if sequence is not None:
             logits = torch.stack([plain_adjusted(row, sequence, state, p) for p, row in enumerate(logits)])
-        logits = logits / (sampling.temperature or 1.0)
-        probabilities = (logits - logits.logsumexp(-1, keepdim=True)).exp()  # rounded as the engine rounds it
+        read, logits = logits / max(1.0, sampling.temperature), logits / (sampling.temperature or 1.0)
+        probabilities = (read - read.logsumexp(-1, keepdim=True)).exp()  # rounded as the engine rounds it
         picks, entropies = [], []
         for position in state.masked:
             scores = self.allowed(logits[position], sampling)
@@ -130,17 +131,22 @@ class Reference:
                 (key,) = noise_keys(batch)[batch.position == position]
                 scores = scores + gumbel(torch.tensor(key[None]), torch.arange(len(scores)))[0]
             token = int(scores.argmax())
-            picks.append(Pick(position, token, float(probabilities[position, token]), self.known(logits[position])))
-            entropies.append(float(torch.special.entr(logits[position].softmax(-1)).sum()))
+            known, logprob = self.known(logits[position], read[position]), logits[position].log_softmax(-1)[token]
+            picks.append(Pick(position, token, float(probabilities[position, token]), known, float(logprob)))
+            entropies.append(float(torch.special.entr(read[position].softmax(-1)).sum()))
         judged = [Pick(p, state.tokens[p], float(probabilities[p, state.tokens[p]])) for p in judge]
         return prediction_of(tuple(picks), tuple(judged), hidden, entropies)
 
-    def known(self, logits: Tensor) -> PositionLogprobs:
-        """logits `[V]` -> the two likeliest tokens and their log-probabilities, the mask token's share included."""
-        scores = logits.log_softmax(-1).tolist()
+    def known(self, logits: Tensor, read: Tensor) -> PositionLogprobs:
+        """The two likeliest tokens, their log-probabilities and confidences, the mask token's share included.
+
+        `logits`, `read`: `[V]`, at the request's temperature, and as rules read them.
+        """
+        scores, confidences = logits.log_softmax(-1).tolist(), read.softmax(-1).tolist()
         tokens = [token for token in range(len(scores)) if token != self.config.mask_token_id]
         best = nsmallest(2, tokens, key=lambda token: -scores[token])
-        return PositionLogprobs(tuple((token, scores[token]) for token in best))
+        top = tuple((token, scores[token]) for token in best)
+        return PositionLogprobs(top, confidences=tuple(confidences[token] for token in best))
 
     def allowed(self, logits: Tensor, sampling: SamplingParams) -> Tensor:
         """logits `[V]` with -inf where a token must not be chosen."""

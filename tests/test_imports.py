@@ -24,7 +24,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.json_text": (),
     "service.settings_sources": ("service.suggestions", "service.errors"),
     "service.settings": ("service.defaults", "service.decode.modes", "service.settings_sources", "service.errors"),
-    "service.text": ("service.data", "service.json_text", "service.errors"),
+    "service.text": ("service.data", "service.errors"),
     "service.demo": (),
     "service.decode": ("service.errors",),
     "service.model": ("service.errors",),

@@ -1,5 +1,7 @@
 """Runs plans over prompts at several loads: first the timed prompts, at every concurrency, then all the others.
 
+Then it runs all prompts at temperatures above 0, which only accuracy needs.
+
 `mrp-serve frontier` shows the measurement, `mrp-serve calibrate` chooses presets by it.
 
 Plans take turns chunk by chunk, so that a machine that is busy for a while is so for all of them. Plans with
@@ -25,7 +27,7 @@ from service.engine import Completion, Engine, EngineConfig, EngineDeps, Generat
 from service.errors import SettingsError
 from service.model import Checkpoint
 from service.model.files import display_name
-from service.quality.schema import Measured, Plan, PlanResult
+from service.quality.schema import Margins, Measured, Plan, PlanResult
 
 #: the most timed chunks of a concurrency
 _TIMED_CHUNKS = 32
@@ -39,11 +41,15 @@ _HOW: Mapping[Clock, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The size of a measurement. `concurrency`: numbers of requests together, ascending. `timed`: timed prompts."""
+    """The size of a measurement. `concurrency`: numbers of requests together, ascending. `timed`: timed prompts.
+
+    `temperatures`: those above 0, ascending.
+    """
 
     concurrency: tuple[int, ...]
     timed: int
     max_new_tokens: int
+    temperatures: tuple[float, ...] = ()
 
     def check(self, prompts: int) -> None:
         """SettingsError where there are too few prompts: two chunks of them are timed at least."""
@@ -85,17 +91,42 @@ class Calibration:
     @property
     def jobs(self) -> list[PlanChunk]:
         """All jobs, in order."""
-        return [*self._timed(), *self._untimed()]
+        return [*self._greedy(), *self._sampled()]
 
     def run(self, notebook: Notebook) -> Iterator[PlanChunk]:
         """Does the jobs that the notebook lacks; yields every job when the notebook has it."""
         self._engine.prepare()
         for plan in self._plans.values():  # to warm up
             self._engine.generate([self._request(plan, 0, _WARM_UP_TOKENS)])
-        for job in self.jobs:
+        for job in self._greedy():
             if job not in notebook.records:
                 notebook.add(self._measure(job))
             yield job
+        allowed = self._allowed(notebook)
+        for job in self._sampled():
+            if job not in notebook.records and job.plan in allowed:
+                notebook.add(self._measure(job))
+            yield job
+
+    def _greedy(self) -> Iterator[PlanChunk]:
+        yield from self._timed()
+        yield from self._untimed()
+
+    def _sampled(self) -> Iterator[PlanChunk]:
+        """All prompts at the temperatures above 0, for static and plans of unknown accuracy."""
+        together = max(self._scope.concurrency)
+        for temperature in self._scope.temperatures:
+            for start in range(0, len(self._tasks), together):
+                yield from (PlanChunk(plan, together, start, temperature) for plan in self._lossy_and_static())
+
+    def _allowed(self, notebook: Notebook) -> set[str]:
+        """The plans that a preset may allow, by their loss at temperature 0. The others are not measured further."""
+        margin = Margins().fast
+        return {row.plan.name for row in self.rows(notebook, "wall") if row.difference >= -margin}
+
+    def _lossy_and_static(self) -> list[str]:
+        static, *further = self._plans
+        return [static, *(name for name in further if not is_lossless(self._plans[name]))]
 
     def _timed(self) -> Iterator[PlanChunk]:
         for together in self._scope.concurrency:
@@ -106,20 +137,22 @@ class Calibration:
         """The prompts that were not timed, at the highest concurrency, for plans of unknown accuracy."""
         together = max(self._scope.concurrency)
         begin = len(self._scope.timed_starts(together, len(self._tasks))) * together
-        static, *further = self._plans
-        plans = [static, *(name for name in further if not is_lossless(self._plans[name]))]
         for start in range(begin, len(self._tasks), together):
-            yield from (PlanChunk(plan, together, start) for plan in plans)
+            yield from (PlanChunk(plan, together, start) for plan in self._lossy_and_static())
 
     def _measure(self, job: PlanChunk) -> ChunkRecord:
         chunk = range(job.start, min(len(self._tasks), job.start + job.together))
-        requests = [self._request(self._plans[job.plan], index, self._scope.max_new_tokens) for index in chunk]
+        plan, sampling = self._plans[job.plan], [SamplingParams(job.temperature, seed=index) for index in chunk]
+        requests = [
+            self._request(plan, index, self._scope.max_new_tokens, params)
+            for index, params in zip(chunk, sampling, strict=True)
+        ]
         cpu, wall = time.thread_time(), time.perf_counter()
         completions = self._engine.generate(requests)
         cpu_s, wall_s = time.thread_time() - cpu, time.perf_counter() - wall
         forwards = [completion.stats.forwards for completion in completions]
         return ChunkRecord(
-            *job,
+            **job._asdict(),
             right=[self._tasks[index].is_right(c.token_ids) for index, c in zip(chunk, completions, strict=True)],
             answers=[_digest(completion) for completion in completions],
             tokens=sum(completion.stats.decoded_tokens for completion in completions),
@@ -128,9 +161,11 @@ class Calibration:
             wall_s=wall_s,
         )
 
-    def _request(self, plan: DecodingMode, index: int, tokens: int) -> GenerationRequest:
+    def _request(
+        self, plan: DecodingMode, index: int, tokens: int, sampling: SamplingParams | None = None
+    ) -> GenerationRequest:
         prompt, stop = self._tasks[index].prompt_token_ids, frozenset(self._engine.model.eos_token_ids)
-        return GenerationRequest(str(index), prompt, plan, SamplingParams(), tokens, stop)
+        return GenerationRequest(str(index), prompt, plan, sampling or SamplingParams(), tokens, stop)
 
 
 def _digest(completion: Completion) -> str:
@@ -164,6 +199,7 @@ def circumstances(checkpoint: Checkpoint, scope: Scope, prompts: Mapping[str, An
         threads=threads,
         clock=clock,
         concurrency=list(scope.concurrency),
+        temperatures=[0.0, *scope.temperatures],
         how=f"{_HOW[clock]}; prefill included, plans in turns, {scope.timed} prompts; intervals are 95 %",
         **prompts,
     )

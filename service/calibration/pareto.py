@@ -1,19 +1,38 @@
 """The Pareto frontier of accuracy and speed, the presets on it, and the calibration file that has both.
 
-Point estimates decide, on the prompts that both a plan and static answered. `warnings_of` names the
-uncertain choices. Two speeds within the margin `tie` count as equal. Among equal plans the more accurate one is chosen,
-then the one with more tokens per forward, which is likely to be faster on another device.
+Point estimates decide, on the prompts that both a plan and static answered. `warnings_of` names the uncertain choices.
+Presets are chosen twice: by the loss at temperature 0, and by the largest loss at the temperatures above it. Two speeds
+within the margin `tie` count as equal. Among equal plans the more accurate one is chosen, then the one with more tokens
+per forward, which is likely to be faster on another device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 
 from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative, Static
 from service.quality.load_bands import bands_of
-from service.quality.schema import QUALITIES, Identity, Margins, Measured, PlanResult, QualityFile, QualityName, Speed
+from service.quality.schema import (
+    QUALITIES,
+    Identity,
+    Margins,
+    Measured,
+    PlanResult,
+    QualityFile,
+    QualityName,
+    SampledResult,
+    Speed,
+)
+
+#: the accuracy of a plan less static's
+AccuracyDifference = Callable[[PlanResult], float]
+GREEDY: AccuracyDifference = attrgetter("difference")
+SAMPLED: AccuracyDifference = attrgetter("sampled_difference")
+#: a loss at the margin itself is within
+_ROUNDING = 1e-9
 
 
 def assemble(
@@ -23,14 +42,21 @@ def assemble(
     margins = margins or Margins()
     marked = with_frontier(rows, measured.concurrency)
     loads = measured.concurrency
-    chosen = {load: choose(marked, load, margins) for load in loads}
-    warnings = (warnings_of(marked, presets, load, margins) for load, presets in chosen.items())
+    greedy, sampled = (
+        {load: choose(marked, load, margins, difference) for load in loads} for difference in (GREEDY, SAMPLED)
+    )
+    warnings = (
+        warnings_of(marked, presets, load, margins, difference)
+        for chosen, difference in ((greedy, GREEDY), (sampled, SAMPLED))
+        for load, presets in chosen.items()
+    )
     return QualityFile(
-        version=2,
+        version=3,
         checkpoint=checkpoint,
         measured=measured,
         margins=margins,
-        presets={name: bands_of([(load, chosen[load][name].plan) for load in loads]) for name in QUALITIES},
+        presets={name: bands_of([(load, greedy[load][name].plan) for load in loads]) for name in QUALITIES},
+        sampled_presets={name: bands_of([(load, sampled[load][name].plan) for load in loads]) for name in QUALITIES},
         warnings=list(dict.fromkeys(chain.from_iterable(warnings))),
         rows=marked,
     )
@@ -59,23 +85,34 @@ def _marked(speed: Speed, on_frontier: bool) -> Speed:
     return speed.model_copy(update={"on_frontier": on_frontier})
 
 
-def choose(rows: Sequence[PlanResult], at: int, margins: Margins) -> Mapping[QualityName, PlanResult]:
+def choose(
+    rows: Sequence[PlanResult], at: int, margins: Margins, difference: AccuracyDifference = GREEDY
+) -> Mapping[QualityName, PlanResult]:
     """The presets at a load. Static is always among the rows, so every preset exists."""
     lossless = [row for row in rows if row.lossless]
+    balanced, fast = (
+        [row for row in rows if difference(row) >= -margin - _ROUNDING] for margin in (margins.balanced, margins.fast)
+    )
     return {
         "lossless": _fastest(lossless, at, margins.tie),
-        "balanced": _fastest(_within(rows, margins.balanced), at, margins.tie),
-        "fast": _fastest(_within(rows, margins.fast), at, margins.tie),
+        "balanced": _fastest(balanced, at, margins.tie),
+        "fast": _fastest(fast, at, margins.tie),
     }
 
 
 def warnings_of(
-    rows: Sequence[PlanResult], presets: Mapping[QualityName, PlanResult], at: int, margins: Margins
+    rows: Sequence[PlanResult],
+    presets: Mapping[QualityName, PlanResult],
+    at: int,
+    margins: Margins,
+    difference: AccuracyDifference = GREEDY,
 ) -> list[str]:
-    """Warnings about the noise in the choice of presets at a load."""
+    """Warnings about the noise in the choice of presets at a load, by this difference."""
     warnings = []
     for name, margin in (("balanced", margins.balanced), ("fast", margins.fast)):
-        warnings += _accuracy_warnings(name, presets[name], margin)  # type: ignore[index]
+        row = presets[name]  # type: ignore[index]
+        results = [row] if difference is GREEDY else row.sampled
+        warnings += _accuracy_warnings(f"{name}: {row.plan.name!r}", results, margin) if not row.lossless else []
     for name, row in presets.items():
         speed = row.speed_at(at)
         noise = max(speed.speedup - speed.speedup_low, speed.speedup_high - speed.speedup) / speed.speedup
@@ -91,26 +128,24 @@ def warnings_of(
     return warnings
 
 
-def _accuracy_warnings(name: str, row: PlanResult, margin: float) -> list[str]:
-    if row.lossless or row.difference_low >= -margin:
-        return []
-    width, plan = max(row.difference - row.difference_low, row.difference_high - row.difference), row.plan.name
+def _accuracy_warnings(plan: str, results: Sequence[PlanResult | SampledResult], margin: float) -> list[str]:
+    return [_accuracy_warning(plan, result, margin) for result in results if result.difference_low < -margin]
+
+
+def _accuracy_warning(plan: str, result: PlanResult | SampledResult, margin: float) -> str:
+    if isinstance(result, SampledResult):
+        plan = f"{plan} at temperature {result.temperature:g}"
+    width = max(result.difference - result.difference_low, result.difference_high - result.difference)
     if width > margin:
-        so_far = (
-            f"{_points(row.difference)} points from static on {row.prompts} prompts, give or take {100 * width:.1f}"
-        )
-        return [f"{name}: {plan!r} is {so_far}, which is more than the margin of {100 * margin:g}: take more prompts"]
-    worst = f"{_points(row.difference_low)} points from static, over the margin of {100 * margin:g}"
-    return [f"{name}: {plan!r} may be as far as {worst}"]
+        away = f"{_points(result.difference)} points from static on {result.prompts} prompts"
+        so_far = f"{away}, give or take {100 * width:.1f}"
+        return f"{plan} is {so_far}, which is more than the margin of {100 * margin:g}: take more prompts"
+    worst = f"{_points(result.difference_low)} points from static, over the margin of {100 * margin:g}"
+    return f"{plan} may be as far as {worst}"
 
 
 def _points(difference: float) -> str:
     return f"{100 * difference:+.1f}"
-
-
-def _within(rows: Sequence[PlanResult], margin: float) -> list[PlanResult]:
-    """The rows that are at most `margin` less accurate than static. A small tolerance covers rounding."""
-    return [row for row in rows if row.difference >= -margin - 1e-9]
 
 
 def _fastest(rows: Sequence[PlanResult], at: int, tie: float) -> PlanResult:

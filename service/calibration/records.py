@@ -16,18 +16,21 @@ from typing import Any, Literal, NamedTuple
 
 from service.calibration.pareto import is_lossless
 from service.decode.mode import DecodingMode
-from service.quality.schema import Plan, PlanResult, Speed
+from service.quality.schema import Plan, PlanResult, SampledResult, Speed
 
 Clock = Literal["cpu", "wall"]
+#: whether an answer is right, and its digest
+_Answer = tuple[bool, str]
 _Z = NormalDist().inv_cdf(0.975)
 
 
 class PlanChunk(NamedTuple):
-    """A plan over the prompts from `start` on, `together` at once."""
+    """A plan over the prompts from `start` on, `together` at once, at a temperature."""
 
     plan: str
     together: int
     start: int
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,12 @@ class ChunkRecord:
     forwards: int
     cpu_s: float
     wall_s: float
+    temperature: float = 0.0
 
     @property
     def job(self) -> PlanChunk:
         """The job of the record."""
-        return PlanChunk(self.plan, self.together, self.start)
+        return PlanChunk(self.plan, self.together, self.start, self.temperature)
 
 
 class Notebook:
@@ -160,7 +164,16 @@ def make_rows(
     for record in records:
         by_plan[record.plan].append(record)
     static = by_plan[Plan.from_mode(plans[0]).name]
-    return [_row(plan, by_plan[Plan.from_mode(plan).name], static, (clock, timed)) for plan in plans]
+    rows = []
+    for plan in plans:
+        measured = by_plan[Plan.from_mode(plan).name]
+        row = _row(plan, _at(0.0, measured), _at(0.0, static), (clock, timed))
+        rows.append(row.model_copy(update={"sampled": _sampled(measured, static)}))
+    return rows
+
+
+def _at(temperature: float, records: Iterable[ChunkRecord]) -> list[ChunkRecord]:
+    return [record for record in records if record.temperature == temperature]
 
 
 def _row(
@@ -169,8 +182,7 @@ def _row(
     clock, timed = how
     answers, static_answers = _answers(records), _answers(static)
     pairs = [(answers[index], static_answers[index]) for index in answers]
-    gained = sum(right and not static_right for (right, _), (static_right, _) in pairs)
-    lost = sum(static_right and not right for (right, _), (static_right, _) in pairs)
+    gained, lost = _gained_and_lost(answers, static_answers)
     lossless = is_lossless(plan)
     scored = static_answers if lossless else answers
     accuracy = proportion(sum(right for right, _ in scored.values()), len(scored))
@@ -198,13 +210,41 @@ def _row(
     )
 
 
+def _sampled(records: Sequence[ChunkRecord], static: Sequence[ChunkRecord]) -> list[SampledResult]:
+    """The results of a plan at temperatures above 0, ascending."""
+    results = []
+    for temperature in sorted({record.temperature for record in records} - {0.0}):
+        answers, static_answers = _answers(_at(temperature, records)), _answers(_at(temperature, static))
+        gained, lost = _gained_and_lost(answers, static_answers)
+        difference = paired_difference(gained, lost, len(answers))
+        results.append(
+            SampledResult(
+                temperature=temperature,
+                prompts=len(answers),
+                right=sum(right for right, _ in answers.values()),
+                gained=gained,
+                lost=lost,
+                difference=difference.value,
+                difference_low=difference.low,
+                difference_high=difference.high,
+            )
+        )
+    return results
+
+
+def _gained_and_lost(answers: Mapping[int, _Answer], static: Mapping[int, _Answer]) -> tuple[int, int]:
+    """The prompts that only these answers have right, and those that only static has."""
+    pairs = [(answers[index][0], static[index][0]) for index in answers]
+    return pairs.count((True, False)), pairs.count((False, True))
+
+
 def _timed(records: Sequence[ChunkRecord], together: int, timed: int) -> list[ChunkRecord]:
     """The timed chunks of a concurrency, in order."""
     chosen = [record for record in records if record.together == together and record.start < timed]
     return sorted(chosen, key=lambda record: record.start)
 
 
-def _answers(records: Sequence[ChunkRecord]) -> dict[int, tuple[bool, str]]:
+def _answers(records: Sequence[ChunkRecord]) -> dict[int, _Answer]:
     """Whether each prompt was answered right, and a digest of the answer, at the highest concurrency."""
     highest = max(record.together for record in records)
     return {

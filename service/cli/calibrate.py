@@ -7,7 +7,7 @@ shows an earlier calibration.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from service.calibration.measure import Calibration
     from service.calibration.records import Notebook
     from service.model import Checkpoint
-    from service.quality.schema import PlanResult, QualityFile, Speed
+    from service.quality.schema import Measured, PlanResult, QualityFile, Speed
 
 #: requests together, if the command line names no number
 LOADS = (1, 8, 32)
+#: temperatures above 0, if the command line names none
+TEMPERATURES = (0.1, 0.7, 1.0)
 
 PromptsOption = Annotated[
     Path | None,
@@ -58,6 +60,16 @@ ConcurrencyOption = Annotated[
         help="Concurrent requests, at most half of --timed; may be given again. Default: 1, 8 and 32.",
     ),
 ]
+TemperatureOption = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--temperature",
+        min=0,
+        max=100,
+        help="Temperatures of further measurements of accuracy; may be given again. 0 alone: none. Default: 0.1, 0.7"
+        " and 1.",
+    ),
+]
 TimedOption = Annotated[
     int,
     typer.Option(min=2, help="Timed prompts, at least twice --concurrency. Lossless plans answer only these prompts."),
@@ -77,6 +89,7 @@ class Measurement(ModelOptions):
     plan: PlansOption = None
     count: CountOption = None
     concurrency: ConcurrencyOption = None
+    temperature: TemperatureOption = None
     timed: TimedOption = 256
     max_new_tokens: NewTokensOption = 256
     raw: RawOption = False
@@ -134,7 +147,8 @@ def measured(options: Measurement, target: Target) -> Iterator[tuple[QualityFile
     lines, scorer = read_prompts(path_of_prompts, options.count), find_scorer(scorer_name)
     check_lines(scorer, lines.lines)
     together = tuple(sorted(set(options.concurrency or LOADS)))
-    scope = Scope(together, min(options.timed, len(lines.lines)), options.max_new_tokens)
+    temperatures = tuple(sorted({*(options.temperature or TEMPERATURES)} - {0.0}))
+    scope = Scope(together, min(options.timed, len(lines.lines)), options.max_new_tokens, temperatures)
     scope.check(len(lines.lines))
     chosen = [parse_plan(text) for text in options.plan or ()]
     use_threads(options.threads, options.tensor_parallel_size)
@@ -182,7 +196,7 @@ def _run(calibration: Calibration, notebook: Notebook) -> None:
     try:
         with Counter(len(calibration.jobs)) as counter:
             for job in calibration.run(notebook):
-                counter.next(f"{job.together} together, {job.plan}")
+                counter.next(f"{job.together} together, temperature {job.temperature:g}, {job.plan}")
     except KeyboardInterrupt:
         notes().print("interrupted; run the same command again to resume")
         raise typer.Exit(130) from None
@@ -216,12 +230,16 @@ def show(file: QualityFile) -> None:
 
     console, loads = results(), file.measured.concurrency
     times = [f"ms/token at {together}" for together in loads]
-    plans = table("plan", "accuracy", "from static", "identical", "tok/forward", *times, "frontier", plan="plan")
+    sampled = [f"at {temperature:g}" for temperature in file.measured.temperatures[1:]]
+    columns = ("accuracy", "from static", *sampled, "identical", "tok/forward", *times, "frontier")
+    plans = table("plan", *columns, plan="plan")
     for row in sorted(file.rows, key=lambda row: -row.speed_at(loads[-1]).tokens_per_second):
-        plans.add_row(*_cells(row, loads))
+        plans.add_row(*_cells(row, file.measured))
     console.print(plans)
     for name, bands in file.presets.items():
         console.print(f"{name}: {in_words(bands)}")
+        if (sampled_bands := file.sampled_presets[name]) != bands:
+            console.print(f"{name} at a temperature: {in_words(sampled_bands)}")
     clock = "CPU time" if file.measured.clock == "cpu" else "time"
     legend = f"ms/token: {clock}, and times static's speed; frontier: at how many requests. {file.measured.how}"
     console.print(legend, style="dim")
@@ -229,14 +247,16 @@ def show(file: QualityFile) -> None:
         console.print(f"warning: {warning}", style="yellow")
 
 
-def _cells(row: PlanResult, loads: Sequence[int]) -> list[str]:
-    speeds = [row.speed_at(together) for together in loads]
+def _cells(row: PlanResult, measured: Measured) -> list[str]:
+    speeds = [row.speed_at(together) for together in measured.concurrency]
+    at = {result.temperature: f"{100 * result.difference:+.1f}" for result in row.sampled}
+    sampled = ["as static" if row.lossless else at.get(value, "-") for value in measured.temperatures[1:]]
     away = 100 * max(row.difference_high - row.difference, row.difference - row.difference_low)
     accuracy = f"{row.accuracy:.3f} [{row.accuracy_low:.3f}, {row.accuracy_high:.3f}]"
     difference = "as static" if row.lossless else f"{100 * row.difference:+.1f} ±{away:.1f}"
     counts = [f"{row.identical}/{row.prompts}", f"{row.tokens_per_forward:.2f}"]
     best_at = ", ".join(str(speed.concurrency) for speed in speeds if speed.on_frontier)
-    return [row.plan.name, accuracy, difference, *counts, *(_speed(speed) for speed in speeds), best_at]
+    return [row.plan.name, accuracy, difference, *sampled, *counts, *(_speed(speed) for speed in speeds), best_at]
 
 
 def _speed(speed: Speed) -> str:

@@ -84,7 +84,9 @@ def command(
         request = GenerationRequest(
             "cli",
             tuple(ids),
-            _preset(quality, mode, knobs, checkpoint) if quality else _params(mode, knobs, checkpoint.config.mrp),
+            _preset(quality, mode, knobs, checkpoint, temperature)
+            if quality
+            else _params(mode, knobs, checkpoint.config.mrp),
             SamplingParams(
                 temperature=temperature,
                 top_p=top_p,
@@ -134,7 +136,7 @@ def _params(mode: str | None, knobs: Knobs, mrp: MrpConfig | None) -> DecodingMo
     return make_mode(name, {**defaults, **knobs})
 
 
-def _preset(quality: str, mode: str | None, knobs: Knobs, checkpoint: Checkpoint) -> DecodingMode:
+def _preset(quality: str, mode: str | None, knobs: Knobs, checkpoint: Checkpoint, temperature: float) -> DecodingMode:
     """The params of a quality. InvalidRequest if a mode or knobs are given, too."""
     from service.errors import InvalidRequest
     from service.quality.presets import presets_of
@@ -145,7 +147,8 @@ def _preset(quality: str, mode: str | None, knobs: Knobs, checkpoint: Checkpoint
     if mode or knobs:
         other = "mode" if mode else next(iter(knobs))
         raise InvalidRequest(f"quality is {quality!r} and {other} is given, allowed is one of them", param="quality")
-    return presets_of(checkpoint.path, checkpoint.config, None, checkpoint.activation_parts).plan(quality).params
+    presets = presets_of(checkpoint.path, checkpoint.config, None, checkpoint.activation_parts)
+    return presets.plan(quality, temperature).params
 
 
 def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:

@@ -28,23 +28,27 @@ class PositionLogprobs(NamedTuple):
     """The log-probabilities (natural) at a position that a request wants (`LogprobsRequest`).
 
     `top`: (token, log-probability) of the top tokens, in descending order. `by_id`: the log-probabilities of the
-    request's `token_ids`.
+    request's `token_ids`. `confidences`: those of the top tokens, as of `Pick`.
     """
 
     top: tuple[tuple[int, float], ...] = ()
     by_id: tuple[float, ...] = ()
+    confidences: tuple[float, ...] = ()
 
 
 class Pick(NamedTuple):
-    """A token chosen for a position. `confidence`: its full-vocabulary softmax probability, (0, 1].
+    """A token chosen for a position.
 
-    `logprobs`: the log-probabilities at the position, None if the request wants none.
+    `confidence`: its full-vocabulary softmax probability, (0, 1], at temperature 1, or at the request's temperature if
+    it is higher. Rules read it. `logprobs`: the log-probabilities at the position, None if the request wants none.
+    `logprob`: its log-probability at the request's temperature, None if it is the confidence's logarithm.
     """
 
     position: int
     token: int
     confidence: float
     logprobs: PositionLogprobs | None = None
+    logprob: float | None = None
 
 
 class Block(NamedTuple):

@@ -27,7 +27,7 @@ FRESH, STALE = 4.0, 2.0
 _REFINED = 1.2
 #: the most picks that are tried after a state
 _WIDTH = 4
-#: Confidences are clipped to these bounds, since a low temperature rounds them to 0 and 1.
+#: Confidences are clipped to these bounds, since a sure model's are rounded to 0 and 1.
 _DOUBTFUL, SURE = 1e-12, 1 - 1e-7
 #: the likelihood that several picks at once are the rule's next picks, measured for `threshold` .5 and .9 and
 #: `tokens_per_step` 2
@@ -253,7 +253,7 @@ class BestFirstSearch:
 def _after(before: Node, index: int, likelihood: float, number: int) -> Node:
     """The state after pick `index` of a node. It inherits the prediction."""
     position, token, confidence = before.picks[index]
-    last = (new_tuple(Pick, (position, token, confidence, None)),)
+    last = (new_tuple(Pick, (position, token, confidence, None, None)),)
     node = Node(before.state.reveal(last), likelihood, number, before.prediction)
     node.last, node.picks, node.bits = last, before.picks, before.bits
     node.weights, node.unlisted = before.weights.copy(), before.unlisted

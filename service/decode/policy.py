@@ -17,9 +17,10 @@ from service.decode.block import MASKED, Block, Pick, PositionLogprobs, new_tupl
 class Prediction(NamedTuple):
     """The model's output for one state of a block, column by column: a value for every masked position.
 
-    `positions`: the masked positions, ascending. `tokens`: the chosen tokens. `confidences`: their probabilities.
-    `entropies`: the entropies of the full softmax in nats. `logprobs`: the log-probabilities that the request wants.
-    The last two are empty where nothing needs them. Picks are made on demand: the walk passes few states of a tree.
+    `positions`: the masked positions, ascending. `tokens`: the chosen tokens. `confidences`: as of `Pick`.
+    `entropies`: the entropies of the full softmax in nats, at the temperature of confidences. `logprobs`: the
+    log-probabilities that the request wants. `token_logprobs`: `Pick.logprob` of the tokens. The last three are empty
+    where nothing needs them. Picks are made on demand: the walk passes few states of a tree.
     `rescored`: the state's token at each position of `Refine.rescore`, with its probability.
     `handle`: the anchor of a later Refine; opaque to policies.
     """
@@ -31,6 +32,7 @@ class Prediction(NamedTuple):
     handle: Any = None
     entropies: Sequence[float] = ()
     logprobs: Sequence[PositionLogprobs | None] = ()
+    token_logprobs: Sequence[float] = ()
 
     @property
     def picks(self) -> tuple[Pick, ...]:
@@ -39,9 +41,13 @@ class Prediction(NamedTuple):
 
     def picked(self, indices: Iterable[int]) -> tuple[Pick, ...]:
         """The picks at these indices of the columns."""
-        positions, tokens, confidences, logprobs = self.positions, self.tokens, self.confidences, self.logprobs
+        positions, tokens, confidences, _, _, _, logprobs, token_logprobs = self
         return tuple([
-            new_tuple(Pick, (positions[i], tokens[i], confidences[i], logprobs[i] if logprobs else None))
+            new_tuple(
+                Pick,
+                (positions[i], tokens[i], confidences[i], logprobs[i] if logprobs else None,
+                 token_logprobs[i] if token_logprobs else None),
+            )
             for i in indices
         ])  # fmt: skip
 
@@ -51,7 +57,10 @@ class Prediction(NamedTuple):
         if count == 1:  # by far the most frequent count
             index = confidences.index(max(confidences))
             logprobs = self.logprobs[index] if self.logprobs else None
-            return (new_tuple(Pick, (self.positions[index], self.tokens[index], confidences[index], logprobs)),)
+            logprob = self.token_logprobs[index] if self.token_logprobs else None
+            return (
+                new_tuple(Pick, (self.positions[index], self.tokens[index], confidences[index], logprobs, logprob)),
+            )
         return self.picked(sorted(range(len(confidences)), key=confidences.__getitem__, reverse=True)[:count])
 
     def above(self, threshold: float) -> tuple[Pick, ...]:
@@ -61,7 +70,7 @@ class Prediction(NamedTuple):
 
     def restricted_to(self, block: Block) -> Prediction:
         """The prediction restricted to the masked positions of `block`, a later state of the same block."""
-        state, (positions, tokens, confidences, rescored, handle, entropies, logprobs) = block.tokens, self
+        state, (positions, tokens, confidences, rescored, handle, *columns) = block.tokens, self
         masked = [index for index, position in enumerate(positions) if state[position] == MASKED]
         if len(masked) == len(positions):
             return self
@@ -73,8 +82,7 @@ class Prediction(NamedTuple):
                 [confidences[index] for index in masked],
                 rescored,
                 handle,
-                [entropies[index] for index in masked] if entropies else (),
-                [logprobs[index] for index in masked] if logprobs else (),
+                *[[column[index] for index in masked] if column else () for column in columns],
             ),
         )
 

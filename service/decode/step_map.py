@@ -63,9 +63,11 @@ class StepMap:
 
 
 def logprob_of(pick: Pick) -> float:
-    """The log-probability of a pick's token, as exact as the prediction has it."""
+    """The log-probability of a pick's token at the request's temperature, as exact as the prediction has it."""
     top = pick.logprobs.top if pick.logprobs else ()
     for token, logprob in top:
         if token == pick.token:
             return min(0.0, logprob)
+    if pick.logprob is not None:
+        return min(0.0, pick.logprob)
     return min(0.0, log(pick.confidence)) if pick.confidence > 0 else _LEAST

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ HOW_TO_MAKE = "make one with `mrp-serve calibrate --model CHECKPOINT --prompts F
 class Presets:
     """The bands of load by name. `measured`, `frontier`: these parts of the calibration file, as plain data.
 
+    `sampled_bands`: those of requests with a temperature above 0, up to the highest measured one.
     `load`: requests at a replica, for which plans are chosen. `missing`: why there is no calibration file, None if
     there is one. Every model card carries the presets.
     """
@@ -44,23 +45,32 @@ class Presets:
     frontier: tuple[Mapping[str, Any], ...] = ()
     missing: str | None = None
     load: float = 1.0
+    sampled_bands: Mapping[QualityName, tuple[Band, ...]] = field(default_factory=dict)
 
     @property
     def plans(self) -> Mapping[QualityName, Plan]:
-        """The plans at the load."""
+        """The plans at the load and temperature 0."""
         return {name: at_load(bands, self.load) for name, bands in self.bands.items()}
 
     def at(self, load: float) -> Presets:
         """The same presets at a load, in requests at a replica."""
         return replace(self, load=load)
 
-    def plan(self, name: QualityName) -> Plan:
-        """The plan of a quality at the load. QualityNotAvailable says how to make a calibration."""
+    def plan(self, name: QualityName, temperature: float) -> Plan:
+        """The plan of a quality at the load and a request's temperature.
+
+        Above the highest measured temperature it is that of `lossless`. QualityNotAvailable says how to make a
+        calibration.
+        """
         if name not in self.bands:
             raise QualityNotAvailable(
                 f"quality is {name!r}, allowed are {', '.join(self.bands)}: {self.missing}", param="quality"
             )
-        return at_load(self.bands[name], self.load)
+        bands = self.bands[name]
+        if temperature > 0:
+            measured = self.measured is not None and temperature <= max(self.measured["temperatures"])
+            bands = self.sampled_bands[name] if measured else self.bands["lossless"]
+        return at_load(bands, self.load)
 
 
 def file_of(folder: Path, chosen: Path | None, name: str) -> QualityFile | None:
@@ -84,8 +94,10 @@ def presets_of(folder: Path, config: ModelConfig, chosen: Path | None = None, ac
     identity = identity_of(folder, config, activation_parts)
     if file.checkpoint == identity:
         frontier = tuple(row.model_dump() for row in file.frontier)
-        bands = {name: tuple(bands) for name, bands in file.presets.items()}
-        return Presets(bands, file.measured.model_dump(), frontier)
+        greedy, sampled = (
+            {name: tuple(bands) for name, bands in presets.items()} for presets in (file.presets, file.sampled_presets)
+        )
+        return Presets(greedy, file.measured.model_dump(), frontier, sampled_bands=sampled)
     other = [name for name in Identity.model_fields if getattr(file.checkpoint, name) != getattr(identity, name)]
     why = f"its {name} was made for another checkpoint ({' and '.join(other)} differ); {HOW_TO_MAKE}"
     _log.warning("quality presets are not served: %s", why)

@@ -1,7 +1,8 @@
 """The calibration file, `quality.json`: its fields, reading it, writing it. docs/quality.md explains them.
 
-`mrp-serve calibrate` writes the file into the checkpoint's folder, where replicas read it. A file of version 1 is read
-as one of version 2: version 1 had one plan a preset and one frontier, both chosen at the concurrency `chosen_at`.
+`mrp-serve calibrate` writes the file into the checkpoint's folder, where replicas read it. Files of earlier versions
+are read as files of the present one. Version 2 measured at temperature 0 only. Version 1 also had one plan a preset and
+one frontier, both chosen at the concurrency `chosen_at`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from service.errors import CheckpointError, InvalidRequest
 
 #: name of the file in the checkpoint's folder
 FILE_NAME = "quality.json"
-VERSION = 2
+VERSION = 3
 
 QualityName = Literal["lossless", "balanced", "fast"]
 QUALITIES: tuple[QualityName, ...] = get_args(QualityName)
@@ -31,6 +32,7 @@ Difference = Annotated[float, Field(ge=-1, le=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
+Temperature = Annotated[float, Field(ge=0, le=100)]
 
 
 def file_name(quantization: str | None = None, activation_parts: int = 1) -> str:
@@ -108,6 +110,9 @@ class Measured(_FilePart):
     threads: Positive
     clock: Literal["cpu", "wall"] = Field(description="tokens_per_second is of CPU time of one thread, or of wall time")
     concurrency: list[Positive] = Field(min_length=1, description="requests decoded together, ascending")
+    temperatures: list[Temperature] = Field(
+        default_factory=lambda: [0.0], min_length=1, description="at which accuracy was measured, ascending from 0"
+    )
     how: str = Field(description="the same in words")
 
 
@@ -134,11 +139,25 @@ class Speed(_FilePart):
     on_frontier: bool = False
 
 
+class SampledResult(_FilePart):
+    """The accuracy of one plan at a temperature above 0, against static's at that temperature."""
+
+    temperature: Temperature
+    prompts: Positive
+    right: NonNegative
+    gained: NonNegative
+    lost: NonNegative
+    difference: Difference
+    difference_low: Difference
+    difference_high: Difference
+
+
 class PlanResult(_FilePart):
     """The result of one plan. `prompts`, `right`, `gained`, `lost`, `identical` count answers. The rest are estimates.
 
-    A `lossless` plan gives static's answers by construction. It answers only the timed prompts, and its accuracy is
-    static's.
+    They are of temperature 0. `sampled` has the other temperatures, empty where no preset could allow the plan.
+    A `lossless` plan gives static's answers by construction, at any temperature. It answers only the timed prompts, and
+    its accuracy is static's.
     """
 
     plan: Plan
@@ -156,6 +175,14 @@ class PlanResult(_FilePart):
     difference_high: Difference
     tokens_per_forward: Rate = Field(description="up to the end token, per denoise or verify forward")
     speed: list[Speed]
+    sampled: list[SampledResult] = Field(default_factory=list, description="by ascending temperature")
+
+    @property
+    def sampled_difference(self) -> float:
+        """The accuracy less static's at the temperature above 0 where the plan loses most. -1 if nothing is known."""
+        if self.lossless:
+            return 0.0
+        return min((result.difference for result in self.sampled), default=-1.0)
 
     def speed_at(self, concurrency: int) -> Speed:
         """The plan's speed at one of the measured concurrencies."""
@@ -163,29 +190,34 @@ class PlanResult(_FilePart):
 
 
 class QualityFile(_FilePart):
-    """The whole file. `presets`: the bands of each, by ascending load."""
+    """The whole file. `presets`: the bands of each, by ascending load.
 
-    version: Literal[2]
+    `sampled_presets`: those of requests with a temperature above 0, up to the highest measured one.
+    """
+
+    version: Literal[3]
     checkpoint: Identity
     measured: Measured
     margins: Margins
     presets: dict[QualityName, list[Band]]
+    sampled_presets: dict[QualityName, list[Band]]
     warnings: list[str]
     rows: list[PlanResult]
 
     @model_validator(mode="before")
     @classmethod
     def _of_any_version(cls, content: Any) -> Any:
-        return _as_version_2(content)
+        return _as_version_3(content)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if missing := set(QUALITIES) - set(self.presets):
-            raise ValueError(f"presets lack {', '.join(sorted(missing))}")
+        for part, presets in (("presets", self.presets), ("sampled_presets", self.sampled_presets)):
+            if missing := set(QUALITIES) - set(presets):
+                raise ValueError(f"{part} lack {', '.join(sorted(missing))}")
         for row in self.rows:
             if {speed.concurrency for speed in row.speed} != set(self.measured.concurrency):
                 raise ValueError(f"row {row.plan.name!r} lacks some of the concurrencies {self.measured.concurrency}")
-        for name, bands in self.presets.items():
+        for name, bands in (*self.presets.items(), *self.sampled_presets.items()):
             _check_bands(name, bands)
             for band in bands:
                 try:
@@ -231,10 +263,20 @@ def write_quality(file: QualityFile, path: Path) -> None:
     beside.replace(path)
 
 
-def _as_version_2(content: Any) -> Any:
-    """The content of a file as version 2. A broken part stays as it is: the schema then names the fault."""
-    if not isinstance(content, Mapping) or content.get("version") != 1:
+def _as_version_3(content: Any) -> Any:
+    """The content of a file as version 3. A broken part stays as it is: the schema then names the fault.
+
+    At temperatures above 0, which earlier versions did not measure, every preset is `lossless`.
+    """
+    if not isinstance(content, Mapping) or content.get("version") not in {1, 2}:
         return content
+    content = _of_version_1(content) if content["version"] == 1 else content
+    presets = content.get("presets")
+    sampled = dict.fromkeys(presets, presets.get("lossless")) if isinstance(presets, Mapping) else presets
+    return {**content, "version": VERSION, "sampled_presets": sampled}
+
+
+def _of_version_1(content: Mapping[str, Any]) -> Mapping[str, Any]:
     measured = content.get("measured")
     at = measured.get("chosen_at") if isinstance(measured, Mapping) else None
     parts = {
@@ -246,7 +288,7 @@ def _as_version_2(content: Any) -> Any:
         parts["presets"] = {name: [plan] for name, plan in parts["presets"].items()}
     if isinstance(parts["rows"], list):
         parts["rows"] = [_row_of_version_1(row, at) for row in parts["rows"]]
-    return {**content, "version": VERSION, **{name: part for name, part in parts.items() if name in content}}
+    return {**content, **{name: part for name, part in parts.items() if name in content}}
 
 
 def _row_of_version_1(row: Any, at: Any) -> Any:

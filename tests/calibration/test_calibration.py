@@ -49,9 +49,9 @@ def _request(number):
 def test_every_plan_answers_the_timed_prompts_lossless_ones_no_others(calibration):
     jobs = calibration.jobs
     static, drafted, dynamic, remask = calibration.plan_names
-    assert [job[1:] for job in jobs if job.plan == drafted] == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 2)]
+    assert [job[1:3] for job in jobs if job.plan == drafted] == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 2)]
     for plan in (static, dynamic, remask):
-        assert [job[1:] for job in jobs if job.plan == plan] == [
+        assert [job[1:3] for job in jobs if job.plan == plan] == [
             (1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 2), (2, 4), (2, 6)
         ]  # fmt: skip
     assert [job.plan for job in jobs[:4]] == calibration.plan_names  # in turns
@@ -74,6 +74,45 @@ def test_rows_are_what_was_counted(calibration):
         assert [speed.concurrency for speed in row.speed] == [1, 2]
         assert all(speed.tokens_per_second > 0 for speed in row.speed)
     assert [speed.speedup for speed in static.speed] == [1.0, 1.0]
+
+
+class TestTemperatures:
+    """Accuracy is also measured at temperatures above 0, of the plans that a preset may allow."""
+
+    @pytest.fixture
+    def measured(self, calibration):
+        warm = Calibration(calibration._engine, calibration._tasks, PLANS, replace(SCOPE, temperatures=(0.1, 1.0)))
+        notebook = Notebook(None, {})
+        assert list(warm.run(notebook)) == warm.jobs
+        return warm.rows(notebook, "cpu"), notebook
+
+    def test_all_prompts_are_answered_by_static_and_what_is_near_it(self, measured):
+        (static, drafted, *lossy), notebook = measured
+        assert [result.temperature for result in static.sampled] == [0.1, 1.0]
+        assert drafted.sampled == []
+        near = [row for row in lossy if row.difference >= -0.05]
+        assert [bool(row.sampled) for row in lossy] == [row in near for row in lossy]
+        for row in (static, *near):
+            assert [result.prompts for result in row.sampled] == [7, 7]
+            for result, plain in zip(row.sampled, static.sampled, strict=True):
+                assert result.right == plain.right + result.gained - result.lost
+                assert result.difference == pytest.approx((result.right - plain.right) / 7)
+        assert {job.together for job in notebook.records if job.temperature} == {2}
+
+    def test_they_change_nothing_of_the_greedy_rows(self, measured, calibration):
+        notebook = Notebook(None, {})
+        list(calibration.run(notebook))
+        for warm, plain in zip(measured[0], calibration.rows(notebook, "cpu"), strict=True):
+            assert (warm.prompts, warm.right, warm.identical) == (plain.prompts, plain.right, plain.identical)
+            assert warm.tokens_per_forward == plain.tokens_per_forward
+
+    def test_a_plan_outside_every_margin_is_not_measured_further(self, calibration, monkeypatch):
+        warm = Calibration(calibration._engine, calibration._tasks, PLANS, replace(SCOPE, temperatures=(0.7,)))
+        monkeypatch.setattr(Calibration, "_allowed", lambda self, notebook: {self.plan_names[0]})
+        notebook = Notebook(None, {})
+        assert list(warm.run(notebook)) == warm.jobs
+        assert {job.plan for job in notebook.records if job.temperature} == {warm.plan_names[0]}
+        assert [bool(row.sampled) for row in warm.rows(notebook, "cpu")] == [True, False, False, False]
 
 
 class TestRowsOfMadeUpRecords:

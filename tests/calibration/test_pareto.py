@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from service.calibration.pareto import choose, is_lossless, warnings_of, with_frontier
+from service.calibration.pareto import SAMPLED, choose, is_lossless, warnings_of, with_frontier
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.quality.schema import Margins, PlanResult
-from tests.quality.made_up import CHOSEN_AT, LOADS, PROMPTS, ROWS, row, speed
+from tests.quality.made_up import CHOSEN_AT, LOADS, PROMPTS, ROWS, at_temperature, row, speed
 
 STATIC = row(Static(), 1000)
 
@@ -87,6 +87,19 @@ class TestPresets:
     def test_are_static_where_nothing_is_within(self) -> None:
         assert set(chosen(STATIC, row(Dynamic(0.5), 2000, lost=300)).values()) == {"static tokens_per_step=1"}
 
+    def test_a_loss_at_any_temperature_counts(self) -> None:
+        """At temperatures above 0, plans have presets of their own. What is unknown there is in none."""
+        steady = row(Dynamic(0.9), 1500, sampled=[at_temperature(0.1, lost=8), at_temperature(0.7, lost=10)])
+        worse = row(Dynamic(0.5), 2000, sampled=[at_temperature(0.1, lost=250), at_temperature(0.7, gained=9)])
+        some = row(Dynamic(0.7), 1800, sampled=[at_temperature(0.1), at_temperature(0.7, lost=50)])
+        rows = [STATIC, row(Speculative(2), 1100), steady, worse, some, row(Remask(0.9), 1900)]
+        assert set(chosen(*rows).values()) == {"speculative mrp_steps=2", "dynamic threshold=0.5"}
+        assert {name: one.plan.name for name, one in choose(rows, CHOSEN_AT, Margins(), SAMPLED).items()} == {
+            "lossless": "speculative mrp_steps=2",
+            "balanced": "dynamic threshold=0.9",
+            "fast": "dynamic threshold=0.7",
+        }
+
     def test_what_is_better_than_static_is_within(self) -> None:
         assert chosen(STATIC, row(Dynamic(0.5), 2000, gained=30))["balanced"] == "dynamic threshold=0.5"
 
@@ -122,6 +135,17 @@ class TestWarnings:
         found = said(STATIC, row(Dynamic(0.9), 1800, lost=8))
         assert found == [
             "balanced: 'dynamic threshold=0.9' may be as far as -1.4 points from static, over the margin of 1"
+        ]
+
+    def test_name_the_temperature_of_an_uncertain_loss(self) -> None:
+        rows = [STATIC, row(Dynamic(0.9), 1800, sampled=[at_temperature(0.1), at_temperature(0.7, lost=8)])]
+        assert said(*rows) == []
+        sampled = choose(rows, CHOSEN_AT, Margins(), SAMPLED)
+        assert warnings_of(rows, sampled, CHOSEN_AT, Margins(), SAMPLED) == [
+            (
+                "balanced: 'dynamic threshold=0.9' at temperature 0.7 may be as far as -1.4 points from static, over "
+                "the margin of 1"
+            )
         ]
 
     def test_a_speed_that_is_hardly_known(self) -> None:

@@ -25,7 +25,7 @@ def options(model, tmp_path):
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     given = {"model": model, "prompts": prompts, "scorer": "contains", "timed": 4, "max-new-tokens": 12, "threads": 1}
     words = [word for name, value in given.items() for word in (f"--{name}", value)]
-    words += [word for together in (1, 2) for word in ("--concurrency", together)]
+    words += [word for together in (1, 2) for word in ("--concurrency", together)] + ["--temperature", 0.7]
     return words + [word for plan in PLANS for word in ("--plan", plan)]
 
 
@@ -38,6 +38,8 @@ def test_writes_the_file_that_the_checkpoint_is_then_served_with(run, capsys, mo
     assert [row.plan.name for row in file.rows][1:] == list(PLANS[1:])
     assert file.rows[0].accuracy == 1.0
     assert (file.measured.prompts, file.measured.concurrency) == (6, [1, 2])
+    assert file.measured.temperatures == [0, 0.7]
+    assert [result.prompts for result in file.rows[0].sampled] == [6]
     assert (file.measured.clock, file.measured.threads) == ("cpu", 1)
     assert {band.plan.name for band in file.presets["lossless"]} <= {file.rows[0].plan.name, file.rows[2].plan.name}
     approximate = "dynamic" in {band.mode for band in file.presets["fast"]}
@@ -86,7 +88,7 @@ def test_goes_on_where_it_was_interrupted(run, capsys, model, options, monkeypat
     asked = []
     monkeypatch.setattr(Calibration, "_measure", lambda self, job: asked.append(job) or measure(self, job))
     assert run("calibrate", *options) == 0
-    assert len(asked) == 4 * 4 + 4 * 2 + 3 - 7
+    assert len(asked) == 4 * 4 + 4 * 2 + 3 + 3 * 3 - 7
     assert not partial.exists()
 
 

@@ -26,7 +26,7 @@ def options(model, tmp_path):
     given = {"model": model, "prompts": prompts, "scorer": "contains", "max-new-tokens": 8, "threads": 1}
     words = [word for name, value in given.items() for word in (f"--{name}", value)]
     loads = [word for together in (1, 2) for word in ("--concurrency", together)]
-    return [*words, "--timed", 4, *loads, *(word for plan in PLANS for word in ("--plan", plan))]
+    return [*words, "--timed", 4, "--temperature", 0, *loads, *(word for plan in PLANS for word in ("--plan", plan))]
 
 
 def test_the_frontier_is_a_table_and_rows(run, capsys, model, options, tmp_path):

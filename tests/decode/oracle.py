@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -11,7 +10,7 @@ from service.decode.block import MASKED, Block, Pick, PositionLogprobs
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.mode import DecodingMode
 from service.decode.policy import Evaluate, Prediction, Query, Refine
-from tests.predictions import prediction_of
+from tests.predictions import likeliest, prediction_of
 
 #: token, confidence[, entropy[, second token, its probability]]
 Said = tuple[int, float] | tuple[int, float, float] | tuple[int, float, float, int, float]
@@ -99,11 +98,7 @@ def prediction(
 
 def _logprobs(said: Said, top_logprobs: int) -> PositionLogprobs | None:
     pairs = [said[:2], said[3:]] if len(said) > 3 else [said[:2]]
-    return (
-        PositionLogprobs(tuple((token, math.log(sure)) for token, sure in pairs[:top_logprobs]))
-        if top_logprobs
-        else None
-    )
+    return likeliest(*((token, sure) for token, sure in pairs[:top_logprobs])) if top_logprobs else None
 
 
 def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Says:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from math import log
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from service.decode.block import MASKED, Block, Pick, PositionLogprobs
+from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import BlockGrammar, Canvas, DraftBudget
 from service.decode.drafts import Draft
 from service.decode.mode import RuleMode
@@ -20,7 +18,7 @@ from service.decode.rules import LeftToRight, TopConfidence
 from service.errors import InvalidRequest
 from tests.decode.oracle import fixed, masked_block, mostly, random_oracle, run
 from tests.decode.test_properties import SEEDS, blocks, picks
-from tests.predictions import prediction_of
+from tests.predictions import likeliest, prediction_of
 
 M = MASKED
 ONE = LeftToRight(1)
@@ -34,7 +32,7 @@ RULES = st.one_of(
 
 def said(token: int, sure: float, second: int, chance: float, place: int = 0) -> Pick:
     """What a greedy reading says of a position: its token, and the second one."""
-    return Pick(place, token, sure, PositionLogprobs(((token, log(sure)), (second, log(chance)))))
+    return Pick(place, token, sure, likeliest((token, sure), (second, chance)))
 
 
 def near(prediction: list[Pick], drafted: tuple[Pick, ...], margin: float, rule: object = ONE) -> tuple[Pick, ...]:
@@ -65,7 +63,7 @@ class TestSecondToken:
         assert pick.token == 7
 
     def test_only_the_first_may_be_left_by_a_grammar(self) -> None:
-        (pick,) = near([Pick(0, 7, 1.0, PositionLogprobs(((7, 0.0),)))], (Pick(0, 8, 0.9),), 1e-9)
+        (pick,) = near([Pick(0, 7, 1.0, likeliest((7, 1.0)))], (Pick(0, 8, 0.9),), 1e-9)
         assert pick.token == 7
 
 
@@ -74,7 +72,7 @@ class TestSampled:
 
     @staticmethod
     def drawn(second: float) -> list[Pick]:
-        return [Pick(0, 9, 0.1, PositionLogprobs(((7, log(0.5)), (8, log(second)))))]
+        return [Pick(0, 9, 0.1, likeliest((7, 0.5), (8, second)))]
 
     def test_where_the_two_likeliest_are_near_a_draft_that_is_one_of_them_is_accepted(self) -> None:
         for token, chance in ((7, 0.5), (8, 0.4)):

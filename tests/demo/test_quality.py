@@ -15,11 +15,13 @@ def test_it_is_of_these_weights():
 
 def test_its_presets_are_what_its_rows_say():
     file = read_quality(CHECKPOINT / "quality.json")
-    assert file.presets == assemble(file.checkpoint, file.measured, file.rows, file.margins).presets
+    made = assemble(file.checkpoint, file.measured, file.rows, file.margins)
+    assert (file.presets, file.sampled_presets) == (made.presets, made.sampled_presets)
     assert all(is_lossless(band.params) for band in file.presets["lossless"])
     rows = {row.plan.name: row for row in file.rows}
     for name, margin in (("balanced", file.margins.balanced), ("fast", file.margins.fast)):
         assert all(rows[band.plan.name].difference >= -margin for band in file.presets[name])
+        assert all(rows[band.plan.name].sampled_difference >= -margin for band in file.sampled_presets[name])
     assert file.measured.prompts >= 200
     for row in file.rows:
         if row.lossless:

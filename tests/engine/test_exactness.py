@@ -141,8 +141,8 @@ def assert_pairs(requests: list[GenerationRequest], done: list[Completion], coun
 @pytest.mark.parametrize(
     ("name", "temperature"),
     fast_rows(
-        lambda name, temperature: (name == FAST) == (temperature == 1.2) and name != GOLDEN_NAMES[2],
-        [(name, temperature) for name in GOLDEN_NAMES for temperature in (0.0, 0.7, 1.2)],
+        lambda name, temperature: (name == FAST) == (temperature == 1.5) and name != GOLDEN_NAMES[2],
+        [(name, temperature) for name in GOLDEN_NAMES for temperature in (0.0, 0.01, 0.1, 0.7, 1.5)],
     ),
 )
 def test_speculative_is_what_it_verifies_at_any_temperature_in_any_batch(name: str, temperature: float) -> None:
@@ -155,7 +155,7 @@ def test_speculative_is_what_it_verifies_at_any_temperature_in_any_batch(name: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("temperature", [0.0, 0.01, 0.05, 0.7, 1.2])
+@pytest.mark.parametrize("temperature", [0.0, 0.01, 0.05, 0.3, 0.7, 1.2, 1.5])
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_speculative_is_what_it_verifies_for_thousands_of_requests(name: str, temperature: float, seed: int) -> None:
     checkpoint = golden(name, torch.float64)

@@ -18,7 +18,7 @@ from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
-from service.engine.forward.logits_sampler import TorchLogitsSampler, TritonLogitsSampler, apply_temperature
+from service.engine.forward.logits_sampler import TorchLogitsSampler, TritonLogitsSampler, rule_logits
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
@@ -144,7 +144,7 @@ def test_what_the_kernel_reads_off_logits_is_what_torch_reads(width, dtype):
     assert same.sum() >= 94  # logarithms round differently, which may tip a sampled tie
     torch.testing.assert_close(found[same, 1], wanted[same, 1], rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(found[:, 2], wanted[:, 2], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(weights, apply_temperature(logits.float(), reads).logsumexp(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(weights, rule_logits(logits.float(), reads).logsumexp(-1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_a_constraint_comes_before_bad_words_and_min_tokens() -> None:
 
 @pytest.mark.parametrize("mode", [Static(), Dynamic(0.3), Speculative(2), Direct(2)], ids=str)
 def test_log_probabilities_are_of_the_adjusted_logits(mode: DecodingMode) -> None:
-    """Forbidden tokens are not listed, and a token's own log-probability is its confidence."""
+    """Forbidden tokens are not listed. A top token has the log-probability and the confidence of a chosen one."""
     sampling = SamplingParams(0.8, seed=3, frequency_penalty=1.5, bad_words_token_ids=((4,), (7,)), min_p=0.001)
     request = GenerationRequest("r", (3, 1, 4), mode, sampling, 12, logprobs=LogprobsRequest(64, (4, 7)))
     (answer,) = engine_of(tiny()).generate([request])
@@ -218,7 +218,9 @@ def test_log_probabilities_are_of_the_adjusted_logits(mode: DecodingMode) -> Non
         top = dict(pick.logprobs.top)
         assert not {4, 7} & top.keys()
         assert pick.logprobs.by_id == (-math.inf, -math.inf)
-        assert top[pick.token] == pytest.approx(math.log(pick.confidence), abs=1e-5)
+        assert top[pick.token] == pytest.approx(pick.logprob, abs=1e-5)
+        confidences = dict(zip(top, pick.logprobs.confidences, strict=True))
+        assert confidences[pick.token] == pytest.approx(pick.confidence, abs=1e-5)
     assert len(picks) >= 12
 
 

@@ -8,7 +8,7 @@ from service.calibration.pareto import assemble, is_lossless
 from service.calibration.records import paired_difference, proportion
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.quality.schema import Identity, Measured, Plan, PlanResult, QualityFile, Speed
+from service.quality.schema import Identity, Measured, Plan, PlanResult, QualityFile, SampledResult, Speed
 
 PROMPTS = 1000
 STATIC_RIGHT = 950
@@ -35,6 +35,15 @@ def row(params: DecodingMode, rate: float, gained: int = 0, lost: int = 0, **cha
         "speed": [speed(1, rate / 3), speed(16, rate)],
     }  # fmt: skip
     return PlanResult(**{**made, **changes})
+
+
+def at_temperature(temperature: float, gained: int = 0, lost: int = 0) -> SampledResult:
+    """The result of a plan that answers some prompts otherwise than static at a temperature."""
+    away = paired_difference(gained, lost, PROMPTS)
+    return SampledResult(
+        temperature=temperature, prompts=PROMPTS, right=STATIC_RIGHT + gained - lost, gained=gained, lost=lost,
+        difference=away.value, difference_low=away.low, difference_high=away.high,
+    )  # fmt: skip
 
 
 def speed(concurrency: int, rate: float, noise: float = 0.01) -> Speed:

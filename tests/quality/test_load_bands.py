@@ -67,8 +67,8 @@ class TestACalibration:
 class TestPresets:
     def test_are_those_of_a_lone_request_unless_a_load_is_said(self) -> None:
         presets = Presets({"fast": tuple(bands_of([(1, STATIC), (16, QUICK)]))})
-        assert (presets.plan("fast"), presets.plans) == (STATIC, {"fast": STATIC})
-        assert (presets.at(4).plan("fast"), presets.at(4.1).plan("fast")) == (STATIC, QUICK)
+        assert (presets.plan("fast", 0), presets.plans) == (STATIC, {"fast": STATIC})
+        assert (presets.at(4).plan("fast", 0), presets.at(4.1).plan("fast", 0)) == (STATIC, QUICK)
         assert presets.at(5).at(1) == presets
 
 

@@ -12,8 +12,8 @@ from service.decode.modes import Speculative
 from service.errors import CheckpointError, QualityNotAvailable
 from service.model import ModelConfig, parse_config, read_config
 from service.quality.presets import identity_of, presets_of, weights_fingerprint
-from service.quality.schema import PlanResult, write_quality
-from tests.quality.made_up import made_up_file
+from service.quality.schema import QUALITIES, PlanResult, write_quality
+from tests.quality.made_up import MEASURED, made_up_file
 from tests.tiny import GOLDEN
 
 
@@ -30,10 +30,10 @@ def config(folder: Path) -> ModelConfig:
 
 def test_lossless_is_there_without_a_file(folder: Path, config: ModelConfig) -> None:
     presets = presets_of(folder, config)
-    assert presets.plan("lossless").params == Speculative("auto")
-    assert presets_of(folder, replace(config, mrp=None)).plan("lossless").params == Speculative("auto")
+    assert presets.plan("lossless", 0).params == Speculative("auto")
+    assert presets_of(folder, replace(config, mrp=None)).plan("lossless", 0).params == Speculative("auto")
     with pytest.raises(QualityNotAvailable) as caught:
-        presets.plan("fast")
+        presets.plan("fast", 0)
     assert caught.value.message.startswith(
         "quality is 'fast', allowed are lossless: this checkpoint has no quality.json"
     )
@@ -47,7 +47,21 @@ def test_the_file_beside_the_weights_is_found(folder: Path, config: ModelConfig)
     presets = presets_of(folder, config)
     assert presets.measured == file.measured.model_dump()
     assert [PlanResult(**row) for row in presets.frontier] == file.frontier
-    assert presets.plan("fast").name == "dynamic threshold=0.5"
+    assert presets.plan("fast", 0).name == "dynamic threshold=0.5"
+
+
+def test_above_the_highest_measured_temperature_every_quality_is_lossless(folder: Path, config: ModelConfig) -> None:
+    """Also with a file of an earlier version, which was measured at temperature 0 only."""
+    for temperatures, kept in (([0.0], 0.0), ([0.0, 0.1, 0.7], 0.7)):
+        measured = MEASURED.model_copy(update={"temperatures": temperatures})
+        sampled = made_up_file().presets if kept else made_up_file().sampled_presets
+        file = made_up_file(checkpoint=identity_of(folder, config), measured=measured, sampled_presets=sampled)
+        write_quality(file, folder / "quality.json")
+        presets = presets_of(folder, config)
+        assert presets.plan("fast", kept).name == "dynamic threshold=0.5"
+        assert presets.plan("balanced", kept).name == "remask threshold=0.5"
+        for quality in QUALITIES:
+            assert presets.plan(quality, kept + 0.01) == presets.plan("lossless", 0)
 
 
 def test_a_named_file_comes_first(folder: Path, config: ModelConfig, tmp_path: Path) -> None:
@@ -66,7 +80,7 @@ def test_a_file_of_other_weights_is_not_used(folder: Path, config: ModelConfig) 
     weights.write_bytes(content)
     presets = presets_of(folder, config)
     assert "was made for another checkpoint (weights differ)" in (presets.missing or "")
-    assert presets.plan("lossless").mode == "speculative"
+    assert presets.plan("lossless", 0).mode == "speculative"
 
 
 def test_nor_one_of_another_block_size(folder: Path, config: ModelConfig) -> None:

@@ -59,6 +59,20 @@ def test_a_file_of_version_1_has_one_band_a_preset(path: Path) -> None:
     assert read_quality(path) == file
 
 
+def test_a_file_of_version_2_is_of_temperature_0(path: Path) -> None:
+    old = json.loads(path.read_text("utf-8"))
+    del old["measured"]["temperatures"], old["sampled_presets"]
+    for row in old["rows"]:
+        del row["sampled"]
+    path.write_text(json.dumps(old | {"version": 2}), "utf-8")
+    file = read_quality(path)
+    assert file == made_up_file()
+    assert (file.measured.temperatures, {*map(str, file.sampled_presets.values())}) == (
+        [0.0],
+        {str(file.presets["lossless"])},
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -94,7 +108,7 @@ def broken(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]]
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (broken(lambda file: file.update(version=3)), "version: Input should be 2"),
+        (broken(lambda file: file.update(version=4)), "version: Input should be 3"),
         (broken(lambda file: file.pop("presets")), "presets: Field required"),
         (broken(lambda file: file["presets"].pop("fast")), "presets lack fast"),
         (broken(lambda file: file["presets"].update(best=[{"mode": "static"}])), "presets.best"),
@@ -115,7 +129,7 @@ def broken(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]]
 )
 def test_what_is_wrong_is_named(path: Path, change: Callable[[Any], Any], said: str) -> None:
     path.write_text(json.dumps(change(json.loads(path.read_text("utf-8")))), "utf-8")
-    with pytest.raises(CheckpointError, match="is no calibration file of version 1 to 2") as caught:
+    with pytest.raises(CheckpointError, match="is no calibration file of version 1 to 3") as caught:
         read_quality(path)
     assert said in caught.value.message
     assert str(path) in caught.value.message

@@ -76,9 +76,10 @@ def find_likeliest(*_: Any, **__: Any) -> None:
 
 def sample(grid: Any, logits: Tensor, params: Tensor, work: Tensor, out: Tensor, width: int, stride: int,
            mask_token: int, *, NOISE: bool, MIN_P: bool, **_: Any) -> None:  # fmt: skip
-    """The token, confidence and entropy of each position."""
-    scaled = logits.float() / params[:, 0].contiguous().view(torch.float32)[:, None]
-    work[:, 0] = scaled.logsumexp(-1)
+    """The token, confidence, entropy and log-probability of each position."""
+    temperature = params[:, 0].contiguous().view(torch.float32)[:, None]
+    scaled, read = logits.float() / temperature, logits.float() / temperature.clamp(min=1)
+    work[:, 0] = read.logsumexp(-1)
     scores = scaled.clone()
     scores[:, mask_token] = -torch.inf
     if MIN_P:
@@ -88,8 +89,10 @@ def sample(grid: Any, logits: Tensor, params: Tensor, work: Tensor, out: Tensor,
     if NOISE and len(noisy):
         scores[noisy] += gumbel(params[noisy, 2:4].long() & 0xFFFFFFFF, torch.arange(width))
     token = torch.where(params[:, 4] < 0, scores.argmax(-1), params[:, 4].long())
-    out[:, 0], out[:, 1] = token.double(), (scaled.gather(1, token[:, None])[:, 0] - work[:, 0]).exp().double()
-    out[:, 2] = torch.special.entr(scaled.softmax(-1)).sum(-1).double()
+    out[:, 0] = token.int().view(torch.float32)
+    out[:, 1] = (read.gather(1, token[:, None])[:, 0] - work[:, 0]).exp()
+    out[:, 2] = torch.special.entr(read.softmax(-1)).sum(-1)
+    out[:, 3] = scaled.gather(1, token[:, None])[:, 0] - scaled.logsumexp(-1)
 
 
 def keep_candidates(grid: Any, highest: Tensor, tokens: Tensor, table: Tensor, totals: Tensor, candidates: Tensor,
@@ -114,16 +117,18 @@ def candidate_logits(grid: Any, hidden: Tensor, head: Tensor, candidates: Tensor
 def choose_candidate(grid: Any, logits: Tensor, candidates: Tensor, other_weights: Tensor, params: Tensor, out: Tensor,
                      *, NOISE: bool, **_: Any) -> None:  # fmt: skip
     """The candidate of each position, its confidence and entropy."""
-    scaled = logits / params[:, 0].contiguous().view(torch.float32)[:, None]
+    temperature = params[:, 0].contiguous().view(torch.float32)[:, None]
+    scaled, read = logits / temperature, logits / temperature.clamp(min=1)
     slots = params[:, 4].long()
-    total, tokens = torch.logaddexp(scaled.logsumexp(-1), other_weights[slots]), candidates[slots]
+    total, tokens = torch.logaddexp(read.logsumexp(-1), other_weights[slots]), candidates[slots]
     scores = scaled.clone()
     noisy = (params[:, 1] > 0).nonzero()[:, 0]
     if NOISE and len(noisy):
         scores[noisy] += gumbel(params[noisy, 2:4].long() & 0xFFFFFFFF, tokens[noisy])
     column = scores.argmax(-1, keepdim=True)
-    out[:, 0], out[:, 1] = tokens.gather(1, column)[:, 0].double(), (scaled.gather(1, column)[:, 0] - total).exp()
-    out[:, 2] = torch.special.entr(scaled.softmax(-1)).sum(-1).double()
+    out[:, 0] = tokens.gather(1, column)[:, 0].int().view(torch.float32)
+    out[:, 1] = (read.gather(1, column)[:, 0] - total).exp()
+    out[:, 2], out[:, 3] = torch.special.entr(read.softmax(-1)).sum(-1), 0
 
 
 def sum_norm(grid: Any, x: Tensor, change: Tensor, weight: Tensor, out: Tensor, width: int, *,

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from math import exp
 from typing import Annotated, ClassVar, Literal
 
 from msgspec.structs import force_setattr
@@ -260,20 +259,23 @@ def _accepted(
     lowest, positions = min(pick.confidence for pick in picks), {pick.position for pick in picks}
     accepted = []
     for position, token, *_ in drafted:
-        if position not in predicted or (chance := _chance(predicted[position], token, margin)) is None:
+        if position not in predicted or (pick := _near(predicted[position], token, margin)) is None:
             return ()
-        if position not in positions and chance <= margin * lowest:
+        if position not in positions and pick.confidence <= margin * lowest:
             return ()
-        accepted.append(Pick(position, token, chance, predicted[position].logprobs))
+        accepted.append(pick)
     return tuple(accepted)
 
 
-def _chance(predicted: Pick, token: int, margin: float) -> float | None:
-    """The probability of a drafted token if it is the backbone's choice or within the margin. Else None."""
+def _near(predicted: Pick, token: int, margin: float) -> Pick | None:
+    """The pick of a drafted token if it is the backbone's choice or within the margin. Else None."""
     if token == predicted.token:
-        return predicted.confidence
-    scores = dict(predicted.logprobs.top[:_TOP_LOGPROBS]) if predicted.logprobs else {}
-    if token not in scores or len(scores) < _TOP_LOGPROBS:
+        return predicted
+    logprobs = predicted.logprobs
+    if logprobs is None or len(logprobs.top) < _TOP_LOGPROBS:
         return None
-    first, second = scores.values()  # natural logarithms, descending
-    return exp(scores[token]) if exp(second - first) > margin else None
+    first, second = logprobs.confidences[:_TOP_LOGPROBS]
+    for (other, logprob), confidence in zip(logprobs.top, (first, second), strict=False):
+        if other == token and second > margin * first:
+            return Pick(predicted.position, token, confidence, logprobs, logprob)
+    return None

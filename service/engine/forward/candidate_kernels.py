@@ -19,8 +19,8 @@ MOST_SHARE = tl.constexpr(1.0 - 2.0**-24)
 def keep_candidates(
     highest,  # [M, C + 1], the largest logits of each position
     tokens,  # [M, C + 1] int64, their tokens
-    table,  # [M, 2] int32: the index of the position in `totals`, the temperature's bits
-    totals,  # float32, STRIDE numbers apart: the logsumexp of the logits over the temperature
+    table,  # [M, 2] int32: the index of the position in `totals`, the bits of the temperature that rules read
+    totals,  # float32, STRIDE numbers apart: the logsumexp of the logits over that temperature
     candidates,  # [M, C] int64, the candidates
     weights,  # [M] float32, the weight of all other tokens
     STRIDE,
@@ -84,7 +84,7 @@ def choose_candidate(
     other_weights,  # [slots] float32
     param_table,  # [M, 6] int32: temperature's bits, whether noise is added, two words of the noise's key, the slot of
     #               the position's candidates, the position in the forward
-    out,  # [M, 3] float64: token, confidence, entropy
+    out,  # [M, 4] float32: the token's bits, confidence, entropy, 0: a draft's log-probability is not needed
     C: tl.constexpr,
     PAD: tl.constexpr,
     NOISE: tl.constexpr,
@@ -96,8 +96,8 @@ def choose_candidate(
     slot = tl.load(param + 4).to(tl.int64)
     lane = tl.arange(0, PAD)
     there = lane < C
-    value = tl.load(logits + index * C + lane, mask=there, other=0.0) / temperature
-    value = tl.where(there, tl.maximum(value, LOWEST), LOWEST)
+    logit = tl.load(logits + index * C + lane, mask=there, other=0.0)
+    value = tl.where(there, tl.maximum(logit / tl.maximum(temperature, 1.0), LOWEST), LOWEST)
     peak = tl.max(value, 0)
     part = tl.where(there, tl.exp(value - peak), 0.0)
     total = tl.sum(part, 0)
@@ -107,7 +107,7 @@ def choose_candidate(
     higher = tl.maximum(weight, other)
     all_weight = higher + tl.log(tl.exp(weight - higher) + tl.exp(other - higher))
     token = tl.load(candidates + slot * C + lane, mask=there, other=0)
-    score = value
+    score = tl.where(there, tl.maximum(logit / temperature, LOWEST), LOWEST)
     if NOISE:
         noisy = tl.load(param + 1) > 0
         first = tl.load(param + 2).to(tl.uint32, bitcast=True)
@@ -116,6 +116,7 @@ def choose_candidate(
     score = tl.where(there, score, 2.0 * LOWEST)
     best = tl.min(tl.where(score == tl.max(score, 0), lane, PAD), 0)
     chosen = lane == best
-    tl.store(out + index * 3, tl.sum(tl.where(chosen, token, 0), 0).to(tl.float64))
-    tl.store(out + index * 3 + 1, tl.exp(tl.sum(tl.where(chosen, value, 0.0), 0) - all_weight).to(tl.float64))
-    tl.store(out + index * 3 + 2, (tl.log(total) - moment / total).to(tl.float64))
+    tl.store(out + index * 4, tl.sum(tl.where(chosen, token, 0), 0).to(tl.int32).to(tl.float32, bitcast=True))
+    tl.store(out + index * 4 + 1, tl.exp(tl.sum(tl.where(chosen, value, 0.0), 0) - all_weight))
+    tl.store(out + index * 4 + 2, tl.log(total) - moment / total)
+    tl.store(out + index * 4 + 3, 0.0)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.engine.forward.logits_sampler import apply_grammar_masks, apply_temperature, noise_keys, sample
+from service.engine.forward.logits_sampler import apply_grammar_masks, noise_keys, rule_logits, sample
 from service.engine.forward.rows import Candidates, ForwardOutput, Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.model.transfer import PackedTables
@@ -77,13 +77,13 @@ class DraftVocabulary:
         self._size += len(missing)
         rows = None if len(missing) == len(batch) else tables.add(missing)
         table = np.empty((len(missing), 2), np.int32)
-        table[:, 0], table[:, 1] = missing, batch.temperature[missing].view(np.int32)
+        table[:, 0], table[:, 1] = missing, batch.rule_temperature[missing].view(np.int32)
         sent = tables.add(table)
 
         def fill(logits: Tensor, totals: Tensor | None) -> None:
             selected = logits if rows is None else logits.index_select(0, rows.tensor)
             if totals is None:
-                self._parts.append(self._likeliest(apply_temperature(selected.float(), batch.select(missing))))
+                self._parts.append(self._likeliest(rule_logits(selected.float(), batch.select(missing))))
             else:
                 self._parts.append(self._likeliest_by_kernel(selected, totals, sent.tensor))
 
@@ -94,7 +94,7 @@ class DraftVocabulary:
     ) -> Callable[[Tensor], Tensor]:
         """Plans the choice of tokens from present candidates. `head`: `[V, H]`; `kernels`: whether by Triton.
 
-        -> a function from hidden states `[R * L, H]` to tokens, confidences and entropies `[M, 3]`, float64.
+        -> a function from hidden states `[R * L, H]` to a table as `SampleLogits`, `[M, 4]`.
         """
         slots = self.slots[batch.row, batch.position]
         if slots.min() < 0:
@@ -128,7 +128,7 @@ class DraftVocabulary:
         return self._parts[0]
 
     def _likeliest(self, scaled: Tensor) -> Candidates:
-        """The candidates by logits `[M, V]` over the temperature."""
+        """The candidates by the logits `[M, V]` that rules read."""
         possible = scaled.clone()
         possible[:, self._mask] = -torch.inf
         tokens = possible.topk(self._width, sorted=False).indices
@@ -192,11 +192,11 @@ def _candidate_logits(flat: Tensor, head: Tensor, candidates: Candidates, params
 
 
 def _choose(logits: Tensor, candidates: Candidates, params: Tensor, *, noise: bool) -> Tensor:
-    """Tokens, confidences and entropies `[M, 3]`, float64."""
+    """A table as of `SampleLogits`, `[M, 4]`."""
     from service.engine.forward import candidate_kernels
 
     count, width = logits.shape
-    out = torch.empty(count, 3, dtype=torch.float64, device=logits.device)
+    out = torch.empty(count, 4, device=logits.device)
     candidate_kernels.choose_candidate[count,](
         logits, candidates.tokens, candidates.other_weight, params, out, C=width, PAD=_power(width), NOISE=noise
     )

@@ -1,6 +1,9 @@
-"""Logits -> tokens, confidences and entropies of all sampled positions of a forward at once.
+"""Logits -> tokens, confidences, entropies and log-probabilities of all sampled positions of a forward at once.
 
-Confidence is the full-vocabulary softmax probability after temperature, before min-p, top-k and top-p.
+Reveal rules read confidences and entropies: full-vocabulary softmax probabilities at temperature 1, or at the request's
+temperature if it is higher. Nearer to 0 every confidence would be 1, so that a threshold would let every token pass.
+The token is drawn at the request's temperature, after min-p, top-k and top-p. Its log-probability is the full
+softmax's at that temperature.
 At temperature > 0 the token is the Gumbel-argmax with noise that is a hash of (seed, absolute position, tokens revealed
 in the block, token id): the same request meets the same noise in any batch, on any replica and any device, in
 `speculative` as in `static`. Only the rounding of the logits may still differ: it depends on a batch's shape and
@@ -23,7 +26,7 @@ from torch import Tensor
 from service.engine.forward.rows import Candidates
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.model import triton_support
-from service.model.transfer import PackedTables, to_device_async
+from service.model.transfer import PackedTables
 
 #: The kernel: tokens of a part, warps, and the programs of a launch: four for each multiprocessor of an H100. Results
 #: do not depend on the number of programs. Four warps were faster on an H100 than eight (dev/lab/gpu.md).
@@ -33,7 +36,8 @@ _KERNEL_PART, _WARPS, _PROGRAMS = 2048, 4, 528
 _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-#: logits `[M, V]` -> tokens, confidences, entropies (0 if not needed), `[M, 3]` float64; logsumexp `[M]` or None
+#: logits `[M, V]` -> the tokens' bits, confidences, entropies (0 if not needed), log-probabilities, `[M, 4]` float32;
+#: logsumexp of the logits that rules read, `[M]`, or None
 SampleLogits = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
@@ -88,7 +92,7 @@ class TritonLogitsSampler:
         """All positions, without top-k and top-p. The kernel counts finished programs in `params`."""
         count, width = logits.shape
         parts = -(-width // _KERNEL_PART)
-        out = torch.empty(count, 3, dtype=torch.float64, device=logits.device)
+        out = torch.empty(count, 4, device=logits.device)
         numbers = 1 + self._kernels.PART_NUMBERS * parts
         work = torch.empty(count, numbers, dtype=torch.float32, device=logits.device)
         noise, min_p = bool(batch.random.any()), min_logit is not None and bool(min_logit.max() > -np.inf)
@@ -153,67 +157,91 @@ def apply_grammar_masks(logits: Tensor, batch: SamplingBatch, tokens: Tensor | N
     logits.index_copy_(0, rows.tensor, logits[rows.tensor].masked_fill(~allowed, -torch.inf))
 
 
-def apply_temperature(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """logits `[M, V]` over each position's temperature; the same tensor where all temperatures are 0 or 1."""
-    temperatures = batch.temperature
+def rule_logits(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """logits `[M, V]` over each position's `rule_temperature`; the same tensor where all are 1."""
+    tables = PackedTables(logits.device)
+    divide = plan_division(batch.rule_temperature, tables)
+    tables.send()
+    return divide(logits)
+
+
+def plan_division(temperatures: NDArray[np.float32], tables: PackedTables) -> Callable[[Tensor], Tensor]:
+    """Plans the division of logits `[M, V]` by temperatures `[M]`. Where all are 1, logits stay as they are."""
     if (temperatures == 1.0).all():
-        return logits
-    return logits / to_device_async(temperatures, logits.device)[:, None]
+        return lambda logits: logits
+    sent = tables.add(temperatures)
+    return lambda logits: logits / sent.tensor[:, None]
 
 
 def sample(logits: Tensor, batch: SamplingBatch, mask_token_id: int, candidates: Candidates | None = None) -> Tensor:
-    """logits `[M, V]`, or `[M, C]` of candidates, -> tokens, confidences, entropies (0 if not needed), `[M, 3]`."""
+    """logits `[M, V]`, or `[M, C]` of candidates, -> as `SampleLogits`, `[M, 4]`. They may be overwritten."""
     # entropies first: choosing tokens may overwrite the logits
     entropy = entropies(logits, batch) if batch.metadata.entropy else torch.zeros(len(batch), device=logits.device)
-    tokens, confidences = choose_tokens(logits, batch, mask_token_id, candidates)
-    return torch.stack([tokens.double(), confidences.double(), entropy.double()], dim=1)
+    tokens, confidences, logprobs = choose_tokens(logits, batch, mask_token_id, candidates)
+    return torch.stack([tokens.int().view(torch.float32), confidences, entropy, logprobs], dim=1)
 
 
 def choose_tokens(
     logits: Tensor, batch: SamplingBatch, mask_token_id: int, candidates: Candidates | None = None
-) -> tuple[Tensor, Tensor]:
-    """logits `[M, V]`, a row for each position -> tokens `[M]` (int64), confidences `[M]` (float32).
+) -> tuple[Tensor, Tensor, Tensor]:
+    """logits `[M, V]`, a row for each position -> tokens `[M]` (int64), confidences and log-probabilities (float32).
 
     The mask token is never chosen. With `candidates` the logits are the candidates' logits `[M, C]`, without the mask
-    token, and confidences count the weight of all other tokens. `logits` may be overwritten.
+    token, confidences count the weight of all other tokens, and log-probabilities are 0. `logits` may be overwritten.
     """
-    tables = PackedTables(logits.device)
-    temperature = None if (batch.temperature == 1.0).all() else tables.add(batch.temperature)
-    random = np.flatnonzero(batch.random)
-    filters = _Filters(batch, tables) if len(random) else None
-    noisy = tables.add(random) if len(random) else None
-    keys = tables.add(noise_keys(batch.select(random))) if len(random) else None
+    tables, is_cold = PackedTables(logits.device), bool((batch.temperature < 1).any())
+    draw, divide = _Draw(batch, tables), plan_division(batch.rule_temperature, tables)
+    divide_drawn = plan_division(batch.temperature, tables) if is_cold else None
     rescored = None if candidates is not None or batch.chosen.all() else tables.add(batch.token)
     tables.send()
-    scaled = logits.float() if temperature is None else logits.float() / temperature.tensor[:, None]
-    total = scaled.logsumexp(-1)
+    read = divide(logits.float())
+    scaled = read if divide_drawn is None else divide_drawn(logits.float())
+    total = read.logsumexp(-1)
     if candidates is not None:
-        total = torch.logaddexp(total, candidates.other_weight)
-    scores = scaled if noisy is None else scaled.clone()
-    if candidates is None:
-        scores[:, mask_token_id] = -torch.inf
-    if filters is not None:
-        filters.apply(scores)
-    if noisy is not None and keys is not None:
-        scores = _add_noise(scores, noisy.tensor, keys.tensor, candidates.tokens if candidates else None)
-    columns = scores.argmax(-1)
-    confidences = _probability(scaled, columns, total)
-    if candidates is not None:
-        return candidates.tokens.gather(-1, columns[:, None])[:, 0], confidences
-    if rescored is None:
-        return columns, confidences
-    tokens = torch.where(rescored.tensor < 0, columns, rescored.tensor)
-    return tokens, _probability(scaled, tokens, total)
+        total, columns = torch.logaddexp(total, candidates.other_weight), draw(scaled, None, candidates.tokens)
+        tokens, confidences = candidates.tokens.gather(-1, columns[:, None])[:, 0], _logprob(read, columns, total).exp()
+        return tokens, confidences, torch.zeros_like(confidences)
+    drawn_total = scaled.logsumexp(-1) if is_cold else total
+    tokens = draw(scaled, mask_token_id, None)
+    if rescored is not None:
+        tokens = torch.where(rescored.tensor < 0, tokens, rescored.tensor)
+    logprobs = _logprob(read, tokens, total)
+    return tokens, logprobs.exp(), _logprob(scaled, tokens, drawn_total) if is_cold else logprobs
 
 
-def _probability(scaled: Tensor, columns: Tensor, total: Tensor) -> Tensor:
-    """The probability of a column in each row, `[M]`. `total`: the rows' logsumexp."""
-    return (scaled.gather(-1, columns[:, None])[:, 0] - total).exp()
+class _Draw:
+    """The planned choice of tokens: noise and filters of the positions that have them."""
+
+    def __init__(self, batch: SamplingBatch, tables: PackedTables) -> None:
+        random = np.flatnonzero(batch.random)
+        self._filters = _Filters(batch, tables) if len(random) else None
+        self._noisy = tables.add(random) if len(random) else None
+        self._keys = tables.add(noise_keys(batch.select(random))) if len(random) else None
+
+    def __call__(self, scaled: Tensor, mask_token_id: int | None, candidates: Tensor | None) -> Tensor:
+        """scaled `[M, V]`, logits over the temperature -> the column of each row that is chosen, `[M]`.
+
+        `candidates` `[M, V]`: the tokens of the columns, None: columns are tokens. Without noise `scaled` is
+        overwritten.
+        """
+        scores = scaled if self._noisy is None else scaled.clone()
+        if mask_token_id is not None:
+            scores[:, mask_token_id] = -torch.inf
+        if self._filters is not None:
+            self._filters.apply(scores)
+        if self._noisy is not None and self._keys is not None:
+            scores = _add_noise(scores, self._noisy.tensor, self._keys.tensor, candidates)
+        return scores.argmax(-1)
+
+
+def _logprob(logits: Tensor, columns: Tensor, total: Tensor) -> Tensor:
+    """The log-probability of a column in each row, `[M]`. `total`: the rows' logsumexp."""
+    return logits.gather(-1, columns[:, None])[:, 0] - total
 
 
 def entropies(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """logits `[M, V]` -> entropies `[M]` in nats (float32) of the full softmax, as for confidences."""
-    terms: Tensor = torch.special.entr(apply_temperature(logits.float(), batch).softmax(-1))
+    terms: Tensor = torch.special.entr(rule_logits(logits.float(), batch).softmax(-1))
     return terms.sum(-1)
 
 

@@ -27,7 +27,7 @@ from service.model.transfer import PackedTables
 class Candidates:
     """Draft candidates of positions: the tokens, int64 `[P, C]`, and `other_weight`, the weight of all others, `[P]`.
 
-    The weight is the logsumexp of their logits over the request's temperature, the mask token's included.
+    The weight is the logsumexp of the logits that rules read (`logits_sampler.py`), the mask token's included.
     """
 
     tokens: Tensor

@@ -21,7 +21,7 @@ from service.decode.block import Pick, PositionLogprobs, new_tuple
 from service.decode.policy import Prediction
 from service.engine.forward.draft_vocabulary import DraftVocabulary
 from service.engine.forward.logit_adjustments import adjust_logits
-from service.engine.forward.logits_sampler import LogitsSampler, apply_grammar_masks
+from service.engine.forward.logits_sampler import LogitsSampler, apply_grammar_masks, plan_division
 from service.engine.forward.partition import BatchPartition, join
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
@@ -29,7 +29,7 @@ from service.engine.request import LogprobsRequest
 from service.model.backbone import Backbone
 from service.model.transfer import PackedTables, to_host_async
 
-#: hidden states `[R * L, H]` -> tokens, confidences and entropies `[M, 3]` of some positions, float64, on the device
+#: hidden states `[R * L, H]` -> the table `[M, 4]` of some positions, as of `SampleLogits`, on the device
 _SamplePart = Callable[[Tensor], Tensor]
 
 
@@ -125,14 +125,14 @@ class PlannedSampling:
 
         def predictions() -> list[Prediction]:
             arrived = iter(copied())
-            table = self._in_order(next(arrived).numpy()) if values else np.empty((0, 3))
+            table = self._in_order(next(arrived).numpy()) if values else np.empty((0, 4), np.float32)
             logprobs = self._collector.logprobs(next(arrived)) if self._collector.parts else {}
             return _predictions(self._batch, output, table, logprobs)
 
         return predictions
 
-    def _in_order(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The values `[M, 3]` of all parts in the batch's order."""
+    def _in_order(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The values `[M, 4]` of all parts in the batch's order."""
         ordered = np.empty_like(values)
         ordered[np.concatenate([part.indices for part in self._parts])] = values
         return ordered
@@ -141,16 +141,18 @@ class PlannedSampling:
 def _predictions(
     batch: SamplingBatch,
     output: ForwardOutput,
-    values: NDArray[np.float64],
+    values: NDArray[np.float32],
     logprobs: Mapping[int, PositionLogprobs],
 ) -> list[Prediction]:
-    """The values `[M, 3]` of the positions -> a Prediction for each row. Rescored positions come last."""
+    """The values `[M, 4]` of the positions -> a Prediction for each row. Rescored positions come last."""
     rows, length = batch.metadata.rows, batch.metadata.length
     chosen = int(np.count_nonzero(batch.chosen))
     ends = np.bincount(batch.row[:chosen], minlength=len(rows)).cumsum().tolist()
-    positions, tokens = tuple(batch.position[:chosen].tolist()), tuple(values[:, 0].astype(np.int64).tolist())
+    positions, tokens = tuple(batch.position[:chosen].tolist()), tuple(values.view(np.int32)[:, 0].tolist())
     confidences = tuple(values[:, 1].tolist())
     entropies = tuple(values[:, 2].tolist()) if batch.metadata.entropy else ()
+    cold = (batch.metadata.temperature < 1).tolist()  # elsewhere a confidence is the token's probability
+    token_logprobs = tuple(values[:, 3].tolist()) if any(cold) else ()
     rescored = _rescored(batch, tokens, confidences, chosen)
     predictions, start = list[Prediction](), 0
     for index, (row, end) in enumerate(zip(rows, ends, strict=True)):
@@ -166,6 +168,7 @@ def _predictions(
                     new_tuple(Anchor, (output, index)),
                     entropies[start:end] if row.entropy else (),
                     [logprobs.get(index * length + position) for position in masked] if logprobs else (),
+                    token_logprobs[start:end] if cold[index] else (),
                 ),
             )
         )
@@ -188,7 +191,8 @@ class LogprobsCollector:
     """Collects the log-probabilities that requests want: of a position's top tokens and of the tokens they name.
 
     They are of the full softmax of the adjusted logits at the request's temperature, over the tokens that a grammar
-    allows. The mask token is not among the top tokens. `parts`: the results on the device, of each group of positions.
+    allows. The top tokens also have the confidences that rules would read. The mask token is not among them.
+    `parts`: the results on the device, of each group of positions.
     """
 
     def __init__(self, batch: SamplingBatch, mask_token_id: int) -> None:
@@ -210,18 +214,18 @@ class LogprobsCollector:
         for row, (_, request) in zip(ids, requests, strict=True):
             row[: len(request.token_ids)] = request.token_ids
         sent_indices, sent_ids = tables.add(indices), tables.add(ids)
-        temperature = tables.add(selected.temperature)
+        divide, is_cold = plan_division(selected.temperature, tables), bool((selected.temperature < 1).any())
+        divide_read = plan_division(selected.rule_temperature, tables) if is_cold else divide
         self._positions += zip(selected.flat.tolist(), (request for _, request in requests), strict=True)
 
         def collect(logits: Tensor) -> None:
-            scaled = logits[sent_indices.tensor].float()
-            if (selected.temperature != 1.0).any():
-                scaled = scaled / temperature.tensor[:, None]
-            scores = scaled.log_softmax(-1)
+            values = logits[sent_indices.tensor].float()
+            scores = divide(values).log_softmax(-1)
             by_id = scores.gather(-1, sent_ids.tensor)
             scores[:, self._mask] = -torch.inf
             highest, top = scores.topk(min(self._max_top, scores.shape[-1]))
-            self.parts.append(torch.cat([by_id.double(), highest.double(), top.double()], dim=1))
+            read = divide_read(values).log_softmax(-1).gather(-1, top) if is_cold else highest
+            self.parts.append(torch.cat([by_id, top.int().view(torch.float32), highest, read.exp()], dim=1))
 
         return collect
 
@@ -229,12 +233,14 @@ class LogprobsCollector:
         """The log-probabilities by `SamplingBatch.flat`. `results`: all parts on the host."""
         return {
             flat: self._position_logprobs(values, request)
-            for (flat, request), values in zip(self._positions, results.tolist(), strict=True)
+            for (flat, request), values in zip(self._positions, results.numpy(), strict=True)
         }
 
-    def _position_logprobs(self, values: list[float], request: LogprobsRequest) -> PositionLogprobs:
-        by_id, top = values[: self._max_ids], values[self._max_ids :]
-        count = len(top) // 2
-        pairs = [(int(token), score) for score, token in zip(top[:count], top[count:], strict=True)]
-        possible = [(token, score) for token, score in pairs[: request.top_n] if score > -math.inf]
-        return PositionLogprobs(tuple(possible), tuple(by_id[: len(request.token_ids)]))
+    def _position_logprobs(self, values: NDArray[np.float32], request: LogprobsRequest) -> PositionLogprobs:
+        by_id, (tokens, scores, confidences) = values[: self._max_ids], values[self._max_ids :].reshape(3, -1)
+        possible = int(np.count_nonzero(scores[: request.top_n] > -math.inf))  # in descending order
+        return PositionLogprobs(
+            tuple(zip(tokens.view(np.int32)[:possible].tolist(), scores[:possible].tolist(), strict=True)),
+            tuple(by_id[: len(request.token_ids)].tolist()),
+            tuple(confidences[:possible].tolist()),
+        )

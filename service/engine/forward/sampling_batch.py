@@ -36,7 +36,9 @@ class SamplingMetadata:
 
     `random`: whether the temperature is above 0, so that noise decides. `filtered`: whether noise decides among the
     tokens of top-k, top-p or min-p. `ranked`: whether it does among the tokens of top-k or top-p, which need the logits
-    in order. `temperature`: the divisor of logits, 1 for greedy rows. `top_k` 0 and `top_p` infinite: all tokens.
+    in order. `temperature`: the divisor of the logits from which tokens are drawn, 1 for greedy rows.
+    `rule_temperature`: the divisor of the logits whose confidences and entropies reveal rules read, 1 or a higher
+    temperature. `top_k` 0 and `top_p` infinite: all tokens.
     `min_logit`: the logarithm of min-p where noise decides, -inf: all tokens. `start`: the absolute position of the
     block. `revealed`: its number of revealed tokens. `entropy`: whether any row needs entropies. `masks`, `logprobs`:
     `Row.mask` and `Row.logprobs` by row, where they are not None. `adjustments`: `Row.adjustments` of all rows, in
@@ -65,6 +67,10 @@ class SamplingMetadata:
     def temperature(self) -> NDArray[np.float32]:
         values = [max(params.temperature, _COLDEST) if params.temperature else 1.0 for params in self._sampling]
         return np.array(values, np.float32)
+
+    @cached_property
+    def rule_temperature(self) -> NDArray[np.float32]:
+        return np.maximum(self.temperature, np.float32(1))
 
     @cached_property
     def top_k(self) -> Integers:
@@ -170,6 +176,10 @@ class SamplingBatch:
     @property
     def temperature(self) -> NDArray[np.float32]:
         return self.metadata.temperature[self.row]
+
+    @property
+    def rule_temperature(self) -> NDArray[np.float32]:
+        return self.metadata.rule_temperature[self.row]
 
     def with_values(self, values: dict[int, _T]) -> list[tuple[int, _T]]:
         """(index, value) of every position whose token is to be chosen and whose row has a value in `values`."""

@@ -4,6 +4,7 @@ The vocabulary is divided into parts of PART tokens. A program reads some parts 
 stored, and keeps a few numbers of each: nothing as wide as the vocabulary is stored. The last program of a position
 merges its parts, in order. So a position's numbers depend neither on other positions nor on the number of programs.
 Min-p is a share of the highest probability, which another kernel looks for first.
+A temperature below 1 divides only the logits from which tokens are drawn: confidences and entropies are those at 1.
 Gumbel noise is the hash of `logits_sampler.py`, computed where it is added.
 """
 
@@ -21,8 +22,9 @@ NUM_PARAMS = 6
 #: In the second of them: this bit says whether noise is added. The bits below it count a position's finished programs.
 NOISY = 1 << 16
 #: the numbers of a part: the highest logit, the sum of exponentials below it, the sum of these times the logits, the
-#: best score, its token's bits, and the highest logit that may be chosen
-PART_NUMBERS = 6
+#: best score, its token's bits, the sum of exponentials at a temperature below 1, and the highest logit that may be
+#: chosen
+PART_NUMBERS = 7
 _PARAMS, _NOISY, _NUMBERS = tl.constexpr(NUM_PARAMS), tl.constexpr(NOISY), tl.constexpr(PART_NUMBERS)
 
 
@@ -58,20 +60,34 @@ def hashed(tokens, first, second):
 
 @triton.jit
 def _scaled(values, temperature):
-    """Logits over the temperature. Greedy positions have the temperature 1."""
-    numbers = values.to(tl.float32)
+    """float32 over the temperature. Greedy positions have the temperature 1."""
     if temperature != 1.0:
-        numbers = tl.div_rn(numbers, temperature)
-    return numbers
+        values = tl.div_rn(values, temperature)
+    return values
 
 
 @triton.jit
-def _load_part(row, V, part, temperature, PART: tl.constexpr):
-    """The tokens of a part, whether they exist, and their logits over the temperature."""
+def _rule_logits(values, scaled, temperature):
+    """The logits whose confidences rules read, of the logits and the logits over the temperature."""
+    if temperature > 1.0:
+        values = scaled
+    return values
+
+
+@triton.jit
+def _load_part(row, V, part, temperature, PART: tl.constexpr, NOISE: tl.constexpr):
+    """The tokens of a part, whether they exist, their logits over the temperature, and those that rules read.
+
+    Without NOISE all temperatures are 1, and fewer registers are used.
+    """
     token = part * PART + tl.arange(0, PART)
     there = token < V
-    scaled = _scaled(tl.load(row + token, mask=there, other=0.0), temperature)
-    return token, there, tl.where(there, tl.maximum(scaled, LOWEST), LOWEST)
+    values = tl.load(row + token, mask=there, other=0.0).to(tl.float32)
+    scaled = tl.where(there, tl.maximum(_scaled(values, temperature) if NOISE else values, LOWEST), LOWEST)
+    read = scaled
+    if NOISE:
+        read = tl.where(there, tl.maximum(_rule_logits(values, scaled, temperature), LOWEST), LOWEST)
+    return token, there, scaled, read
 
 
 @triton.jit
@@ -100,7 +116,7 @@ def find_likeliest(
     temperature = tl.load(param_table + index * _PARAMS).to(tl.float32, bitcast=True)
     first_part, end = _parts_of_program(PARTS)
     for part in tl.range(first_part, end, num_stages=3):
-        token, there, scaled = _load_part(row, V, part, temperature, PART)
+        token, there, scaled, _ = _load_part(row, V, part, temperature, PART, True)
         highest = tl.max(tl.where(there & (token != MASK_TOKEN), scaled, LOWEST), 0)
         tl.store(numbers + (_NUMBERS - 1) * PARTS + part, highest)
 
@@ -110,8 +126,8 @@ def sample(
     logits,  # [M, V], V_STRIDE numbers from row to row
     param_table,  # [M, 6] int32: temperature's bits, noise and finished programs, two words of the noise's key, token
     #               or -1, the bits of min-p's logarithm
-    work,  # [M, 1 + 6 PARTS] float32: the logsumexp of the logits over the temperature, then the numbers of the parts
-    out,  # [M, 3] float64: token, confidence, entropy
+    work,  # [M, 1 + 7 PARTS] float32: the logsumexp of the logits that rules read, then the numbers of the parts
+    out,  # [M, 4] float32: the token's bits, confidence, entropy, log-probability at the temperature
     V,
     V_STRIDE,
     MASK_TOKEN,
@@ -136,23 +152,26 @@ def sample(
         least = tl.max(likeliest, 0) + tl.load(param + 5).to(tl.float32, bitcast=True)
     first_part, end = _parts_of_program(PARTS)
     for part in tl.range(first_part, end, num_stages=3):
-        token, there, scaled = _load_part(row, V, part, temperature, PART)
-        peak = tl.max(scaled, 0)
-        weight = tl.where(there, tl.exp(scaled - peak), 0.0)
+        token, there, scaled, read = _load_part(row, V, part, temperature, PART, NOISE)
+        peak = tl.max(read, 0)
+        weight = tl.where(there, tl.exp(read - peak), 0.0)
         possible = there & (token != MASK_TOKEN)
         if MIN_P:
             possible = possible & (scaled >= least)
         score = scaled
-        if NOISE:  # noqa: SIM102 - this is decided by the compiler, the next by the position
+        if NOISE:
             if noisy:
                 score = score + gumbel(hashed(token, first, second))
+            if temperature < 1.0:
+                cold = tl.where(there, tl.exp(scaled - _cold_peak(peak, temperature)), 0.0)
+                tl.store(numbers + 5 * PARTS + part, tl.sum(cold, 0))
         score = tl.where(possible, score, LOWEST)
         best = tl.max(score, 0)
         chosen = tl.min(tl.where(score == best, token, _NO_TOKEN), 0)
         chosen = tl.where(best > LOWEST, chosen, 0)
         tl.store(numbers + part, peak)
         tl.store(numbers + PARTS + part, tl.sum(weight, 0))
-        tl.store(numbers + 2 * PARTS + part, tl.sum(weight * (scaled - peak), 0))
+        tl.store(numbers + 2 * PARTS + part, tl.sum(weight * (read - peak), 0))
         tl.store(numbers + 3 * PARTS + part, best)
         tl.store(numbers + 4 * PARTS + part, chosen.to(tl.float32, bitcast=True))
 
@@ -160,11 +179,17 @@ def sample(
     finished = tl.atomic_add(param + 1, 1, sem="acq_rel") % _NOISY
     if finished == tl.num_programs(1) - 1:
         tl.debug_barrier()
-        _merge(row, param, numbers, out + index * 3, temperature, lane, PARTS)
+        _merge(row, param, numbers, out + index * 4, temperature, lane, PARTS, NOISE)
 
 
 @triton.jit
-def _merge(row, param, numbers, out, temperature, lane, PARTS: tl.constexpr):
+def _cold_peak(peak, temperature):
+    """The highest logit over a temperature below 1, of the highest logit: division keeps their order."""
+    return tl.maximum(tl.div_rn(peak, temperature), LOWEST)
+
+
+@triton.jit
+def _merge(row, param, numbers, out, temperature, lane, PARTS: tl.constexpr, NOISE: tl.constexpr):
     """Merges the numbers of a position's parts. The first of equal scores wins."""
     inside = lane < PARTS
     peaks = tl.load(numbers + lane, inside, LOWEST)
@@ -182,8 +207,17 @@ def _merge(row, param, numbers, out, temperature, lane, PARTS: tl.constexpr):
     rescored = tl.load(param + 4)
     token = tl.where(rescored < 0, token, rescored)
     lse = highest + tl.log(total)
-    value = _scaled(tl.load(row + token), temperature)
-    tl.store(out, token.to(tl.float64))
-    tl.store(out + 1, tl.exp(value - lse).to(tl.float64))
-    tl.store(out + 2, (tl.log(total) - moment / total).to(tl.float64))
+    value = tl.load(row + token).to(tl.float32)
+    scaled = _scaled(value, temperature)
+    confidence = _rule_logits(value, scaled, temperature) - lse
+    logprob = confidence
+    if NOISE:  # noqa: SIM102 - greedy positions need no more registers
+        if temperature < 1.0:
+            cold_peaks, cold_highest = _cold_peak(peaks, temperature), _cold_peak(highest, temperature)
+            colds = tl.load(numbers + 5 * PARTS + lane, inside, 0.0)
+            logprob = scaled - (cold_highest + tl.log(tl.sum(colds * tl.exp(cold_peaks - cold_highest), 0)))
+    tl.store(out, token.to(tl.float32, bitcast=True))
+    tl.store(out + 1, tl.exp(confidence))
+    tl.store(out + 2, tl.log(total) - moment / total)
+    tl.store(out + 3, logprob)
     tl.store(numbers - 1, lse)

@@ -26,11 +26,13 @@ class Quality(TypedDict):
     """The presets of `quality`: the plans by name, and the calibration they come from.
 
     `presets`: the plans of a request that comes now. `load`: the requests at a replica that they are chosen by; it
-    follows the real load with some play. `bands`: the plans at every load. `missing`: why there are no presets.
+    follows the real load with some play. `bands`: the plans at every load. `presets` and `bands` are of temperature 0,
+    `sampled_bands` of higher temperatures. `missing`: why there are no presets.
     """
 
     presets: Mapping[QualityName, Plan]
     bands: Mapping[QualityName, Sequence[Band]]
+    sampled_bands: Mapping[QualityName, Sequence[Band]]
     load: float
     missing: str | None
     measured: Measured | None
@@ -199,6 +201,7 @@ def _quality(presets: Presets) -> Quality:
     return {
         "presets": presets.plans,
         "bands": presets.bands,
+        "sampled_bands": presets.sampled_bands,
         "load": presets.load,
         "missing": presets.missing,
         "measured": cast(Measured | None, presets.measured),

@@ -205,7 +205,7 @@ def _check_quality_is_alone(body: Mapping[str, Any]) -> None:
 def _mode_and_knobs(request: GenerateCommon, card: ModelCard) -> tuple[str, dict[str, Any]]:
     """The mode and the knobs of a request, or of the preset that it names, at the load on the card."""
     if (quality := getattr(request, "quality", None)) is not None:
-        plan = card.quality.plan(quality)
+        plan = card.quality.plan(quality, request.temperature)
         return plan.mode, dict(plan.knobs)
     mode: str = request.mode  # type: ignore[attr-defined]
     return mode, {**card.defaults.get(mode, {}), **request.knobs}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from service.decode.block import MASKED, Block
@@ -38,8 +39,14 @@ def batch_of(*positions: Position) -> SamplingBatch:
 
 
 def sample_by(sampler: LogitsSampler, logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor | None]:
-    """Plans, sends the tables, and samples."""
+    """Plans, sends the tables, and samples. Tokens are numbers, not bits."""
     tables = PackedTables(logits.device)
     sample = sampler.plan(batch, tables)
     tables.send()
-    return sample(logits)
+    table, total = sample(logits)
+    return readable(table), total
+
+
+def readable(table: Tensor) -> Tensor:
+    """A sampler's table `[M, 4]` in float64, with tokens as numbers."""
+    return torch.cat([table[:, :1].contiguous().view(torch.int32).double(), table[:, 1:].double()], 1)

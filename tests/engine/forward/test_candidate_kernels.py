@@ -12,15 +12,16 @@ from torch import Tensor
 from service.decode.block import MASKED, Block
 from service.engine import SamplingParams
 from service.engine.forward.draft_vocabulary import DraftVocabulary
-from service.engine.forward.logits_sampler import apply_temperature
+from service.engine.forward.logits_sampler import rule_logits
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.model.transfer import PackedTables
+from tests.engine.forward.sampled import readable
 
 MASK, LENGTH = 3, 4
 #: Triton's interpreter is slow
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
-samplings = st.builds(SamplingParams, st.sampled_from([0.0, 0.6, 1.0, 1.4]), seed=st.integers(0, 2**63 - 1))
+samplings = st.builds(SamplingParams, st.sampled_from([0.0, 0.01, 0.6, 1.0, 1.4]), seed=st.integers(0, 2**63 - 1))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,7 +63,7 @@ def test_candidates_and_what_is_chosen_from_them(
     count = sum(row.state.tokens.count(MASKED) for row in both)
     logits = (4 * torch.randperm(count * 60, generator=generator).view(count, 60) / (count * 10.0)).to(dtype)
     logits[:, MASK] = 30.0 if likely else -30.0  # the likeliest or the least likely, never a candidate
-    totals = apply_temperature(logits.float(), SamplingBatch.from_rows(both, LENGTH)).logsumexp(-1)
+    totals = rule_logits(logits.float(), SamplingBatch.from_rows(both, LENGTH)).logsumexp(-1)
     plain, _ = filled(both, logits.clone(), width, None)
     drafts, _ = filled(both, logits.to(device), width, totals.to(device))
     hidden = torch.randn(len(both), LENGTH, 48, generator=generator).to(dtype)
@@ -88,7 +89,7 @@ def test_candidates_and_what_is_chosen_from_them(
         later = DraftVocabulary(anchored, LENGTH, width, MASK)
         sample = later.plan_sample(batch, tables, head.to(device), kernels=kernels)
         tables.send()
-        results.append(sample(hidden.flatten(0, 1).to(device)).cpu())
+        results.append(readable(sample(hidden.flatten(0, 1).to(device)).cpu()))
     if dtype == torch.float32:
         assert results[0][:, 0].tolist() == results[1][:, 0].tolist()
         torch.testing.assert_close(results[1], results[0], rtol=2e-4, atol=2e-5)

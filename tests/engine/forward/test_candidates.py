@@ -40,8 +40,8 @@ def test_candidates_are_chosen_from_as_if_no_other_token_were_likely() -> None:
     candidates = torch.stack([others[torch.randperm(49)[:12]] for _ in range(60)])
     only = torch.full_like(logits, -torch.inf).scatter(1, candidates, logits.gather(1, candidates))
     alone = Candidates(candidates, torch.full((60,), -torch.inf))
-    tokens, confidences = choose_tokens(logits.gather(1, candidates), reads, MASK, alone)
-    wanted_tokens, wanted = choose_tokens(only, reads, MASK)
+    tokens, confidences, _ = choose_tokens(logits.gather(1, candidates), reads, MASK, alone)
+    wanted_tokens, wanted, _ = choose_tokens(only, reads, MASK)
     assert tokens.tolist() == wanted_tokens.tolist()
     torch.testing.assert_close(confidences, wanted)
 

@@ -29,19 +29,19 @@ def read(
 def draws(logits: torch.Tensor, count: int, **knobs: float) -> list[int]:
     """`count` tokens drawn from the same logits `[V]` at different positions."""
     sampling = SamplingParams(**knobs)  # type: ignore[arg-type]
-    tokens, _ = choose_tokens(
+    tokens, _, _ = choose_tokens(
         logits.repeat(count, 1), batch_of(*(read(sampling, position=p) for p in range(count))), MASK
     )
     return tokens.tolist()
 
 
 class TestEntropies:
-    @pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
-    def test_they_are_of_the_softmax_after_temperature(self, temperature: float) -> None:
+    @pytest.mark.parametrize("temperature", [0.0, 0.01, 0.5, 2.0])
+    def test_they_are_of_the_softmax_at_temperature_1_or_a_higher_one(self, temperature: float) -> None:
         logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1)) * 3
         reads = batch_of(*[read(SamplingParams(temperature, top_k=2))] * 3)
         for row, entropy in zip(logits, entropies(logits.clone(), reads).tolist(), strict=True):
-            weights = [math.exp(value / (temperature or 1.0)) for value in row.tolist()]
+            weights = [math.exp(value / max(1.0, temperature)) for value in row.tolist()]
             wanted = -sum(w / sum(weights) * math.log(w / sum(weights)) for w in weights)
             assert entropy == pytest.approx(wanted, abs=1e-5)
 
@@ -86,7 +86,7 @@ class TestNoise:
             reads = batch_of(read(sampling, position=position, revealed=revealed))
             found = gumbel(torch.from_numpy(noise_keys(reads)), torch.arange(200))[0]
             torch.testing.assert_close(found, torch.tensor(wanted), rtol=1e-4, atol=1e-5)
-            tokens, _ = choose_tokens(torch.zeros(1, 200), reads, MASK)
+            tokens, _, _ = choose_tokens(torch.zeros(1, 200), reads, MASK)
             assert tokens.tolist() == [max(range(1, 200), key=wanted.__getitem__)]
 
     def test_mean_and_variance_are_gumbels(self) -> None:
@@ -172,7 +172,7 @@ def test_top_k_and_top_p_leave_what_a_plain_implementation_leaves(
 
 class TestChoose:
     def test_greedy_takes_the_highest_and_the_lowest_token_of_a_tie(self) -> None:
-        tokens, _ = choose_tokens(
+        tokens, _, _ = choose_tokens(
             torch.tensor([[0.0, 1.0, 3.0, 3.0, 2.0], [0.0, 5.0, 5.0, 5.0, 5.0]]), batch_of(read(), read()), MASK
         )
         assert tokens.tolist() == [2, 1]
@@ -181,24 +181,30 @@ class TestChoose:
     def test_the_mask_token_is_never_chosen(self, sampling: SamplingParams) -> None:
         logits = torch.zeros(64, 10)
         logits[:, 7] = 50.0
-        tokens, confidences = choose_tokens(logits, batch_of(*(read(sampling, position=p) for p in range(64))), 7)
+        tokens, confidences, _ = choose_tokens(logits, batch_of(*(read(sampling, position=p) for p in range(64))), 7)
         assert 7 not in tokens.tolist()
         assert (confidences < 1e-6).all()
 
-    @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 1.7])
-    def test_confidence_is_the_full_softmax_after_temperature_before_filters(self, temperature: float) -> None:
+    @pytest.mark.parametrize("temperature", [0.0, 1e-9, 0.01, 0.5, 1.0, 1.7])
+    def test_confidence_is_the_full_softmax_before_filters_and_no_low_temperature_sharpens_it(
+        self, temperature: float
+    ) -> None:
         logits = torch.randn(6, 30, generator=torch.Generator().manual_seed(2))
         sampling = SamplingParams(temperature=temperature, top_k=2, top_p=0.4)
-        tokens, confidences = choose_tokens(
+        tokens, confidences, logprobs = choose_tokens(
             logits.clone(), batch_of(*(read(sampling, position=p) for p in range(6))), MASK
         )
-        wanted = (logits / (temperature or 1.0)).softmax(-1).gather(-1, tokens[:, None])[:, 0]
+        wanted = (logits / max(1.0, temperature)).softmax(-1).gather(-1, tokens[:, None])[:, 0]
         torch.testing.assert_close(confidences, wanted)
+        drawn = (logits / max(1e-6, temperature or 1.0)).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+        torch.testing.assert_close(logprobs, drawn)
 
     def test_a_given_token_is_judged(self) -> None:
         logits = torch.randn(3, 12, generator=torch.Generator().manual_seed(4))
         hot = SamplingParams(temperature=2.0)
-        tokens, confidences = choose_tokens(logits.clone(), batch_of(read(token=5), read(), read(hot, token=3)), MASK)
+        tokens, confidences, _ = choose_tokens(
+            logits.clone(), batch_of(read(token=5), read(), read(hot, token=3)), MASK
+        )
         assert tokens[0] == 5
         assert tokens[2] == 3
         torch.testing.assert_close(confidences[0], logits[0].softmax(-1)[5])
@@ -224,14 +230,14 @@ class TestChoose:
         logits = torch.randn(24, 50, generator=generator)
         kinds = [GREEDY, SamplingParams(0.7), SamplingParams(1.3, top_p=0.6), SamplingParams(1.0, top_k=4, seed=9)]
         reads = [read(kinds[i % 4], position=i, token=3 if i % 5 == 0 else None) for i in range(24)]
-        tokens, confidences = choose_tokens(logits.clone(), batch_of(*reads), MASK)
+        tokens, confidences, _ = choose_tokens(logits.clone(), batch_of(*reads), MASK)
         for i, one in enumerate(reads):
-            token, confidence = choose_tokens(logits[i : i + 1].clone(), batch_of(one), MASK)
+            token, confidence, _ = choose_tokens(logits[i : i + 1].clone(), batch_of(one), MASK)
             assert (int(token), float(confidence)) == (int(tokens[i]), float(confidences[i]))
 
     def test_bfloat16_logits_are_read_in_float32(self) -> None:
         logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(8)).bfloat16()
-        _, confidences = choose_tokens(logits.clone(), batch_of(*[read()] * 4), MASK)
+        _, confidences, _ = choose_tokens(logits.clone(), batch_of(*[read()] * 4), MASK)
         assert confidences.dtype == torch.float32
         torch.testing.assert_close(confidences, logits.float()[:, 1:].amax(-1).sub(logits.float().logsumexp(-1)).exp())
 
@@ -262,5 +268,5 @@ def test_the_least_top_p_leaves_the_likeliest_token_and_never_the_mask(top_p: fl
     logits, mask = torch.randn(20, 50), 0
     logits[:, mask] = 9.0
     sampling = SamplingParams(temperature, top_p, seed=3)
-    tokens, _ = choose_tokens(logits.clone(), batch_of(*(Position(sampling, place) for place in range(20))), mask)
+    tokens, _, _ = choose_tokens(logits.clone(), batch_of(*(Position(sampling, place) for place in range(20))), mask)
     assert tokens.tolist() == (logits[:, 1:].argmax(-1) + 1).tolist()

@@ -17,9 +17,9 @@ from service.engine.forward import logits_sampler, sampling_kernels
 from service.engine.forward.logits_sampler import (
     TorchLogitsSampler,
     TritonLogitsSampler,
-    apply_temperature,
     choose_tokens,
     entropies,
+    rule_logits,
 )
 from service.engine.request import SamplingParams
 from tests.engine.forward.sampled import Position, batch_of, sample_by
@@ -32,7 +32,7 @@ def device(triton_device: str) -> str:
 
 samplings = st.builds(
     SamplingParams,
-    st.sampled_from([0.0, 0.0, 0.5, 1.0, 1.3]),
+    st.sampled_from([0.0, 0.0, 0.01, 0.5, 1.0, 1.3]),
     st.sampled_from([1.0, 1.0, 0.8]),
     st.sampled_from([0, 0, 5]),
     seed=st.integers(0, 2**63 - 1),
@@ -88,8 +88,9 @@ def assert_as_torch(
     assert found[:, 0].tolist() == wanted[:, 0].tolist()
     torch.testing.assert_close(found[:, 1], wanted[:, 1], rtol=2e-5, atol=1e-7)
     torch.testing.assert_close(found[:, 2], wanted[:, 2], rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(found[:, 3], wanted[:, 3], rtol=2e-5, atol=2e-5)
     assert weights is not None
-    torch.testing.assert_close(weights, apply_temperature(logits.float(), reads).logsumexp(-1), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(weights, rule_logits(logits.float(), reads).logsumexp(-1), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -183,6 +184,6 @@ def test_a_token_that_is_sure_has_confidence_one_and_entropy_zero(device: str) -
     for temperature in (0.0, 1e-9, 1.0):
         reads = batch_of(Position(SamplingParams(temperature, seed=1)))
         found, _ = sample_by(TritonLogitsSampler(0), logits.clone(), reads)
-        assert found[0].tolist() == pytest.approx([4, 1, 0], abs=1e-12)
+        assert found[0].tolist() == pytest.approx([4, 1, 0, 0], abs=1e-12)
         assert choose_tokens(logits.clone(), reads, 0)[1].item() == 1
         assert entropies(logits.clone(), reads).item() == pytest.approx(0, abs=1e-12)

@@ -53,6 +53,10 @@ class TestGenerate:
         *_, (_, done) = await frames(presets, body(mode=None, quality=quality, seed=3))
         assert {name: done[name] for name in ("mode", "knobs")} == plan
 
+    async def test_at_a_temperature_that_was_not_measured_is_lossless(self, presets: httpx.AsyncClient) -> None:
+        answer = await ask(presets, body(mode=None, quality="fast", temperature=0.5, seed=3))
+        assert {name: answer[name] for name in ("mode", "knobs")} == PLANS["lossless"]
+
     async def test_every_answer_says_its_knobs(self, http: httpx.AsyncClient) -> None:
         assert (await ask(http, body(mode="remask", threshold=0.25)))["knobs"] == {"threshold": 0.25}
         assert (await ask(http, body(mode="speculative", mrp_steps=1)))["knobs"] == {"mrp_steps": 1}
@@ -135,7 +139,7 @@ class TestModels:
 class TestLoading:
     def test_a_broken_file_is_an_error(self, make_generator: MakeGenerator, calibrated: Checkpoint) -> None:
         (calibrated.path / "quality.json").write_text('{"version": 7}', "utf-8")
-        with pytest.raises(CheckpointError, match=r"quality\.json is no calibration file of version 1 to 2: version"):
+        with pytest.raises(CheckpointError, match=r"quality\.json is no calibration file of version 1 to 3: version"):
             make_generator("r0", calibrated)
 
     async def test_a_named_file(self, make_generator: MakeGenerator, calibrated: Checkpoint, tmp_path: Path) -> None:
