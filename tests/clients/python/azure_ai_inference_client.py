@@ -1,0 +1,74 @@
+# /// script
+# requires-python = ">=3.11,<3.13"
+# dependencies = [
+#     "azure-ai-inference==1.0.0b9",
+# ]
+# ///
+"""Azure AI Inference: `ChatCompletionsClient(endpoint=…)`."""
+
+import json
+
+from azure.ai.inference import ChatCompletionsClient
+from azure.ai.inference.models import (
+    AssistantMessage,
+    ChatCompletionsNamedToolChoice,
+    ChatCompletionsNamedToolChoiceFunction,
+    ChatCompletionsToolDefinition,
+    FunctionDefinition,
+    JsonSchemaFormat,
+    SystemMessage,
+    ToolMessage,
+    UserMessage,
+)
+from azure.core.credentials import AzureKeyCredential
+from parts import DEMO, KEY, LONG, MODEL, STORY, TOOLS, fails, part, run
+
+client = ChatCompletionsClient(endpoint=f"{DEMO}v1", credential=AzureKeyCredential(KEY))
+MESSAGES = [UserMessage(STORY)]
+SCHEMA = {"type": "object", "properties": {"name": {"enum": ["Tom", "Ann"]}}, "required": ["name"]}
+
+
+@part
+def chat():
+    assert "6" in client.complete(messages=MESSAGES, model=MODEL).choices[0].message.content
+
+
+@part
+def stream():
+    chunks = client.complete(messages=MESSAGES, model=MODEL, stream=True)
+    assert "6" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+@part
+def parameters():
+    asked = [SystemMessage("You count."), *MESSAGES]
+    assert client.complete(messages=asked, model=MODEL, seed=1, temperature=0.7, model_extras={"top_k": 5}).choices
+
+
+@part
+def structured():
+    answer = client.complete(
+        messages=MESSAGES, model=MODEL, response_format=JsonSchemaFormat(name="a", schema=SCHEMA, strict=True)
+    )
+    assert json.loads(answer.choices[0].message.content)["name"] in ("Tom", "Ann")
+
+
+@part
+def tools():
+    asked = ChatCompletionsClient(endpoint=f"{TOOLS}v1", credential=AzureKeyCredential(KEY))
+    find = ChatCompletionsToolDefinition(function=FunctionDefinition(name="find", parameters=SCHEMA))
+    choice = ChatCompletionsNamedToolChoice(function=ChatCompletionsNamedToolChoiceFunction(name="find"))
+    answer = asked.complete(messages=MESSAGES, model=MODEL, tools=[find], tool_choice=choice, max_tokens=300)
+    calls = answer.choices[0].message.tool_calls
+    assert json.loads(calls[0].function.arguments)["name"] in ("Tom", "Ann")
+    messages = [*MESSAGES, AssistantMessage(tool_calls=calls), ToolMessage("5", tool_call_id=calls[0].id)]
+    assert asked.complete(messages=messages, model=MODEL, tools=[find], max_tokens=50).choices
+
+
+@part
+def a_refusal():
+    call = lambda: client.complete(messages=[UserMessage(LONG)], model=MODEL)  # noqa: E731
+    assert fails(call, "HttpResponseError").status_code == 400
+
+
+run()

@@ -1,0 +1,61 @@
+# /// script
+# requires-python = ">=3.11,<3.13"
+# dependencies = [
+#     "together==3.1.1",
+# ]
+# ///
+"""Together's client: `Together(base_url=…)`, without `/v1`."""
+
+import json
+
+from parts import DEMO, KEY, LONG, MODEL, STORY, TOOLS, fails, part, run
+from together import Together
+
+client = Together(base_url=DEMO, api_key=KEY)
+MESSAGES = [{"role": "user", "content": STORY}]
+SCHEMA = {"type": "object", "properties": {"name": {"enum": ["Tom", "Ann"]}}, "required": ["name"]}
+
+
+@part
+def chat():
+    assert "6" in client.chat.completions.create(model=MODEL, messages=MESSAGES).choices[0].message.content
+
+
+@part
+def stream():
+    chunks = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+    assert "6" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+@part
+def completion():
+    answer = client.completions.create(model=MODEL, prompt=STORY, max_tokens=8, repetition_penalty=1.1, top_k=5)
+    assert answer.choices[0].text is not None
+
+
+@part
+def structured():
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, response_format=form)
+    assert json.loads(answer.choices[0].message.content)["name"] in ("Tom", "Ann")
+
+
+@part
+def tools():
+    asked = Together(base_url=TOOLS, api_key=KEY)
+    find = {"type": "function", "function": {"name": "find", "description": "Finds.", "parameters": SCHEMA}}
+    choice = {"type": "function", "function": {"name": "find"}}
+    answer = asked.chat.completions.create(
+        model=MODEL, messages=MESSAGES, tools=[find], tool_choice=choice, max_tokens=300
+    )
+    assert json.loads(answer.choices[0].message.tool_calls[0].function.arguments)["name"] in ("Tom", "Ann")
+
+
+@part
+def a_refusal():
+    messages = [{"role": "user", "content": LONG}]
+    call = lambda: client.chat.completions.create(model=MODEL, messages=messages)  # noqa: E731
+    assert fails(call, "BadRequestError").status_code == 400
+
+
+run()
