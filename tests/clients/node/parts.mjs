@@ -9,6 +9,16 @@ export function assert(condition, message = "is not so") {
   if (!condition) throw new Error(message);
 }
 
+// The error of a call, which must fail.
+export async function fails(call) {
+  try {
+    await call();
+  } catch (error) {
+    return error;
+  }
+  throw new Error("no error");
+}
+
 export async function run(parts) {
   const errors = {};
   for (const [name, call] of Object.entries(parts)) {
