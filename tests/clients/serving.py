@@ -1,7 +1,4 @@
-"""Two servers of this process for clients: the demo, and a checkpoint that likes to call tools.
-
-python -m tests.clients.serving COMMAND...    # runs a command with their addresses in its environment
-"""
+"""Two servers of this process for clients: the demo, and a checkpoint that likes to call tools."""
 
 from __future__ import annotations
 

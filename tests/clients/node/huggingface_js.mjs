@@ -5,6 +5,9 @@ import { assert, DEMO, fails, KEY, LONG, MODEL, run, STORY, TOOLS } from "./part
 const client = new InferenceClient(KEY, { endpointUrl: `${DEMO}v1` });
 const messages = [{ role: "user", content: STORY }];
 const schema = { type: "object", properties: { name: { enum: ["Tom", "Ann"] } }, required: ["name"] };
+const tools = [{ type: "function", function: { name: "find", description: "Finds.", parameters: schema } }];
+const asked = new InferenceClient(KEY, { endpointUrl: `${TOOLS}v1` });
+const find = { model: MODEL, messages, tools, tool_choice: { type: "function", function: { name: "find" } }, max_tokens: 300 };
 
 await run({
   async chat() {
@@ -21,10 +24,13 @@ await run({
     assert(["Tom", "Ann"].includes(JSON.parse(answer.choices[0].message.content).name));
   },
   async tools() {
-    const tools = [{ type: "function", function: { name: "find", description: "Finds.", parameters: schema } }];
-    const asked = new InferenceClient(KEY, { endpointUrl: `${TOOLS}v1` });
-    const answer = await asked.chatCompletion({ model: MODEL, messages, tools, tool_choice: "required", max_tokens: 300 });
+    const answer = await asked.chatCompletion(find);
     assert(answer.choices[0].message.tool_calls[0].function.name === "find");
+  },
+  async a_stream_of_tools() {
+    let text = "";
+    for await (const chunk of asked.chatCompletionStream(find)) text += chunk.choices[0]?.delta.tool_calls?.[0].function.arguments ?? "";
+    assert(["Tom", "Ann"].includes(JSON.parse(text).name));
   },
   async a_refusal() {
     const error = await fails(() => client.chatCompletion({ model: MODEL, messages: [{ role: "user", content: LONG }] }));

@@ -7,6 +7,8 @@ const client = (base) => new OpenRouter({ serverURL: `${base}v1`, apiKey: KEY })
 const send = (chatRequest, base = DEMO) =>
   client(base).chat.send({ chatRequest: { model: MODEL, messages: [{ role: "user", content: STORY }], ...chatRequest } });
 const schema = { type: "object", properties: { name: { enum: ["Tom", "Ann"] } }, required: ["name"] };
+const tools = [{ type: "function", function: { name: "find", description: "Finds.", parameters: schema } }];
+const find = { tools, toolChoice: { type: "function", function: { name: "find" } }, maxCompletionTokens: 300 };
 
 await run({
   async chat() {
@@ -25,9 +27,13 @@ await run({
     assert(["Tom", "Ann"].includes(JSON.parse(answer.choices[0].message.content).name));
   },
   async tools() {
-    const tools = [{ type: "function", function: { name: "find", description: "Finds.", parameters: schema } }];
-    const answer = await send({ tools, toolChoice: "required", maxCompletionTokens: 300 }, TOOLS);
+    const answer = await send(find, TOOLS);
     assert(answer.choices[0].message.toolCalls[0].function.name === "find");
+  },
+  async a_stream_of_tools() {
+    let text = "";
+    for await (const chunk of await send({ ...find, stream: true }, TOOLS)) text += chunk.choices[0]?.delta.toolCalls?.[0].function.arguments ?? "";
+    assert(["Tom", "Ann"].includes(JSON.parse(text).name));
   },
   async responses() {
     const answer = await client(DEMO).beta.responses.send({ responsesRequest: { model: MODEL, input: STORY } });

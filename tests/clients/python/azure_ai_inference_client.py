@@ -24,8 +24,16 @@ from azure.core.credentials import AzureKeyCredential
 from parts import DEMO, KEY, LONG, MODEL, STORY, TOOLS, fails, part, run
 
 client = ChatCompletionsClient(endpoint=f"{DEMO}v1", credential=AzureKeyCredential(KEY))
+asked = ChatCompletionsClient(endpoint=f"{TOOLS}v1", credential=AzureKeyCredential(KEY))
 MESSAGES = [UserMessage(STORY)]
 SCHEMA = {"type": "object", "properties": {"name": {"enum": ["Tom", "Ann"]}}, "required": ["name"]}
+FIND = {
+    "model": MODEL,
+    "messages": MESSAGES,
+    "tools": [ChatCompletionsToolDefinition(function=FunctionDefinition(name="find", parameters=SCHEMA))],
+    "tool_choice": ChatCompletionsNamedToolChoice(function=ChatCompletionsNamedToolChoiceFunction(name="find")),
+    "max_tokens": 300,
+}
 
 
 @part
@@ -41,8 +49,8 @@ def stream():
 
 @part
 def parameters():
-    asked = [SystemMessage("You count."), *MESSAGES]
-    assert client.complete(messages=asked, model=MODEL, seed=1, temperature=0.7, model_extras={"top_k": 5}).choices
+    messages = [SystemMessage("You count."), *MESSAGES]
+    assert client.complete(messages=messages, model=MODEL, seed=1, temperature=0.7, model_extras={"top_k": 5}).choices
 
 
 @part
@@ -55,14 +63,18 @@ def structured():
 
 @part
 def tools():
-    asked = ChatCompletionsClient(endpoint=f"{TOOLS}v1", credential=AzureKeyCredential(KEY))
-    find = ChatCompletionsToolDefinition(function=FunctionDefinition(name="find", parameters=SCHEMA))
-    choice = ChatCompletionsNamedToolChoice(function=ChatCompletionsNamedToolChoiceFunction(name="find"))
-    answer = asked.complete(messages=MESSAGES, model=MODEL, tools=[find], tool_choice=choice, max_tokens=300)
+    answer = asked.complete(**FIND)
     calls = answer.choices[0].message.tool_calls
     assert json.loads(calls[0].function.arguments)["name"] in ("Tom", "Ann")
     messages = [*MESSAGES, AssistantMessage(tool_calls=calls), ToolMessage("5", tool_call_id=calls[0].id)]
-    assert asked.complete(messages=messages, model=MODEL, tools=[find], max_tokens=50).choices
+    assert asked.complete(messages=messages, model=MODEL, tools=FIND["tools"], max_tokens=50).choices
+
+
+@part
+def a_stream_of_tools():
+    chunks = asked.complete(**FIND, stream=True)
+    calls = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or []]
+    assert json.loads("".join(call.function.arguments for call in calls))["name"] in ("Tom", "Ann")
 
 
 @part

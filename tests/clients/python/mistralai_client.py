@@ -31,7 +31,7 @@ def chat():
 
 @part
 async def asynchronous():
-    answer = await client.chat.complete_async(model=MODEL, messages=MESSAGES, temperature=0.7, random_seed=1)
+    answer = await client.chat.complete_async(model=MODEL, messages=MESSAGES, temperature=0.7)
     assert answer.choices[0].message.content
 
 

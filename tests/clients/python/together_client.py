@@ -14,6 +14,13 @@ from together import Together
 client = Together(base_url=DEMO, api_key=KEY)
 MESSAGES = [{"role": "user", "content": STORY}]
 SCHEMA = {"type": "object", "properties": {"name": {"enum": ["Tom", "Ann"]}}, "required": ["name"]}
+FIND = {
+    "model": MODEL,
+    "messages": MESSAGES,
+    "tools": [{"type": "function", "function": {"name": "find", "description": "Finds.", "parameters": SCHEMA}}],
+    "tool_choice": {"type": "function", "function": {"name": "find"}},
+    "max_tokens": 300,
+}
 
 
 @part
@@ -43,12 +50,15 @@ def structured():
 @part
 def tools():
     asked = Together(base_url=TOOLS, api_key=KEY)
-    find = {"type": "function", "function": {"name": "find", "description": "Finds.", "parameters": SCHEMA}}
-    choice = {"type": "function", "function": {"name": "find"}}
-    answer = asked.chat.completions.create(
-        model=MODEL, messages=MESSAGES, tools=[find], tool_choice=choice, max_tokens=300
-    )
+    answer = asked.chat.completions.create(**FIND)
     assert json.loads(answer.choices[0].message.tool_calls[0].function.arguments)["name"] in ("Tom", "Ann")
+
+
+@part
+def a_stream_of_tools():
+    chunks = Together(base_url=TOOLS, api_key=KEY).chat.completions.create(**FIND, stream=True)
+    calls = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or []]
+    assert json.loads("".join(call.function.arguments or "" for call in calls))["name"] in ("Tom", "Ann")
 
 
 @part
