@@ -24,7 +24,7 @@ def test_a_calibration_that_is_broken(run, capsys, tmp_path):
     (tmp_path / "quality.json").write_text('{"version": 1, "rows": 3}', "utf-8")
     assert run("serve", "--model", tmp_path) == 1
     said = capsys.readouterr().err
-    assert f"{tmp_path}/quality.json is no calibration file of version 1 to 2: checkpoint: Field required" in said
+    assert f"{tmp_path}/quality.json is no calibration file of version 1 to 3: checkpoint: Field required" in said
 
 
 def test_a_calibration_that_is_not_there(run, capsys):

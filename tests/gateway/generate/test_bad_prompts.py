@@ -34,7 +34,7 @@ class TestPrompts:
             ({"prompt_token_ids": []}, "prompt_token_ids", "prompt_token_ids is []"),
             ({"messages": []}, "messages", "messages is []"),
             ({"messages": "a"}, "messages", 'messages is "a"'),
-            ({"messages": [{"role": "user"}]}, "messages.0.content", "Field required"),
+            ({"messages": [{"role": "user"}]}, "messages.0.content", "is missing"),
             ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role", "'system', 'user' or 'assistant'"),
             (
                 {"messages": [{"role": "user", "content": "a", "nam": "b"}]},
@@ -83,11 +83,18 @@ class TestPrompts:
         assert detail["param"] == "messages"
         assert detail["message"] == "this checkpoint has no chat template; send `prompt` instead"
 
-    @pytest.mark.parametrize("token", [VOCABULARY, -1, 2**64])
+    @pytest.mark.parametrize("token", [VOCABULARY, -1, 2**63 - 1])
     async def test_token_out_of_the_vocabulary(self, http: httpx.AsyncClient, token: int) -> None:
         detail = await refused(http, body(prompt_token_ids=[1, token]))
         assert detail["message"] == f"prompt_token_ids has {token}, allowed are 0 to {VOCABULARY - 1}"
         assert detail["param"] == "prompt_token_ids"
+
+    async def test_token_that_no_replica_can_be_sent(self, http: httpx.AsyncClient) -> None:
+        detail = await refused(http, body(prompt_token_ids=[1, 2**64]))
+        assert detail["message"] == (
+            f"prompt_token_ids.1 is {2**64}: Input should be less than or equal to {2**63 - 1}"
+        )
+        assert detail["param"] == "prompt_token_ids.1"
 
     async def test_the_mask_token(self, http: httpx.AsyncClient) -> None:
         detail = await refused(http, body(prompt_token_ids=[1, MASK]))
