@@ -90,6 +90,8 @@ def _widened_e4m3(values: Tensor, dtype: torch.dtype) -> Tensor:
 #: CUDA widening moves five bytes for each byte of the matrix. From some 1,000 rows on, cuBLAS should save more time
 #: than that takes: on an H100 the kernel had only lost by then (dev/lab/gpu.md).
 _MAX_ROWS = {"cpu": 8, "cuda": 1024}
+#: torch's int8 product of the CPU crashes in bfloat16 where the columns are no multiple of this
+_CPU_MULTIPLE = 16
 #: without Triton: the fewest rows of a product of whole numbers by cuBLAS, and the divisor of its sizes
 _CUBLAS_ROWS, _CUBLAS_MULTIPLE = 32, 8
 #: a kernel's step along the columns lies within a group of them, so groups are multiples of this
@@ -184,7 +186,8 @@ def product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tenso
         return triton_matmul.product(rows, values, tensor.scales, whole=activations)
     if activations and (device == "cpu" or all(size % _CUBLAS_MULTIPLE == 0 for size in tensor.values.shape)):
         return _integer_product(rows, tensor, scheme)
-    if few and device == "cpu" and scheme.dtype == "int8" and tensor.groups == 1:
+    packs = tensor.groups == 1 and rows.shape[1] % _CPU_MULTIPLE == 0
+    if few and device == "cpu" and scheme.dtype == "int8" and packs:
         scales = tensor.scales[:, 0]
         return torch._weight_int8pack_mm(rows.contiguous(), tensor.values, scales)  # noqa: SLF001 (no other name)
     if tensor.groups == 1:
