@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from service.constraints.references import References, items_of
+from service.constraints.references import References, items_of, objects_of
 
 _LISTS = ("allOf", "anyOf", "oneOf")
 _OBJECTS = frozenset({
@@ -30,7 +30,7 @@ class ClosedObjects:
         self._references = references
         self._extended: set[int] = set()
         self._visits = 0
-        for schema in _all_schemas(root):
+        for schema in objects_of(root):
             if self._is_composed(schema):
                 self._extend(self._parts(schema), [schema])
 
@@ -93,18 +93,6 @@ class ClosedObjects:
             with suppress(KeyError):
                 parts.append(self._references.target(reference))
         return [part for part in parts if isinstance(part, dict)]
-
-
-def _all_schemas(root: Any) -> Iterator[dict[str, Any]]:
-    """All objects in a schema, most of which are schemas."""
-    parts = [root]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            yield part
-            parts += part.values()
-        elif isinstance(part, list):
-            parts += part
 
 
 def _properties(schema: dict[str, Any]) -> dict[str, Any]:

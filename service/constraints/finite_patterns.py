@@ -7,13 +7,13 @@ answer go on to a further property, whose name cannot be written. Runs where the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
 from service.constraints.json_schema import SCHEMAS_BY_NAME, VALUES
-from service.constraints.references import items_of
+from service.constraints.references import items_of, objects_of
 
 #: parts of a pattern that are no alternatives of the whole: escapes, classes; and brackets
 _PART: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
@@ -26,7 +26,7 @@ IsEmpty = Callable[[str, list[str]], bool]
 
 def with_names_of_finite_patterns(schema: Any, is_empty: IsEmpty) -> Any:
     """The schema with `properties` for each pattern that allows only names which stand anywhere in the schema."""
-    if isinstance(schema, dict) and any("patternProperties" in part for part in _objects(schema)):
+    if isinstance(schema, dict) and any("patternProperties" in part for part in objects_of(schema)):
         return _Rewriter(schema, is_empty).rewritten(schema)
     return schema
 
@@ -34,7 +34,7 @@ def with_names_of_finite_patterns(schema: Any, is_empty: IsEmpty) -> Any:
 class _Rewriter:
     def __init__(self, root: Any, is_empty: IsEmpty) -> None:
         names: dict[str, None] = {}
-        for part in _objects(root):
+        for part in objects_of(root):
             properties, required = part.get("properties"), part.get("required")
             names |= dict.fromkeys(properties if isinstance(properties, dict) else ())
             names |= dict.fromkeys(name for name in items_of(required) if isinstance(name, str))
@@ -100,15 +100,3 @@ def _matches(pattern: str, name: str) -> bool:
     except (ValidationError, SchemaError):
         return False
     return True
-
-
-def _objects(root: Any) -> Iterator[dict[str, Any]]:
-    """All objects in a schema, most of which are schemas."""
-    parts = [root]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            yield part
-            parts += part.values()
-        elif isinstance(part, list):
-            parts += part

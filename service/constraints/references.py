@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
@@ -59,6 +60,18 @@ class References:
         """Whether a part of the schema has a name of its own, which references may use."""
         text = json.dumps(self._root)
         return any(f'"{name}": "' in text for name in ("$id", "id", "$anchor", "$dynamicAnchor"))
+
+
+def objects_of(root: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a schema, most of which are schemas."""
+    parts = [root]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            yield part
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
 
 
 def items_of(value: Any) -> list[Any]:

@@ -27,7 +27,7 @@ from tests.vcuda.launcher import LIBRARY, Binary, Launcher
 def launcher() -> Launcher:
     """Builds what a CPU build of torch lacks, once in a process: the device guard and CUDA's driver library.
 
-    Skips the test where they cannot be built.
+    Skips the test where there is no compiler, no Triton, or a CUDA device.
     """
     if torch.cuda.is_available():
         pytest.skip("torch has a CUDA device here; tests/engine/test_gpu.py tests it")
@@ -47,7 +47,7 @@ def _build_library(source: str, target: Path, *options: str) -> None:
     words = ["g++", str(Path(__file__).parent / source), "-O1", "-std=c++20", "-shared", "-fPIC", *options]
     built = subprocess.run([*words, "-o", str(target)], capture_output=True, text=True, check=False)
     if built.returncode:
-        pytest.skip(f"g++ cannot build {source}: {built.stderr[-300:]}")
+        raise RuntimeError(f"g++ cannot build {source}: {built.stderr[-300:]}")
 
 
 class Event:
@@ -142,7 +142,7 @@ def _device() -> VirtualDevice:
 
 @contextmanager
 def virtual_cuda(**options: Any) -> Iterator[VirtualDevice]:
-    """A virtual CUDA device, with the options of `VirtualDevice`. Skips the test where the guard cannot be built."""
+    """A virtual CUDA device, with the options of `VirtualDevice`. Skips the test where `launcher` does."""
     launch = launcher().launch
     device = VirtualDevice(**options)
     with pytest.MonkeyPatch.context() as patch:
