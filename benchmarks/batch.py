@@ -27,16 +27,16 @@ from service.batch.answers import LineAnswers
 from service.batch.journal import Journal
 from service.batch.lines import BatchFile
 from service.batch.replicas import BatchReplicas
-from service.calibration.plans import parse_plan
 from service.cli.options import OutputOption, use_threads
 from service.cli.output import Counter, results, table
 from service.decode.block import Step
 from service.demo import Problem
 from service.engine import BlockEvent, Engine, GenerationRequest, StepReport
 from service.model.device import pick_device
+from service.quality.calibration.plans import parse_plan
 from service.quality.schema import Plan
 from service.replica.core import load_core
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.text import TextCodec
 
 

@@ -12,8 +12,6 @@ from rich.table import Table
 
 from benchmarks.evaluation import Score, Variant, block_only, evaluate
 from benchmarks.options import heldout, run
-from service.calibration.plans import Grid, entropy_bounds, grid_lines, parse_plan, thresholds
-from service.calibration.prompts import demo, tasks_of
 from service.cli.options import ModelOptions, OutputOption, ThreadsOption, use_threads, with_fields
 from service.cli.output import Counter, results, table
 from service.decode.modes import Speculative
@@ -22,6 +20,8 @@ from service.engine import Engine, EngineConfig, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.files import display_name
 from service.model.quantization.schemes import QUANT_SCHEMES
+from service.quality.calibration.plans import Grid, entropy_bounds, grid_lines, parse_plan, thresholds
+from service.quality.calibration.prompts import demo, tasks_of
 from service.text import TextCodec
 
 #: mode -> the knobs that are tried by default: few, so that the table can be read

@@ -17,13 +17,13 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.calibration.prompts import PromptTask
 from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative
 from service.engine import Completion, Engine, GenerationRequest, SamplingParams
 from service.errors import CheckpointError
 from service.model import Checkpoint, Mrp
 from service.model.layer_ops import Rotation
+from service.quality.calibration.prompts import PromptTask
 from service.quality.schema import Plan
 
 

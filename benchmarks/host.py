@@ -22,7 +22,6 @@ import typer
 from benchmarks.machine import machine_name
 from benchmarks.options import SeveralOption, run
 from benchmarks.steps import HOST_COSTS, host_milliseconds
-from service.calibration.plans import parse_plan
 from service.cli.options import ModelOptions, OutputOption, use_threads, with_fields
 from service.cli.output import Counter, results, table
 from service.decode.mode import DecodingMode
@@ -31,6 +30,7 @@ from service.engine.drafting.costs import StepCosts
 from service.engine.gil_and_gc import tune_interpreter
 from service.model import Checkpoint
 from service.model.files import display_name
+from service.quality.calibration.plans import parse_plan
 
 #: seconds between two beats of the timer, and before the first one
 _BEAT_S, _WARM_UP_S = 0.002, 1.0

@@ -12,11 +12,11 @@ from rich.table import Table
 from benchmarks.machine import machine_name
 from benchmarks.options import SeveralOption, ShapeOption, heldout, load_in_shape, run
 from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, encoded, parts, plans_at_load
-from service.calibration.plans import parse_plan
 from service.cli.options import ModelOptions, OutputOption, use_threads, with_fields
 from service.cli.output import Counter, results, table
 from service.decode.modes import Static
 from service.model.files import display_name
+from service.quality.calibration.plans import parse_plan
 from service.quality.schema import Plan
 from service.text import TextCodec
 

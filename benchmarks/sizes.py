@@ -27,8 +27,6 @@ from benchmarks.machine import machine_name
 from benchmarks.options import heldout, run
 from benchmarks.shapes import shape_named
 from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, parts
-from service.calibration.plans import parse_plan
-from service.calibration.prompts import read_prompts
 from service.cli.options import CheckpointOptions, DeviceOption, ModelOption, use_threads
 from service.cli.output import Counter, results, table
 from service.decode.mode import DecodingMode
@@ -37,6 +35,8 @@ from service.decode.registry import leaves_drafts_open
 from service.errors import SettingsError
 from service.model import Checkpoint
 from service.model.files import display_name
+from service.quality.calibration.plans import parse_plan
+from service.quality.calibration.prompts import read_prompts
 from service.quality.schema import Plan
 from service.text import TextCodec
 

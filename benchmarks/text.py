@@ -23,12 +23,12 @@ from benchmarks.evaluation import Score, evaluate
 from benchmarks.judges import Interval, LikelihoodJudge, distinct_bigrams, mean_difference, parses
 from benchmarks.machine import machine_name
 from benchmarks.options import run
-from service.calibration.prompts import PromptTask
 from service.cli.options import ModelOptions, OutputOption, ThreadsOption, use_threads, with_fields
 from service.cli.output import Counter, results, table
 from service.engine import SamplingParams
 from service.errors import SettingsError
 from service.model.files import display_name
+from service.quality.calibration.prompts import PromptTask
 from service.text import TextCodec
 from training.demo.text import library_files
 

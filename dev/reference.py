@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from service.cli.main import app
-from service.settings import Settings
-from service.settings_sources import ALIASES
+from service.settings.settings import Settings
+from service.settings.sources import ALIASES
 from service.telemetry.metrics import METRICS, Metric
 
 _SETTINGS = """# Settings
 
-*`make docs` writes this page from `service/settings.py`.*
+*`make docs` writes this page from `service/settings/settings.py`.*
 
 A setting has three forms. The first form in this list has precedence:
 

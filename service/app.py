@@ -2,8 +2,8 @@
 
     applications: [{name: mrp, import_path: "service.app:build", args: {model: …, num_replicas: 2}}]
 
-`args` are settings (settings.py). An unknown one is an error. Options that Serve sets per deployment (resources) go
-under `deployments: [{name: Generator, …}]` of the file.
+`args` are settings (`service/settings`). An unknown one is an error. Options that Serve sets per deployment (resources)
+go under `deployments: [{name: Generator, …}]` of the file.
 """
 
 # No `from __future__ import annotations` here: Serve turns a deployment file's `args` into `Settings` only if the
@@ -18,7 +18,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from service.rayserve.deployments import GeneratorDeployment, IngressDeployment
 from service.rayserve.scaling import GENERATOR
-from service.settings import Settings
+from service.settings.settings import Settings
 
 #: the most requests in progress at one ingress; there they only wait
 _INGRESS_REQUESTS = 4096

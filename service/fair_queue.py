@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from service.defaults import PRIORITY_AGING_S
+from service.settings.defaults import PRIORITY_AGING_S
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
-from service.wire import Answer, Chunk, Ending, Failure, Items
+from service.messages.wire import Answer, Chunk, Ending, Failure, Items
 
 
 async def gathered(items: Items) -> Answer | Failure:

@@ -7,7 +7,7 @@ from service.model import Checkpoint
 from service.replica.core import EngineCore, load_core
 from service.replica.metrics import ReplicaMetrics
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.telemetry.tracing import Tracing, start_tracing
 from service.text import TextCodec
 from tests.in_process import InProcessEngine

@@ -18,7 +18,7 @@ from service.demo import CHECKPOINT
 from service.engine import EngineDeps
 from service.model import load_checkpoint
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.engine.helpers import FAIR
 from tests.gateway.helpers import over
 from tests.replicas import local_generator

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from service import settings as settings_module
 from service.errors import SettingsError
-from service.settings import PREFIX, Settings
-from service.settings_sources import ALIASES
+from service.settings import settings as settings_module
+from service.settings.settings import PREFIX, Settings
+from service.settings.sources import ALIASES
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ import httpx
 
 from loadtest.harness import Outcome, ask, demo_prompts, free_port, options, report, requests, say
 from service.cli import cluster
-from service.settings import Settings
+from service.settings.settings import Settings
 
 _BEFORE_S, _AFTER_S = 3.0, 5.0
 

@@ -13,7 +13,7 @@ from loadtest.paper.decoders import Answer
 from loadtest.paper.published import PaperCell, paper_cell
 from loadtest.paper.records import Record
 from loadtest.paper.rows import Row
-from service.calibration.records import Pieces, proportion, ratio_of_rates
+from service.quality.calibration.records import Pieces, proportion, ratio_of_rates
 
 COLUMNS = ("row", "accuracy", "paper", "tokens/forward", "tokens/s", "x static", "identical", "refused")
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.calibration.pareto import is_lossless
-from service.calibration.plans import parse_plan
 from service.decode.mode import DecodingMode
 from service.errors import InvalidRequest
+from service.quality.calibration.pareto import is_lossless
+from service.quality.calibration.plans import parse_plan
 from service.quality.schema import knobs_of
 
 _THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from service.admission.throughput import Moment, Throughput
 from service.errors import ConstraintFailed, DeadlineExceeded, InvalidRequest
-from service.wire import Chunk, Ending, Progress, ReplicaRequest
+from service.messages.wire import Chunk, Ending, Progress, ReplicaRequest
 
 #: letters of a token, for the estimate of a prompt that is not encoded yet
 _LETTERS = 4

@@ -20,9 +20,9 @@ from service.admission.slots import Slots, Waiter
 from service.admission.throughput import IngressLoad, ReplicaDemand, Throughput
 from service.errors import InvalidRequest, MrpServeError, PromptTooLong
 from service.fair_queue import FairQueue, Ticket
-from service.replica_status import ModelCard
-from service.settings import Settings
-from service.wire import ReplicaRequest, too_late
+from service.messages.replica_status import ModelCard
+from service.messages.wire import ReplicaRequest, too_late
+from service.settings.settings import Settings
 
 #: replicas that are wanted at most, for each that the settings allow: beyond it, a number says no more
 _MOST_WANTED = 4.0

@@ -18,10 +18,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.errors import RateLimited, SettingsError
-from service.settings import DIGEST, Settings
-from service.settings_sources import read_yaml
-from service.suggestions import nearest
+from service.errors import RateLimited, SettingsError, nearest
+from service.settings.settings import DIGEST, Settings
+from service.settings.sources import read_yaml
 
 _log = logging.getLogger(__name__)
 

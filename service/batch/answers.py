@@ -8,18 +8,18 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from service.api.driver import ResponseBuilder
+from service.api.errors import error_response
+from service.api.fields import IgnoredFields, IgnoredFieldsLog
+from service.api.parse import RequestContext
+from service.api.protocol import Json
+from service.api.streams import all_of
 from service.batch.lines import APIS, BatchLine
 from service.batch.replicas import BatchReplicas
 from service.errors import InvalidRequest, MrpServeError
-from service.gateway.errors import error_response
-from service.gateway.http.driver import ResponseBuilder
-from service.gateway.http.fields import IgnoredFields, IgnoredFieldsLog
-from service.gateway.http.parse import RequestContext
-from service.gateway.http.protocol import Json
-from service.gateway.http.streams import all_of
-from service.settings import Settings
+from service.messages.wire import Answer, Origin, ReplicaRequest
+from service.settings.settings import Settings
 from service.tracebacks import unexpected_error
-from service.wire import Answer, Origin, ReplicaRequest
 
 #: gets the output of a line
 WriteOutput = Callable[[Json], None]

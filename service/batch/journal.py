@@ -18,9 +18,9 @@ from zlib import crc32
 import msgspec
 from pydantic_core import to_json
 
+from service.api.protocol import Json
 from service.batch.lines import BatchLine
 from service.errors import SettingsError
-from service.gateway.http.protocol import Json
 
 
 class _Written(msgspec.Struct):

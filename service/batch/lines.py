@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from service.errors import BodyTooLarge, InvalidRequest, MrpServeError, SettingsError
-from service.gateway.anthropic.routes import MESSAGES
-from service.gateway.http.driver import Api
-from service.gateway.http.generate import GENERATE_API
-from service.gateway.http.protocol import REQUESTS, Json
-from service.gateway.openai.routes import CHAT, COMPLETIONS, RESPONSES
-from service.gateway.score.routes import SCORE
-from service.json_text import read_json
-from service.suggestions import nearest
+from service.api.anthropic.routes import MESSAGES
+from service.api.driver import Api
+from service.api.generate import GENERATE_API
+from service.api.openai.routes import CHAT, COMPLETIONS, RESPONSES
+from service.api.protocol import REQUESTS, Json
+from service.api.score.routes import SCORE
+from service.constraints.json_text import read_json
+from service.errors import BodyTooLarge, InvalidRequest, MrpServeError, SettingsError, nearest
 
 #: the path of the requests that lines without `url` have
 GENERATE: Final = "/generate"

@@ -12,11 +12,11 @@ import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from service.api.protocol import Json
 from service.batch.answers import LineAnswers
 from service.batch.lines import parsed_lines
 from service.batch.replicas import BatchReplicas
-from service.gateway.http.protocol import Json
-from service.settings import Settings
+from service.settings.settings import Settings
 
 _T = TypeVar("_T")
 

@@ -10,12 +10,12 @@ from typing import Self
 
 from service.engine.gil_and_gc import tune_interpreter
 from service.errors import MrpServeError
-from service.gateway.failover import Attempts, FailoverPolicy
+from service.messages.replica_status import ModelCard
+from service.messages.wire import Answer, Chunk, Ending, Failure, ReplicaRequest
 from service.replica.remote import start_replica
 from service.replica.replica import Replica
-from service.replica_status import ModelCard
-from service.settings import Settings
-from service.wire import Answer, Chunk, Ending, Failure, ReplicaRequest
+from service.routing.failover import Attempts, FailoverPolicy
+from service.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from service.cli.settings_options import read_settings, settings_options
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
+    from service.api.protocol import Json
     from service.batch.answers import LineAnswers
     from service.batch.journal import Journal
     from service.batch.lines import BatchFile
-    from service.gateway.http.protocol import Json
-    from service.settings import Settings
+    from service.settings.settings import Settings
 
 #: seconds between two waits for the disk, and between two updates of the progress
 _SYNC_S, _SHOW_S = 1.0, 0.2

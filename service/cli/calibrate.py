@@ -27,9 +27,9 @@ from service.cli.output import Counter, notes, results, table
 from service.errors import CheckpointError, SettingsError
 
 if TYPE_CHECKING:
-    from service.calibration.measure import Calibration
-    from service.calibration.records import Notebook
     from service.model import Checkpoint
+    from service.quality.calibration.measure import Calibration
+    from service.quality.calibration.records import Notebook
     from service.quality.schema import Measured, PlanResult, QualityFile, Speed
 
 #: requests together, if the command line names no number
@@ -136,10 +136,10 @@ def measured(options: Measurement, target: Target) -> Iterator[tuple[QualityFile
     The records beside the target are removed when the block has ended without an error. SettingsError for options that
     make no sense, before anything is loaded.
     """
-    from service.calibration.measure import Calibration, Scope, circumstances, engine_for
-    from service.calibration.pareto import assemble
-    from service.calibration.plans import default_plans, parse_plan, with_static_first
-    from service.calibration.prompts import check_lines, find_scorer, read_prompts, tasks_of
+    from service.quality.calibration.measure import Calibration, Scope, circumstances, engine_for
+    from service.quality.calibration.pareto import assemble
+    from service.quality.calibration.plans import default_plans, parse_plan, with_static_first
+    from service.quality.calibration.prompts import check_lines, find_scorer, read_prompts, tasks_of
     from service.quality.presets import identity_of
     from service.text import TextCodec
 
@@ -182,7 +182,7 @@ def prompts_of(model: str | None, prompts: Path | None, scorer: str | None) -> t
 @contextmanager
 def _notebook(target: Path | None, about: Mapping[str, Any]) -> Iterator[Notebook]:
     """The results so far, in a file beside `target`. The file is removed once `target` is written."""
-    from service.calibration.records import Notebook
+    from service.quality.calibration.records import Notebook
 
     try:
         notebook = Notebook(target and target.with_name(target.name + ".partial"), about)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from service.cli import private
 from service.errors import SettingsError
-from service.settings import Settings
+from service.settings.settings import Settings
 
 if TYPE_CHECKING:
     from ray.serve import Application

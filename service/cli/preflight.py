@@ -15,7 +15,7 @@ from service.errors import SettingsError
 from service.gateway.http.sockets import bind, max_connections
 from service.model.files import pinned
 from service.rayserve.trouble import full_disk
-from service.settings import Settings
+from service.settings.settings import Settings
 
 #: open files of a process below which the program warns
 _FEW_FILES = 1024

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from service.errors import SettingsError
-from service.settings import Settings
+from service.settings.settings import Settings
 
 #: Bytes of the longest path of a Unix socket, and bytes that Ray adds to its folder: the names of session and socket.
 _SOCKET_PATH, _RAYS_PART = 107, len("/ray/session_2026-11-24_17-36-26_123456_4194304/sockets/plasma_store.1")

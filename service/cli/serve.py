@@ -1,6 +1,6 @@
 """`mrp-serve serve`: the service on one machine. It starts Ray and Serve, waits, and shuts both down.
 
-Every setting of `service.settings` is a flag. Clusters do not need this program: they deploy `service.app:build`.
+Every setting is a flag. Clusters do not need this program: they deploy `service.app:build`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from service.cli.guard import Exit, Order, guarded
 from service.cli.log_pipe import LogPipe
 from service.cli.processes import IngressWatch, ProcessWatch, needed
 from service.cli.settings_options import read_settings, settings_options
-from service.settings import Settings
+from service.settings.settings import Settings
 
 #: seconds that the end may take beyond draining
 _END_S = 15.0

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
-from service.settings import Settings
-from service.settings_sources import ALIASES
+from service.settings.settings import Settings
+from service.settings.sources import ALIASES
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

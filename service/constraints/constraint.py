@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from service.constraints.json_schema import supported_schema
+from service.constraints.json_text import finite
 from service.constraints.structural_tags import checked_format
-from service.data import Data, Private
 from service.errors import InvalidRequest
-from service.json_text import finite
+from service.ipc.data import Data, Private
 
 ConstraintKind = Literal["json", "regex", "choice", "grammar", "tags", "calls"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from service import defaults
+from service.settings import defaults
 
 #: the least size of a vocabulary whose drafts are chosen from some of its tokens (dev/lab/performance-log.md)
 _LARGE_VOCABULARY = 16384

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service import defaults
 from service.errors import SettingsError
 from service.model.attention.interface import NUM_SPARE
 from service.model.config import ModelConfig
 from service.model.device import DeviceMemory
+from service.settings import defaults
 
 #: Logits that exist at once: 2^28 are 1 GiB in fp32, some 1,700 positions of a vocabulary of 151,936. Sampling with
 #: noise makes six more copies (measured), so that a quarter of them takes 1.6 GiB. The runner obeys both limits.

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.data import Data
 from service.decode.block import Step
 from service.engine.request import BlockEvent, ForwardKind, GenerationRequest
+from service.ipc.data import Data
 from service.tracebacks import type_and_line
 
 _log = logging.getLogger(__name__)

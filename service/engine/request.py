@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 from msgspec.structs import astuple, replace
 
-from service.data import Data, Private
 from service.decode.block import MASKED, PositionLogprobs, Step
 from service.decode.canvas import CompiledGrammar
 from service.decode.knobs import AUTO
@@ -23,6 +22,7 @@ from service.decode.registry import leaves_drafts_open, served_without_mrp
 from service.decode.step_map import StepMap, TokenStep
 from service.errors import InvalidRequest, ModeNotAvailable, MrpServeError, PromptTooLong
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
+from service.ipc.data import Data, Private
 
 FinishReason = Literal["stop", "length", "timeout", "abort"]
 ForwardKind = Literal["prefill", "denoise", "verify", "commit", "mrp"]

@@ -20,7 +20,6 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 
-from service import defaults
 from service.engine.engine import Engine
 from service.engine.observer import EngineState
 from service.engine.request import BlockEvent, BlockProgress, GenerationRequest, RequestFailed
@@ -35,6 +34,7 @@ from service.errors import (
     ReplicaStopping,
     WeightsChanged,
 )
+from service.settings import defaults
 from service.tracebacks import type_and_line, without_message
 
 _log = logging.getLogger(__name__)

@@ -13,14 +13,13 @@ from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, ValidationError
 
 from service.admission.keys import KeyRing
-from service.errors import InvalidRequest, NotReady, Unauthorized
+from service.api.driver import locked
+from service.api.openapi import OPERATION
+from service.api.parse import explain
+from service.errors import InvalidRequest, NotReady, Unauthorized, nearest
 from service.gateway.http.bodies import Bodies
-from service.gateway.http.driver import locked
 from service.gateway.http.middleware import sent_key
-from service.gateway.http.openapi import OPERATION
-from service.gateway.http.parse import explain
-from service.replica_status import GenerationResult, WeightUpdateResult
-from service.suggestions import nearest
+from service.messages.replica_status import GenerationResult, WeightUpdateResult
 from service.tracebacks import without_message
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from service.admission.controller import AdmissionController
 from service.errors import MrpServeError, NotReady, ScaledToZero
 from service.gateway.backend import Backend, serving
 from service.gateway.metrics import Throttled
-from service.replica_status import ModelCard, Status
+from service.messages.replica_status import ModelCard, Status
 from service.tracebacks import without_message
 
 _log = logging.getLogger(__name__)

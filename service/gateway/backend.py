@@ -9,8 +9,15 @@ from dataclasses import replace
 from typing import Protocol
 
 from service.errors import MrpServeError, NotReady
-from service.replica_status import GenerationResult, GenerationState, ModelCard, Snapshot, Status, WeightUpdateResult
-from service.wire import Failure, Items, ReplicaRequest, Weights
+from service.messages.replica_status import (
+    GenerationResult,
+    GenerationState,
+    ModelCard,
+    Snapshot,
+    Status,
+    WeightUpdateResult,
+)
+from service.messages.wire import Failure, Items, ReplicaRequest, Weights
 
 
 class Backend(Protocol):

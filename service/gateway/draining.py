@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.errors import CountError, problem
 from service.errors import NotReady
-from service.gateway.http.errors import CountError, problem
 from service.gateway.http.interruptible import Interruptible
 
 _RETRY_S = 5.0

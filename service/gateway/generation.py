@@ -17,12 +17,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.api.openapi import body_docs, errors, route_docs
+from service.api.parse import parse_json
 from service.errors import GenerationChangeFailed, NotReady
 from service.gateway.admin import AGAIN_S, CatchUp, failures_of, parse_body
 from service.gateway.backend import Backend
-from service.gateway.http.openapi import body_docs, errors, route_docs
-from service.gateway.http.parse import parse_json
-from service.replica_status import GenerationResult, GenerationState, Status
+from service.messages.replica_status import GenerationResult, GenerationState, Status
 
 
 class ServiceGeneration:

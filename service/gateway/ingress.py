@@ -20,41 +20,40 @@ from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController, IncomingRequest
 from service.admission.keys import KeyRing
 from service.admission.throughput import FEWEST
+from service.api.answers import Health, Live
+from service.api.anthropic.routes import anthropic_router
+from service.api.driver import JsonAnswer, Upstream, locked
+from service.api.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, error_response, install_error_handlers
+from service.api.fields import IGNORED, IgnoredFields, IgnoredFieldsLog
+from service.api.generate import generate_router
+from service.api.models import Models, models_json
+from service.api.openai.routes import openai_router
+from service.api.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors
+from service.api.parse import RequestContext
+from service.api.score.routes import score_router
 from service.errors import MrpServeError, ScaledToZero, Unauthorized
 from service.gateway.admin import admin_router
-from service.gateway.anthropic.routes import anthropic_router
 from service.gateway.availability import Availability
 from service.gateway.backend import Backend
 from service.gateway.draining import DrainGate, Draining
-from service.gateway.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, error_response
-from service.gateway.failover import REASONS, FailoverPolicy
 from service.gateway.generation import ServiceGeneration, add_generation_routes
-from service.gateway.http.answers import Health, Live
 from service.gateway.http.bodies import MOST_BYTES, Bodies
-from service.gateway.http.driver import JsonAnswer, Upstream, locked
-from service.gateway.http.errors import install_error_handlers
-from service.gateway.http.fields import IGNORED, IgnoredFields, IgnoredFieldsLog
-from service.gateway.http.generate import generate_router
 from service.gateway.http.gzip_body import GzipBody
 from service.gateway.http.middleware import REQUEST_ID, BodyLimit, HeadAsGet, OriginGate, RequestId, sent_key
-from service.gateway.http.models import Models, models_json
-from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors
-from service.gateway.http.parse import RequestContext
 from service.gateway.metrics import CONTENT_TYPE, Throttled, expose
-from service.gateway.openai.routes import openai_router
 from service.gateway.pipeline import RequestPipeline
 from service.gateway.playground.routes import playground_routes
 from service.gateway.request_log import RequestLog, current_origin, current_record, telemetry
-from service.gateway.score.routes import score_router
 from service.gateway.weights import ServiceWeights, add_weight_routes
+from service.messages.replica_status import ModelCard, Snapshot, Status
+from service.messages.wire import ReplicaRequest, Weights
 from service.quality.load_bands import LoadHysteresis
 from service.quality.schema import Plan
-from service.replica_status import ModelCard, Snapshot, Status
 from service.routing.affinity import ROUTING_REASONS
-from service.settings import Settings
+from service.routing.failover import REASONS, FailoverPolicy
+from service.settings.settings import Settings
 from service.telemetry.metrics import Registry
 from service.telemetry.tracing import Tracing
-from service.wire import ReplicaRequest, Weights
 
 #: methods that pages of other sites may use, and headers of an answer that they may read
 CORS_METHODS = ("GET", "HEAD", "POST")

@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from service.replica_status import Snapshot
+from service.messages.replica_status import Snapshot
 
 _T = TypeVar("_T")
 

@@ -10,10 +10,10 @@ from service.admission.controller import AdmissionController
 from service.errors import MrpServeError
 from service.gateway.backend import Backend
 from service.gateway.draining import Draining
-from service.gateway.failover import Attempts, FailoverPolicy
 from service.gateway.request_log import note_ending, note_request
 from service.gateway.slow_readers import SlowReaders
-from service.wire import Answer, Answering, Chunk, Ending, Failure, Items, Progress, ReplicaRequest
+from service.messages.wire import Answer, Answering, Chunk, Ending, Failure, Items, Progress, ReplicaRequest
+from service.routing.failover import Attempts, FailoverPolicy
 
 
 class RequestPipeline:

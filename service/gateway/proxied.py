@@ -10,12 +10,11 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.errors import error_writer, problem
+from service.api.streams import MEDIA_TYPE, frame
 from service.errors import IngressLost
-from service.gateway.errors import error_writer
-from service.gateway.http.errors import problem
 from service.gateway.http.guarded import guard_uvicorn
 from service.gateway.http.middleware import REQUEST_ID, CleanRequestId
-from service.gateway.http.streams import MEDIA_TYPE, frame
 
 #: seconds after which a client may try again
 _RETRY_S = 1.0

@@ -14,8 +14,8 @@ from contextvars import Context, copy_context
 from typing import Any, cast
 
 from service.errors import SlowReader
-from service.messagepack import MessagePack
-from service.wire import Answering, Chunk, Ending, Progress, ReplicaRequest
+from service.ipc.messagepack import MessagePack
+from service.messages.wire import Answering, Chunk, Ending, Progress, ReplicaRequest
 
 #: seconds between two looks for streams that wait for their clients
 LOOK_S = 0.5

@@ -17,13 +17,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.api.openapi import body_docs, errors, route_docs
+from service.api.parse import parse_json
 from service.errors import NotReady, WeightsConflict, WeightUpdateFailed
 from service.gateway.admin import AGAIN_S, CatchUp, failures_of, parse_body
 from service.gateway.backend import Backend, serving
-from service.gateway.http.openapi import body_docs, errors, route_docs
-from service.gateway.http.parse import parse_json
-from service.replica_status import ModelCard, Status, WeightUpdateResult
-from service.wire import Weights
+from service.messages.replica_status import ModelCard, Status, WeightUpdateResult
+from service.messages.wire import Weights
 
 
 class ServiceWeights:

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from service.errors import ReplicaLost
-from service.ipc import HUNG_S, LONGEST, LOOK_S, Frames, Malformed, Silence
+from service.ipc.connections import HUNG_S, LONGEST, LOOK_S, Frames, Malformed, Silence
 from service.link.protocol import (
     AT_INGRESS,
     NONCE,
@@ -27,8 +27,8 @@ from service.link.protocol import (
     make_nonce,
     make_proof,
 )
-from service.replica_status import Address
-from service.wire import ReplicaRequest
+from service.messages.replica_status import Address
+from service.messages.wire import ReplicaRequest
 
 #: seconds after which a client may try again
 _RETRY_S = 1.0

@@ -15,10 +15,10 @@ from typing import Literal
 from msgspec.structs import replace
 from pydantic_core import to_json
 
-from service.data import Data, Private
-from service.ipc import Unsendable
-from service.messagepack import MessagePack
-from service.wire import Chunk, Ending, Failure, Progress, ReplicaRequest
+from service.ipc.connections import Unsendable
+from service.ipc.data import Data, Private
+from service.ipc.messagepack import MessagePack
+from service.messages.wire import Chunk, Ending, Failure, Progress, ReplicaRequest
 
 #: bytes of a nonce, and of a proof
 NONCE = PROOF = 32

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any, cast
 
 from service.errors import InvalidRequest
-from service.ipc import Unsendable
+from service.ipc.connections import Unsendable
 from service.link.client import Impostor, Link, PendingCall, ReplicaDraining
 from service.link.protocol import Method
-from service.replica_status import Address, Status
+from service.messages.replica_status import Address, Status
+from service.messages.wire import Failure, Items, ReplicaRequest, patience_s, too_late
 from service.routing.router import Router
-from service.wire import Failure, Items, ReplicaRequest, patience_s, too_late
 
 _log = logging.getLogger(__name__)
 

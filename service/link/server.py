@@ -14,7 +14,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
 
-from service.ipc import BEAT_S, LONGEST, Frames, Malformed
+from service.ipc.connections import BEAT_S, LONGEST, Frames, Malformed
 from service.link.protocol import (
     AT_REPLICA,
     NONCE,
@@ -28,9 +28,9 @@ from service.link.protocol import (
     make_nonce,
     make_proof,
 )
-from service.replica_status import Address
+from service.messages.replica_status import Address
+from service.messages.wire import Failure, Items, ReplicaRequest
 from service.tracebacks import unexpected_error
-from service.wire import Failure, Items, ReplicaRequest
 
 _log = logging.getLogger(__name__)
 

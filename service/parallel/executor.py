@@ -27,7 +27,6 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from service.defaults import STEP_TIMEOUT_S
 from service.engine.forward.model_forward import (
     ExecutionConfig,
     LocalModelForward,
@@ -38,7 +37,7 @@ from service.engine.forward.model_forward import (
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import AnchorRows, anchors_of
 from service.errors import EngineFailed, MrpServeError, OutOfMemory, ReplicaLost, SettingsError
-from service.ipc import Channel, start_child
+from service.ipc.connections import Channel, start_child
 from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve
 from service.model.config import Shard
 from service.model.device import DeviceMemory, memory_of
@@ -46,6 +45,7 @@ from service.model.transfer import PackedTables
 from service.model.weight_update import apply_update, drop_weights, load_update, restore_weights
 from service.parallel import messages
 from service.parallel.process_group import ProcessGroup
+from service.settings.defaults import STEP_TIMEOUT_S
 from service.tracebacks import type_and_line
 
 #: seconds for a process to start, which imports torch, and to end when its socket is closed

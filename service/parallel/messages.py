@@ -7,13 +7,13 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from service.data import Data
 from service.decode.block import Block
 from service.engine.forward.model_forward import Network, ShapePolicy
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.errors import MrpServeError
-from service.messagepack import Extension, MessagePack
+from service.ipc.data import Data
+from service.ipc.messagepack import Extension, MessagePack
 from service.model import LoadOptions
 from service.model.device import DeviceMemory
 

@@ -24,7 +24,7 @@ import torch
 from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward
 from service.engine.forward.rows import Anchor, ForwardOutput
 from service.errors import EngineFailed, MrpServeError, OutOfMemory
-from service.ipc import Channel
+from service.ipc.connections import Channel
 from service.model import Checkpoint, load_checkpoint
 from service.model.device import memory_of
 from service.model.transfer import PackedTables

@@ -23,12 +23,12 @@ from ray.exceptions import TaskCancelledError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.messages.wire import Weights
 from service.rayserve.private_ray import keep_serve_on_loopback
 from service.rayserve.scaling import WANTED
-from service.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
 from service.routing.affinity import RoutingReason
-from service.settings import Settings
-from service.wire import Weights
+from service.settings.settings import Settings
 
 if TYPE_CHECKING:
     from service.gateway.http.listener import Listener

@@ -19,10 +19,10 @@ from service.errors import (
     WeightUpdateFailed,
 )
 from service.link.requests import ReplicaLinks
+from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.messages.wire import Weights
 from service.rayserve.serve_state import is_scaled_to_zero, why_none
-from service.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
 from service.tracebacks import without_message
-from service.wire import Weights
 
 _log = logging.getLogger(__name__)
 

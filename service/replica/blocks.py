@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from service.decode.block import Pick, Step
 from service.decode.step_map import StepMap, TokenStep
 from service.engine.request import BlockEvent, BlockProgress, FinishReason, Stats
+from service.messages.wire import Chunk, Ending, Progress, ReplicaRequest, TraceStep
 from service.text.detokenizer import IdLogprobs, TextStream, TokenTextStream
-from service.wire import Chunk, Ending, Progress, ReplicaRequest, TraceStep
 
 
 @dataclass(slots=True)

@@ -17,13 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from service.decode.modes import MODES
 from service.decode.registry import default_knobs, default_mode
 from service.errors import SettingsError
+from service.messages.replica_status import Example, ModelCard
+from service.messages.wire import Weights
 from service.model.files import pinned
 from service.quality.presets import presets_of
 from service.replica.messages import EngineInfo
-from service.replica_status import Example, ModelCard
-from service.settings import ANY_NAME, Settings, slots_of
+from service.settings.settings import ANY_NAME, Settings, slots_of
 from service.text import TextCodec
-from service.wire import Weights
 
 _MOST_EXAMPLES, _TITLE_LETTERS = 12, 60
 

@@ -23,7 +23,7 @@ from service.model.device import is_out_of_memory, memory_of, pick_device, pick_
 from service.model.weight_update import apply_update, check_update, drop_weights, load_update, restore_weights
 from service.parallel import TensorParallelExecutor
 from service.replica.messages import EngineInfo, SetGeneration
-from service.settings import Settings, slots_of
+from service.settings.settings import Settings, slots_of
 from service.text import TextCodec
 
 _log = logging.getLogger(__name__)

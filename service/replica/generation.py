@@ -6,10 +6,10 @@ import asyncio
 import time
 
 from service.errors import MrpServeError
+from service.messages.replica_status import GenerationResult, GenerationState
 from service.replica.messages import SetGeneration
 from service.replica.remote import EngineProcessClient
 from service.replica.weight_update import WeightUpdater
-from service.replica_status import GenerationResult, GenerationState
 from service.tracebacks import unexpected_error
 
 

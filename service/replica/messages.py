@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 
 from service.constraints import Constraint
-from service.data import Data
 from service.engine import EngineState, GenerationRequest
 from service.engine.streams import EngineOutput
 from service.errors import MrpServeError
-from service.messagepack import MessagePack
+from service.ipc.data import Data
+from service.ipc.messagepack import MessagePack
 from service.model import ModelConfig
 from service.model.config import CheckedUpdate
 from service.telemetry.metrics import SumsData

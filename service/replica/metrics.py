@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from service.decode.block import Step
 from service.engine.observer import EngineState, StepReport
 from service.engine.request import BlockEvent, FinishReason, GenerationRequest, Stats
-from service.replica_status import Family
+from service.messages.replica_status import Family
+from service.messages.wire import Weights
 from service.telemetry.metrics import Registry, Sums
-from service.wire import Weights
 
 #: the most ended requests that wait to be counted
 _UNCOUNTED = 256

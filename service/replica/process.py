@@ -29,12 +29,12 @@ from service.engine.request import RequestFailed
 from service.engine.streams import EngineOutput
 from service.engine.thread import EngineThread
 from service.errors import EngineFailed, MrpServeError
-from service.ipc import BEAT_S, Channel, Frames
+from service.ipc.connections import BEAT_S, Channel, Frames
 from service.model.device import set_threads
 from service.replica import messages
 from service.replica.core import EngineCore, load_core
 from service.replica.metrics import EngineMetrics
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.telemetry.logs import install_logs
 from service.telemetry.metrics import Sums
 from service.tracebacks import type_and_line, unexpected_error

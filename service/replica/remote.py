@@ -24,11 +24,11 @@ from service.engine.observer import EngineState
 from service.engine.request import BlockEvent, BlockProgress, GenerationRequest, RequestFailed, validate
 from service.engine.streams import RequestStreams
 from service.errors import InvalidRequest, MrpServeError, ReplicaLost, ReplicaStopping
-from service.ipc import HUNG_S, LOOK_S, Frames, Silence, start_child
+from service.ipc.connections import HUNG_S, LOOK_S, Frames, Silence, start_child
 from service.model.config import CheckedUpdate
 from service.replica import messages
 from service.replica.metrics import ReplicaMetrics
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.telemetry.metrics import SumsData
 from service.telemetry.tracing import start_tracing
 from service.tracebacks import type_and_line

@@ -22,6 +22,8 @@ from service.decode.block import MASKED
 from service.engine import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.request import LogprobsRequest, Stats
 from service.errors import MrpServeError, PromptTooLong
+from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.messages.wire import Chunk, Ending, Failure, Items, Progress, ReplicaRequest, Scoring, Weights, too_late
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
 from service.replica.generation import GenerationControl
@@ -30,12 +32,10 @@ from service.replica.remote import EngineProcessClient
 from service.replica.scoring import PositionScorer
 from service.replica.spans import Timeline, trace_request
 from service.replica.weight_update import WeightUpdater
-from service.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.telemetry.tracing import Tracing
 from service.text import TextCodec
 from service.tracebacks import unexpected_error
-from service.wire import Chunk, Ending, Failure, Items, Progress, ReplicaRequest, Scoring, Weights, too_late
 
 _log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from service.decode.block import MASKED
 from service.engine.request import BlockEvent, LogprobsRequest
 from service.errors import InvalidRequest
+from service.messages.wire import PositionScores, ReplicaRequest, Scoring
 from service.text import TextCodec
 from service.text.codec import SCORED, scored_chat_ids, scored_text_ids
 from service.text.token_text import TopLogprob
-from service.wire import PositionScores, ReplicaRequest, Scoring
 
 
 class PositionScorer:

@@ -10,8 +10,8 @@ from typing import Any
 from opentelemetry import trace
 
 from service.engine import BlockEvent, Stats
+from service.messages.wire import ReplicaRequest
 from service.telemetry.tracing import Tracing, context_of
-from service.wire import ReplicaRequest
 
 _NS = 1_000_000_000
 

@@ -14,12 +14,12 @@ from typing import Any
 from msgspec import structs
 
 from service.errors import CheckpointError, MrpServeError, SettingsError, WeightsBehind, WeightsRefused
+from service.messages.replica_status import ModelCard, WeightUpdateResult
+from service.messages.wire import ReplicaRequest, Weights
 from service.quality.presets import presets_of
 from service.replica.remote import EngineProcessClient
-from service.replica_status import ModelCard, WeightUpdateResult
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.tracebacks import unexpected_error
-from service.wire import ReplicaRequest, Weights
 
 
 class WeightUpdater:

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 from zlib import crc32
 
-from service.wire import ReplicaRequest
+from service.messages.wire import ReplicaRequest
 
 #: the first boundary, and the shortest distance between two: in characters, and in tokens of about four characters
 _CHARACTERS = 64

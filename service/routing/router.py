@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from service.messages.wire import ReplicaRequest
 from service.routing.affinity import Affinity, RoutingReason
 from service.routing.keys import PrefixKeys, prefix_keys
-from service.wire import ReplicaRequest
 
 #: share of its slots by which a replica's load may exceed the mean because of its cached prefixes
 _SLACK = 1 / 16

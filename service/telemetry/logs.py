@@ -20,7 +20,7 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from service.errors import SettingsError
-from service.settings import Settings
+from service.settings.settings import Settings
 
 _ROOT = "service"
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import Metric as Exposed
 from prometheus_client.registry import Collector
 
-from service.replica_status import Family
+from service.messages.replica_status import Family
 
 PREFIX = "mrp_"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.data import Data, Private
+from service.ipc.data import Data, Private
 
 
 class TopLogprob(Data, frozen=True):

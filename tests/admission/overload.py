@@ -14,13 +14,13 @@ from msgspec import structs
 from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController, IncomingRequest
 from service.admission.keys import ApiKey
-from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.errors import QueueFull
-from service.replica_status import ModelCard
-from service.settings import Settings
-from service.wire import Chunk, Ending, ReplicaRequest
+from service.ipc.data import Arrival
+from service.messages.replica_status import ModelCard
+from service.messages.wire import Chunk, Ending, ReplicaRequest
+from service.settings.settings import Settings
 from tests.admission.virtual import now
 from tests.gateway.doubles import CARD, STATS
 

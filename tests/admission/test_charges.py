@@ -18,10 +18,10 @@ from service.admission.controller import AdmissionController, IncomingRequest
 from service.admission.keys import ApiKey
 from service.errors import DeadlineExceeded, MrpServeError, NotReady, OutOfMemory, RateLimited, ReplicaLost
 from service.gateway.draining import Draining
-from service.gateway.failover import FailoverPolicy
 from service.gateway.pipeline import RequestPipeline
-from service.settings import Settings
-from service.wire import Answering, Chunk, Ending, ReplicaRequest
+from service.messages.wire import Answering, Chunk, Ending, ReplicaRequest
+from service.routing.failover import FailoverPolicy
+from service.settings.settings import Settings
 from tests.admission.overload import BLOCK, request
 from tests.admission.virtual import run
 from tests.gateway.doubles import CARD, STATS

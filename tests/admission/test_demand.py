@@ -14,12 +14,12 @@ from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController, IncomingRequest
 from service.admission.keys import ApiKey
 from service.admission.throughput import FEWEST, IngressLoad, ReplicaDemand
-from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.errors import ConstraintFailed, DeadlineExceeded, PromptTooLong, ReplicaLost
-from service.settings import Settings
-from service.wire import Chunk, ReplicaRequest
+from service.ipc.data import Arrival
+from service.messages.wire import Chunk, ReplicaRequest
+from service.settings.settings import Settings
 from tests.clock import Clock
 from tests.gateway.doubles import CARD, STATS
 

@@ -13,7 +13,7 @@ import yaml
 
 from service.admission.keys import ANONYMOUS, ApiKey, KeyRing
 from service.errors import SettingsError
-from service.settings import Settings
+from service.settings.settings import Settings
 
 SECRET = "mrp-secret"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from service.admission.controller import AdmissionController
 from service.admission.keys import ApiKey, Bucket, RateLimits
 from service.errors import RateLimited
-from service.settings import Settings
+from service.settings.settings import Settings
 
 
 class Clock:

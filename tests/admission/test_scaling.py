@@ -14,7 +14,7 @@ from ray.serve.config import AutoscalingContext
 
 from service.app import _replicas
 from service.rayserve.scaling import GENERATOR, WANTED, policy
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.admission.overload import Lengths, Service
 from tests.admission.virtual import now, run
 

@@ -15,7 +15,7 @@ from service.batch.lines import BatchLine, parsed_lines
 from service.batch.replicas import BatchReplicas
 from service.errors import CheckpointError, MrpServeError
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.gateway.engines import Held, failing
 from tests.replicas import load_replica
 from tests.tiny import GOLDEN

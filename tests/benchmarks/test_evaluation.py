@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks.evaluate import default_variants
 from benchmarks.evaluation import Variant, evaluate
-from service.calibration.prompts import PromptTask
 from service.decode.modes import MODES, Dynamic, Speculative, Static
 from service.engine import Engine, SamplingParams
 from service.model import LoadOptions, load_checkpoint
+from service.quality.calibration.prompts import PromptTask
 
 FOLDER = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-a"
 

@@ -19,7 +19,7 @@ import torch
 
 from service.cli.batch import settings_of_replicas
 from service.errors import SettingsError
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.service.processes import descendants
 
 ROOT = Path(__file__).parents[2]

@@ -71,7 +71,7 @@ def test_shows_a_calibration(run, capsys, model, options):
 
 
 def test_goes_on_where_it_was_interrupted(run, capsys, model, options, monkeypatch):
-    from service.calibration.measure import Calibration
+    from service.quality.calibration.measure import Calibration
 
     measure, left = Calibration._measure, iter(range(7))
 

@@ -11,7 +11,7 @@ from ray import serve
 
 from service.cli import cluster, readiness
 from service.errors import SettingsError
-from service.settings import Settings
+from service.settings.settings import Settings
 
 SETTINGS = Settings(device="cpu", num_ingresses=2)  # behind a proxy
 #: as Ray shows an exception of another process

@@ -55,7 +55,7 @@ def test_the_frontier_is_a_table_and_rows(run, capsys, model, options, tmp_path)
 
 
 def test_the_frontier_goes_on_where_it_was_interrupted(run, options, monkeypatch, tmp_path):
-    from service.calibration.measure import Calibration
+    from service.quality.calibration.measure import Calibration
 
     measure, left, asked = Calibration._measure, iter(range(5)), []
 
@@ -72,7 +72,7 @@ def test_the_frontier_goes_on_where_it_was_interrupted(run, options, monkeypatch
 
 
 def test_a_calibration_is_the_same_measurement(run, options, model, tmp_path, monkeypatch):
-    from service.calibration.measure import Calibration
+    from service.quality.calibration.measure import Calibration
 
     jobs, measure = [], Calibration._measure
     monkeypatch.setattr(Calibration, "_measure", lambda self, job: jobs.append(job) or measure(self, job))

@@ -8,7 +8,7 @@ from benchmarks import evaluate, host, loads, speed, text
 from service.cli import calibrate, check, generate
 from service.decode.knobs import knobs_in
 from service.decode.modes import KNOBS, MODES
-from service.settings import Settings
+from service.settings.settings import Settings
 
 
 def helps(command):

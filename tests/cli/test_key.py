@@ -6,7 +6,7 @@ import hashlib
 import yaml
 
 from service.admission.keys import KeyRing
-from service.settings import Settings
+from service.settings.settings import Settings
 
 
 def test_the_line_lets_the_key_in(run, capsys, tmp_path):

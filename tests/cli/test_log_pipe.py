@@ -48,8 +48,8 @@ class Paused(io.StringIO):
 
 
 LOGGER = (
-    "import logging, sys; from service.telemetry.logs import install_logs; from service.settings import Settings; "
-    "install_logs(Settings(log_file=sys.argv[1], log_format='json')); "
+    "import logging, sys; from service.telemetry.logs import install_logs; "
+    "from service.settings.settings import Settings; install_logs(Settings(log_file=sys.argv[1], log_format='json')); "
     "[logging.getLogger('service.x').warning('a line', extra={'number': n}) for n in range(5000)]; "
     "sys.stdout.write('logged'); sys.stdout.flush(); sys.stdin.read(); "
     "logging.getLogger('service.x').warning('the last line')"

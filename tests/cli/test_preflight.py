@@ -18,7 +18,7 @@ from service.cli import cluster, preflight
 from service.demo import CHECKPOINT
 from service.errors import SettingsError
 from service.gateway.http.sockets import bind
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.tiny import GOLDEN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,7 +150,7 @@ def test_more_replicas_than_the_machine_has_room_for(
 def test_what_can_start_is_let_through_without_torch() -> None:
     """Importing torch takes longer than all checks, and a program that starts Ray does not need torch."""
     program = (
-        "import sys; from service.cli import preflight; from service.settings import Settings; "
+        "import sys; from service.cli import preflight; from service.settings.settings import Settings; "
         f"preflight.check(Settings(port={_free()})); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ import pytest
 
 from service.cli import private
 from service.errors import SettingsError
-from service.settings import Settings
+from service.settings.settings import Settings
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from service.cli.serve import _ready
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.tiny import GOLDEN
 
 

@@ -13,7 +13,7 @@ from service.engine import EngineDeps
 from service.gateway.ingress import Ingress
 from service.model import Checkpoint, load_checkpoint
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.engine.helpers import FAIR
 from tests.gateway import chatting
 from tests.gateway.local import LocalBackend

@@ -1,8 +1,8 @@
 """The shipped calibration is of the shipped checkpoint. After a change of either: `make calibrate`."""
 
-from service.calibration.pareto import assemble, is_lossless
 from service.demo import CHECKPOINT
 from service.model import parse_config, read_config
+from service.quality.calibration.pareto import assemble, is_lossless
 from service.quality.presets import presets_of
 from service.quality.schema import read_quality
 

@@ -17,7 +17,7 @@ from ray.serve.schema import ServeDeploySchema
 from service import app
 from service.admission.keys import KeyRing
 from service.cli import cluster as program
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.deploy.dockerfile import read
 from tests.deploy.kubernetes import KUBERAY, ROOT, build, find, is_custom, problems, real_schema
 

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from service.cli.preflight import _FEW_FILES
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.deploy.dockerfile import ROOT
 
 UNIT = ROOT / "deploy" / "mrp-serve.service"

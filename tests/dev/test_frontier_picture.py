@@ -14,9 +14,9 @@ from numpy import unique
 
 from dev.pictures.frontier import PAGES, draw_frontier, frontier_figure
 from dev.pictures.style import look_of
-from service.calibration.pareto import assemble
 from service.decode.modes import MODES, Direct, Dynamic, Remask, Sequential, Static
 from service.demo import CHECKPOINT
+from service.quality.calibration.pareto import assemble
 from service.quality.schema import FILE_NAME, read_quality
 from tests.quality.made_up import BY_LOAD, IDENTITY, MEASURED, made_up_file, row
 

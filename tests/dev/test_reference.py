@@ -8,7 +8,7 @@ import pytest
 
 from dev import reference
 from service.cli.main import app
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.telemetry.metrics import METRICS
 
 DOCS = Path(__file__).parents[2] / "docs"

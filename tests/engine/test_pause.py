@@ -18,7 +18,7 @@ from service.model import LoadOptions, load_checkpoint
 from service.model.attention import PagedCache
 from service.replica.core import EngineCore
 from service.replica.messages import SetGeneration
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.engine.helpers import ALL_MODES, FAIR, Recorder, request
 from tests.engine.test_golden import expected, requests
 from tests.engine.test_worker import Gate, eventually

@@ -17,7 +17,7 @@ from service.engine import EngineDeps
 from service.gateway.ingress import Ingress
 from service.model import Checkpoint, load_checkpoint
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.engine.helpers import FAIR
 from tests.gateway.chatting import give_qwen3
 from tests.gateway.helpers import client

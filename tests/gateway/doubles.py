@@ -18,14 +18,21 @@ from service.engine.request import ForwardCounts, Stats
 from service.errors import MrpServeError, ReplicaLost
 from service.gateway.backend import Backend
 from service.gateway.draining import Draining
-from service.gateway.failover import FailoverPolicy
 from service.gateway.pipeline import RequestPipeline
+from service.messages.replica_status import (
+    GenerationResult,
+    GenerationState,
+    ModelCard,
+    Snapshot,
+    Status,
+    WeightUpdateResult,
+)
+from service.messages.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Weights
 from service.quality.presets import Presets
 from service.quality.schema import Band
 from service.replica.replica import Replica
-from service.replica_status import GenerationResult, GenerationState, ModelCard, Snapshot, Status, WeightUpdateResult
-from service.settings import Settings
-from service.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Weights
+from service.routing.failover import FailoverPolicy
+from service.settings.settings import Settings
 from tests.gateway.generate.helpers import GENERATE
 from tests.gateway.local import LocalBackend
 

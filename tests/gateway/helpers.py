@@ -15,9 +15,9 @@ from starlette.types import ASGIApp
 
 from service.gateway.backend import Backend
 from service.gateway.ingress import Ingress
+from service.messages.replica_status import Family
 from service.replica.replica import Replica
-from service.replica_status import Family
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.gateway.local import LocalBackend
 
 

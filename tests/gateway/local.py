@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from service.errors import InvalidRequest, MrpServeError
-from service.ipc import Unsendable
+from service.ipc.connections import Unsendable
 from service.link.protocol import AT_REPLICA, ReplicaCall
+from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.messages.wire import Failure, Items, ReplicaRequest, Weights
 from service.replica.replica import Replica
-from service.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
-from service.wire import Failure, Items, ReplicaRequest, Weights
 
 
 class LocalBackend:

@@ -14,9 +14,9 @@ import pytest
 from service.errors import EngineFailed, NotReady, ScaledToZero
 from service.gateway import availability as cards
 from service.gateway.ingress import Ingress
-from service.replica_status import Status
-from service.settings import Settings
-from service.wire import Ending
+from service.messages.replica_status import Status
+from service.messages.wire import Ending
+from service.settings.settings import Settings
 from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.generate.helpers import GENERATE, ask, body, problem
 from tests.gateway.helpers import client, eventually

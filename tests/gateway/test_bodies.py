@@ -21,8 +21,8 @@ from service.gateway.http import bodies
 from service.gateway.http.bodies import BYTES_PER_S, Bodies
 from service.gateway.http.listener import Listener
 from service.gateway.ingress import Ingress
-from service.settings import Settings
-from service.wire import Chunk, Ending
+from service.messages.wire import Chunk, Ending
+from service.settings.settings import Settings
 from tests.clock import Clock
 from tests.gateway.doubles import STATS, Scripted
 from tests.gateway.helpers import eventually

@@ -11,8 +11,6 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from service import data
-from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import (
@@ -28,9 +26,11 @@ from service.errors import (
     WeightsBehind,
     WeightsChanged,
 )
-from service.gateway import failover
-from service.gateway.failover import FailoverPolicy
-from service.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Resume, Weights
+from service.ipc import data
+from service.ipc.data import Arrival
+from service.messages.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Resume, Weights
+from service.routing import failover
+from service.routing.failover import FailoverPolicy
 from tests.gateway.doubles import free, pipeline
 
 FIRST, SECOND = (Chunk(n, "ab"[n], (10 + n, 20 + n), Stats(decoded_tokens=2 * n + 2)) for n in range(2))

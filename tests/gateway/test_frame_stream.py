@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 from starlette.requests import ClientDisconnect
 
-from service.gateway.http.streams import FrameStream, first_of
+from service.api.streams import FrameStream, first_of
 
 
 class Items:

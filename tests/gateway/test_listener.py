@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from service.gateway.http.listener import Listener, bind
 from service.gateway.http.middleware import CancelOnDisconnect
 from service.gateway.ingress import Ingress
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import body

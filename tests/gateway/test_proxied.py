@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from service.gateway.http.streams import MEDIA_TYPE
+from service.api.streams import MEDIA_TYPE
 from service.hooks import proxy_middleware
 
 BEGUN = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", MEDIA_TYPE.encode())]}

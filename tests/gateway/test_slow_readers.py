@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 from starlette.types import Send
 
-from service import data
 from service.errors import NotReady, ReplicaLost, SlowReader
 from service.gateway.http import write_limit
 from service.gateway.http.listener import Listener
 from service.gateway.http.write_limit import LEAST_BYTES, LIMIT_S, WriteLimit
 from service.gateway.slow_readers import GRACE_S, SlowReaders
-from service.wire import Answering, Chunk, Ending
+from service.ipc import data
+from service.messages.wire import Answering, Chunk, Ending
 from tests.admission.overload import BLOCK, request
 from tests.admission.test_charges import Client, Shop
 from tests.admission.virtual import now, run

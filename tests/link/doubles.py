@@ -10,15 +10,15 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import EngineFailed
+from service.ipc.data import Arrival
 from service.link.requests import ReplicaLinks
 from service.link.server import LinkServer
-from service.replica_status import Status
+from service.messages.replica_status import Status
+from service.messages.wire import Answer, Chunk, Ending, Failure, Items, ReplicaRequest
 from service.routing.router import Router
-from service.wire import Answer, Chunk, Ending, Failure, Items, ReplicaRequest
 from tests.gateway import doubles
 from tests.gateway.helpers import eventually
 from tests.gathered import gathered

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from service import ipc, wire
-from service.data import Arrival
 from service.engine.request import Stats
 from service.errors import DeadlineExceeded, EngineFailed, InvalidRequest, MrpServeError, ReplicaLost
+from service.ipc import connections as ipc
+from service.ipc.data import Arrival
 from service.link import client as link_client
 from service.link import requests as linked
-from service.replica_status import Address, Status
-from service.wire import Answer, Chunk, Ending, Failure, Resume
+from service.messages import wire
+from service.messages.replica_status import Address, Status
+from service.messages.wire import Answer, Chunk, Ending, Failure, Resume
 from tests.gateway.helpers import eventually
 from tests.link.doubles import CARD, Service, answer, answers_of_a_drain, replica_request
 

@@ -14,11 +14,11 @@ import pytest
 from msgspec import structs
 
 from service.errors import ReplicaLost
-from service.ipc import LONGEST, framed
+from service.ipc.connections import LONGEST, framed
 from service.link import requests as linked
 from service.link import server as served
 from service.link.protocol import AT_INGRESS, NONCE, CallEnd, CancelCall, ReplicaCall, make_nonce, make_proof
-from service.replica_status import Address, Status
+from service.messages.replica_status import Address, Status
 from tests.gateway.helpers import eventually
 from tests.link.doubles import CARD, Service, answer, replica_request
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from service.errors import ReplicaLost, SettingsError
-from service.ipc import framed
+from service.ipc.connections import framed
 from service.link.protocol import make_nonce
+from service.messages.wire import Chunk
 from service.rayserve.tls import link_tls
-from service.wire import Chunk
 from tests.gateway.helpers import eventually
 from tests.link.certificates import Authority
 from tests.link.doubles import Service, answer, answers_of_a_drain, replica_request

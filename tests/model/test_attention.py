@@ -17,7 +17,7 @@ from service.model.attention import ATTENTION_BACKENDS, PagedCache, attention_ba
 from service.model.attention.eager import PrivateBatch, SharedPrefixBatch
 from service.model.attention.interface import NUM_SPARE
 from service.model.attention.shared_prefix import BatchLimits, PrefixUnit, batches, prefix_units
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.model.attention_world import Kind, Shape, World, place
 from tests.tiny import tiny_config
 

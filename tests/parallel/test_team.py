@@ -22,8 +22,8 @@ from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.errors import CheckpointError, EngineFailed, ReplicaLost, SettingsError
-from service.ipc import Channel, framed
-from service.messagepack import MessagePack
+from service.ipc.connections import Channel, framed
+from service.ipc.messagepack import MessagePack
 from service.model import LoadOptions
 from service.model.transfer import PackedTables
 from service.parallel import TensorParallelExecutor, executor

@@ -15,7 +15,7 @@ from service.gateway.backend import Backend
 from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.engine.helpers import FAIR
 from tests.gateway.local import LocalBackend
 from tests.playground.browsing import Visit, program

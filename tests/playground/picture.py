@@ -16,7 +16,7 @@ from service.demo import CHECKPOINT
 from service.engine import EngineDeps
 from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.engine.helpers import FAIR
 from tests.gateway.local import LocalBackend
 from tests.playground.browsing import Visit, program

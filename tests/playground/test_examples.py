@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic_core import to_json
 
+from service.api.models import Model, model_json
 from service.demo import CHECKPOINT
-from service.gateway.http.models import Model, model_json
+from service.messages.replica_status import Example
 from service.replica.card import read_examples
-from service.replica_status import Example
 from tests.gateway.doubles import CARD
 from tests.gateway.helpers import assert_shape
 

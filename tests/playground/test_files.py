@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from dev.pictures.style import STATES
 from service.gateway.ingress import Ingress
 from service.gateway.playground.routes import files
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.gateway.doubles import Scripted
 from tests.gateway.helpers import client, over
 

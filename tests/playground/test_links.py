@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import pytest
 from pydantic_core import to_json
 
-from service.gateway.http.models import model_json
+from service.api.models import model_json
 from service.gateway.playground.routes import files
 from tests.gateway.doubles import CARD
 

@@ -17,9 +17,9 @@ import pytest
 
 from service.decode.modes import MODES
 from service.errors import NotReady, QueueFull
+from service.messages.replica_status import Example
+from service.messages.wire import Chunk, Ending, Progress
 from service.replica.replica import Replica
-from service.replica_status import Example
-from service.wire import Chunk, Ending, Progress
 from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.local import LocalBackend
 from tests.playground.browsing import Visit

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.calibration.pareto import assemble, is_lossless
-from service.calibration.records import paired_difference, proportion
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
+from service.quality.calibration.pareto import assemble, is_lossless
+from service.quality.calibration.records import paired_difference, proportion
 from service.quality.schema import Identity, Measured, Plan, PlanResult, QualityFile, SampledResult, Speed
 
 PROMPTS = 1000

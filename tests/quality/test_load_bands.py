@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.calibration.pareto import assemble, is_lossless
 from service.decode.modes import Dynamic, Static
+from service.quality.calibration.pareto import assemble, is_lossless
 from service.quality.load_bands import LoadHysteresis, at_load, bands_of, in_words
 from service.quality.presets import Presets
 from service.quality.schema import Band, Plan

@@ -11,7 +11,6 @@ from unittest.mock import AsyncMock
 import pytest
 from ray.exceptions import ActorDiedError
 
-from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import (
@@ -22,10 +21,11 @@ from service.errors import (
     WeightUpdateFailed,
 )
 from service.gateway.backend import serving
+from service.ipc.data import Arrival
+from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.messages.wire import Answer, Chunk, Ending, Failure, ReplicaRequest, Weights
 from service.rayserve import ray_backend, serve_state
 from service.rayserve.ray_backend import RayBackend
-from service.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
-from service.wire import Answer, Chunk, Ending, Failure, ReplicaRequest, Weights
 from tests.gateway import doubles
 from tests.gateway.helpers import eventually
 

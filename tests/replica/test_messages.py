@@ -25,15 +25,15 @@ from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.engine.request import LogprobsRequest, RequestFailed
 from service.errors import CheckpointError, EngineFailed, InvalidRequest
-from service.ipc import Malformed
-from service.messagepack import MessagePack
+from service.ipc.connections import Malformed
+from service.ipc.messagepack import MessagePack
 from service.model import LoadOptions, load_checkpoint
 from service.model.config import CheckedUpdate, Shard
 from service.model.device import DeviceMemory
 from service.parallel import messages as ranks
 from service.replica import messages
 from service.replica.messages import EngineInfo
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.telemetry.metrics import Sums
 from tests.engine.helpers import ALL_MODES
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES

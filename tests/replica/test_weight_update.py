@@ -8,11 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from service.messages.wire import Weights
 from service.model import load_checkpoint
 from service.replica.messages import EngineInfo
 from service.replica.weight_update import WeightUpdater
-from service.settings import Settings
-from service.wire import Weights
+from service.settings.settings import Settings
 from tests.gateway.doubles import CARD
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 

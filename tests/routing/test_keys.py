@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
+from service.ipc.data import Arrival
+from service.messages.wire import ReplicaRequest
 from service.routing.keys import PrefixKeys, boundaries, prefix_keys
-from service.wire import ReplicaRequest
 
 TEXT = "".join(chr(97 + n * n % 23) for n in range(3000))
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
+from service.ipc.data import Arrival
+from service.messages.wire import ReplicaRequest
 from service.routing.affinity import RoutingReason
 from service.routing.router import InflightCounts, Router, slack
-from service.wire import ReplicaRequest
 from tests.clock import Clock
 
 PROMPT = "word " * 100

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from service.rayserve.deployments import GeneratorDeployment
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.service.pace import HOLD, introduce, told
 
 _LOOK_S = 0.01

@@ -9,7 +9,7 @@ from typing import Any
 
 from service.cli import cluster
 from service.cli.main import main
-from service.settings import Settings
+from service.settings.settings import Settings
 
 _HANGS_S = 2.0
 _begin = cluster.begin

@@ -12,7 +12,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from service import app
 from service.rayserve.scaling import deployment_policy
-from service.settings import Settings
+from service.settings.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 CONFIG = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
@@ -25,7 +25,7 @@ def test_building_it_needs_neither_torch_nor_the_http_application():
         "transformers",
         "service.gateway.ingress",
         "service.replica.replica",
-        "service.gateway.http.protocol",
+        "service.api.protocol",
     }
     program = f"import sys, service.app; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.service.reading import by_holder, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.errors import SettingsError
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.telemetry.logs import install_logs, log_formatter
 from service.tracebacks import type_and_line, unexpected_error, without_message
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.telemetry import logs
 from service.telemetry.logs import install_logs
 

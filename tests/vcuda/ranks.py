@@ -17,8 +17,8 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from service import ipc
 from service.engine.forward import graphs
+from service.ipc import connections as ipc
 from service.parallel import TensorParallelExecutor, executor, process_group
 from tests.vcuda.device import VirtualDevice, VirtualTensor
 from tests.vcuda.torch_cuda import virtual_cuda

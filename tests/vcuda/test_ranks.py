@@ -11,7 +11,7 @@ from service.engine import Engine, EngineDeps
 from service.model import LoadOptions
 from service.parallel import TensorParallelExecutor
 from service.replica.core import load_core
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.engine.helpers import FREE, Recorder
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, decode_golden, waits

@@ -18,7 +18,7 @@ from service.engine.request import LogprobsRequest
 from service.engine.thread import EngineThread
 from service.model import LoadOptions, experts, load_checkpoint
 from service.replica.core import _limits, load_core
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.engine.helpers import FAIR, Recorder
 from tests.thinned import fast_only, fast_rows
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.errors import CountError, problem
 from service.errors import BodyTooLarge, Forbidden
-from service.gateway.http.errors import CountError, problem
 
 REQUEST_ID = "x-request-id"
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:-]+")

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from service.gateway.ingress import Ingress
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.gateway.local import LocalBackend
 
 anthropic = pytest.importorskip("anthropic", reason="the extra `dev` installs Anthropic's client")

@@ -9,7 +9,7 @@ import pytest
 
 from service.model import Checkpoint
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.gateway.anthropic.helpers import ask, essence, events, message
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.doubles import Dying

@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
+from service.api.anthropic.protocol import MessageAnswer, TokenCount
+from service.api.errors import AnthropicErrorAnswer
 from service.engine.request import Stats
 from service.errors import DeadlineExceeded, NotReady, QueueFull
-from service.gateway.anthropic.protocol import MessageAnswer, TokenCount
-from service.gateway.errors import AnthropicErrorAnswer
+from service.messages.wire import Chunk, Ending, Failure
 from service.replica.replica import Replica
-from service.wire import Chunk, Ending, Failure
 from tests.gateway.anthropic.helpers import COUNT, MESSAGES, ask, essence, events, events_of, message, refused, whole_of
 from tests.gateway.doubles import Scripted
 from tests.gateway.helpers import assert_shape, over

@@ -9,8 +9,8 @@ import httpx
 import jsonschema
 import pytest
 
-from service.gateway.anthropic.builder import ContentBuilder, blocks_of
-from service.gateway.anthropic.protocol import MessageAnswer
+from service.api.anthropic.builder import ContentBuilder, blocks_of
+from service.api.anthropic.protocol import MessageAnswer
 from service.replica.replica import Replica
 from service.text.tools import AnswerFormat
 from tests.gateway.anthropic.helpers import COUNT, ask, essence, events, message, refused, whole_of

@@ -16,7 +16,7 @@ import pytest
 
 from service.gateway.ingress import Ingress
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.gateway.helpers import client
 from tests.gateway.local import LocalBackend
 

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from service.gateway.ingress import Ingress
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.gateway.chatting import give_qwen3
 from tests.gateway.conftest import give_template
 from tests.gateway.local import LocalBackend

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.api.streams import frame
 from service.decode.modes import MODES
-from service.gateway.http.streams import frame
 from tests.gateway.fuzz.test_bodies import FEW, any_json, whole
 
 _LINE_END = re.compile("\r\n|\n|\r")

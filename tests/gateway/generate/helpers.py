@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from service.gateway.http.errors import ErrorAnswer
+from service.api.errors import ErrorAnswer
 from tests.gateway.helpers import assert_shape
 from tests.tiny import GOLDEN
 

@@ -14,9 +14,9 @@ import yaml
 
 from service.errors import NotReady
 from service.gateway.ingress import Ingress
+from service.messages.wire import Failure, Items, ReplicaRequest
 from service.replica.replica import Replica
-from service.settings import Settings
-from service.wire import Failure, Items, ReplicaRequest
+from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import GENERATE, ask, body, problem, refused

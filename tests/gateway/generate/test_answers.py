@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.gateway.http.answers import BlockFrame, Done, GenerateAnswer
+from service.api.answers import BlockFrame, Done, GenerateAnswer
 from service.replica.replica import Replica
 from tests.gateway.generate.helpers import CASES, EOS, ask, body, essence, frames, golden_body, streamed, words
 from tests.gateway.helpers import assert_shape

@@ -26,8 +26,8 @@ from service.errors import (
 )
 from service.gateway import ingress as ingress_module
 from service.gateway.ingress import Ingress
-from service.settings import Settings
-from service.wire import Chunk, Ending, Failure, ReplicaRequest
+from service.messages.wire import Chunk, Ending, Failure, ReplicaRequest
+from service.settings.settings import Settings
 from tests.clock import Clock
 from tests.gateway.doubles import STATS, Scripted, Visitor
 from tests.gateway.generate.helpers import GENERATE, body

@@ -13,7 +13,7 @@ import pytest
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, load_checkpoint, save_checkpoint
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.gateway.conftest import UNMEASURED, MakeGenerator
 from tests.gateway.generate.helpers import CASES, UNKNOWN, ask, body, essence, frames, refused, streamed
 from tests.gateway.helpers import over

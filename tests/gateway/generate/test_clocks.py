@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from service.data import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
-from service.wire import Answer, ReplicaRequest
+from service.ipc.data import Arrival
+from service.messages.wire import Answer, ReplicaRequest
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.generate.helpers import PROMPT
 from tests.gateway.helpers import read

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from service.data import Arrival
+from service.api.parse import RequestContext, parse_generate, to_replica_request
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import EngineFailed, ReplicaLost
-from service.gateway.failover import FailoverPolicy
-from service.gateway.http.parse import RequestContext, parse_generate, to_replica_request
+from service.ipc.data import Arrival
+from service.messages.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Resume
 from service.model import Checkpoint
 from service.replica.replica import Replica
-from service.settings import Settings
-from service.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Resume
+from service.routing.failover import FailoverPolicy
+from service.settings.settings import Settings
 from tests.gateway.conftest import UNMEASURED, MakeGenerator
 from tests.gateway.doubles import Dying, free, pipeline
 from tests.gateway.engines import Held, failing

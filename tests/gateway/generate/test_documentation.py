@@ -10,15 +10,15 @@ import httpx
 import jsonschema
 import pytest
 
+from service.api import protocol
+from service.api.answers import BlockFrame, Done, GenerateAnswer, StepFrame
+from service.api.openai.protocol import OpenAiRequest
+from service.api.openapi import ANTHROPIC, DECODING, EXAMPLES, OPENAI, OPERATION
+from service.api.parse import parse_generate
+from service.api.protocol import KNOBS, REQUESTS
 from service.decode.knobs import knobs_in
 from service.decode.modes import MODES
 from service.demo.checker import parse
-from service.gateway.http import protocol
-from service.gateway.http.answers import BlockFrame, Done, GenerateAnswer, StepFrame
-from service.gateway.http.openapi import ANTHROPIC, DECODING, EXAMPLES, OPENAI, OPERATION
-from service.gateway.http.parse import parse_generate
-from service.gateway.http.protocol import KNOBS, REQUESTS
-from service.gateway.openai.protocol import OpenAiRequest
 from service.quality.schema import QUALITIES
 from tests.gateway.doubles import Scripted
 from tests.gateway.generate.helpers import GENERATE, body, refused

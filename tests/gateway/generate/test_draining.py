@@ -10,7 +10,7 @@ import pytest
 
 from service.gateway.ingress import Ingress
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Visitor
 from tests.gateway.engines import Held

@@ -16,21 +16,21 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from service.api.parse import RequestContext, parse_generate, to_replica_request
 from service.constraints import Constraint
 from service.engine import BlockEvent, GenerationRequest
 from service.engine.request import LogprobsRequest
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
-from service.gateway.failover import FailoverPolicy
-from service.gateway.http.parse import RequestContext, parse_generate, to_replica_request
-from service.ipc import HUNG_S, LOOK_S
+from service.ipc.connections import HUNG_S, LOOK_S
+from service.messages.wire import Chunk
 from service.replica import remote as remote_module
 from service.replica.messages import AT_REPLICA, EngineAlive, SetGeneration, StepOutputs
 from service.replica.metrics import ReplicaMetrics
 from service.replica.remote import EngineProcessClient, start_replica
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.routing.failover import FailoverPolicy
+from service.settings.settings import Settings
 from service.telemetry.metrics import SumsData
-from service.wire import Chunk
 from tests.clock import Clock
 from tests.gateway.doubles import free, pipeline
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, essence, golden_body, problem, streamed

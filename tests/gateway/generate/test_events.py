@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
+from service.api.errors import ErrorAnswer
+from service.api.streams import KEEP_ALIVE, KEEP_ALIVE_S, frame, kept_alive
 from service.errors import NotReady
-from service.gateway.http.errors import ErrorAnswer
-from service.gateway.http.streams import KEEP_ALIVE, KEEP_ALIVE_S, frame, kept_alive
-from service.wire import Chunk, Ending, Failure
+from service.messages.wire import Chunk, Ending, Failure
 from tests.gateway.doubles import STATS, Scripted
 from tests.gateway.generate.helpers import body, frames
 from tests.gateway.helpers import assert_shape, over, page

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.wire import Ending
+from service.messages.wire import Ending
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.generate.helpers import (

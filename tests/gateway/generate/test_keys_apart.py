@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from service.admission.keys import ApiKey
 from service.gateway.ingress import Ingress
+from service.messages.wire import Items, ReplicaRequest
 from service.replica.replica import Replica
 from service.routing.keys import prefix_keys
-from service.settings import Settings
-from service.wire import Items, ReplicaRequest
+from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Dying
 from tests.gateway.generate.helpers import GENERATE, PROMPT, body, read_frames

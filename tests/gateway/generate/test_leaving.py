@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from ray.exceptions import TaskCancelledError
 
-from service.gateway.http import streams
+from service.api import streams
 from service.gateway.ingress import Ingress
 from service.rayserve.deployments import ServeDisconnectAdapter
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Visitor
 from tests.gateway.engines import Held

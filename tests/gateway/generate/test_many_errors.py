@@ -13,15 +13,15 @@ import pytest
 import yaml
 from pydantic import BaseModel, model_validator
 
+from service.api.anthropic.protocol import CountRequest, MessagesRequest
+from service.api.api_requests import parse_own
+from service.api.content import MAX_PARTS, check_parts
+from service.api.openai.protocol import ChatRequest, CompletionRequest
+from service.api.openai.responses.protocol import ResponsesRequest
+from service.api.parse import RequestContext, parse_generate
+from service.api.protocol import REQUESTS, GenerateQuality
+from service.api.score.protocol import ScoreRequest
 from service.errors import MAX_MESSAGE, InvalidRequest
-from service.gateway.anthropic.protocol import CountRequest, MessagesRequest
-from service.gateway.http.api_requests import parse_own
-from service.gateway.http.content import MAX_PARTS, check_parts
-from service.gateway.http.parse import RequestContext, parse_generate
-from service.gateway.http.protocol import REQUESTS, GenerateQuality
-from service.gateway.openai.protocol import ChatRequest, CompletionRequest
-from service.gateway.openai.responses.protocol import ResponsesRequest
-from service.gateway.score.protocol import ScoreRequest
 from tests.gateway.doubles import CARD, Scripted
 from tests.gateway.generate.helpers import GENERATE, problem
 from tests.gateway.helpers import over

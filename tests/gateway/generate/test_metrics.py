@@ -15,11 +15,11 @@ from service.engine import BlockEvent, GenerationRequest
 from service.engine.observer import EngineState
 from service.engine.request import ForwardCounts, Stats
 from service.gateway.metrics import expose
+from service.messages.replica_status import Snapshot, Status
+from service.messages.wire import Items, ReplicaRequest, Weights
 from service.replica.metrics import ReplicaMetrics
 from service.replica.replica import Replica
-from service.replica_status import Snapshot, Status
 from service.telemetry.metrics import METRICS, Registry
-from service.wire import Items, ReplicaRequest, Weights
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import CASES, GENERATE, ask, body, golden_body, streamed

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from service.data import Arrival
+from service.api.openai.parse import parse_chat
+from service.api.parse import RequestContext, parse_generate, to_replica_request
 from service.errors import InvalidRequest
-from service.gateway.http.parse import RequestContext, parse_generate, to_replica_request
-from service.gateway.openai.parse import parse_chat
+from service.ipc.data import Arrival
+from service.messages.wire import Answer, Ending
 from service.replica.replica import Replica
-from service.wire import Answer, Ending
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.engines import Held

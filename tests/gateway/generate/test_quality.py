@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from service.api.models import Models
 from service.errors import CheckpointError
-from service.gateway.http.models import Models
 from service.model import Checkpoint, load_checkpoint
 from service.quality.presets import identity_of
 from service.quality.schema import write_quality

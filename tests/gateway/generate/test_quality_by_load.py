@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
+from service.api.models import Models
 from service.errors import ReplicaLost
-from service.gateway.http.models import Models
+from service.messages.replica_status import ModelCard
+from service.messages.wire import Chunk, Ending, Failure, ReplicaRequest
 from service.quality.presets import Presets
 from service.quality.schema import Band
-from service.replica_status import ModelCard
-from service.wire import Chunk, Ending, Failure, ReplicaRequest
 from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.generate.helpers import GENERATE, body
 from tests.gateway.helpers import assert_shape, eventually, over, page

@@ -6,11 +6,11 @@ import os
 import signal
 from contextlib import aclosing
 
-from service.gateway.failover import FailoverPolicy
-from service.gateway.http.parse import RequestContext, parse_generate, to_replica_request
+from service.api.parse import RequestContext, parse_generate, to_replica_request
+from service.messages.wire import Chunk, Items, ReplicaRequest
 from service.replica.replica import Replica
-from service.settings import Settings
-from service.wire import Chunk, Items, ReplicaRequest
+from service.routing.failover import FailoverPolicy
+from service.settings.settings import Settings
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.doubles import free, pipeline
 from tests.gateway.generate.helpers import ask, body, essence

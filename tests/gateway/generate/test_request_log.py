@@ -13,14 +13,14 @@ import httpx
 import pytest
 from starlette.types import Message, Send
 
-from service.gateway.http import streams
-from service.gateway.http.parse import RequestContext, parse_generate, to_replica_request
+from service.api import streams
+from service.api.parse import RequestContext, parse_generate, to_replica_request
 from service.gateway.ingress import Ingress
 from service.gateway.request_log import RequestLog, note_request
+from service.messages.wire import Chunk
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.telemetry.logs import log_formatter
-from service.wire import Chunk
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import STATS, Scripted, Visitor
 from tests.gateway.engines import Held

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from service.api.answers import BlockFrame, Done, GenerateAnswer, GenerateAnswers, StepFrame
 from service.errors import DeadlineExceeded
-from service.gateway.http.answers import BlockFrame, Done, GenerateAnswer, GenerateAnswers, StepFrame
 from service.model import Checkpoint
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Scripted

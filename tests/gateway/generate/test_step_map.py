@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.gateway.http.answers import BlockFrame, GenerateAnswer
+from service.api.answers import BlockFrame, GenerateAnswer
 from service.replica.replica import Replica
 from tests.gateway.generate.helpers import CASES, EOS, PROMPT, ask, body, frames, golden_body, refused
 from tests.gateway.generate.test_continued import MODES, assert_same_after_every_block, replicas  # noqa: F401

@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
+from service.api.answers import BlockFrame, StepFrame
 from service.errors import ReplicaLost
-from service.gateway.http.answers import BlockFrame, StepFrame
+from service.messages.wire import Chunk, Ending, Progress
 from service.model import Checkpoint
-from service.wire import Chunk, Ending, Progress
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import STATS, Dying, Scripted
 from tests.gateway.engines import Held

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from service.errors import SettingsError
 from service.gateway.ingress import Ingress
 from service.model import Checkpoint
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.telemetry.tracing import Tracing, start_tracing
 from tests.gateway.doubles import Visitor
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, frames

@@ -12,7 +12,7 @@ import pytest
 from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.gateway.chatting import give_qwen3, liking
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.local import LocalBackend

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from service.engine.request import Stats
-from service.wire import Chunk, Ending
+from service.messages.wire import Chunk, Ending
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = [443, 286, 438, 473, 399, 238, 231, 260]

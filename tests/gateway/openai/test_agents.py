@@ -8,7 +8,7 @@ import pytest
 from loadtest.agents import run
 from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.local import LocalBackend
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.gateway.http.fields import IgnoredFields, IgnoredFieldsLog
+from service.api.fields import IgnoredFields, IgnoredFieldsLog
 from service.replica.replica import Replica
 from tests.gateway.helpers import over
 from tests.gateway.openai.helpers import CHAT, COMPLETIONS, ask, chat, completion, refused

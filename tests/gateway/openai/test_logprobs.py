@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
+from service.api.openai.logprobs import TokenLogprob, token_logprobs
 from service.decode.modes import MODES
 from service.decode.step_map import TokenStep
 from service.engine.request import Stats
-from service.gateway.openai.logprobs import TokenLogprob, token_logprobs
+from service.messages.wire import Chunk
 from service.text.token_text import TokenText
-from service.wire import Chunk
 from tests.gateway.openai.helpers import CHAT, COMPLETIONS, ask, chat, choices, completion, frames, refused
 
 

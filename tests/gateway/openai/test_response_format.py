@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from service.gateway.ingress import Ingress
 from service.model import Checkpoint
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.local import LocalBackend
 

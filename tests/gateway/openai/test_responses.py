@@ -12,16 +12,16 @@ import openai
 import pytest
 from starlette.types import ASGIApp
 
+from service.api.openai.responses.builder import OutputBuilder
+from service.api.openai.responses.protocol import ResponseObject
 from service.engine.request import Stats
 from service.errors import DeadlineExceeded, QueueFull
 from service.gateway.ingress import Ingress
-from service.gateway.openai.responses.builder import OutputBuilder
-from service.gateway.openai.responses.protocol import ResponseObject
+from service.messages.wire import Chunk, Ending, Failure
 from service.model import load_checkpoint
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.text.tools import AnswerFormat
-from service.wire import Chunk, Ending, Failure
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.doubles import Dying, Scripted
 from tests.gateway.helpers import assert_shape, over

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from service.api.streams import all_of, merged
 from service.errors import DeadlineExceeded, NotReady, QueueFull
-from service.gateway.http.streams import all_of, merged
 from service.gateway.ingress import Ingress
-from service.settings import Settings
-from service.wire import Failure
+from service.messages.wire import Failure
+from service.settings.settings import Settings
 from tests.gateway.doubles import Scripted
 from tests.gateway.helpers import over
 from tests.gateway.openai.helpers import CHAT, COMPLETIONS, ask, chat, choices, chunk, completion, ending, frames

@@ -13,14 +13,14 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from service.api.content import past_arguments
 from service.decode.modes import MODES
 from service.engine.request import Stats
-from service.gateway.http.content import past_arguments
 from service.gateway.ingress import Ingress
+from service.messages.wire import Chunk, Ending
 from service.replica.replica import Replica
-from service.settings import Settings
+from service.settings.settings import Settings
 from service.text.tools import TOOL_FORMATS, ReasoningFormat
-from service.wire import Chunk, Ending
 from tests.constraints.schemas import random_schema
 from tests.gateway.doubles import CARD, Scripted
 from tests.gateway.helpers import over

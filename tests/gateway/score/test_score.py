@@ -10,9 +10,9 @@ import httpx
 import pytest
 import torch
 
-from service.gateway.errors import OpenAiErrorAnswer
-from service.gateway.score.protocol import ScoreAnswer
-from service.gateway.score.routes import shares
+from service.api.errors import OpenAiErrorAnswer
+from service.api.score.protocol import ScoreAnswer
+from service.api.score.routes import shares
 from service.model import Checkpoint
 from service.replica.replica import Replica
 from tests.gateway.doubles import Dying

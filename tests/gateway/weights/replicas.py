@@ -12,11 +12,11 @@ import httpx
 
 from service.errors import MrpServeError, ReplicaLost
 from service.gateway.ingress import Ingress
+from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.messages.wire import Failure, Items, ReplicaRequest, Weights
 from service.model import load_checkpoint
 from service.replica.replica import Replica
-from service.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
-from service.settings import Settings
-from service.wire import Failure, Items, ReplicaRequest, Weights
+from service.settings.settings import Settings
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.helpers import client
 from tests.replicas import local_generator

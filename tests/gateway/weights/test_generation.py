@@ -16,8 +16,8 @@ from service.engine import Engine, GenerationRequest
 from service.errors import OutOfMemory
 from service.gateway import admin
 from service.gateway.generation import ServiceGenerationAnswer
+from service.messages.replica_status import GenerationState
 from service.model import load_checkpoint
-from service.replica_status import GenerationState
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, frames, problem
 from tests.gateway.helpers import assert_shape, eventually, page

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from service.decode.modes import Direct
 from service.engine import Engine, GenerationRequest
-from service.gateway import failover
 from service.model import load_checkpoint
+from service.routing import failover
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.generate.helpers import PROMPT, ask, body
 from tests.gateway.helpers import eventually

@@ -14,17 +14,18 @@ import pytest
 from safetensors.torch import load_file, save_file
 from starlette.types import ASGIApp
 
+from service.api.models import Models
 from service.decode.modes import Static
 from service.engine import Engine, GenerationRequest
 from service.errors import NotReady, OutOfMemory
-from service.gateway import admin, failover
-from service.gateway.http.models import Models
+from service.gateway import admin
 from service.gateway.ingress import Ingress
 from service.gateway.weights import KnownWeights, UpdateWeightsAnswer
+from service.messages.wire import Weights
 from service.model import load_checkpoint
 from service.replica.replica import Replica
-from service.settings import Settings
-from service.wire import Weights
+from service.routing import failover
+from service.settings.settings import Settings
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, frames, problem

@@ -17,7 +17,7 @@ from loadtest.paper.report import results_of
 from loadtest.paper.rows import Row, rows_for
 from service.decode.modes import Direct, Remask, Speculative, Static
 from service.errors import SettingsError
-from service.settings import Settings
+from service.settings.settings import Settings
 from tests.serving import listening
 from tests.tiny import EXPERTS_NAME, GOLDEN
 

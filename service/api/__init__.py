@@ -1,0 +1,1 @@
+"""The HTTP APIs: bodies in, requests out, answers of each API. `gateway` serves them."""

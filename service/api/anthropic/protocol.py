@@ -1,0 +1,265 @@
+"""The bodies of Anthropic's routes and their answers with this service's fields.
+
+The models of the bodies have Anthropic's own fields. POST /generate parses the fields that both APIs share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import BeforeValidator, Field
+from typing_extensions import TypedDict
+
+from service.api.answers import DecodedStats
+from service.api.api_requests import ApiRequest, LenientModel, ToolName
+from service.api.content import part_text, past_arguments
+from service.api.protocol import MAX_NEW_TOKENS, Json, StopTexts, StrictModel
+from service.messages.wire import TraceStep
+from service.text.tools.calls import MAX_TOOLS
+
+#: Anthropic's limit; POST /generate allows higher temperatures
+MAX_TEMPERATURE = 1
+
+# --- messages --------------------------------------------------------------------------------------
+
+
+#: types of blocks that are not texts
+_BLOCKS = frozenset({"redacted_thinking", "thinking", "tool_result", "tool_use"})
+
+
+def _blocks_of(content: object) -> object:
+    """The blocks of a content. Images and documents leave a placeholder, blocks of other types are skipped."""
+    if content is None or isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return [block for block in map(_block_of, content) if block] if isinstance(content, list) else content
+
+
+def _block_of(block: object) -> object:
+    kind = block.get("type") if isinstance(block, Mapping) else None
+    if (
+        not isinstance(block, Mapping)
+        or not isinstance(kind, str)
+        or kind in _BLOCKS
+        or (text := part_text(block)) is None
+    ):
+        return block
+    return {"type": "text", "text": text} if text or kind == "text" else None
+
+
+class TextBlock(LenientModel):
+    """A text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(LenientModel):
+    """The thinking before an earlier answer. Other fields, such as `signature`, are ignored."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlock(LenientModel):
+    """Thinking that nobody can read. It is left out."""
+
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlock(LenientModel):
+    """A call of a tool that the model made."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: Annotated[dict[str, Any], BeforeValidator(past_arguments, json_schema_input_type=dict[str, Any])]
+
+
+TextBlocks = Annotated[
+    list[TextBlock], Field(fail_fast=True), BeforeValidator(_blocks_of, json_schema_input_type=str | list[TextBlock])
+]
+
+
+class ToolResultBlock(LenientModel):
+    """The result of a call. `is_error` changes nothing: the content tells."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: TextBlocks = []  # noqa: RUF012 - pydantic copies it
+
+
+MessageBlock = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+]
+
+
+class MessageParam(StrictModel):
+    """One message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        list[MessageBlock],
+        Field(fail_fast=True),
+        BeforeValidator(_blocks_of, json_schema_input_type=str | list[MessageBlock]),
+    ]
+
+
+# --- tools and thinking ----------------------------------------------------------------------------
+
+
+class ToolParam(LenientModel):
+    """A tool that the model may call. Fields that are not here, such as `cache_control`, are ignored.
+
+    `strict`: unsupported keywords of `input_schema` are refused, else ignored.
+    """
+
+    type: Literal["custom"] | None = None
+    name: ToolName
+    description: str | None = None
+    input_schema: dict[str, Any] = Field(description="JSON schema of an object")
+    strict: bool | None = None
+
+
+class AnyToolChoice(StrictModel):
+    """Whether tools are called. any: one at least."""
+
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool = False
+
+
+class NamedToolChoice(StrictModel):
+    """The one tool that is called."""
+
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool = False
+
+
+class ThinkingParam(LenientModel):
+    """Whether to think. Other fields, such as `budget_tokens`, are ignored."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+
+
+Tools = Annotated[list[ToolParam], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+# --- the bodies ------------------------------------------------------------------------------------
+
+
+class OutputFormat(StrictModel):
+    """The form of the answer: JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(LenientModel):
+    """How the answer is made. Fields other than `format`, such as `effort`, are ignored."""
+
+    format: OutputFormat | None = None
+
+
+class PromptRequest(ApiRequest):
+    """The fields that both routes have."""
+
+    messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)] = Field(
+        description="the last one is not an assistant's"
+    )
+    system: TextBlocks = Field([], description="a text or blocks of text")
+    tools: Tools = Field([], description="tools that the model may call")
+    tool_choice: Annotated[AnyToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
+    thinking: ThinkingParam | None = Field(None, description="default: no thinking, if the checkpoint can do without")
+    output_config: OutputConfig | None = Field(None, description="`format`: JSON that fits a schema")
+    output_format: OutputFormat | None = Field(None, description="older name of output_config.format")
+
+
+class MessagesRequest(PromptRequest):
+    """POST /v1/messages."""
+
+    max_tokens: int = Field(ge=1, le=MAX_NEW_TOKENS, description="may be more than the model's length leaves")
+    stop_sequences: StopTexts | None = Field(None, description="texts that end the answer; not returned")
+    stream: bool = Field(False, description="server-sent events as Anthropic's client reads them")
+
+
+class CountRequest(PromptRequest):
+    """POST /v1/messages/count_tokens."""
+
+
+# --- the answers -----------------------------------------------------------------------------------
+
+StopReason = Literal["end_turn", "stop_sequence", "tool_use", "max_tokens", "model_context_window_exceeded"]
+
+
+class TextContent(TypedDict):
+    """A block of text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingContent(TypedDict):
+    """The thinking before the answer. There is no signature."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseContent(TypedDict):
+    """A call of a tool."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: Json
+
+
+ContentBlock = TextContent | ThinkingContent | ToolUseContent
+
+
+class MessageUsage(TypedDict):
+    """Token counts. The prompt's are `input_tokens` and, from the prefix cache, `cache_read_input_tokens`."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageStop(TypedDict):
+    """Why a message ends. `stop_sequence`: the text that ended it."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageExtras(TypedDict):
+    """The fields that this service adds."""
+
+    stats: DecodedStats
+    trace: NotRequired[Sequence[TraceStep]]
+    constraint_met: NotRequired[bool | None]
+
+
+class MessageHead(TypedDict):
+    """The first fields of a message and of the first event of its stream."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+
+
+class MessageAnswer(MessageHead, MessageStop, MessageExtras):
+    """The answer of POST /v1/messages."""
+
+    content: list[ContentBlock]
+    usage: MessageUsage
+
+
+class TokenCount(TypedDict):
+    """The answer of POST /v1/messages/count_tokens."""
+
+    input_tokens: int

@@ -1,0 +1,239 @@
+"""POST /v1/messages and POST /v1/messages/count_tokens: each body is parsed to one `ReplicaRequest`.
+
+The validation of POST /generate parses the fields that both APIs share. Chat templates get the messages as `text.tools`
+makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from fastapi import APIRouter, Request, Response
+
+from service.api.anthropic import protocol
+from service.api.anthropic.builder import MessageBuilder
+from service.api.api_requests import (
+    PASSED,
+    ChatPrompt,
+    chat_fields,
+    parse_body,
+    parse_shared_of_chat,
+    with_types_served,
+)
+from service.api.content import check_last_turn
+from service.api.driver import Api, JsonAnswer, Upstream, locked, respond
+from service.api.errors import AnthropicErrorAnswer, in_anthropic_terms
+from service.api.fields import BodyFields
+from service.api.openapi import STORY, body_docs, errors, route_docs, shared_schema
+from service.api.parse import RequestContext, parse_json, to_replica_request
+from service.errors import InvalidRequest
+from service.messages.replica_status import ModelCard
+from service.messages.wire import ReplicaRequest
+from service.text.tools import Tool, ToolUse, assistant_message, tool_message
+
+_STREAM: Final = (
+    "Anthropic's object, with `stats`. With `stream`, Anthropic's server-sent events, from `message_start` to "
+    "`message_stop`. After a time-out stop_reason is `max_tokens`, and finish_reason `timeout` in `stats`."
+)
+_CHAT: Final = {"model": "demo", "messages": [STORY]}
+#: the text between the texts of two blocks
+_BETWEEN: Final = "\n"
+_OF_ROLE: Final = {
+    "thinking": "assistant",
+    "redacted_thinking": "assistant",
+    "tool_use": "assistant",
+    "tool_result": "user",
+}
+
+_HINTS = frozenset(
+    {
+        "betas",
+        "cache_control",
+        "context_management",
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "speed",
+    }
+)
+
+#: client fields that need a state or a server of Anthropic
+_REFUSED: Final = {"container": "", "max_new_tokens": "max_tokens", "mcp_servers": "", "stop": "stop_sequences"}
+
+FIELDS = BodyFields(PASSED - {"stop"}, {"mcp_servers": ([],)}, _REFUSED, _HINTS)
+
+
+_MessagesBody = TypeVar("_MessagesBody", bound=protocol.PromptRequest)
+
+
+def anthropic_router(upstream: Upstream) -> APIRouter:
+    """The routes, to be mounted at the root."""
+    router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
+    answered = _docs("Messages as Anthropic's client asks for them", protocol.MessageAnswer, _STREAM)
+    counted = _docs("The number of tokens of a prompt", protocol.TokenCount)
+
+    @router.post("/messages", **answered, **_body(protocol.MessagesRequest, {**_CHAT, "max_tokens": 64}))
+    async def messages(request: Request) -> Response:
+        return _with_id(await respond(MESSAGES, upstream, request), request)
+
+    @router.post("/messages/count_tokens", **counted, **_body(protocol.CountRequest, _CHAT))
+    async def count_tokens(request: Request) -> Response:
+        body, context = parse_json(await request.body()), await upstream.context(request)
+        replica_request = parse_count(body, context)
+        charge = await upstream.admit(request, [replica_request])
+        tokens: protocol.TokenCount = {"input_tokens": await upstream.count_tokens(replica_request, charge)}
+        return _with_id(JsonAnswer(tokens, headers=context.ignored.headers), request)
+
+    return router
+
+
+def _with_id(response: Response, request: Request) -> Response:
+    response.headers["request-id"] = request.scope["request_id"]
+    return response
+
+
+def _docs(summary: str, answer: type, stream: str = "") -> dict[str, Any]:
+    failed = errors(400, 401, 404, 413, 429, 503, 504, model=AnthropicErrorAnswer)
+    return route_docs(summary, answer, failed, stream)
+
+
+def _body(body: type[protocol.PromptRequest], example: dict[str, Any]) -> dict[str, Any]:
+    return body_docs(shared_schema(body, FIELDS.passed, protocol.MAX_TEMPERATURE), example)
+
+
+# --- the requests ----------------------------------------------------------------------------------
+
+
+def parse_messages(body: Mapping[str, Any], context: RequestContext) -> MessageBuilder:
+    """Parses a body of POST /v1/messages. Raises InvalidRequest or UnknownModel with the reason."""
+    request, shared = _parse(body, protocol.MessagesRequest, context)
+    shared |= {"max_new_tokens": request.max_tokens, "stop": request.stop_sequences}
+    shared |= _form(request, shared)
+    common = parse_shared_of_chat(shared, context.card, protocol.MAX_TEMPERATURE)
+    fields, answer_format = chat_fields(common, _prompt(request, context.card), context)
+    replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
+    return MessageBuilder(replica_request, context.card.name, request, answer_format)
+
+
+def parse_count(body: Mapping[str, Any], context: RequestContext) -> ReplicaRequest:
+    """The request whose prompt is to be counted. Raises as above."""
+    request, shared = _parse(body, protocol.CountRequest, context)
+    common = parse_shared_of_chat({**shared, "max_new_tokens": 1}, context.card, protocol.MAX_TEMPERATURE)
+    fields, _ = chat_fields(common, _prompt(request, context.card), context)
+    return to_replica_request(common, context, stream=False, **fields)
+
+
+def _parse(
+    body: Mapping[str, Any], schema: type[_MessagesBody], context: RequestContext
+) -> tuple[_MessagesBody, dict[str, Any]]:
+    """Anthropic's own fields as a typed request, and the other fields, which are not parsed yet."""
+    check_last_turn(body.get("messages"), "messages")
+    return parse_body(with_types_served(body, "tools", ("custom",), context.ignored), FIELDS, schema, context)
+
+
+def _prompt(request: protocol.PromptRequest, card: ModelCard) -> ChatPrompt:
+    messages = for_template(request.system, request.messages)
+    return ChatPrompt(messages, _tool_use(request.tools, request.tool_choice), _think(request.thinking, card))
+
+
+def _form(request: protocol.MessagesRequest, shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The form of the answer as POST /generate names it."""
+    form = (request.output_config and request.output_config.format) or request.output_format
+    if form is None:
+        return {}
+    if shared.get("response_format") is not None:
+        raise InvalidRequest(
+            "output_config.format and response_format are given, allowed is one of them", param="response_format"
+        )
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": form.schema_}}}
+
+
+def _tool_use(
+    tools: list[protocol.ToolParam], choice: protocol.AnyToolChoice | protocol.NamedToolChoice | None
+) -> ToolUse | None:
+    """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
+    functions = tuple(
+        Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict), f"tools.{index}.input_schema")
+        for index, tool in enumerate(tools)
+    )
+    if isinstance(choice, protocol.NamedToolChoice):
+        return ToolUse(functions, "required", (choice.name,), parallel=False)
+    if choice is None:
+        return ToolUse(functions) if functions else None
+    if choice.type == "any":
+        return ToolUse(functions, "required", parallel=not choice.disable_parallel_tool_use)
+    return ToolUse(functions, choice.type, parallel=not choice.disable_parallel_tool_use) if functions else None
+
+
+def _think(thinking: protocol.ThinkingParam | None, card: ModelCard) -> bool | None:
+    """Whether to think; None leaves it to the chat template.
+
+    A request without the field wants no thinking. A checkpoint that does not think answers without.
+    """
+    if card.thinking is None:
+        return None
+    if thinking is None:
+        return False if card.thinking.switch else None
+    return thinking.type != "disabled"
+
+
+MESSAGES: Final = Api(parse_messages, lambda error, _: in_anthropic_terms(error))
+
+# --- messages --------------------------------------------------------------------------------------
+
+
+def text_of(texts: Sequence[protocol.TextBlock]) -> str:
+    """The texts of blocks, joined by line ends."""
+    return _BETWEEN.join(block.text for block in texts)
+
+
+def for_template(
+    system: Sequence[protocol.TextBlock], messages: Sequence[protocol.MessageParam]
+) -> tuple[dict[str, Any], ...]:
+    """The messages as chat templates take them. The last message must not be the assistant's.
+
+    InvalidRequest if it is, if a block is not of its message's role, or if a result has no call.
+    """
+    if messages[-1].role == "assistant":
+        raise InvalidRequest(
+            "the last message is the assistant's; an answer cannot be begun for this model, end with a user's message",
+            param=f"messages.{len(messages) - 1}.role",
+        )
+    made = [{"role": "system", "content": text_of(system)}] if system else []
+    called: dict[str, str] = {}
+    for index, message in enumerate(messages):
+        made.extend(_for_template(message, f"messages.{index}.content", called))
+    return tuple(made)
+
+
+def _for_template(message: protocol.MessageParam, param: str, called: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """One message, and before it the results of tools. `called`: id -> name of earlier calls; its own are added."""
+    for index, block in enumerate(message.content):
+        role = _OF_ROLE.get(block.type, message.role)
+        if role != message.role:
+            raise InvalidRequest(
+                f"{param}.{index} is a block {block.type} of the role {message.role}, allowed is {role}",
+                param=f"{param}.{index}",
+            )
+        if isinstance(block, protocol.ToolUseBlock):
+            called[block.id] = block.name
+        if isinstance(block, protocol.ToolResultBlock):
+            if block.tool_use_id not in called:
+                raise InvalidRequest(
+                    f"{param}.{index}.tool_use_id is {block.tool_use_id[:80]!r}, no call before has this id",
+                    param=f"{param}.{index}.tool_use_id",
+                )
+            yield tool_message(block.tool_use_id, called[block.tool_use_id], text_of(block.content))
+    text = text_of([block for block in message.content if isinstance(block, protocol.TextBlock)])
+    if message.role == "assistant":
+        calls = [
+            (block.id, block.name, block.input) for block in message.content if isinstance(block, protocol.ToolUseBlock)
+        ]
+        thought = _BETWEEN.join(
+            block.thinking for block in message.content if isinstance(block, protocol.ThinkingBlock)
+        )
+        yield assistant_message(text, calls, thought)
+    elif text or not any(isinstance(block, protocol.ToolResultBlock) for block in message.content):
+        yield {"role": message.role, "content": text}

@@ -1,0 +1,114 @@
+"""Fields of the bodies of other APIs: parsed, neutral, refused or ignored.
+
+A field that is not served is refused where its value asks for something that a client relies on, such as a stop text.
+Any other field is ignored. The answer's header `x-ignored-fields` names it, and the log names it once. A field with the
+value `null` counts as left out.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from service.errors import InvalidRequest, similar
+
+IGNORED: Final = "x-ignored-fields"
+#: the most names in one header, and of one process in the log
+_MOST_NAMES, _MOST_LOGGED = 32, 256
+#: a name that a header and a log line may have: no key, no prompt, no line end
+_NAME: Final = re.compile(r"[A-Za-z_]\w{0,47}(\.[A-Za-z_]\w{0,47}){0,3}", re.ASCII)
+_OTHER: Final = "other"
+
+_log = logging.getLogger(__name__)
+
+
+class IgnoredFieldsLog:
+    """Names each ignored field once. The memory is bounded, so a client cannot fill it with names."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def add(self, name: str) -> None:
+        """Logs the name, if it is new."""
+        if name not in self._logged and len(self._logged) < _MOST_LOGGED:
+            self._logged.add(name)
+            _log.warning("requests have the field %s, which is not served and is ignored", name)
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoredFields:
+    """The ignored fields of one request. `strict`: whether such fields are refused instead."""
+
+    strict: bool = False
+    log: IgnoredFieldsLog = field(default_factory=IgnoredFieldsLog)
+    _names: dict[str, None] = field(default_factory=dict)
+
+    def add(self, name: str) -> None:
+        """Adds a field by its path without indices. A name that is no plain name counts as `other`."""
+        name = name if _NAME.fullmatch(name) and len(self._names) < _MOST_NAMES else _OTHER
+        self._names[name] = None
+        self.log.add(name)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header of the answer. Empty if nothing was ignored."""
+        return {IGNORED: ", ".join(self._names)} if self._names else {}
+
+
+@dataclass(frozen=True, slots=True)
+class BodyFields:
+    """The fields of an API besides the fields of its own model.
+
+    `passed`: fields that POST /generate parses. `neutral`: field that is not served -> its values that ask for nothing.
+    `refused`: field whose other values are refused -> the field that serves the purpose, or an empty text.
+    `hints`: labels and hints, which no answer depends on.
+    """
+
+    passed: frozenset[str]
+    neutral: Mapping[str, tuple[Any, ...]]
+    refused: Mapping[str, str]
+    hints: frozenset[str]
+
+    def split(
+        self, body: Mapping[str, Any], model: type[BaseModel], ignored: IgnoredFields
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The fields of the API's own model, and the fields that POST /generate parses.
+
+        Adds the names of other fields to `ignored`. InvalidRequest for a field that is refused.
+        """
+        own_fields, passed = dict[str, Any](), dict[str, Any]()
+        for name, value in body.items():
+            if value is None or name in self.hints:
+                continue
+            if name in model.model_fields:
+                own_fields[name] = value
+            elif name in self.passed:
+                passed[name] = value
+            elif not any(_same(value, neutral) for neutral in self.neutral.get(name, ())):
+                if ignored.strict or name in self.refused:
+                    raise self._refusal(name, value, {*model.model_fields, *self.passed})
+                ignored.add(name)
+        return own_fields, passed
+
+    def _refusal(self, name: str, value: object, names: set[str]) -> InvalidRequest:
+        """The error of a field. It names the field that helps, or none."""
+        if name in self.neutral:
+            allowed = " or ".join(json.dumps(neutral) for neutral in (*self.neutral[name], None))
+            received = json.dumps(value, ensure_ascii=False)[:80]
+            message = f"{name} is {received}, which is not served; allowed is {allowed}"
+        else:
+            message = f"{name[:80]!r} is not a field of this route"
+        helpful = self.refused.get(name)
+        hint = f"; use {helpful!r}" if helpful else similar(name, names) if helpful is None else ""
+        return InvalidRequest(message + hint, param=name)
+
+
+def _same(value: object, other: object) -> bool:
+    """Equality of JSON values: false differs from 0, 0.0 equals 0."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)

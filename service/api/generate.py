@@ -1,0 +1,196 @@
+"""POST /generate, whole or block by block, and the statistics that the answers of every API have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+
+from service.api.answers import (
+    AnswerStats,
+    BlockFrame,
+    ChoiceIndex,
+    DecodedStats,
+    Done,
+    GenerateAnswer,
+    GenerateAnswers,
+    StepFrame,
+    StopToken,
+    Traced,
+    Usage,
+)
+from service.api.driver import Api, ResponseBuilder, Upstream, locked, respond
+from service.api.errors import error_json
+from service.api.openapi import generate_docs
+from service.api.parse import RequestContext, further_request, parse_generate, to_replica_request
+from service.api.streams import frame
+from service.engine.request import Stats
+from service.errors import MrpServeError
+from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
+from service.quality.schema import knobs_of
+
+
+class GenerateBuilder(ResponseBuilder):
+    """Builds the answers to one POST /generate."""
+
+    def __init__(self, requests: Sequence[ReplicaRequest], model: str, *, stream: bool) -> None:
+        super().__init__(requests, stream=stream)
+        self._model = model
+
+    async def whole(self, answers: Sequence[Answer]) -> GenerateAnswer | GenerateAnswers:
+        choices = [self._answer(index, answer) for index, answer in enumerate(answers)]
+        if len(choices) == 1:
+            return choices[0]
+        completion = sum(answer.ending.completion_tokens for answer in answers)
+        return {"choices": choices, "usage": _usage(answers[0].ending.prompt_tokens, completion)}
+
+    def _answer(self, index: int, answer: Answer) -> GenerateAnswer:
+        done, record = self._done(index, answer.ending), traced(self.requests[index], answer)
+        return {"text": answer.text, "token_ids": answer.token_ids, **done, **record}
+
+    def step(self, index: int, progress: Progress) -> bytes:
+        return b"".join(frame("step", step) for step in _steps(progress, self._choice(index)))
+
+    def piece(self, index: int, chunk: Chunk) -> bytes:
+        body: BlockFrame = {
+            "index": chunk.index,
+            "text": chunk.text,
+            "token_ids": chunk.token_ids,
+            "stats": stats_of(chunk.stats),
+            **traced(self.requests[index], chunk),
+            **self._choice(index),
+        }
+        return frame("block", body)
+
+    def closing(self, index: int, ending: Ending) -> bytes:
+        return frame("done", self._done(index, ending))
+
+    def error(self, error: MrpServeError, request_id: str) -> bytes:
+        return frame("error", error_json(error, request_id))
+
+    def _choice(self, index: int) -> ChoiceIndex:
+        return {"choice": index} if len(self.requests) > 1 else {}
+
+    def _done(self, index: int, ending: Ending) -> Done:
+        request = self.requests[index]
+        body: Done = {
+            "id": f"gen-{request.request_id}",
+            "model": self._model,
+            "finish_reason": ending.finish_reason,
+            "mode": request.params.mode,
+            "knobs": knobs_of(request.params),
+            "seed": request.sampling.seed,
+            "usage": _usage(ending.prompt_tokens, ending.completion_tokens),
+            "stats": stats_of(ending.stats),
+        }
+        if len(self.requests) > 1:
+            body["choice"] = index
+        if request.constraint is not None:
+            body["constraint_met"] = ending.constraint_met
+        if request.return_step_map:
+            body["stop_token"] = stop_token_of(ending)
+        return body
+
+
+def _parse(body: Mapping[str, Any], context: RequestContext) -> GenerateBuilder:
+    request = parse_generate(body, context.card.default_mode)
+    first = to_replica_request(request, context, stream=request.stream)
+    requests = [first, *(further_request(first, index) for index in range(1, request.n))]
+    return GenerateBuilder(requests, context.card.name, stream=request.stream)
+
+
+GENERATE_API: Final = Api(_parse)
+
+
+def generate_router(upstream: Upstream) -> APIRouter:
+    """The route, to be mounted at the root."""
+    router = APIRouter(route_class=locked(upstream.authorize))
+
+    @router.post("/generate", **generate_docs())
+    async def generate(request: Request) -> Response:
+        return await respond(GENERATE_API, upstream, request)
+
+    return router
+
+
+def _steps(progress: Progress, choice: ChoiceIndex) -> list[StepFrame]:
+    """One frame for each step."""
+    return [
+        {
+            **step,
+            "step": index,
+            "texts": {token: progress.texts[token] for token in _tokens(step)},
+            "prompt_positions": progress.prompt_positions,
+            "ms": milliseconds(progress.total_s),
+            **choice,
+        }
+        for index, step in enumerate(progress.steps, progress.first)
+    ]
+
+
+def _tokens(step: TraceStep) -> set[int]:
+    return {token for _, token, _ in (*step["revealed"], *step["drafted"])}
+
+
+def traced(request: ReplicaRequest, part: Answer | Chunk) -> Traced:
+    """The record of decoding that a request wants."""
+    record: Traced = {"trace": part.trace} if request.return_trace else {}
+    if request.return_step_map:
+        record["step_map"] = [token.step for token in part.step_map]
+        record["token_logprobs"] = [token.logprob for token in part.step_map]
+    return record
+
+
+def stop_token_of(ending: Ending) -> StopToken | None:
+    """The stop token that ended an answer, None if none did."""
+    if (token := ending.stop_token) is None:
+        return None
+    return {"token_id": token.token, "step": token.step, "logprob": token.logprob}
+
+
+def _usage(prompt: int, completion: int) -> Usage:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def stats_of(stats: Stats) -> AnswerStats:
+    """How an answer was decoded."""
+    forwards, first_s = stats.forwards, stats.first_block_s
+    return {
+        "tokens_per_forward": round(stats.tokens_per_forward, 4),
+        "tokens_per_forward_total": round(stats.tokens_per_forward_total, 4),
+        "forwards": {
+            "prefill": forwards.prefill,
+            "denoise": forwards.denoise,
+            "verify": forwards.verify,
+            "commit": forwards.commit,
+            "mrp": forwards.mrp,
+        },
+        "drafts_proposed": stats.drafts_proposed,
+        "drafts_accepted": stats.drafts_accepted,
+        "remasked": stats.remasked,
+        "forced_tokens": stats.forced_tokens,
+        "mrp_steps": stats.mrp_steps,
+        "cached_tokens": stats.cached_tokens,
+        "queue_ms": milliseconds(stats.queue_s),
+        "first_block_ms": None if first_s is None else milliseconds(first_s),
+        "total_ms": milliseconds(stats.total_s),
+        "weight_version": stats.weight_version,
+        "mrp_version": stats.mrp_version,
+    }
+
+
+def decoded_stats(ending: Ending, request: ReplicaRequest) -> DecodedStats:
+    """How an answer of another API was decoded: the statistics that this API has no fields for."""
+    return {
+        "finish_reason": ending.finish_reason,
+        "mode": request.params.mode,
+        "knobs": knobs_of(request.params),
+        "seed": request.sampling.seed,
+        **stats_of(ending.stats),
+    }
+
+
+def milliseconds(seconds: float) -> float:
+    """Seconds as milliseconds with three decimals, the form of statistics and logs."""
+    return round(seconds * 1000, 3)

@@ -1,0 +1,303 @@
+"""Builds completions and chat completions, whole or as events, in OpenAI's shape with additional fields.
+
+Every choice also has `token_ids`, and at its end the `stats` of POST /generate with its finish reason, mode and seed.
+`trace` is added on request. A time-out has OpenAI's finish reason `length`. Events are unnamed, then `[DONE]`. OpenAI's
+client raises an event with an `error`, after which no `[DONE]` follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import ClassVar, Final, Generic, TypeVar
+
+from pydantic_core import to_json
+
+from service.api.driver import ResponseBuilder
+from service.api.errors import openai_error
+from service.api.generate import decoded_stats, stop_token_of, traced
+from service.api.openai.logprobs import TokenLogprob, token_logprobs
+from service.api.openai.protocol import (
+    AssistantMessage,
+    ChatCompletion,
+    ChoiceEnd,
+    ChoiceTokens,
+    CompletionAnswer,
+    CompletionHead,
+    FinishReasonName,
+    MessageChoice,
+    Met,
+    OpenAiUsage,
+    TextChoice,
+)
+from service.api.protocol import Json
+from service.errors import MrpServeError
+from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaRequest
+from service.text import tools
+
+DONE = b"data: [DONE]\n\n"
+_FINGERPRINT: Final = f"mrp-serve-{version('mrp-serve')}"
+
+_Choice = TypeVar("_Choice", TextChoice, MessageChoice)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """The form of the answers to one request. `n`: choices per prompt.
+
+    `alternatives`: top log-probabilities per token, None for none. `answer_format`: the format of the model's text.
+    """
+
+    stream: bool
+    n: int
+    include_usage: bool
+    alternatives: int | None
+    answer_format: tools.AnswerFormat
+
+
+class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
+    """The common part of both routes. `requests`: one per choice."""
+
+    _ID_PREFIX: ClassVar[str]
+    _FRAME_OBJECT: ClassVar[str]
+
+    def __init__(self, requests: Sequence[ReplicaRequest], model: str, options: AnswerOptions) -> None:
+        super().__init__(requests, stream=options.stream)
+        self._options = options
+        self._parsers = [tools.OutputParser(options.answer_format) for _ in requests]
+        self._written = [0] * len(requests)  # characters of each choice's text that have log-probabilities
+        self._endings: dict[int, Ending] = {}
+        name = self._ID_PREFIX + requests[0].request_id
+        self._head: CompletionHead = {
+            "id": name,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": _FINGERPRINT,
+            "service_tier": "default",
+        }
+
+    # --- the form of a choice ----------------------------------------------------------------------
+
+    @abstractmethod
+    def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> _Choice:
+        """A whole choice."""
+
+    @abstractmethod
+    def _opening(self, index: int) -> Json | None:
+        """The first frame of a choice. None if there is none before its text."""
+
+    @abstractmethod
+    def _part(self, event: tools.OutputEvent) -> Json | None:
+        """A frame with a part of the answer. None if an event has none."""
+
+    @abstractmethod
+    def _closing(self) -> Json:
+        """The last frame of a choice."""
+
+    @abstractmethod
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:
+        """The log-probabilities of tokens, and of the likeliest tokens at each position."""
+
+    # --- whole answers -----------------------------------------------------------------------------
+
+    async def _choices(self, answers: Sequence[Answer]) -> list[_Choice]:
+        """The whole choices. Lets other tasks run after each: log-probabilities are long."""
+        choices = list[_Choice]()
+        for index, answer in enumerate(answers):
+            self._endings[index] = answer.ending
+            read = tools.parse_output(self._options.answer_format, answer.text)
+            choices.append(self._choice(index, read, self._end(index, answer, read.called)))
+            await asyncio.sleep(0)
+        return choices
+
+    def _end(self, index: int, answer: Answer, called: bool) -> ChoiceEnd:
+        end: ChoiceEnd = {
+            "finish_reason": _reason(answer.ending, called),
+            **self._tokens(index, answer),
+            "stats": decoded_stats(answer.ending, self.requests[index]),
+            **self._met(index, answer.ending),
+        }
+        return end
+
+    # --- streams -----------------------------------------------------------------------------------
+
+    def opening(self, index: int, first: Progress | Chunk | Ending) -> bytes:
+        opening = self._opening(index)
+        return b"" if opening is None else self._frame(index, opening)
+
+    def piece(self, index: int, chunk: Chunk) -> bytes:
+        """The frames of one block, one at least. The first has the block's tokens."""
+        parts = self._parts(self._parsers[index].push(chunk.text))
+        if not parts:
+            parts = self._parts([tools.ContentDelta("")]) if self._options.answer_format.plain else [self._closing()]
+        events = self._frame(index, parts[0], self._tokens(index, chunk))
+        return events + b"".join([self._frame(index, part) for part in parts[1:]]) if len(parts) > 1 else events
+
+    def closing(self, index: int, ending: Ending) -> bytes:
+        self._endings[index] = ending
+        parser = self._parsers[index]
+        rest: list[bytes] = [self._frame(index, part) for part in self._parts(parser.finish())]
+        stats = decoded_stats(ending, self.requests[index])
+        end = {"finish_reason": _reason(ending, parser.called), "stats": stats, **self._met(index, ending)}
+        return b"".join([*rest, self._frame(index, self._closing(), end)])
+
+    def end(self) -> bytes:
+        """The token counts, if the request wants them, and the mark of the end."""
+        if not self._options.include_usage:
+            return DONE
+        return _data({**self._head, "object": self._FRAME_OBJECT, "choices": [], "usage": self._usage()}) + DONE
+
+    def error(self, error: MrpServeError, request_id: str) -> bytes:
+        return _data(openai_error(error, request_id))
+
+    def _parts(self, events: Sequence[tools.OutputEvent]) -> list[Json]:
+        return [part for event in events if (part := self._part(event)) is not None]
+
+    def _frame(self, index: int, content: Json, extras: Mapping[str, object] | None = None) -> bytes:
+        choice = {"index": index, **content, "logprobs": None, "finish_reason": None, **(extras or {})}
+        usage = {"usage": None} if self._options.include_usage else {}
+        return _data({**self._head, "object": self._FRAME_OBJECT, "choices": [choice], **usage})
+
+    # --- fields of both ----------------------------------------------------------------------------
+
+    def _tokens(self, index: int, part: Answer | Chunk) -> ChoiceTokens:
+        logprobs = None
+        if self._options.alternatives is not None:
+            logprobs = self._logprobs(token_logprobs(part, self._written[index]))
+            self._written[index] += sum(len(piece.delta) for piece in part.pieces)
+        return {"logprobs": logprobs, "token_ids": part.token_ids, **traced(self.requests[index], part)}
+
+    def _met(self, index: int, ending: Ending) -> Met:
+        request = self.requests[index]
+        met: Met = {} if request.constraint is None else {"constraint_met": ending.constraint_met}
+        if request.return_step_map:
+            met["stop_token"] = stop_token_of(ending)
+        return met
+
+    def _usage(self) -> OpenAiUsage:
+        """The token counts. A prompt counts once, however many answers it gets."""
+        firsts = [ending for index, ending in self._endings.items() if index % self._options.n == 0]
+        prompts = sum(ending.prompt_tokens for ending in firsts)
+        completions = sum(ending.completion_tokens for ending in self._endings.values())
+        return {
+            "prompt_tokens": prompts,
+            "completion_tokens": completions,
+            "total_tokens": prompts + completions,
+            "prompt_tokens_details": {"cached_tokens": sum(ending.stats.cached_tokens for ending in firsts)},
+        }
+
+
+class CompletionBuilder(OpenAiBuilder[TextChoice]):
+    """Builds the answer to one POST /v1/completions."""
+
+    _ID_PREFIX, _FRAME_OBJECT = "cmpl-", "text_completion"
+
+    def __init__(
+        self, requests: Sequence[ReplicaRequest], model: str, options: AnswerOptions, echoes: Sequence[str]
+    ) -> None:
+        """`echoes`: the text before each choice."""
+        super().__init__(requests, model, options)
+        self._echoes = echoes
+
+    async def whole(self, answers: Sequence[Answer]) -> CompletionAnswer:
+        choices = await self._choices(answers)
+        return {**self._head, "object": "text_completion", "choices": choices, "usage": self._usage()}
+
+    def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> TextChoice:
+        return {"index": index, "text": self._echoes[index] + read.content, **end}
+
+    def _opening(self, index: int) -> Json | None:
+        echo = self._echoes[index]
+        return {"text": echo} if echo else None
+
+    def _part(self, event: tools.OutputEvent) -> Json | None:
+        return {"text": event.text} if isinstance(event, tools.ContentDelta) else None
+
+    def _closing(self) -> Json:
+        return {"text": ""}
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:
+        """One list per kind of value."""
+        return {
+            "tokens": [token.token for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [_by_name(token) for token in tokens] if self._options.alternatives else None,
+            "text_offset": [token.offset for token in tokens],
+        }
+
+
+class ChatBuilder(OpenAiBuilder[MessageChoice]):
+    """Builds the answer to one POST /v1/chat/completions."""
+
+    _ID_PREFIX, _FRAME_OBJECT = "chatcmpl-", "chat.completion.chunk"
+
+    async def whole(self, answers: Sequence[Answer]) -> ChatCompletion:
+        choices = await self._choices(answers)
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
+
+    def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> MessageChoice:
+        message: AssistantMessage = {"role": "assistant", "content": read.content, "refusal": None}
+        if self._options.answer_format.thinking != "no":
+            message["reasoning_content"] = read.reasoning or None
+        if read.calls:
+            message["content"] = read.content or None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in read.calls
+            ]
+        return {"index": index, "message": message, **end}
+
+    def _opening(self, index: int) -> Json:
+        """The role of the message. Its content may be none, if the message can have calls."""
+        return {"delta": {"role": "assistant", "content": None if self._options.answer_format.format else ""}}
+
+    def _part(self, event: tools.OutputEvent) -> Json | None:
+        match event:
+            case tools.ContentDelta(text):
+                return {"delta": {"content": text}}
+            case tools.ReasoningDelta(text):
+                return {"delta": {"reasoning_content": text}}
+            case tools.ToolCallStart(index, call, name):
+                opened = {"id": call, "type": "function", "function": {"name": name, "arguments": ""}}
+                return {"delta": {"tool_calls": [{"index": index, **opened}]}}
+            case tools.ToolCallDelta(index, text):
+                return {"delta": {"tool_calls": [{"index": index, "function": {"arguments": text}}]}}
+            case _:
+                return None
+
+    def _closing(self) -> Json:
+        return {"delta": {}}
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:
+        """One object per token."""
+        content = []
+        for token in tokens:
+            chosen = _record(token.token, token.data, token.logprob)
+            likeliest = [_record(other.text, other.data, min(0.0, other.logprob)) for other in token.likeliest]
+            content.append({**chosen, "top_logprobs": (likeliest or [chosen]) if self._options.alternatives else []})
+        return {"content": content, "refusal": None}
+
+
+def _reason(ending: Ending, called: bool) -> FinishReasonName:
+    """OpenAI's finish reason. OpenAI has none for a time-out; `length` also means an answer cut off."""
+    if ending.finish_reason != "stop":
+        return "length"
+    return "tool_calls" if called else "stop"
+
+
+def _record(token: str, data: bytes | None, logprob: float) -> Json:
+    return {"token": token, "logprob": logprob, "bytes": None if data is None else list(data)}
+
+
+def _by_name(token: TokenLogprob) -> dict[str, float]:
+    """Text -> log-probability of the likeliest tokens and of the chosen one. Of two with one text, the likelier."""
+    logprobs = {other.text: min(0.0, other.logprob) for other in reversed(token.likeliest)}
+    return {**dict(reversed(logprobs.items())), token.token: token.logprob}
+
+
+def _data(body: Mapping[str, object]) -> bytes:
+    return b"data: %b\n\n" % to_json(body)

@@ -1,0 +1,224 @@
+"""Parses OpenAI's bodies: one `ReplicaRequest` per choice, and the form of the answer.
+
+The validation of POST /generate parses the fields that both APIs share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+from service.api.api_requests import (
+    PASSED,
+    ChatPrompt,
+    chat_fields,
+    parse_body,
+    parse_shared,
+    parse_shared_of_chat,
+    with_types_served,
+)
+from service.api.content import check_last_turn
+from service.api.fields import BodyFields
+from service.api.openai import protocol
+from service.api.openai.builder import AnswerOptions, ChatBuilder, CompletionBuilder
+from service.api.openai.chat import for_template
+from service.api.parse import RequestContext, further_request, to_replica_request
+from service.api.protocol import MAX_ANSWERS, Json
+from service.errors import InvalidRequest
+from service.text.tools import AnswerFormat, Tool, ToolUse
+
+#: the default of completions at OpenAI, vLLM and SGLang: a text to be continued has no end of its own
+_COMPLETION_TOKENS = 16
+
+#: fields of OpenAI, vLLM and SGLang -> their values that ask for nothing
+NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (True, False),
+    "background": (False,),
+    "continue_final_message": (False,),
+    "detokenize": (True,),
+    "early_stopping": (False,),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "modalities": (["text"],),
+    "prompt_logprobs": (0,),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
+    "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),
+    "store": (False,),
+    "stream_reasoning": (True, False),
+    "truncation": ("disabled",),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+}
+
+#: field that a client relies on -> the field that serves the purpose, or an empty text
+REFUSED: Final[Mapping[str, str]] = {
+    "add_generation_prompt": "",
+    "audio": "",
+    "continue_final_message": "",
+    "include_stop_str_in_output": "",
+    "max_new_tokens": "max_tokens",
+    "modalities": "",
+    "prompt_logprobs": "",
+    "stop_sequences": "stop",
+}
+
+#: the type of tools that are served
+FUNCTION: Final = ("function",)
+
+#: labels, and requests for fields that every answer has
+HINTS: Final = frozenset(
+    {
+        "client_metadata",
+        "metadata",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "return_token_ids",
+        "safety_identifier",
+        "user",
+    }
+)
+
+COMPLETION_FIELDS = BodyFields(
+    PASSED | {"return_step_map"},
+    {**NEUTRAL, "best_of": (1,), "suffix": ("",), "tool_choice": ("none", "auto"), "tools": ([],)},
+    {**REFUSED, "messages": "prompt", "suffix": "", "tools": ""},
+    HINTS,
+)
+CHAT_FIELDS = BodyFields(
+    PASSED | {"return_step_map"},
+    {**NEUTRAL, "echo": (False,), "function_call": ("none", "auto"), "functions": ([],), "verbosity": ("medium",)},
+    {**REFUSED, "echo": "", "function_call": "tool_choice", "functions": "tools"},
+    HINTS,
+)
+
+_Request = TypeVar("_Request", bound=protocol.OpenAiRequest)
+
+
+def parse_completion(body: Mapping[str, Any], context: RequestContext) -> CompletionBuilder:
+    """Parses a body of POST /v1/completions. Raises InvalidRequest or UnknownModel with the reason."""
+    request, shared = _parse(_without_best_of(body), protocol.CompletionRequest, COMPLETION_FIELDS, context)
+    _check_completion(request)
+    shared["max_new_tokens"] = request.max_tokens or _COMPLETION_TOKENS
+    first = request.prompt[0]
+    shared |= {"prompt": first} if isinstance(first, str) else {"prompt_token_ids": list(first)}
+    common = parse_shared(shared, context.card, protocol.MAX_TEMPERATURE)
+    fields = _logprobs_fields(request.logprobs)
+    replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
+    prompts = [prompt for prompt in request.prompt for _ in range(request.n)]
+    further = [further_request(replica_request, index, **_prompt(prompts[index])) for index in range(1, len(prompts))]
+    echoes = [prompt if request.echo and isinstance(prompt, str) else "" for prompt in prompts]
+    options = _options(request, request.logprobs)
+    return CompletionBuilder([replica_request, *further], context.card.name, options, echoes)
+
+
+def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
+    """Parses a body of POST /v1/chat/completions. Raises InvalidRequest or UnknownModel with the reason."""
+    check_last_turn(body.get("messages"), "messages")
+    body = with_types_served(body, "tools", FUNCTION, context.ignored)
+    request, shared = _parse(body, protocol.ChatRequest, CHAT_FIELDS, context)
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise InvalidRequest(
+            f"max_tokens is {request.max_tokens} and max_completion_tokens {request.max_completion_tokens}; "
+            "they mean the same, give one of them",
+            param="max_tokens",
+        )
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest(f"top_logprobs is {request.top_logprobs}, which needs logprobs true", param="top_logprobs")
+    if limits:
+        shared["max_new_tokens"] = limits.pop()
+    alternatives = (request.top_logprobs or 0) if request.logprobs else None
+    common = parse_shared_of_chat(shared, context.card, protocol.MAX_TEMPERATURE)
+    thinks = think(request.reasoning_effort, request.chat_template_kwargs)
+    chat = ChatPrompt(for_template(request.messages), _tool_use(request), *thinks)
+    fields, answer_format = chat_fields(common, chat, context)
+    fields |= _logprobs_fields(alternatives)
+    replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
+    further = [further_request(replica_request, index) for index in range(1, request.n)]
+    options = _options(request, alternatives, answer_format)
+    return ChatBuilder([replica_request, *further], context.card.name, options)
+
+
+def _parse(
+    body: Mapping[str, Any], schema: type[_Request], fields: BodyFields, context: RequestContext
+) -> tuple[_Request, dict[str, Any]]:
+    """OpenAI's own fields as a typed request, and the other fields, which are not parsed yet."""
+    request, shared = parse_body(body, fields, schema, context)
+    if request.stream_options and not request.stream:
+        raise InvalidRequest("stream_options are given, which need stream true", param="stream_options")
+    return request, shared
+
+
+def _without_best_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The body without `best_of` if it equals `n`, since it then changes nothing."""
+    same = body.get("best_of") is not None and body["best_of"] == body.get("n")
+    return {name: value for name, value in body.items() if name != "best_of"} if same else body
+
+
+def _check_completion(request: protocol.CompletionRequest) -> None:
+    count = request.n * len(request.prompt)
+    if count > MAX_ANSWERS:
+        raise InvalidRequest(
+            f"{len(request.prompt)} prompts with n {request.n} are {count} answers, allowed are {MAX_ANSWERS}",
+            param="n",
+        )
+    if request.echo and not all(isinstance(prompt, str) for prompt in request.prompt):
+        raise InvalidRequest("echo is true, which needs prompts that are texts", param="echo")
+    if request.echo and request.logprobs is not None:
+        raise InvalidRequest("echo is true with logprobs; a prompt's tokens have no log-probabilities", param="echo")
+
+
+def _prompt(prompt: protocol.CompletionPrompt) -> Json:
+    return {"text": prompt, "token_ids": None} if isinstance(prompt, str) else {"text": None, "token_ids": prompt}
+
+
+def _logprobs_fields(alternatives: int | None) -> Json:
+    """The fields of a request from which log-probabilities are read. `alternatives`: per token, None for none."""
+    return {"return_pieces": alternatives is not None, "top_logprobs": alternatives or 0}
+
+
+def _options(
+    request: protocol.OpenAiRequest, alternatives: int | None, answer_format: AnswerFormat | None = None
+) -> AnswerOptions:
+    usage = request.stream_options is not None and request.stream_options.include_usage
+    return AnswerOptions(request.stream, request.n, usage, alternatives, answer_format or AnswerFormat())
+
+
+# --- tools and thinking ----------------------------------------------------------------------------
+
+
+def _tool_use(request: protocol.ChatRequest) -> ToolUse | None:
+    """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
+    functions = enumerate(spec.function for spec in request.tools)
+    tools = tuple(
+        Tool(item.name, item.description, item.parameters, bool(item.strict), f"tools.{index}.function.parameters")
+        for index, item in functions
+    )
+    choice, parallel = request.tool_choice, request.parallel_tool_calls
+    if isinstance(choice, protocol.NamedTool):
+        return ToolUse(tools, "required", (choice.function.name,), parallel=False)
+    if isinstance(choice, protocol.AllowedChoice):
+        names = tuple(tool.function.name for tool in choice.allowed_tools.tools)
+        return ToolUse(tools, choice.allowed_tools.mode, names, parallel)
+    return ToolUse(tools, choice, (), parallel) if tools or choice == "required" else None
+
+
+def think(effort: protocol.Effort | None, options: protocol.TemplateOptions | None) -> tuple[bool | None, str]:
+    """Whether to think, None leaves it to the chat template; and the field that says so."""
+    thinks = None if effort is None else effort != "none"
+    enabled = options.enable_thinking if options else None
+    if thinks is None or enabled is None:
+        return (enabled, "chat_template_kwargs") if thinks is None else (thinks, "reasoning_effort")
+    if thinks != enabled:
+        raise InvalidRequest(
+            f"reasoning_effort is {effort!r} and chat_template_kwargs.enable_thinking {str(enabled).lower()}; "
+            "give one of them",
+            param="chat_template_kwargs",
+        )
+    return thinks, "reasoning_effort"

@@ -1,0 +1,283 @@
+"""The bodies of OpenAI's two routes and their answers with this service's fields.
+
+The models of the bodies have OpenAI's own fields. POST /generate parses the fields that both APIs share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field, PlainValidator, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from service.api.answers import DecodedStats, StopToken, Traced, Usage
+from service.api.api_requests import ApiRequest, ToolName
+from service.api.openai.chat import ReceivedMessage
+from service.api.protocol import MAX_ANSWERS, MAX_INTEGER, MAX_NEW_TOKENS, Json, StrictModel, whole_number
+from service.text.tools.calls import MAX_TOOLS
+
+#: OpenAI's limit; POST /generate allows higher temperatures
+MAX_TEMPERATURE = 2
+
+#: the most log-probabilities per token
+MAX_LIKELIEST = 20
+
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        _TEXT,
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_ANSWERS},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_ANSWERS},
+    ]
+}
+
+CompletionPrompt = str | tuple[int, ...]
+
+
+def prompts_of(value: object) -> tuple[CompletionPrompt, ...]:
+    """The prompts of a completion: a text, ids, or a list of either."""
+    items = [value] if _prompt_of(value) is not None else value
+    if isinstance(items, list) and len(items) > MAX_ANSWERS:
+        raise PydanticCustomError("prompt", f"{len(items)} prompts are too many, allowed are {MAX_ANSWERS}")
+    prompts = [_prompt_of(item) for item in items] if isinstance(items, list) else []
+    kinds = {type(prompt) for prompt in prompts}
+    if not prompts or None in prompts or len(kinds) != 1:
+        message = "a text, token ids, or a list of texts or of token ids is expected, none of them empty"
+        raise PydanticCustomError("prompt", message)
+    return tuple(prompt for prompt in prompts if prompt is not None)
+
+
+def _prompt_of(value: object) -> CompletionPrompt | None:
+    if isinstance(value, str):
+        return value or None
+    ids = whole_number(value)
+    if isinstance(ids, list) and ids and all(type(item) is int for item in ids) and max(ids) <= MAX_INTEGER:
+        return tuple(ids)
+    return None
+
+
+#: how much a model is to think; only `none` differs from the others
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class FunctionSpec(StrictModel):
+    """A function. `strict`: unsupported keywords of `parameters` are refused; else they are ignored."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; default: no arguments")
+    strict: bool | None = None
+
+
+class ToolSpec(StrictModel):
+    """A tool that the model may call. `type` may be left out, as in vLLM."""
+
+    type: Literal["function"] = "function"
+    function: FunctionSpec
+
+
+class NamedFunction(StrictModel):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(StrictModel):
+    """The one tool that is called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(StrictModel):
+    """Some of the tools. `mode`: whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
+
+
+class AllowedChoice(StrictModel):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _any_tool_choice(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    """One error instead of one for each kind of choice."""
+    try:
+        return validate("required" if value == "any" else value)  # Mistral's name
+    except ValidationError:
+        message = "none, auto, required, a function by its name or allowed_tools is expected"
+        raise PydanticCustomError("tool_choice", message) from None
+
+
+ONE_ERROR = WrapValidator(_any_tool_choice)
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool | AllowedChoice, ONE_ERROR]
+
+
+class TemplateOptions(StrictModel):
+    """The options of vLLM's clients for the chat template."""
+
+    enable_thinking: bool | None = None
+
+
+class StreamOptions(StrictModel):
+    """What a stream has. Load clients send vLLM's `continuous_usage_stats`, which has no effect."""
+
+    include_usage: bool = Field(False, description="a last frame with the token counts; other frames have none")
+    include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
+
+
+class OpenAiRequest(ApiRequest):
+    """The fields that both routes have."""
+
+    n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers per prompt; answer i has the seed `seed` + i")
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_NEW_TOKENS,
+        description="may be more than the prompt leaves of the context; default: 16 for completions; for chats the "
+        "rest of the context, up to the server's `default_max_tokens`",
+    )
+    stream: bool = Field(False, description="server-sent events, one per block, then [DONE]")
+    stream_options: StreamOptions | None = None
+
+
+class CompletionRequest(OpenAiRequest):
+    """POST /v1/completions."""
+
+    prompt: Annotated[
+        tuple[CompletionPrompt, ...],
+        PlainValidator(prompts_of, json_schema_input_type=Any),
+        Field(json_schema_extra=_PROMPT_SCHEMA),
+    ]
+    echo: bool = Field(False, description="put the prompt before the answer; needs prompts that are texts")
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_LIKELIEST, description="the number of likeliest tokens for each token"
+    )
+
+
+class ChatRequest(OpenAiRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ReceivedMessage], Field(min_length=1, fail_fast=True)]
+    tools: Annotated[list[ToolSpec], Field(fail_fast=True)] = Field(
+        [], max_length=MAX_TOOLS, description="functions that the model may call"
+    )
+    tool_choice: ToolChoice = Field("auto", description="whether and which tools are called")
+    parallel_tool_calls: bool = Field(True, description="whether an answer may have several calls")
+    reasoning_effort: Effort | None = Field(
+        None, description="none: no thinking; any other: thinking, where the chat template knows it"
+    )
+    chat_template_kwargs: TemplateOptions | None = Field(None, description="vLLM's way to turn thinking on and off")
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="newer name of max_tokens")
+    logprobs: bool = Field(False, description="log-probabilities of the answer's tokens")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LIKELIEST, description="the number of likeliest tokens for each token; needs logprobs"
+    )
+
+
+# --- answers ---------------------------------------------------------------------------------------
+
+FinishReasonName = Literal["stop", "length", "tool_calls"]
+
+
+class Met(TypedDict):
+    """Whether the answer satisfies the request's constraint; only there if it has one.
+
+    `stop_token`: only there with `return_step_map`; null if no stop token ended the answer.
+    """
+
+    constraint_met: NotRequired[bool | None]
+    stop_token: NotRequired[StopToken | None]
+
+
+class ChoiceTokens(Traced):
+    """The tokens of a choice, or of a part of it."""
+
+    logprobs: Json | None
+    token_ids: Sequence[int]
+
+
+class ChoiceEnd(ChoiceTokens, Met):
+    """The end of a choice, on both routes."""
+
+    finish_reason: FinishReasonName
+    stats: DecodedStats
+
+
+class TextChoice(ChoiceEnd):
+    """A choice of a completion."""
+
+    index: int
+    text: str
+
+
+class FunctionOfCall(TypedDict):
+    """The function that is called. `arguments`: JSON as text, incomplete if the answer was cut."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallOfMessage(TypedDict):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionOfCall
+
+
+class AssistantMessage(TypedDict):
+    """The model's message. `content` is null if there is none beside calls."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str | None]
+    tool_calls: NotRequired[list[ToolCallOfMessage]]
+
+
+class MessageChoice(ChoiceEnd):
+    """A choice of a chat completion."""
+
+    index: int
+    message: AssistantMessage
+
+
+class OpenAiUsage(Usage):
+    """Token counts, with the tokens of the prompt that the prefix cache had."""
+
+    prompt_tokens_details: dict[str, int]
+
+
+class CompletionHead(TypedDict):
+    """The first fields of the answers and the frames of both routes. `system_fingerprint`: this program's version."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    service_tier: Literal["default"]
+
+
+class CompletionAnswer(CompletionHead):
+    """The answer of POST /v1/completions."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+    usage: OpenAiUsage
+
+
+class ChatCompletion(CompletionHead):
+    """The answer of POST /v1/chat/completions."""
+
+    object: Literal["chat.completion"]
+    choices: list[MessageChoice]
+    usage: OpenAiUsage

@@ -1,0 +1,254 @@
+"""Builds a response, whole or as typed events, in OpenAI's shape with `stats`, and `trace` on request.
+
+Whole responses are made of the same items as streams.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Literal
+
+from service.api.driver import ResponseBuilder
+from service.api.errors import openai_error
+from service.api.generate import decoded_stats
+from service.api.openai.responses.protocol import (
+    ItemStatus,
+    OutputItem,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseUsage,
+)
+from service.api.protocol import Json
+from service.api.streams import frame
+from service.errors import MrpServeError
+from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
+from service.text import tools
+
+#: the request's fields that its response repeats
+_ECHOED: Final = {"instructions", "metadata", "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools"}
+
+
+class ResponsesBuilder(ResponseBuilder):
+    """Builds the answer to one request. An event of a stream is an object with its `type`."""
+
+    def __init__(
+        self, replica_request: ReplicaRequest, model: str, request: ResponsesRequest, answer_format: tools.AnswerFormat
+    ) -> None:
+        super().__init__([replica_request], stream=request.stream)
+        self._replica_request, self._request, self._model = replica_request, request, model
+        self._output = OutputBuilder(answer_format)
+        self._trace: list[TraceStep] = []
+        self._created, self._events = float(int(time.time())), 0
+
+    async def whole(self, answers: Sequence[Answer]) -> ResponseObject:
+        [answer] = answers
+        self._trace.extend(answer.trace)
+        for _ in (*self._output.push(answer.text), *self._output.finish(whole=_whole(answer.ending))):
+            pass  # only the items count
+        return self._ended(answer.ending)
+
+    def opening(self, index: int, first: Progress | Chunk | Ending) -> bytes:
+        response = self._response("in_progress")
+        kinds = ("response.created", "response.in_progress")
+        return self._written({"type": kind, "response": response} for kind in kinds)
+
+    def piece(self, index: int, chunk: Chunk) -> bytes:
+        self._trace.extend(chunk.trace)
+        return self._written(self._output.push(chunk.text))
+
+    def closing(self, index: int, ending: Ending) -> bytes:
+        events = self._written(self._output.finish(whole=_whole(ending)))
+        response = self._ended(ending)
+        return events + self._written([{"type": f"response.{response['status']}", "response": response}])
+
+    def error(self, error: MrpServeError, request_id: str) -> bytes:
+        """Its `error` makes OpenAI's client raise it."""
+        body = openai_error(error, request_id)
+        detail = body["error"]
+        fields = {"code": detail["code"], "message": detail["message"], "param": detail["param"]}
+        return self._written([{"type": "error", **fields, **body}])
+
+    def _written(self, events: Iterable[Json]) -> bytes:
+        """The events with their numbers."""
+        frames = []
+        for event in events:
+            frames.append(frame(event["type"], {**event, "sequence_number": self._events}))
+            self._events += 1
+        return b"".join(frames)
+
+    def _ended(self, ending: Ending) -> ResponseObject:
+        whole = _whole(ending)
+        response = self._response("completed" if whole else "incomplete")
+        response["incomplete_details"] = None if whole else {"reason": "max_output_tokens"}
+        response["output"] = self._output.items
+        response["usage"] = _usage(ending)
+        response["stats"] = decoded_stats(ending, self._replica_request)
+        if self._replica_request.return_trace:
+            response["trace"] = self._trace
+        if self._replica_request.constraint is not None:
+            response["constraint_met"] = ending.constraint_met
+        return response
+
+    def _response(self, status: ItemStatus) -> ResponseObject:
+        replica_request = self._replica_request
+        request = self._request.model_dump(mode="json", by_alias=True, include=_ECHOED)
+        return {
+            "id": f"resp_{replica_request.request_id}",
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": float(int(time.time())) if status == "completed" else None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "model": self._model,
+            "output": [],
+            "instructions": request["instructions"],
+            "max_output_tokens": self._request.max_output_tokens,
+            "metadata": request["metadata"],
+            "parallel_tool_calls": request["parallel_tool_calls"],
+            "previous_response_id": None,
+            "prompt_cache_key": replica_request.session or None,
+            "reasoning": request["reasoning"],
+            "service_tier": "default",
+            "store": False,
+            "temperature": replica_request.sampling.temperature,
+            "text": request["text"] if request["text"] and request["text"]["format"] else {"format": {"type": "text"}},
+            "tool_choice": request["tool_choice"],
+            "tools": request["tools"],
+            "top_p": replica_request.sampling.top_p,
+            "frequency_penalty": replica_request.sampling.frequency_penalty,
+            "presence_penalty": replica_request.sampling.presence_penalty,
+            "top_logprobs": 0,
+            "max_tool_calls": None,
+            "safety_identifier": None,
+            "user": None,
+            "truncation": "disabled",
+            "usage": None,
+        }
+
+
+class OutputBuilder:
+    """The output of one response: thinking, a message, calls of tools. `items`: the items that are done, in order.
+
+    An `OutputParser` tells the parts of an answer. A new item begins where the kind of the parts changes.
+    """
+
+    def __init__(self, answer_format: tools.AnswerFormat) -> None:
+        self._parser = tools.OutputParser(answer_format)
+        self.items: list[OutputItem] = []
+        self._item: OutputItem | None = None
+        self._text = ""
+
+    def push(self, text: str) -> Iterator[Json]:
+        """The events that the next piece of the answer's text leads to."""
+        return self._events(self._parser.push(text))
+
+    def finish(self, *, whole: bool) -> Iterator[Json]:
+        """The last events. `whole`: whether the answer ended by itself; an item that was cut is incomplete."""
+        yield from self._events(self._parser.finish())
+        yield from self._end("completed" if whole else "incomplete")
+
+    def _events(self, events: Iterable[tools.OutputEvent]) -> Iterator[Json]:
+        for event in events:
+            match event:
+                case tools.ContentDelta(text):
+                    yield from self._piece("message", text)
+                case tools.ReasoningDelta(text):
+                    yield from self._piece("reasoning", text)
+                case tools.ToolCallStart(_, call, name):
+                    yield from self._begin(
+                        {
+                            "id": _new_id("fc"),
+                            "type": "function_call",
+                            "status": "in_progress",
+                            "call_id": call,
+                            "name": name,
+                            "arguments": "",
+                        }
+                    )
+                case tools.ToolCallDelta(_, text):
+                    yield self._delta("response.function_call_arguments.delta", text)
+                case tools.ToolCallEnd():
+                    yield from self._end()
+
+    def _piece(self, kind: Literal["message", "reasoning"], text: str) -> Iterator[Json]:
+        if self._item is None or self._item["type"] != kind:
+            yield from self._begin(_empty_item(kind))
+            yield self._of_part("response.content_part.added", part=_part(kind, ""))
+        name = "output_text" if kind == "message" else "reasoning_text"
+        yield self._delta(f"response.{name}.delta", text)
+
+    def _begin(self, item: OutputItem) -> Iterator[Json]:
+        yield from self._end()
+        self._item, self._text = item, ""
+        yield self._event("response.output_item.added", item=item.copy())
+
+    def _end(self, status: ItemStatus = "completed") -> Iterator[Json]:
+        """Ends the item under way, if there is one."""
+        if (item := self._item) is None:
+            return
+        kind, text = item["type"], self._text
+        if kind == "function_call":
+            done = {"arguments": text, "name": item["name"], "item_id": item["id"]}
+            yield self._event("response.function_call_arguments.done", **done)
+            item["arguments"] = text
+        else:
+            part = _part(kind, text)
+            name = "output_text" if kind == "message" else "reasoning_text"
+            yield self._of_part(f"response.{name}.done", text=text, **_logprobs(kind))
+            yield self._of_part("response.content_part.done", part=part)
+            item["content"] = [part]
+        item["status"] = status
+        yield self._event("response.output_item.done", item=item.copy())
+        self.items.append(item)
+        self._item = None
+
+    def _delta(self, kind: str, text: str) -> Json:
+        self._text += text
+        if self._item is not None and self._item["type"] == "function_call":
+            return self._event(kind, item_id=self._item["id"], delta=text)
+        return self._of_part(kind, delta=text, **_logprobs("message" if "output_text" in kind else ""))
+
+    def _of_part(self, kind: str, **fields: Any) -> Json:
+        return self._event(kind, item_id=self._item["id"] if self._item else "", content_index=0, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Json:
+        return {"type": kind, "output_index": len(self.items), **fields}
+
+
+def _empty_item(kind: Literal["message", "reasoning"]) -> OutputItem:
+    if kind == "message":
+        return {"id": _new_id("msg"), "type": kind, "status": "in_progress", "role": "assistant", "content": []}
+    return {"id": _new_id("rs"), "type": kind, "status": "in_progress", "summary": [], "content": []}
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def _part(kind: str, text: str) -> Json:
+    if kind == "message":
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "reasoning_text", "text": text}
+
+
+def _logprobs(kind: str) -> Json:
+    return {"logprobs": []} if kind == "message" else {}
+
+
+def _whole(ending: Ending) -> bool:
+    """Whether the answer ended by itself. A time-out, which OpenAI does not know, is an answer that was cut."""
+    return ending.finish_reason == "stop"
+
+
+def _usage(ending: Ending) -> ResponseUsage:
+    return {
+        "input_tokens": ending.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": ending.stats.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": ending.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": ending.prompt_tokens + ending.completion_tokens,
+    }

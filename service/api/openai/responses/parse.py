@@ -1,0 +1,167 @@
+"""Parses a body of POST /v1/responses: one `ReplicaRequest`, and the form of its answer.
+
+Chat templates get the items of `input` as messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from service.api.api_requests import (
+    PASSED,
+    ChatPrompt,
+    chat_fields,
+    parse_body,
+    parse_shared_of_chat,
+    with_types_served,
+)
+from service.api.content import check_last_turn
+from service.api.fields import BodyFields
+from service.api.openai.parse import FUNCTION, HINTS, NEUTRAL, REFUSED, think
+from service.api.openai.protocol import MAX_TEMPERATURE
+from service.api.openai.responses import protocol
+from service.api.openai.responses.builder import ResponsesBuilder
+from service.api.parse import RequestContext, to_replica_request
+from service.errors import InvalidRequest
+from service.text.tools import Tool, ToolUse, assistant_message, tool_message
+
+_HINTS: Final = HINTS - {"metadata"} | {"context_management", "max_tool_calls", "stream_options"}
+
+FIELDS = BodyFields(
+    PASSED,
+    {**NEUTRAL, "top_logprobs": (0,)},
+    {
+        **REFUSED,
+        "conversation": "input",
+        "max_completion_tokens": "max_output_tokens",
+        "max_new_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "prompt": "input",
+    },
+    _HINTS,
+)
+
+#: types of items; items of other types are skipped
+_ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "reasoning", *protocol.CUSTOM})
+
+
+def parse_responses(body: Mapping[str, Any], context: RequestContext) -> ResponsesBuilder:
+    """Parses a body. Raises InvalidRequest or UnknownModel with the reason."""
+    _check_state(body)
+    check_last_turn(body.get("input"), "input")
+    body = with_types_served(body, "tools", FUNCTION, context.ignored)
+    body = with_types_served(body, "input", _ITEMS, context.ignored)
+    request, shared = parse_body(body, FIELDS, protocol.ResponsesRequest, context)
+    shared |= _form(request, shared)
+    shared["max_new_tokens"] = request.max_output_tokens
+    common = parse_shared_of_chat(shared, context.card, MAX_TEMPERATURE)
+    thinks, _ = think(request.reasoning.effort if request.reasoning else None, None)
+    messages = for_template(request.instructions, request.input)
+    chat = ChatPrompt(messages, _tool_use(request), thinks, "reasoning.effort")
+    fields, answer_format = chat_fields(common, chat, context)
+    replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
+    return ResponsesBuilder(replica_request, context.card.name, request, answer_format)
+
+
+def _check_state(body: Mapping[str, Any]) -> None:
+    """Refuses references to a stored response."""
+    if body.get("previous_response_id") is not None:
+        raise InvalidRequest(
+            "previous_response_id is given, and no response is stored; send the whole conversation as input",
+            param="previous_response_id",
+        )
+    items = body.get("input")
+    for index, item in enumerate(items if isinstance(items, list) else []):
+        if isinstance(item, Mapping) and item.get("type") == "item_reference":
+            raise InvalidRequest(
+                f"input.{index} refers to a stored item, and nothing is stored; set `store: false` in the client, so "
+                "that it sends the items themselves",
+                param=f"input.{index}",
+            )
+
+
+def _form(request: protocol.ResponsesRequest, shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The form of the answer as POST /generate names it."""
+    form = request.text.format if request.text else None
+    if form is None or form.type == "text":
+        return {}
+    if shared.get("response_format") is not None:
+        raise InvalidRequest(
+            "text.format and response_format are given, allowed is one of them", param="response_format"
+        )
+    if isinstance(form, protocol.SchemaFormat):
+        schema = {"schema": form.schema_, "strict": form.strict}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    return {"response_format": {"type": form.type}}
+
+
+def _tool_use(request: protocol.ResponsesRequest) -> ToolUse | None:
+    """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
+    tools = tuple(
+        Tool(tool.name, tool.description, tool.parameters, bool(tool.strict), f"tools.{index}.parameters")
+        for index, tool in enumerate(request.tools)
+    )
+    choice, parallel = request.tool_choice, request.parallel_tool_calls
+    if isinstance(choice, protocol.FunctionChoice):
+        return ToolUse(tools, "required", (choice.name,), parallel=False)
+    if isinstance(choice, protocol.AllowedFunctions):
+        return ToolUse(tools, choice.mode, tuple(tool.name for tool in choice.tools), parallel)
+    return ToolUse(tools, choice, (), parallel) if tools or choice == "required" else None
+
+
+# --- messages --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _AssistantTurn:
+    """The assistant's items that follow each other: one message of thinking, text and calls."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str, Mapping[str, Any]]] = field(default_factory=list)
+
+    def pop(self) -> Iterator[dict[str, Any]]:
+        """The message of these items, if there are any. They are gone then."""
+        if self.texts or self.calls:
+            yield assistant_message("\n".join(self.texts), self.calls, "\n".join(self.thoughts))
+        self.texts, self.thoughts, self.calls = [], [], []
+
+
+def for_template(instructions: str | None, items: Sequence[protocol.InputItem]) -> tuple[dict[str, Any], ...]:
+    """The items as chat templates take them. InvalidRequest: no message, or a result of no call."""
+    made: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    turn, called = _AssistantTurn(), dict[str, str]()
+    for index, item in enumerate(items):
+        match item:
+            case protocol.ReasoningItem():
+                turn.thoughts += [part.text for part in item.content or ()]
+            case protocol.CallItem():
+                called[item.call_id] = item.name
+                turn.calls.append((item.call_id, item.name, item.arguments))
+            case protocol.MessageItem(role="assistant"):
+                turn.texts.append(_text(item.content))
+            case protocol.MessageItem():
+                made += turn.pop()
+                made.append(
+                    {"role": "system" if item.role == "developer" else item.role, "content": _text(item.content)}
+                )
+            case protocol.ResultItem():
+                made += turn.pop()
+                if item.call_id not in called:
+                    raise InvalidRequest(
+                        f"input.{index}.call_id is {item.call_id[:80]!r}, no call before has this id; send the whole "
+                        "conversation, since no response is stored",
+                        param=f"input.{index}.call_id",
+                    )
+                made.append(tool_message(item.call_id, called[item.call_id], _text(item.output)))
+    made += turn.pop()
+    if not made:
+        raise InvalidRequest("input has no message", param="input")
+    return tuple(made)
+
+
+def _text(parts: Sequence[protocol.ContentPart]) -> str:
+    return "".join(part.text for part in parts)

@@ -1,0 +1,268 @@
+"""The body of POST /v1/responses and its answer.
+
+The model of the body has OpenAI's own fields. POST /generate parses the fields that both APIs share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, NotRequired
+
+from pydantic import BeforeValidator, Field
+from typing_extensions import TypedDict
+
+from service.api.answers import DecodedStats
+from service.api.api_requests import ApiRequest, LenientModel, ToolName
+from service.api.content import part_text, past_arguments
+from service.api.openai.protocol import ONE_ERROR, Effort
+from service.api.protocol import MAX_NEW_TOKENS, Json, StrictModel
+from service.messages.wire import TraceStep
+from service.text.tools.calls import MAX_TOOLS
+
+# --- the items of `input` --------------------------------------------------------------------------
+
+
+class ContentPart(LenientModel):
+    """A part of a content. Other fields, such as `annotations`, are ignored."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+def _parts_of(content: object) -> object:
+    """The parts of a content: its texts, and placeholders of other parts."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "input_text", "text": content}]
+    if not isinstance(content, list) or None in (texts := [part_text(part) for part in content]):
+        return content
+    return [{"type": "input_text", "text": text} for text in texts if text]
+
+
+ContentParts = Annotated[
+    list[ContentPart], Field(fail_fast=True), BeforeValidator(_parts_of, json_schema_input_type=str | list[ContentPart])
+]
+
+
+class MessageItem(LenientModel):
+    """A message. `type` may be left out."""
+
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: ContentParts
+
+
+class CallItem(LenientModel):
+    """A call of a tool that the model made. `arguments`: a JSON object as text; of a cut text, its complete part."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: Annotated[dict[str, Any], BeforeValidator(past_arguments, json_schema_input_type=str)]
+
+
+class ResultItem(LenientModel):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: ContentParts
+
+
+class ThoughtPart(LenientModel):
+    """A part of thinking."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(LenientModel):
+    """The thinking before an earlier answer. Summaries are ignored."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ThoughtPart], Field(fail_fast=True)] | None = None
+
+
+#: type of an item of a custom tool -> the type of a function's item
+CUSTOM: Final = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}
+
+
+def _with_type(item: object) -> object:
+    """An item with its type. A custom tool's call is a function's call, with the tool's text as its one argument."""
+    if not isinstance(item, Mapping):
+        return item
+    if (kind := item.get("type")) is None:
+        return {**item, "type": "message"}
+    if isinstance(kind, str) and kind in CUSTOM:
+        return {**item, "type": CUSTOM[kind], "arguments": {"input": item.get("input", "")}}
+    return item
+
+
+class Untyped(LenientModel):
+    """A message without `type`, for the documentation."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: ContentParts
+
+
+_Typed = MessageItem | CallItem | ResultItem | ReasoningItem
+InputItem = Annotated[
+    Annotated[_Typed, Field(discriminator="type")],
+    BeforeValidator(_with_type, json_schema_input_type=_Typed | Untyped),
+]
+
+
+# --- the body --------------------------------------------------------------------------------------
+
+
+class FunctionTool(StrictModel):
+    """A function that the model may call. `strict`: unsupported keywords of `parameters` are refused, else ignored."""
+
+    type: Literal["function"] = "function"
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; default: no arguments")
+    strict: bool | None = None
+
+
+class FunctionChoice(StrictModel):
+    """A function by its name."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedFunctions(StrictModel):
+    """Some of the tools. `mode`: whether one of them must be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Field(min_length=1, fail_fast=True)]
+
+
+class PlainFormat(StrictModel):
+    """Text, or any JSON object."""
+
+    type: Literal["text", "json_object"]
+
+
+class SchemaFormat(StrictModel):
+    """JSON that fits a schema. `strict`: unsupported keywords are refused, else ignored."""
+
+    type: Literal["json_schema"]
+    name: str | None = Field(None, max_length=64)
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(LenientModel):
+    """The form of the answer. Other fields, such as `verbosity`, are ignored."""
+
+    format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None = None
+
+
+class Reasoning(LenientModel):
+    """How much to think. Other fields, such as `summary`, are ignored."""
+
+    effort: Effort | None = Field(None, description="none: no thinking; any other: thinking")
+
+
+def _items_of(value: object) -> object:
+    return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class ResponsesRequest(ApiRequest):
+    """POST /v1/responses."""
+
+    input: Annotated[
+        list[InputItem],
+        Field(min_length=1, fail_fast=True),
+        BeforeValidator(_items_of, json_schema_input_type=str | Annotated[list[InputItem], Field(min_length=1)]),
+    ] = Field(description="a text, or the items of the whole conversation")
+    instructions: str | None = Field(None, description="a system message before all others")
+    max_output_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_NEW_TOKENS,
+        description="may be more than the prompt leaves of the context; default: the rest of the context, up to the "
+        "server's `default_max_tokens`",
+    )
+    text: TextOptions | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] = Field([], max_length=MAX_TOOLS)
+    tool_choice: Annotated[Literal["none", "auto", "required"] | FunctionChoice | AllowedFunctions, ONE_ERROR] = "auto"
+    parallel_tool_calls: bool = True
+    reasoning: Reasoning | None = None
+    include: Annotated[list[str], Field(fail_fast=True)] = Field([], description="changes nothing")
+    metadata: dict[str, str] = Field({}, description="is in the answer again")
+    stream: bool = Field(False, description="server-sent events as OpenAI's client reads them")
+
+
+# --- the answer ------------------------------------------------------------------------------------
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputItem(TypedDict):
+    """An item of the output: a message, thinking, or a call. Each kind has some of the fields."""
+
+    id: str
+    type: Literal["message", "reasoning", "function_call"]
+    status: ItemStatus
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[list[Json]]
+    summary: NotRequired[list[Json]]
+    call_id: NotRequired[str]
+    name: NotRequired[str]
+    arguments: NotRequired[str]
+
+
+class ResponseUsage(TypedDict):
+    """Token counts. Tokens of thinking are among `output_tokens`; they are not counted apart."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseObject(TypedDict):
+    """The answer of POST /v1/responses. Until it has ended, it has no usage and no statistics."""
+
+    id: str
+    object: Literal["response"]
+    created_at: float
+    completed_at: float | None
+    status: ItemStatus
+    background: Literal[False]
+    error: None
+    incomplete_details: dict[str, str] | None
+    model: str
+    output: list[OutputItem]
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    prompt_cache_key: str | None
+    reasoning: Json | None
+    service_tier: Literal["default"]
+    store: Literal[False]
+    temperature: float
+    text: Json
+    tool_choice: str | Json
+    tools: list[Json]
+    top_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    top_logprobs: Literal[0]
+    max_tool_calls: None
+    safety_identifier: None
+    user: None
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+    stats: NotRequired[DecodedStats]
+    constraint_met: NotRequired[bool | None]
+    trace: NotRequired[Sequence[TraceStep]]

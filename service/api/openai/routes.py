@@ -1,0 +1,88 @@
+"""The routes under /v1 that OpenAI's client calls, except the list of models, which the ingress serves."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from service.api.driver import Api, JsonAnswer, Upstream, locked, respond
+from service.api.errors import OpenAiErrorAnswer, in_openai_terms, renamed
+from service.api.fields import BodyFields
+from service.api.models import Model, model_json
+from service.api.openai.parse import CHAT_FIELDS, COMPLETION_FIELDS, parse_chat, parse_completion
+from service.api.openai.protocol import (
+    MAX_TEMPERATURE,
+    ChatCompletion,
+    ChatRequest,
+    CompletionAnswer,
+    CompletionRequest,
+)
+from service.api.openai.responses.parse import FIELDS as RESPONSE_FIELDS
+from service.api.openai.responses.parse import parse_responses
+from service.api.openai.responses.protocol import ResponseObject, ResponsesRequest
+from service.api.openapi import STORY, body_docs, errors, route_docs, shared_schema
+from service.api.parse import check_model
+
+_COMPLETION_STREAM: Final = (
+    "OpenAI's object; its choices also have `token_ids` and `stats`. With `stream`, server-sent events of OpenAI's "
+    "chunks, then `[DONE]`. After a time-out finish_reason is `length`, and `timeout` in `stats`."
+)
+_RESPONSE_STREAM: Final = (
+    "OpenAI's object, with `stats`. With `stream`, OpenAI's events, from `response.created` to `response.completed`, "
+    "`response.incomplete` or `error`. Nothing is stored."
+)
+_COMPLETION: Final = {"model": "demo", "prompt": "def fibonacci(n):", "max_tokens": 32}
+_CHAT: Final = {
+    "model": "demo",
+    "messages": [STORY],
+    "max_tokens": 64,
+    "stream": True,
+}
+
+_RESPONSE_NAMES: Final = {"max_new_tokens": "max_output_tokens", "messages": "input"}
+_RESPONSE: Final = {"model": "demo", "input": "Tom has 5 apples, gets 3, loses 2.", "max_output_tokens": 64}
+
+COMPLETIONS: Final = Api(parse_completion, lambda error, _: in_openai_terms(error))
+CHAT: Final = Api(parse_chat, lambda error, _: in_openai_terms(error))
+RESPONSES: Final = Api(parse_responses, lambda error, _: renamed(error, _RESPONSE_NAMES))
+
+
+def openai_router(upstream: Upstream) -> APIRouter:
+    """The routes, to be mounted at the root."""
+    router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
+
+    completion = _docs("Completions as OpenAI's client asks for them", CompletionAnswer, _COMPLETION_STREAM)
+    chat = _docs("Chat completions as OpenAI's client asks for them", ChatCompletion, _COMPLETION_STREAM)
+    response = _docs("Responses as OpenAI's client asks for them, without state", ResponseObject, _RESPONSE_STREAM)
+
+    @router.post("/completions", **completion, **_body(CompletionRequest, COMPLETION_FIELDS, _COMPLETION))
+    async def completions(request: Request) -> Response:
+        return await respond(COMPLETIONS, upstream, request)
+
+    @router.post("/chat/completions", **chat, **_body(ChatRequest, CHAT_FIELDS, _CHAT))
+    async def chat_completions(request: Request) -> Response:
+        return await respond(CHAT, upstream, request)
+
+    @router.post("/responses", **response, **_body(ResponsesRequest, RESPONSE_FIELDS, _RESPONSE))
+    async def responses(request: Request) -> Response:
+        return await respond(RESPONSES, upstream, request)
+
+    failed = errors(400, 401, 404, 503, model=OpenAiErrorAnswer)
+
+    @router.get("/models/{model_id:path}", **route_docs("The model by its name", Model, failed))
+    async def model(model_id: str) -> Response:
+        card = await upstream.card()
+        check_model(model_id, card)
+        return JsonAnswer(model_json(card, model_id))
+
+    return router
+
+
+def _docs(summary: str, answer: type, stream: str) -> dict[str, Any]:
+    return route_docs(summary, answer, errors(400, 401, 404, 413, 429, 503, 504, model=OpenAiErrorAnswer), stream)
+
+
+def _body(body: type[BaseModel], fields: BodyFields, example: dict[str, Any]) -> dict[str, Any]:
+    return body_docs(shared_schema(body, fields.passed, MAX_TEMPERATURE), example)

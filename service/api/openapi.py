@@ -1,0 +1,250 @@
+"""The documentation of every route: bodies, answers and examples, and the page at /docs that shows them.
+
+`parse.py` parses the bodies, not FastAPI, so this module adds their schema. The page's files come from the package
+fastapi-offline, nothing from elsewhere. The page's headers allow its one inline script by its hash, and no frame
+around it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import JSONResponse
+from fastapi.telemetry import TelemetryConfig
+from pydantic import BaseModel, TypeAdapter
+from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from service.api.answers import BlockFrame, Done, GenerateAnswer, GenerateAnswers, StepFrame
+from service.api.errors import ErrorAnswer
+from service.api.protocol import GENERATE, REQUESTS, GenerateDefault, GenerateQuality
+from service.quality.schema import QUALITIES
+
+SCHEMA: Final = "/openapi.json"
+_PAGE, _FILES = "/docs", "/docs/static"
+_PARAMETERS: Final = {"defaultModelsExpandDepth": 0, "validatorUrl": None}
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self' '{script}'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+#: the headings of the page
+DECODING, OPENAI, ANTHROPIC, OPERATION = "Decoding", "OpenAI's API", "Anthropic's API", "Operation"
+
+_REF = "#/components/schemas/{model}"
+_ERRORS: Mapping[int, str] = {
+    400: "a field is not allowed; the message names the value received and the allowed values",
+    401: "an API key is required and missing or wrong",
+    404: "the model is not the served one",
+    409: "newer weights answer; the message names their version",
+    413: "the body is over the limit",
+    422: "a field is not allowed; the message names the value received and the allowed values",
+    429: "the queue is full (queue_full) or the key's limit is reached (rate_limited); see Retry-After",
+    503: "the server is loading or draining, or has no replica; see Retry-After",
+    504: "the time limit passed before the first token was decoded",
+}
+#: a message that the demo knows
+STORY: Final = {"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}
+EXAMPLES: Final[Mapping[str, Any]] = {
+    "text": {"summary": "Continue a text", "value": {"prompt": "def fibonacci(n):", "max_new_tokens": 64}},
+    "chat": {
+        "summary": "Answer a message, streamed",
+        "value": {"messages": [STORY], "stream": True},
+    },
+    "speculative": {
+        "summary": "MRP drafts, the backbone verifies: static's output in less time",
+        "value": {"messages": [STORY], "mode": "speculative", "mrp_steps": "auto", "stop": ["\n\n"]},
+    },
+    "quality": {
+        "summary": "The fastest mode within a quality: lossless, balanced or fast",
+        "value": {"messages": [STORY], "quality": "lossless"},
+    },
+    "remask": {
+        "summary": "Parallel decoding; tokens that MRP doubts are masked again",
+        "value": {"prompt": "1 + 1 =", "mode": "remask", "threshold": 0.5, "return_trace": True},
+    },
+    "schema": {
+        "summary": "JSON that fits a schema",
+        "value": {
+            "prompt": "Tom is 5 years old.",
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": {"properties": {"age": {"type": "integer"}}, "required": ["age"]}},
+            },
+        },
+    },
+    "choice": {"summary": "One of several texts", "value": {"prompt": "1 + 1 = 2?", "choice": ["yes", "no"]}},
+    "sampled": {
+        "summary": "A repeatable sample",
+        "value": {"prompt": "Once", "temperature": 0.8, "top_p": 0.95, "seed": 17},
+    },
+}
+
+_STREAM = (
+    "Server-sent events: `block` frames (BlockFrame), then `done` (Done) or `error` (ErrorAnswer). "
+    "With `stream_steps` also `step` frames (StepFrame), each before the frame of its block. "
+    "With `n` above 1, the frames of all answers come as they are ready, with the number of their `choice`. "
+    "A comment line every 15 s keeps proxies awake."
+)
+
+
+def documented(telemetry: TelemetryConfig, *error_answers: type) -> FastAPI:
+    """An application without routes, whose documentation includes the request bodies.
+
+    `error_answers`: the types that routes give to `errors`, besides ErrorAnswer.
+    """
+    app = FastAPI(
+        title="mrp-serve",
+        description="Block-diffusion language models with Multi-token Residual Prediction.",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        telemetry=telemetry,
+    )
+    app.router.routes.extend(docs_routes(app.title, lambda: _with_models(app.openapi(), error_answers)))
+    return app
+
+
+def _with_models(schema: dict[str, Any], error_answers: Sequence[type]) -> dict[str, Any]:
+    """FastAPI's schema with the types that FastAPI does not know."""
+    models = schema.setdefault("components", {}).setdefault("schemas", {})
+    models.update(GENERATE.json_schema(ref_template=_REF)["$defs"])
+    unknown: list[type] = [BlockFrame, StepFrame, Done, GenerateDefault, GenerateQuality, ErrorAnswer]
+    for model in [*unknown, *error_answers]:
+        made = TypeAdapter(model).json_schema(ref_template=_REF)
+        models.update(made.pop("$defs", {}) | {model.__name__: made})
+    return schema
+
+
+@cache
+def generate_docs() -> dict[str, Any]:
+    """FastAPI's arguments for POST /generate. The result is cached and must not be changed."""
+    body = GENERATE.json_schema(ref_template=_REF)
+    body.pop("$defs")
+    body["oneOf"] += [{"$ref": _REF.format(model=model.__name__)} for model in (GenerateDefault, GenerateQuality)]
+    answer = {
+        "model": GenerateAnswer | GenerateAnswers,
+        "content": {"text/event-stream": {"schema": {"description": _STREAM}}},
+    }
+    return {
+        "tags": [DECODING],
+        "summary": "Continue a prompt, at once or block by block",
+        "response_class": JSONResponse,
+        "responses": {200: answer, **errors(401, 404, 413, 422, 429, 503, 504)},
+        **body_docs(body, examples=dict(EXAMPLES)),
+    }
+
+
+def errors(*statuses: int, model: type = ErrorAnswer) -> dict[int | str, dict[str, Any]]:
+    """The error answers of a route.
+
+    They name their model, and `documented` adds it. FastAPI would build the given model again for each of them.
+    """
+    content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
+    return {status: {"description": _ERRORS[status], "content": content} for status in statuses}
+
+
+def route_docs(summary: str, answer: type, failed: Mapping[int | str, Any], stream: str = "") -> dict[str, Any]:
+    """FastAPI's arguments for a route of another API. `stream`: the description of its streams, if it has any."""
+    response: dict[str, Any] = {"model": answer}
+    if stream:
+        response |= {"description": stream, "content": {"text/event-stream": {"schema": {"description": stream}}}}
+    return {"summary": summary, "response_class": JSONResponse, "responses": {200: response, **failed}}
+
+
+def body_docs(schema: Mapping[str, Any], example: Any = None, **content: Any) -> dict[str, Any]:
+    """FastAPI's argument for a body that FastAPI does not parse. `content`: further fields beside its schema."""
+    body = {"schema": schema, **({} if example is None else {"example": example}), **content}
+    return {"openapi_extra": {"requestBody": {"required": True, "content": {"application/json": body}}}}
+
+
+@cache
+def shared_schema(schema: type[BaseModel], passed: frozenset[str], max_temperature: float) -> dict[str, Any]:
+    """The schema of a body with an API's own fields and with the fields `passed` of POST /generate, of all modes.
+
+    The result is cached and must not be changed.
+    """
+    made = schema.model_json_schema()
+    definitions = made.pop("$defs", {})
+    for request in REQUESTS.values():
+        shared = request.model_json_schema()
+        definitions |= shared.get("$defs", {})
+        made["properties"] |= {name: field for name, field in shared["properties"].items() if name in passed}
+    made["properties"]["temperature"] |= {"maximum": max_temperature}
+    made["properties"]["mode"] = {"enum": list(REQUESTS), "description": "default: the server's"}
+    made["properties"]["quality"] = {"enum": list(QUALITIES), "description": "instead of a mode and its knobs"}
+    resolved: dict[str, Any] = inlined(made, definitions)
+    return resolved
+
+
+def inlined(value: Any, definitions: Mapping[str, Any]) -> Any:
+    """A JSON schema whose references are replaced by the definitions."""
+    if isinstance(value, list):
+        return [inlined(item, definitions) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        return inlined(definitions[value["$ref"].rpartition("/")[2]], definitions)
+    return {name: inlined(item, definitions) for name, item in value.items()}
+
+
+# --- the page ---------------------------------------------------------------------------------------
+
+
+def docs_routes(title: str, schema: Callable[[], dict[str, Any]]) -> list[BaseRoute]:
+    """The routes. `schema` is called when it is first asked for; its bytes are kept."""
+
+    @lru_cache(maxsize=8)
+    def written(prefix: str) -> bytes:
+        servers = {"servers": [{"url": prefix}]} if prefix else {}
+        return to_json({**schema(), **servers})
+
+    async def document(request: Request) -> Response:
+        return Response(written(_prefix(request)), media_type="application/json")
+
+    async def page(request: Request) -> Response:
+        prefix = _prefix(request)
+        html = get_swagger_ui_html(
+            openapi_url=prefix + SCHEMA,
+            title=f"{title} - Swagger UI",
+            swagger_js_url=f"{prefix}{_FILES}/swagger-ui-bundle.js",
+            swagger_css_url=f"{prefix}{_FILES}/swagger-ui.css",
+            swagger_favicon_url=f"{prefix}{_FILES}/favicon.png",
+            swagger_ui_parameters=_PARAMETERS,
+        )
+        html.headers["Content-Security-Policy"] = _POLICY.format(script=_hash(bytes(html.body)))
+        html.headers["Referrer-Policy"] = "no-referrer"
+        return html
+
+    files = Mount(_FILES, StaticFiles(directory=_folder()))
+    return [files, Route(SCHEMA, document, include_in_schema=False), Route(_PAGE, page, include_in_schema=False)]
+
+
+def _prefix(request: Request) -> str:
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def _hash(page: bytes) -> str:
+    """The hash of the page's inline script, as policies name it."""
+    [script] = re.findall(rb"<script>(.*?)</script>", page, re.DOTALL)
+    return "sha256-" + base64.b64encode(hashlib.sha256(script).digest()).decode()
+
+
+def _folder() -> Path:
+    spec = find_spec("fastapi_offline")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("fastapi-offline is not installed")
+    return Path(spec.origin).parent / "static"

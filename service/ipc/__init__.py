@@ -1,0 +1,1 @@
+"""Connections between two processes: frames and child processes, their values and their codec."""

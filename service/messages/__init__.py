@@ -1,0 +1,1 @@
+"""Requests, answers and states that cross from an ingress to a replica and back."""

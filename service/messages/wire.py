@@ -1,0 +1,275 @@
+"""The data of requests and answers between an ingress and a replica: frozen values.
+
+The ingress sends a `ReplicaRequest`. A replica returns a stream of `Chunk`s, with `Progress` between them on request.
+The stream ends with an `Ending`, in the last chunk or by itself, or with a `Failure`. The ingress gathers a stream into
+an `Answer` for clients that do not stream. Times in statistics count from the arrival at the ingress.
+
+It crosses links (`link/protocol.py`). `messages/replica_status.py` has the data that crosses by Ray alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from service.constraints.constraint import Constraint
+from service.decode.block import StepKind
+from service.decode.mode import ScoreMode
+from service.decode.modes import Mode
+from service.decode.step_map import TokenStep
+from service.engine.request import FinishReason, SamplingParams, Stats
+from service.errors import DeadlineExceeded, MrpServeError
+from service.fair_queue import DEFAULT_PRIORITY
+from service.ipc.data import Arrival, Data, Private
+from service.text.token_text import TokenText, TopLogprob
+
+
+class Origin(Data, frozen=True):
+    """The client's request that a `ReplicaRequest` comes from: its id in log lines, and its trace as W3C headers."""
+
+    request_id: str = ""
+    trace: tuple[tuple[str, str], ...] = ()
+
+
+class Weights(Data, frozen=True):
+    """The name and version of weights. `model`: a folder or a hub name.
+
+    `version`: 0 for the weights that a replica starts with; every weight update raises it. `base`: the setting `model`.
+    Versions are compared only between weights of the same base.
+    `folders`: the folders that have the weights, if `model` is not the only one. A weight comes from the last folder
+    that has it. `mrp_version`: the version that MRP came with. `partial`: whether `model` may have any of the weights.
+    """
+
+    version: int = 0
+    model: str = ""
+    base: str = ""
+    folders: tuple[str, ...] = ()
+    mrp_version: int = 0
+    partial: bool = False
+
+    @property
+    def all_folders(self) -> tuple[str, ...]:
+        """The folders that have the weights."""
+        return self.folders or (self.model,)
+
+    def older_than(self, other: Weights) -> bool:
+        """Whether `other` is newer. Of two weights of one version, every process takes the same for newer."""
+        return self.base == other.base and (self.version, self.model) < (other.version, other.model)
+
+    @property
+    def name(self) -> str:
+        """The last part of `model`, which shows no folder of a machine."""
+        return self.model.rstrip("/").rpartition("/")[2]
+
+
+class Resume(Data, frozen=True):
+    """The blocks of an answer that other replicas have delivered: their tokens, number and statistics.
+
+    `version`: the version of the weights that decoded them. Only these weights may continue the answer.
+    `num_steps`: the number of their steps, if the request wants a step map.
+    """
+
+    token_ids: Private[tuple[int, ...]] = ()
+    num_blocks: int = 0
+    stats: Stats = Stats()
+    version: int = 0
+    num_steps: int = 0
+
+
+class Scoring(Data, frozen=True):
+    """The scores of a request with `scoring`: the log-probabilities of labels at the masked positions of a text.
+
+    `labels`, `label_token_ids`: the labels, as texts or as ids. `top_n`: the number of likeliest tokens, which are
+    scored, too. `mark`: the text that stands for a masked position; None: the position follows the text. In token ids
+    a masked position is -1. `max_positions`: the most masked positions.
+    """
+
+    labels: Private[tuple[str, ...]] = ()
+    label_token_ids: tuple[int, ...] = ()
+    mark: Private[str | None] = None
+    top_n: int = 0
+    max_positions: int = 32
+
+
+class PositionScores(Data, frozen=True):
+    """The scores of one position. `position`: the number of tokens before it. `labels` are in the request's order."""
+
+    position: int
+    labels: Private[tuple[TopLogprob, ...]]
+    likeliest: Private[tuple[TopLogprob, ...]]
+
+
+class ReplicaRequest(Data, frozen=True):
+    """One validated request. Exactly one of `text`, `token_ids`, `messages` is set.
+
+    `repr` leaves out the prompt and the answer, since it may get into a log.
+
+    `arrived`: when the request came to the ingress. `timeout_s` and the times in statistics count from then, time in
+    queues included. `bad_words`: the words that the answer may not contain; a replica encodes them for `sampling`.
+    `stop_token_ids` are added to the checkpoint's eos ids. `tenant`: the name of its API key;
+    `weight`: that key's weight. `cache_salt`: only requests with the same salt share cached prompts; it contains the
+    key's name unless keys share prefixes. `session`: requests of one session should go to the same replica. `resume`:
+    the beginning of the answer, which was already sent. `attempt`: the number of earlier attempts. `constraint`: the
+    constraint of the whole answer. `shorten`: whether `max_new_tokens` may be more than the model's length leaves.
+    `tools`: the tools that the prompt shows, in the form of chat templates. `think`: whether the prompt asks for
+    thinking; None leaves it to the chat template.
+    `top_logprobs`: the number of likeliest tokens that are named beside each token, if `return_pieces`.
+    `return_step_map`: whether chunks have the steps of their tokens, as with `return_pieces`.
+    `scoring`: positions of the prompt are scored, and nothing is decoded.
+    `weights`: the oldest weights that may answer; None: any.
+    `quality`: the preset that `params` were chosen by, empty if the request named none.
+    `together`: the blocks that may come in one chunk; more than 1 where the client gets a whole answer.
+    """
+
+    request_id: str
+    params: Mode | ScoreMode
+    sampling: SamplingParams
+    max_new_tokens: int
+    timeout_s: float
+    arrived: Arrival
+    text: Private[str | None] = None
+    token_ids: Private[tuple[int, ...] | None] = None
+    messages: Private[tuple[Mapping[str, Any], ...] | None] = None
+    origin: Origin = Origin()
+    weights: Weights | None = None
+    quality: str = ""
+    stop: Private[tuple[str, ...]] = ()
+    bad_words: Private[tuple[str, ...]] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    return_trace: bool = False
+    stream_steps: bool = False
+    return_pieces: bool = False
+    return_step_map: bool = False
+    cache_salt: str = ""
+    priority: int = DEFAULT_PRIORITY
+    tenant: str = ""
+    weight: float = 1.0
+    session: str = ""
+    resume: Resume = Resume()
+    attempt: int = 0
+    constraint: Constraint | None = None
+    shorten: bool = False
+    top_logprobs: int = 0
+    scoring: Scoring | None = None
+    tools: Private[tuple[Mapping[str, Any], ...]] = ()
+    think: bool | None = None
+    together: int = 1
+
+
+#: seconds by which the ingress's time limit is longer than the engine's
+_GRACE_S = 5.0
+
+
+def patience_s(request: ReplicaRequest) -> float:
+    """The seconds that an ingress waits for a replica's first item: a little longer than the engine would."""
+    return max(0.0, request.timeout_s - request.arrived.waited_s()) + _GRACE_S
+
+
+def too_late(request: ReplicaRequest) -> DeadlineExceeded:
+    """The error for a request whose time limit passed before its first token or before a failover."""
+    reason = "no replica continued in time" if request.resume.num_blocks else "nothing was decoded by then"
+    return DeadlineExceeded(f"timeout_s is {request.timeout_s}, {reason}", param="timeout_s")
+
+
+class Ending(Data, frozen=True, tag=3):
+    """The end of an answer: its finish reason, token counts and statistics.
+
+    `constraint_met`: whether the answer satisfies the request's constraint; None without one. `stop_text`: the text of
+    the request's `stop` that ended the answer, None if none did. `position_scores`: the result of `scoring`.
+    `stop_token`: the stop token that ended the answer, with its step, if the request wants a step map.
+    """
+
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    stats: Stats
+    constraint_met: bool | None = None
+    stop_text: Private[str | None] = None
+    position_scores: Private[tuple[PositionScores, ...]] = ()
+    stop_token: Private[TokenStep | None] = None
+
+
+class Chunk(Data, frozen=True, tag=2):
+    """Finished blocks: the text and tokens they add, the statistics so far, and their history on request.
+
+    A chunk has one block, or several of a whole answer. The last chunk carries the `ending`, so the receiver of the
+    whole answer knows that it is complete. Every other chunk ends at the end of a block, where another replica can
+    continue. `index`: the index of the last block. `prompt_tokens`: the tokens of the whole prompt. `version`: the
+    version of the weights that decoded the chunk. `step_map`: the step of each token, on request.
+    """
+
+    index: int
+    text: Private[str]
+    token_ids: Private[tuple[int, ...]]
+    stats: Stats
+    trace: Private[tuple[TraceStep, ...]] = ()
+    ending: Ending | None = None
+    pieces: Private[tuple[TokenText, ...]] = ()
+    prompt_tokens: int = 0
+    version: int = 0
+    step_map: Private[tuple[TokenStep, ...]] = ()
+
+
+class TraceStep(TypedDict):
+    """One step of a block as JSON. Positions are relative to the block. Picks: position, token, confidence."""
+
+    block: int
+    kind: StepKind
+    revealed: list[tuple[int, int, float]]
+    revoked: list[int]
+    drafted: list[tuple[int, int, float]]
+    accepted: int
+
+
+class Progress(Data, frozen=True, tag=1):
+    """New steps of the block with this index, for a request with `stream_steps`. The block's chunk comes after them.
+
+    `first`: the number of the first of these steps in its block. When another replica decodes a block again, its steps
+    begin again at 0. `texts`: token id -> the token's own text. `prompt_positions`: positions at the beginning of the
+    block that hold the prompt. `total_s`: seconds since the arrival at the ingress.
+    """
+
+    index: int
+    first: int
+    steps: Private[tuple[TraceStep, ...]]
+    texts: Private[Mapping[int, str]]
+    prompt_positions: int
+    total_s: float
+
+
+class Answer(Data, frozen=True):
+    """A whole answer: the text and tokens of all its chunks, in order."""
+
+    text: Private[str]
+    token_ids: Private[tuple[int, ...]]
+    ending: Ending
+    trace: Private[tuple[TraceStep, ...]] = ()
+    pieces: Private[tuple[TokenText, ...]] = ()
+    step_map: Private[tuple[TokenStep, ...]] = ()
+
+    @classmethod
+    def from_chunks(cls, chunks: Sequence[Chunk], ending: Ending) -> Answer:
+        """The answer that came as these chunks."""
+        return cls(
+            "".join(chunk.text for chunk in chunks),
+            tuple(token for chunk in chunks for token in chunk.token_ids),
+            ending,
+            tuple(step for chunk in chunks for step in chunk.trace),
+            tuple(piece for chunk in chunks for piece in chunk.pieces),
+            tuple(step for chunk in chunks for step in chunk.step_map),
+        )
+
+
+class Failure(Data, frozen=True, tag=4):
+    """The request failed with `error`, which the ingress sends to the client."""
+
+    error: MrpServeError
+
+
+#: the stream of a replica; it ends with an `Ending`, by itself or in the last chunk, or with a `Failure`
+Items = AsyncGenerator[Progress | Chunk | Ending | Failure]
+#: the same stream when failures are raised as errors
+Answering = AsyncGenerator[Progress | Chunk | Ending]

@@ -1,0 +1,273 @@
+"""The measurements of a calibration so far, and the rows of the calibration file that are made of them.
+
+A file has a line of JSON for every chunk of every plan, so that a calibration can go on later. The first line names the
+circumstances; a file of other circumstances is begun anew. Intervals are of 95 %. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, Literal, NamedTuple
+
+from service.decode.mode import DecodingMode
+from service.quality.calibration.pareto import is_lossless
+from service.quality.schema import Plan, PlanResult, SampledResult, Speed
+
+Clock = Literal["cpu", "wall"]
+#: whether an answer is right, and its digest
+_Answer = tuple[bool, str]
+_Z = NormalDist().inv_cdf(0.975)
+
+
+class PlanChunk(NamedTuple):
+    """A plan over the prompts from `start` on, `together` at once, at a temperature."""
+
+    plan: str
+    together: int
+    start: int
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecord:
+    """The result of a job. `answers`: a digest of each answer's tokens, to compare them."""
+
+    plan: str
+    together: int
+    start: int
+    right: list[bool]
+    answers: list[str]
+    tokens: int
+    forwards: int
+    cpu_s: float
+    wall_s: float
+    temperature: float = 0.0
+
+    @property
+    def job(self) -> PlanChunk:
+        """The job of the record."""
+        return PlanChunk(self.plan, self.together, self.start, self.temperature)
+
+
+class Notebook:
+    """Records by job, in memory and, with a path, on disk."""
+
+    def __init__(self, path: Path | None, about: Mapping[str, Any]) -> None:
+        self.records: dict[PlanChunk, ChunkRecord] = {}
+        self._path, self._about = path, json.loads(json.dumps(about))
+        if path is not None and not self._read(path):
+            self.records.clear()
+            path.write_text(json.dumps(self._about) + "\n", encoding="utf-8")
+
+    def add(self, record: ChunkRecord) -> None:
+        """Keeps a record."""
+        self.records[record.job] = record
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(record)) + "\n")
+
+    def remove(self) -> None:
+        """Deletes the file."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> bool:
+        """Whether the file belongs to this calibration. An incomplete last line is left out."""
+        if not path.is_file():
+            return False
+        first, *lines = path.read_text(encoding="utf-8").split("\n")
+        try:
+            if json.loads(first) != self._about:
+                return False
+            for line in lines[:-1]:
+                record = ChunkRecord(**json.loads(line))
+                self.records[record.job] = record
+        except (ValueError, TypeError):
+            return False
+        if lines and lines[-1]:
+            path.write_text("\n".join([first, *lines[:-1], ""]), encoding="utf-8")
+        return True
+
+
+# --- intervals ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def proportion(count: int, total: int) -> Estimate:
+    """The proportion `count` / `total`, with Wilson's interval."""
+    value, weight = count / total, _Z * _Z / total
+    middle = (value + weight / 2) / (1 + weight)
+    half = _Z * math.sqrt(value * (1 - value) / total + weight / (4 * total)) / (1 + weight)
+    return Estimate(value, max(0.0, min(value, middle - half)), min(1.0, max(value, middle + half)))
+
+
+def paired_difference(gained: int, lost: int, total: int) -> Estimate:
+    """The difference of two proportions of the same `total` problems: (`gained` - `lost`) / `total`.
+
+    Interval: Agresti and Min (2005). It adds half a problem to each of the four kinds of pairs.
+    """
+    more, less, count = gained + 0.5, lost + 0.5, total + 2
+    middle = (more - less) / count
+    half = _Z * math.sqrt(more + less - (more - less) ** 2 / count) / count
+    value = (gained - lost) / total
+    return Estimate(value, max(-1.0, min(value, middle - half)), min(1.0, max(value, middle + half)))
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Two or more amounts, and the seconds that each took."""
+
+    amounts: Sequence[float]
+    seconds: Sequence[float]
+
+    @property
+    def rate(self) -> float:
+        """The rate of all pieces together."""
+        return sum(self.amounts) / sum(self.seconds)
+
+    def without(self, piece: int) -> float:
+        """The rate of all pieces but one."""
+        amount, time = sum(self.amounts), sum(self.seconds)
+        return (amount - self.amounts[piece]) / (time - self.seconds[piece])
+
+
+def ratio_of_rates(pieces: Pieces, base: Pieces) -> Estimate:
+    """The ratio of two rates on the same pieces, with the jackknife's interval."""
+    value, count = pieces.rate / base.rate, len(pieces.amounts)
+    ratios = [pieces.without(piece) / base.without(piece) for piece in range(count)]
+    mean = sum(ratios) / count
+    half = _Z * math.sqrt((count - 1) / count * sum((ratio - mean) ** 2 for ratio in ratios))
+    return Estimate(value, max(0.0, value - half), value + half)
+
+
+# --- rows ---------------------------------------------------------------------------------------------
+
+
+def make_rows(
+    plans: Sequence[DecodingMode], records: Iterable[ChunkRecord], clock: Clock, timed: int
+) -> list[PlanResult]:
+    """A row a plan, static first. `timed`: prompts that were timed at the highest concurrency."""
+    by_plan: dict[str, list[ChunkRecord]] = {Plan.from_mode(plan).name: [] for plan in plans}
+    for record in records:
+        by_plan[record.plan].append(record)
+    static = by_plan[Plan.from_mode(plans[0]).name]
+    rows = []
+    for plan in plans:
+        measured = by_plan[Plan.from_mode(plan).name]
+        row = _row(plan, _at(0.0, measured), _at(0.0, static), (clock, timed))
+        rows.append(row.model_copy(update={"sampled": _sampled(measured, static)}))
+    return rows
+
+
+def _at(temperature: float, records: Iterable[ChunkRecord]) -> list[ChunkRecord]:
+    return [record for record in records if record.temperature == temperature]
+
+
+def _row(
+    plan: DecodingMode, records: list[ChunkRecord], static: list[ChunkRecord], how: tuple[Clock, int]
+) -> PlanResult:
+    clock, timed = how
+    answers, static_answers = _answers(records), _answers(static)
+    pairs = [(answers[index], static_answers[index]) for index in answers]
+    gained, lost = _gained_and_lost(answers, static_answers)
+    lossless = is_lossless(plan)
+    scored = static_answers if lossless else answers
+    accuracy = proportion(sum(right for right, _ in scored.values()), len(scored))
+    difference = Estimate(0.0, 0.0, 0.0) if lossless else paired_difference(gained, lost, len(pairs))
+    concurrency = sorted({record.together for record in records})
+    full = [record for record in records if record.together == concurrency[-1]]
+    return PlanResult(
+        plan=Plan.from_mode(plan),
+        lossless=lossless,
+        prompts=len(pairs),
+        right=sum(right for right, _ in answers.values()),
+        gained=gained,
+        lost=lost,
+        identical=sum(digest == static_digest for (_, digest), (_, static_digest) in pairs),
+        accuracy=accuracy.value,
+        accuracy_low=accuracy.low,
+        accuracy_high=accuracy.high,
+        difference=difference.value,
+        difference_low=difference.low,
+        difference_high=difference.high,
+        tokens_per_forward=sum(record.tokens for record in full) / sum(record.forwards for record in full),
+        speed=[
+            _speed(_timed(records, together, timed), _timed(static, together, timed), clock) for together in concurrency
+        ],
+    )
+
+
+def _sampled(records: Sequence[ChunkRecord], static: Sequence[ChunkRecord]) -> list[SampledResult]:
+    """The results of a plan at temperatures above 0, ascending."""
+    results = []
+    for temperature in sorted({record.temperature for record in records} - {0.0}):
+        answers, static_answers = _answers(_at(temperature, records)), _answers(_at(temperature, static))
+        gained, lost = _gained_and_lost(answers, static_answers)
+        difference = paired_difference(gained, lost, len(answers))
+        results.append(
+            SampledResult(
+                temperature=temperature,
+                prompts=len(answers),
+                right=sum(right for right, _ in answers.values()),
+                gained=gained,
+                lost=lost,
+                difference=difference.value,
+                difference_low=difference.low,
+                difference_high=difference.high,
+            )
+        )
+    return results
+
+
+def _gained_and_lost(answers: Mapping[int, _Answer], static: Mapping[int, _Answer]) -> tuple[int, int]:
+    """The prompts that only these answers have right, and those that only static has."""
+    pairs = [(answers[index][0], static[index][0]) for index in answers]
+    return pairs.count((True, False)), pairs.count((False, True))
+
+
+def _timed(records: Sequence[ChunkRecord], together: int, timed: int) -> list[ChunkRecord]:
+    """The timed chunks of a concurrency, in order."""
+    chosen = [record for record in records if record.together == together and record.start < timed]
+    return sorted(chosen, key=lambda record: record.start)
+
+
+def _answers(records: Sequence[ChunkRecord]) -> dict[int, _Answer]:
+    """Whether each prompt was answered right, and a digest of the answer, at the highest concurrency."""
+    highest = max(record.together for record in records)
+    return {
+        record.start + offset: (right, answer)
+        for record in records
+        if record.together == highest
+        for offset, (right, answer) in enumerate(zip(record.right, record.answers, strict=True))
+    }
+
+
+def _speed(records: Sequence[ChunkRecord], static: Sequence[ChunkRecord], clock: Clock) -> Speed:
+    pieces = _pieces(records, clock)
+    speedup = ratio_of_rates(pieces, _pieces(static, clock))
+    return Speed(
+        concurrency=records[0].together,
+        tokens_per_second=pieces.rate,
+        tokens_per_second_wall=_pieces(records, "wall").rate,
+        speedup=speedup.value,
+        speedup_low=speedup.low,
+        speedup_high=speedup.high,
+    )
+
+
+def _pieces(records: Sequence[ChunkRecord], clock: Clock) -> Pieces:
+    seconds = [record.cpu_s if clock == "cpu" else record.wall_s for record in records]
+    return Pieces([record.tokens for record in records], seconds)

@@ -1,0 +1,120 @@
+"""Failover: if a replica is lost, another replica continues the answer after the last block that was sent.
+
+A continued request consists of the prompt and the tokens already sent, with the same seed. It therefore decodes to
+the same tokens. An invalid request, or one that met a bug, is not tried again. A request whose engine failed is
+tried once more. If the second engine fails too, the request is suspected and no third replica gets it.
+
+An answer begins again after a weight update, unless the client has a part of it. The pipeline makes the attempts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from service.errors import (
+    EngineFailed,
+    MrpServeError,
+    OutOfMemory,
+    Quarantined,
+    QueueFull,
+    ReplicaLost,
+    ReplicaStopping,
+    WeightsBehind,
+    WeightsChanged,
+)
+from service.messages.wire import Chunk, ReplicaRequest, Resume, Weights
+
+#: the pause before the second attempt; it doubles for every further attempt, up to the longest
+_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+
+#: errors that the request itself may have caused; the number of further attempts is limited
+_LOSSES = (ReplicaLost, EngineFailed, OutOfMemory)
+#: errors of a replica that cannot take a request now
+_ELSEWHERE = (ReplicaStopping, WeightsBehind)
+
+#: the codes of all errors that may lead to another attempt
+REASONS = tuple(error.code for error in (*_LOSSES, *_ELSEWHERE, WeightsChanged, QueueFull))
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverPolicy:
+    """The attempts that a request may have. `count` gets every error that leads to another attempt.
+
+    `newest_weights`: the oldest weights that may answer; None: any.
+    """
+
+    max_failovers: int
+    count: Callable[[MrpServeError], None] = lambda _: None
+    newest_weights: Callable[[], Weights | None] = lambda: None
+
+
+class Attempts:
+    """The attempts at one request. `request`: the request of the present attempt.
+
+    `chunks` gets the chunks of a whole answer; it is emptied if the answer begins again. Of a stream only the tokens
+    are kept: log-probabilities and steps take a hundred times as much.
+    """
+
+    def __init__(self, request: ReplicaRequest, policy: FailoverPolicy, chunks: list[Chunk] | None = None) -> None:
+        weights = policy.newest_weights()
+        self.request = request if weights == request.weights else replace(request, weights=weights)
+        self._original, self._policy = request, policy
+        self._chunks = chunks
+        self._token_ids: list[int] = []
+        self._last: Chunk | None = None
+        self._further = self._losses = self._failed_engines = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Notes a chunk that came. No other replica needs to send it."""
+        self._token_ids += chunk.token_ids
+        self._last = chunk
+        if self._chunks is not None:
+            self._chunks.append(chunk)
+
+    async def next(self, error: MrpServeError) -> None:
+        """Returns when the next attempt is due. Raises `error` if there may be no further attempt."""
+        self._losses += isinstance(error, _LOSSES)
+        self._failed_engines += isinstance(error, EngineFailed)
+        if self._failed_engines > 1:
+            raise Quarantined(
+                "the engines of two replicas stopped while they decoded this request, so it is not tried again"
+            ) from error
+        pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0**self._further)
+        if not self._may_follow(error) or self._original.arrived.waited_s() + pause >= self._original.timeout_s:
+            raise error
+        self._further += 1
+        self._policy.count(error)
+        if isinstance(error, WeightsChanged):
+            self._token_ids, self._last = [], None
+            if self._chunks is not None:
+                self._chunks.clear()
+        self.request = replace(
+            self._original,
+            # Every attempt has its own request id: the chosen replica may still be aborting the last attempt.
+            request_id=f"{self._original.request_id}.{self._further}",
+            resume=self._resume(),
+            attempt=self._further,
+            weights=self._policy.newest_weights(),
+        )
+        await asyncio.sleep(pause)
+
+    def _resume(self) -> Resume:
+        if (last := self._last) is None:
+            return Resume()
+        num_steps = max((token.step for token in last.step_map), default=0)
+        return Resume(tuple(self._token_ids), last.index + 1, last.stats, last.version, num_steps)
+
+    def _may_follow(self, error: MrpServeError) -> bool:
+        """Whether to try another replica. QueueFull is tried again only after a first attempt was accepted."""
+        if isinstance(error, _LOSSES):
+            return self._losses <= self._policy.max_failovers
+        if isinstance(error, WeightsChanged) and self._last is not None and self._original.together == 1:
+            return False  # the client has the chunks
+        return self._policy.max_failovers > 0 and (
+            isinstance(error, (*_ELSEWHERE, WeightsChanged)) or (isinstance(error, QueueFull) and self._further > 0)
+        )

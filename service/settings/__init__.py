@@ -1,0 +1,1 @@
+"""The settings of a service, their sources and their defaults."""

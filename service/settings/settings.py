@@ -1,0 +1,350 @@
+"""All settings. This module alone reads `MRP_SERVE_…` variables. Users of Ray and torch read their variables.
+
+A value comes from the first of these that has it: a flag or a deployment file's `args` (keyword arguments), the
+variable `MRP_SERVE_<NAME>`, the YAML or JSON file named by `config`, the default. An unknown key in any of them is an
+error that names the nearest known key. Some settings have other programs' names as well (`settings/sources.py`).
+Settings are frozen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from service.decode.modes import MODES
+from service.errors import SettingsError
+from service.settings import defaults
+from service.settings.sources import by_setting, read_settings
+
+PREFIX = "MRP_SERVE_"
+
+#: the beginning of a hashed API key
+DIGEST = "sha256:"
+#: the name that stands for any name of the model
+ANY_NAME = "*"
+
+if TYPE_CHECKING:
+    ModeName = str
+else:
+    ModeName = Literal[tuple(MODES)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+Fitting = AtLeastOne | Literal["auto"]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Settings(BaseSettings):
+    """The settings of one service. SettingsError names the key, the value and the allowed values."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    config: Path | None = Field(None, description="YAML or JSON file with any of the settings below")
+
+    # the model
+    model: str = Field(
+        str(Path(__file__).parent.parent / "demo"),
+        description="folder or hub name of a checkpoint; owner/name@revision pins it",
+    )
+    served_model_name: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="comma-separated names that requests may use, the first one for answers; `*`: any name; default: "
+        "the last part of `model`",
+    )
+    device: str = Field("auto", description="auto (cuda if there is one), cpu, cuda, cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: bfloat16 on cuda")
+    quantization: Literal["int8", "fp8", "w8a8"] | None = Field(
+        None, description="keeps the layers' matrices in 8 bits, which changes answers; calibrate again"
+    )
+    block_size: Annotated[int, Field(ge=1, le=128)] | None = Field(
+        None, description="overrides the checkpoint's block size"
+    )
+    mrp_residual: bool | None = Field(None, description="overrides the checkpoint's `mrp_residual`")
+    mrp_scale: Finite | None = Field(None, description="overrides the checkpoint's `mrp_scale`")
+    default_mode: ModeName | None = Field(None, description="mode of requests that name none; default: speculative")
+    quality_file: Path | None = Field(
+        None, description="calibration that defines `quality`; default: `quality.json` of the checkpoint"
+    )
+    tensor_parallel_size: AtLeastOne = Field(
+        1,
+        description="devices of one machine that hold a replica's model together; it must divide heads and inner sizes",
+    )
+    torch_threads: AtLeastOne | None = Field(
+        None, description="CPU threads of each of a replica's processes; default: half the cores, shared by them"
+    )
+
+    # limits
+    memory_utilization: Annotated[Finite, Field(gt=0, le=1)] = Field(
+        0.9, description="share of a GPU's memory that `auto` may use, weights included; on a CPU: share of free memory"
+    )
+    max_running: Fitting = Field(
+        "auto",
+        description="requests that a replica decodes at once; auto: as memory allows, at most "
+        f"{defaults.MAX_RUNNING_CPU} (GPU: {defaults.MAX_RUNNING_GPU})",
+    )
+    max_rows: Fitting = Field("auto", description="rows (blocks) of one forward; auto: by device and free memory")
+    max_prefill_tokens: AtLeastOne | None = Field(
+        None,
+        description="prompt tokens in a step that also decodes; default: "
+        f"{defaults.PREFILL_TOKENS_CPU} on a CPU, else {defaults.PREFILL_TOKENS_GPU}",
+    )
+    kv_cache_tokens: Fitting = Field(
+        "auto",
+        description="size of a replica's KV cache in tokens; auto: as memory allows, on a CPU at most "
+        f"{defaults.KV_CACHE_TOKENS_CPU}",
+    )
+    prefix_cache: bool = Field(
+        True, description="requests of one API key with a common prefix share KV pages, which saves prefill"
+    )
+    max_model_len: AtLeastOne | None = Field(
+        None, description="the most tokens of prompt and completion together; default: the checkpoint's limit"
+    )
+    default_max_tokens: AtLeastOne = Field(
+        defaults.DEFAULT_MAX_TOKENS,
+        description="longest answer of a request without a limit, such as `max_tokens`; also at most the rest of the "
+        "context. Its KV pages are reserved, so more means fewer requests at once",
+    )
+    deterministic: bool = Field(
+        False, description="same seed, same tokens: in any batch and on any equal replica; slower"
+    )
+    attention: Literal["auto", "eager", "triton"] = Field(
+        "auto", description="kernels of attention; auto: triton on cuda if it is installed, else eager"
+    )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto", description="auto: on cuda, forwards are captured once for each size and replayed (attention triton)"
+    )
+    overlap: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="half of the requests compute while the policies of the other half run; auto: on cuda, if that is "
+        "faster by measured times",
+    )
+    draft_candidates: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="tokens from which a draft is chosen; 0: the whole vocabulary; default: "
+        f"{defaults.DRAFT_CANDIDATES} of a large vocabulary, all of a small one",
+    )
+    max_waiting: AtLeastOne = Field(defaults.MAX_WAITING, description="waiting requests before 429")
+    max_queue_s: Annotated[Finite, Field(gt=0)] = Field(30.0, description="seconds of waiting work before 429")
+    priority_aging_s: Annotated[Finite, Field(gt=0)] = Field(
+        defaults.PRIORITY_AGING_S, description="seconds of waiting that make up for one priority"
+    )
+    request_timeout_s: Annotated[Finite, Field(gt=0)] = Field(600.0, description="longest request, in seconds")
+    stall_timeout_s: Annotated[Finite, Field(gt=0)] = Field(
+        defaults.STEP_TIMEOUT_S,
+        description="seconds that a step of the engine may take before its replica counts as unhealthy",
+    )
+    drain_timeout_s: Annotated[Finite, Field(ge=0)] = Field(
+        30.0, description="at shutdown, longest wait for requests in progress, in seconds"
+    )
+    max_body_bytes: AtLeastOne = Field(1024 * 1024, description="longest request body, in bytes")
+    strict_fields: bool = Field(
+        False,
+        description="refuses fields that are not served, on the routes of other APIs; else they are ignored, and the "
+        "answer's header `x-ignored-fields` names them",
+    )
+
+    max_failovers: Annotated[int, Field(ge=0)] = Field(3, description="replicas that a request may lose; 0: none")
+
+    # the server
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port to listen on")
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="comma-separated origins of web pages that may use the service (CORS), such as "
+        "`https://chat.example`; `*`: any page; default: none",
+    )
+    api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), repr=False, description="comma-separated keys or `sha256:<hex>`; no keys and no key file: open"
+    )
+    api_keys_file: Path | None = Field(None, description="YAML list of hashed keys, with names, weights and limits")
+    admin_keys: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), repr=False, description="comma-separated keys for `/admin/…`; no keys: there are no such routes"
+    )
+    weights_update: Literal["finish", "abort"] = Field(
+        "finish",
+        description="finish: running requests complete with the old weights; abort: they restart with the new ones, "
+        "and streams that have sent tokens end with an error",
+    )
+    share_prefixes_between_keys: bool = Field(
+        False, description="requests of all API keys share KV pages; a key can then find out prompts of other keys"
+    )
+    num_replicas: Annotated[int, Field(ge=0)] = Field(
+        1, description="replicas of the model; the minimum if `max_replicas` is larger (0: none without requests)"
+    )
+    max_replicas: AtLeastOne | None = Field(
+        None, description="maximum of replicas, whose number then follows the work; default: always `num_replicas`"
+    )
+    target_queue_s: Annotated[Finite, Field(gt=0)] = Field(
+        10.0, description="autoscaling: seconds in which the replicas should finish the waiting work"
+    )
+    upscale_delay_s: Annotated[Finite, Field(ge=0)] = Field(
+        5.0, description="autoscaling: seconds for which more replicas must be needed before they are started"
+    )
+    downscale_delay_s: Annotated[Finite, Field(ge=0)] = Field(
+        300.0, description="autoscaling: seconds for which fewer replicas must be needed before some are stopped"
+    )
+    num_ingresses: AtLeastOne = Field(
+        1,
+        description="processes that take requests, each with an equal share of slots and limits; `mrp-serve serve`: a "
+        "single one listens itself, several are behind Serve's proxy",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="log level of the service and of Serve; info: a line for every request"
+    )
+    log_format: Literal["text", "json"] = Field("text", description="form of log lines; json: one object per line")
+    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = Field(
+        None,
+        description="OpenTelemetry collector (OTLP over HTTP) that gets the traces, such as http://localhost:4318",
+    )
+    torch_profiler_dir: Path | None = Field(
+        None,
+        description="folder for a trace by torch.profiler: each engine writes one, of 16 steps after its first 64; "
+        "these steps are slow",
+    )
+    log_file: Path | None = Field(None, description="file to which log lines are appended; default: stderr")
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise SettingsError(_explain(error)) from None
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The model's names, first the name in answers."""
+        names = tuple(name for name in self.served_model_name if name != ANY_NAME)
+        return names or (self.model.rstrip("/").rpartition("/")[2].partition("@")[0],)
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in answers."""
+        return self.model_names[0]
+
+    @property
+    def slots(self) -> int:
+        """The most requests that a replica takes at once. With `max_running: auto` it may take fewer."""
+        limit = defaults.MAX_RUNNING_GPU if self.device.startswith("cuda") else defaults.MAX_RUNNING_CPU
+        return slots_of(limit if self.max_running == "auto" else self.max_running)
+
+    def per_ingress(self, total: int) -> int:
+        """An ingress's part of a limit of the whole service, rounded up."""
+        return -(-total // self.num_ingresses)
+
+    @property
+    def most_replicas(self) -> int:
+        """The maximum number of replicas of the model."""
+        return self.num_replicas if self.max_replicas is None else self.max_replicas
+
+    @property
+    def autoscaled(self) -> bool:
+        """Whether the number of replicas follows the work."""
+        return self.most_replicas > self.num_replicas
+
+    @property
+    def ingress_listens(self) -> bool:
+        """Whether the ingress of `mrp-serve serve` takes connections itself. One process listens on a port."""
+        return self.num_ingresses == 1
+
+    def to_json(self) -> str:
+        """The settings for another process of this service, without keys."""
+        return self.model_dump_json(exclude={"api_keys", "admin_keys"})
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """The settings that `to_json` wrote. Neither the environment nor a file is read."""
+        settings = cls.__new__(cls)
+        cls.__pydantic_validator__.validate_json(text, self_instance=settings)
+        return settings
+
+    @model_validator(mode="after")
+    def _several_devices(self) -> Self:
+        if self.tensor_parallel_size > 1 and self.device not in {"auto", "cpu", "cuda"}:
+            raise SettingsError(
+                f"device is {self.device!r}, which is one device, and tensor_parallel_size is "
+                f"{self.tensor_parallel_size}; allowed are then auto, cpu and cuda",
+                param="device",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_fit(self) -> Self:
+        if self.max_replicas is None and not self.num_replicas:
+            raise SettingsError(
+                "num_replicas is 0, which is allowed with max_replicas only: no request would ever be answered",
+                param="num_replicas",
+            )
+        if self.max_replicas is not None and self.max_replicas < self.num_replicas:
+            raise SettingsError(
+                f"max_replicas is {self.max_replicas}, allowed is num_replicas ({self.num_replicas}) or more",
+                param="max_replicas",
+            )
+        return self
+
+    @field_validator("served_model_name", "allowed_origins", mode="before")
+    @classmethod
+    def _split(cls, value: object, about: ValidationInfo) -> object:
+        names = value.split(",") if isinstance(value, str) else value
+        if not isinstance(names, (list, tuple)):
+            return () if names is None else names
+        names = tuple(name.strip() if isinstance(name, str) else name for name in names)
+        if "" in names:
+            raise SettingsError(f"{about.field_name} has an empty name", param=about.field_name)
+        return names
+
+    @field_validator("api_keys", "admin_keys", mode="before")
+    @classmethod
+    def _hashed(cls, value: object, about: ValidationInfo) -> object:
+        keys = value.split(",") if isinstance(value, str) else value
+        if isinstance(keys, (list, tuple)):
+            keys = tuple(_digest(key.strip(), about.field_name) if isinstance(key, str) else key for key in keys)
+        return keys
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is the library's
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Keyword arguments, then the environment, then the file. All are checked for unknown keys."""
+        variables = {
+            key[len(PREFIX) :].lower(): os.environ[key] for key in os.environ if key.upper().startswith(PREFIX)
+        }
+        arguments = by_setting(init_settings(), cls.model_fields, "settings")
+        environment = by_setting(variables, cls.model_fields, f"environment ({PREFIX}…)")
+        path = arguments.get("config") or environment.get("config")
+        content = by_setting(read_settings(Path(path)) if path else {}, cls.model_fields, str(path))
+        return tuple(
+            InitSettingsSource(settings_cls, init_kwargs=values) for values in (arguments, environment, content)
+        )
+
+
+def slots_of(max_running: int) -> int:
+    """Requests that a replica takes at once. It decodes `max_running`; a few more wait in it, so it never idles."""
+    return max_running + max(1, max_running // 4)
+
+
+def _digest(key: str, setting: str | None) -> str:
+    """The hash of a key; only hashes are kept. A hash stays as it is."""
+    if not key:
+        raise SettingsError(f"{setting} has an empty key, allowed are non-empty texts", param=setting)
+    if not key.startswith(DIGEST):
+        return DIGEST + hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", key.removeprefix(DIGEST)):
+        raise SettingsError(f"{setting} has a sha256:… that is not 64 hexadecimal digits", param=setting)
+    return key.lower()
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors(include_url=False):
+        name = str(problem["loc"][0]) if problem["loc"] else "settings"
+        value = "…" if name in {"api_keys", "admin_keys"} else repr(problem["input"])
+        lines.append(f"{name} is {value}: {problem['msg']}")
+    return "; ".join(dict.fromkeys(lines))

@@ -1,0 +1,74 @@
+"""The sources of settings: their names in other programs and earlier versions, and their YAML files.
+
+Called by `settings/settings.py`, which joins the sources. Knows no setting's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from service.errors import SettingsError, nearest
+
+#: names of vLLM and SGLang -> the setting that is the same thing
+ALIASES = {
+    "api_server_count": "num_ingresses",
+    "attention_backend": "attention",
+    "enable_deterministic_inference": "deterministic",
+    "enable_prefix_caching": "prefix_cache",
+    "gpu_memory_utilization": "memory_utilization",
+    "max_num_seqs": "max_running",
+    "max_running_requests": "max_running",
+    "max_total_tokens": "kv_cache_tokens",
+    "watchdog_timeout": "stall_timeout_s",
+}
+#: settings of earlier versions -> the present behaviour
+_GONE = {
+    "engine": "a replica's engine always has a process of its own",
+    "listener": "one ingress of `mrp-serve serve` listens itself; Serve's proxies are before several, and in clusters",
+    "routing": "requests go where their prompt's prefix is cached, unless prefix_cache is false",
+    "transport": "requests always go by the ingresses' own connections, encrypted where Ray is (`RAY_USE_TLS`)",
+}
+
+
+def by_setting(values: Mapping[str, Any], settings: Iterable[str], where: str) -> dict[str, Any]:
+    """The values of one source by setting. SettingsError for unknown names, and for two values of one setting."""
+    chosen: dict[str, Any] = {}
+    names = {*settings, *ALIASES}
+    for name, value in values.items():
+        if name not in names:
+            instead = f"is gone: {_GONE[name]}" if name in _GONE else f"is not a setting; {nearest(name, names)}"
+            raise SettingsError(f"{where}: {name!r} {instead}", param=name)
+        setting = ALIASES.get(name, name)
+        if setting in chosen and chosen[setting] != value:
+            raise SettingsError(
+                f"{where}: {name} is {value!r}, and another name of {setting} says {chosen[setting]!r}", param=name
+            )
+        chosen[setting] = value
+    return chosen
+
+
+def read_settings(path: Path) -> Mapping[str, Any]:
+    """The content of a settings file. JSON is valid YAML."""
+    content = read_yaml(path, "the settings file", "config")
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise SettingsError(f"the settings file {path} must hold `name: value` pairs", param="config")
+    return content
+
+
+def read_yaml(path: Path, what: str, param: str) -> Any:
+    """The content of a YAML file. SettingsError if it cannot be read. `what`: the name of the file in the error."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" (line {where.line + 1})" if where else ""
+        raise SettingsError(f"{what} {path} is not YAML{line}", param=param) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SettingsError(f"{what} {path} cannot be read: {reason}", param=param) from None

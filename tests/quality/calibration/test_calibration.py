@@ -1,0 +1,206 @@
+"""A calibration on a golden checkpoint: who is asked what, what is counted, that it goes on where it stopped."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from service.decode.modes import MODES, Dynamic, Remask, Speculative, Static
+from service.engine import Engine, EngineConfig
+from service.errors import SettingsError
+from service.model import load_checkpoint
+from service.quality.calibration.measure import Calibration, Scope
+from service.quality.calibration.plans import default_plans
+from service.quality.calibration.prompts import PromptTask
+from service.quality.calibration.records import ChunkRecord, Notebook, PlanChunk, make_rows
+
+FOLDER = Path(__file__).parents[2] / "golden" / "sdar-mrp-random-a"
+PLANS = [Static(), Speculative(2), Dynamic(0.05), Remask(0.05)]
+SCOPE = Scope(concurrency=(1, 2), timed=4, max_new_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return Engine(load_checkpoint(FOLDER), EngineConfig(kv_cache_tokens=2048, prefix_cache=False))
+
+
+@pytest.fixture(scope="module")
+def first(engine):
+    """Static's first token of each prompt."""
+    return {number: engine.generate([_request(number)])[0].token_ids[0] for number in range(7)}
+
+
+@pytest.fixture
+def calibration(engine, first):
+    """Right is what begins with static's first token, so that other plans are wrong now and then."""
+    tasks = [
+        PromptTask((number, 7, 9), lambda answer, number=number, token=token: number != 3 and answer[0] == token)
+        for number, token in first.items()
+    ]
+    return Calibration(engine, tasks, PLANS, SCOPE)
+
+
+def _request(number):
+    from service.engine import GenerationRequest
+
+    return GenerationRequest(str(number), (number, 7, 9), Static(), max_new_tokens=12)
+
+
+def test_every_plan_answers_the_timed_prompts_lossless_ones_no_others(calibration):
+    jobs = calibration.jobs
+    static, drafted, dynamic, remask = calibration.plan_names
+    assert [job[1:3] for job in jobs if job.plan == drafted] == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 2)]
+    for plan in (static, dynamic, remask):
+        assert [job[1:3] for job in jobs if job.plan == plan] == [
+            (1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 2), (2, 4), (2, 6)
+        ]  # fmt: skip
+    assert [job.plan for job in jobs[:4]] == calibration.plan_names  # in turns
+
+
+def test_rows_are_what_was_counted(calibration):
+    notebook = Notebook(None, {})
+    assert list(calibration.run(notebook)) == calibration.jobs
+    static, drafted, dynamic, remask = calibration.rows(notebook, "cpu")
+    assert [row.prompts for row in (static, drafted, dynamic, remask)] == [7, 4, 7, 7]
+    assert static.tokens_per_forward <= 1.0 < dynamic.tokens_per_forward
+    assert drafted.identical == drafted.prompts
+    assert drafted.accuracy == static.accuracy == static.right / 7
+    assert (drafted.difference, drafted.difference_low, drafted.difference_high) == (0.0, 0.0, 0.0)
+    assert dynamic.identical < 7
+    assert dynamic.difference == pytest.approx((dynamic.right - static.right) / 7)
+    assert dynamic.right == static.right + dynamic.gained - dynamic.lost
+    for row in (static, drafted, dynamic, remask):
+        assert row.accuracy_low <= row.accuracy <= row.accuracy_high
+        assert [speed.concurrency for speed in row.speed] == [1, 2]
+        assert all(speed.tokens_per_second > 0 for speed in row.speed)
+    assert [speed.speedup for speed in static.speed] == [1.0, 1.0]
+
+
+class TestTemperatures:
+    """Accuracy is also measured at temperatures above 0, of the plans that a preset may allow."""
+
+    @pytest.fixture
+    def measured(self, calibration):
+        warm = Calibration(calibration._engine, calibration._tasks, PLANS, replace(SCOPE, temperatures=(0.1, 1.0)))
+        notebook = Notebook(None, {})
+        assert list(warm.run(notebook)) == warm.jobs
+        return warm.rows(notebook, "cpu"), notebook
+
+    def test_all_prompts_are_answered_by_static_and_what_is_near_it(self, measured):
+        (static, drafted, *lossy), notebook = measured
+        assert [result.temperature for result in static.sampled] == [0.1, 1.0]
+        assert drafted.sampled == []
+        near = [row for row in lossy if row.difference >= -0.05]
+        assert [bool(row.sampled) for row in lossy] == [row in near for row in lossy]
+        for row in (static, *near):
+            assert [result.prompts for result in row.sampled] == [7, 7]
+            for result, plain in zip(row.sampled, static.sampled, strict=True):
+                assert result.right == plain.right + result.gained - result.lost
+                assert result.difference == pytest.approx((result.right - plain.right) / 7)
+        assert {job.together for job in notebook.records if job.temperature} == {2}
+
+    def test_they_change_nothing_of_the_greedy_rows(self, measured, calibration):
+        notebook = Notebook(None, {})
+        list(calibration.run(notebook))
+        for warm, plain in zip(measured[0], calibration.rows(notebook, "cpu"), strict=True):
+            assert (warm.prompts, warm.right, warm.identical) == (plain.prompts, plain.right, plain.identical)
+            assert warm.tokens_per_forward == plain.tokens_per_forward
+
+    def test_a_plan_outside_every_margin_is_not_measured_further(self, calibration, monkeypatch):
+        warm = Calibration(calibration._engine, calibration._tasks, PLANS, replace(SCOPE, temperatures=(0.7,)))
+        monkeypatch.setattr(Calibration, "_allowed", lambda self, notebook: {self.plan_names[0]})
+        notebook = Notebook(None, {})
+        assert list(warm.run(notebook)) == warm.jobs
+        assert {job.plan for job in notebook.records if job.temperature} == {warm.plan_names[0]}
+        assert [bool(row.sampled) for row in warm.rows(notebook, "cpu")] == [True, False, False, False]
+
+
+class TestRowsOfMadeUpRecords:
+    def record(self, plan, start, right, cpu_s, **changes):
+        answers = changes.pop("answers", ["a"] * len(right))
+        return ChunkRecord(plan, len(right), start, right, answers, 10, 5, cpu_s, 2 * cpu_s, **changes)
+
+    def test_pairs_and_rates(self):
+        static, dynamic = "static tokens_per_step=1", "dynamic threshold=0.5"
+        records = [
+            self.record(static, 0, [True, False], 1.0),
+            self.record(dynamic, 0, [False, True], 0.5, answers=["a", "b"]),
+            self.record(static, 2, [True, True], 1.0),
+            self.record(dynamic, 2, [False, True], 0.5),
+            self.record(static, 4, [True, True], 99.0),  # not timed
+            self.record(dynamic, 4, [True, True], 1.0),
+        ]
+        first, second = make_rows([Static(), Dynamic(0.5)], records, "cpu", 4)
+        assert (second.gained, second.lost, second.identical) == (1, 2, 5)
+        assert second.difference == pytest.approx(-1 / 6)
+        assert second.tokens_per_forward == 2.0
+        assert (first.speed[0].tokens_per_second, second.speed[0].tokens_per_second) == (10.0, 20.0)
+        assert second.speed[0].speedup == 2.0
+        assert second.speed[0].tokens_per_second_wall == 10.0
+        assert make_rows([Static(), Dynamic(0.5)], records, "wall", 4)[1].speed[0].tokens_per_second == 10.0
+
+
+class TestScope:
+    def test_two_chunks_at_least(self, engine):
+        tasks = [PromptTask((1, 2), bool)] * 4
+        with pytest.raises(SettingsError, match="concurrency is 3, allowed is at most half the timed prompts, 2"):
+            Calibration(engine, tasks, PLANS, replace(SCOPE, concurrency=(3,)))
+
+    def test_one_at_a_time_times_fewer_prompts(self):
+        scope = replace(SCOPE, timed=128)
+        assert scope.timed_starts(1, 1000) == range(32)
+        assert scope.timed_starts(16, 1000) == range(0, 128, 16)
+        assert scope.timed_starts(16, 40) == range(0, 32, 16)
+
+
+ABOUT = {"plans": ["a"], "timed": 4}
+RECORD = ChunkRecord("a", 1, 0, [True], ["x"], 3, 3, 0.5, 0.5)
+
+
+class TestNotebook:
+    def test_goes_on_where_it_stopped(self, calibration, tmp_path):
+        notebook = Notebook(tmp_path / "partial", ABOUT)
+        run = calibration.run(notebook)
+        done = [next(run) for _ in range(5)]
+        run.close()
+        again = Notebook(tmp_path / "partial", ABOUT)
+        assert list(again.records) == done
+        kept = dict(again.records)
+        assert list(calibration.run(again)) == calibration.jobs
+        assert {job: again.records[job] for job in done} == kept
+        again.remove()
+        assert not (tmp_path / "partial").exists()
+
+    def test_of_another_calibration_is_begun_anew(self, tmp_path):
+        Notebook(tmp_path / "partial", ABOUT).add(RECORD)
+        assert Notebook(tmp_path / "partial", ABOUT).records == {PlanChunk("a", 1, 0): RECORD}
+        assert Notebook(tmp_path / "partial", {"plans": ["b"]}).records == {}
+        assert Notebook(tmp_path / "partial", ABOUT).records == {}
+
+    def test_a_line_that_was_cut_off_is_left_out(self, tmp_path):
+        path = tmp_path / "partial"
+        Notebook(path, ABOUT).add(RECORD)
+        with path.open("a") as file:
+            file.write('{"plan": "a", "tog')
+        resumed = Notebook(path, ABOUT)
+        assert len(resumed.records) == 1
+        resumed.add(replace(RECORD, start=1))
+        assert len(Notebook(path, ABOUT).records) == 2
+
+
+class TestGrid:
+    def test_has_every_mode_static_first_nothing_twice(self):
+        plans = default_plans(16, has_mrp=True)
+        assert plans[0] == Static()
+        assert len(set(plans)) == len(plans)
+        assert {plan.mode for plan in plans} == set(MODES)
+
+    def test_without_mrp_and_in_small_blocks_only_what_runs(self):
+        assert not any(plan.needs_mrp for plan in default_plans(16, has_mrp=False))
+        assert Speculative(0, max_drafts=4) in default_plans(16, has_mrp=False)
+        for plan in default_plans(2, has_mrp=True):
+            plan.check(2)
+
+    def test_a_mode_without_a_line_is_tried_at_its_defaults(self, monkeypatch):
+        monkeypatch.setattr("service.quality.calibration.plans.GRID", {})
+        assert set(default_plans(16, has_mrp=True)) == {params() for params in MODES.values()}

@@ -1,0 +1,59 @@
+"""The intervals, against values known from elsewhere and by simulation."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from service.quality.calibration.records import Pieces, paired_difference, proportion, ratio_of_rates
+
+
+@pytest.mark.parametrize(
+    ("count", "of", "low", "high"),
+    [  # Newcombe (1998), "Two-sided confidence intervals for the single proportion", method 3
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_a_share_has_wilsons_interval(count: int, of: int, low: float, high: float) -> None:
+    found = proportion(count, of)
+    assert found.value == count / of
+    assert (round(found.low, 4), round(found.high, 4)) == (low, high)
+
+
+def test_all_right_is_not_certain() -> None:
+    found = proportion(50, 50)
+    assert found.high == 1.0
+    assert 0.9 < found.low < 0.95
+
+
+def test_the_difference_of_pairs_hangs_on_those_that_differ() -> None:
+    few, many = paired_difference(1, 2, 1000), paired_difference(51, 52, 1000)
+    assert few.value == many.value == -0.001
+    assert few.low < few.value < few.high
+    assert many.high - many.low > 4 * (few.high - few.low)
+    assert paired_difference(0, 0, 100).low < 0 < paired_difference(0, 0, 100).high
+
+
+def test_the_paired_interval_holds_what_it_says() -> None:
+    """Of 1,000 experiments about 95 % have the true difference in their interval."""
+    draw = random.Random(3)
+    covered = 0
+    for _ in range(1000):
+        kinds = draw.choices(("gained", "lost", "same"), (0.03, 0.05, 0.92), k=300)
+        found = paired_difference(kinds.count("gained"), kinds.count("lost"), 300)
+        covered += found.low <= -0.02 <= found.high
+    assert 925 <= covered <= 985
+
+
+def test_a_ratio_of_rates_knows_no_noise_that_both_have() -> None:
+    """The same busy minute makes both slow."""
+    slow = [1.0, 3.0, 1.0, 2.0]
+    one, other = Pieces([20.0] * 4, slow), Pieces([10.0] * 4, slow)
+    found = ratio_of_rates(one, other)
+    assert found.value == found.low == found.high == 2.0
+    uneven = ratio_of_rates(Pieces([20.0] * 4, [1.0, 1.2, 0.9, 1.1]), Pieces([10.0] * 4, [1.0] * 4))
+    assert uneven.low < uneven.value < uneven.high
