@@ -86,11 +86,9 @@ def default_variants(*, with_mrp: bool) -> list[Variant]:
     """Static first. A mode that needs MRP is also tried with MRP's output set to zero."""
     plans = [make_mode(mode, knobs) for mode, knobs in grid_lines(_GRID)]
     if not with_mrp:
-        plans = [params for params in plans if not params.needs_mrp]
+        plans = [mode for mode in plans if not mode.needs_mrp]
         plans += [Speculative(0, drafts) for drafts in (1, 4)]
-    return [
-        Variant(params, engine) for params in plans for engine in (("mrp", "zero") if params.needs_mrp else ("mrp",))
-    ]
+    return [Variant(mode, engine) for mode in plans for engine in (("mrp", "zero") if mode.needs_mrp else ("mrp",))]
 
 
 def engines_for(
@@ -131,7 +129,7 @@ def _row(score: Score) -> dict[str, Any]:
 def _table(scores: list[Score]) -> Table:
     rows = table("mode", "engine", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted", plan="mode")
     for score in scores:
-        plain = score.variant.engine == "mrp" and not score.variant.params.needs_mrp
+        plain = score.variant.engine == "mrp" and not score.variant.mode.needs_mrp
         rows.add_row(
             score.variant.name,
             "-" if plain else score.variant.engine,

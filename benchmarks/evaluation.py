@@ -35,13 +35,13 @@ class Variant:
     are kept so (`model/quantization`).
     """
 
-    params: DecodingMode
+    mode: DecodingMode
     engine: str = "mrp"
 
     @property
     def name(self) -> str:
         """Such as `speculative mrp_steps=4`."""
-        return Plan.from_mode(self.params).name
+        return Plan.from_mode(self.mode).name
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Score:
         """
         forwards = [completion.stats.forwards for completion in self.completions]
         blocks = sum(len(completion.blocks) for completion in self.completions)
-        more = 2 if isinstance(self.variant.params, Speculative) else 1
+        more = 2 if isinstance(self.variant.mode, Speculative) else 1
         return self.tokens / (sum(count.denoise + count.verify for count in forwards) + more * blocks)
 
     @property
@@ -119,7 +119,7 @@ def evaluate(
             engine = engines[score.variant.engine]
             requests = [
                 GenerationRequest(
-                    str(start + index), task.prompt_token_ids, score.variant.params, sampling, max_new_tokens,
+                    str(start + index), task.prompt_token_ids, score.variant.mode, sampling, max_new_tokens,
                     frozenset(engine.model.eos_token_ids),
                 )
                 for index, task in enumerate(chunk)

@@ -191,8 +191,8 @@ def _run(runner: CheckpointRunner, rows: list[Row]) -> None:
     runner.begin("backbone", rows)()
 
 
-def _request(name: str, prompt: tuple[int, ...], tokens: int, params: Static | None = None) -> GenerationRequest:
-    return GenerationRequest(name, prompt, params or Static(), max_new_tokens=tokens)
+def _request(name: str, prompt: tuple[int, ...], tokens: int, mode: Static | None = None) -> GenerationRequest:
+    return GenerationRequest(name, prompt, mode or Static(), max_new_tokens=tokens)
 
 
 def _ratio(what: str, pair: Callable[[], tuple[float, float]], limit: float | None, rounds: int) -> Ratio:

@@ -68,15 +68,15 @@ def command(
     tune_interpreter()
     rows = list[dict[str, Any]]()
     with Counter(len(plans) * (len(concurrency) + bool(seconds))) as counter:
-        for text, params in plans.items():
+        for text, mode in plans.items():
             row: dict[str, Any] = {"plan": text, "machine": machine_name(checkpoint.device), "microseconds": {}}
             row["model"] = display_name(checkpoint.path)
             for requests in concurrency:
-                milliseconds = host_milliseconds(checkpoint, requests, steps, params)
+                milliseconds = host_milliseconds(checkpoint, requests, steps, mode)
                 row["microseconds"][requests] = 1e3 * milliseconds / requests
                 counter.next(f"{text}, {requests} together")
             if seconds:
-                row["late_ms"] = asdict(loop_delays(checkpoint, max(concurrency), params, seconds, HOST_COSTS))
+                row["late_ms"] = asdict(loop_delays(checkpoint, max(concurrency), mode, seconds, HOST_COSTS))
                 counter.next(f"{text}, event loop")
             rows.append(row)
     if output:
@@ -111,14 +111,14 @@ class Delays:
 
 
 def loop_delays(
-    checkpoint: Checkpoint, requests: int, params: DecodingMode, seconds: float, costs: StepCosts | None = None
+    checkpoint: Checkpoint, requests: int, mode: DecodingMode, seconds: float, costs: StepCosts | None = None
 ) -> Delays:
     """While `requests` requests decode at once, one after another in each slot, with short prompts."""
-    return asyncio.run(_measure(checkpoint, requests, params, seconds, costs))
+    return asyncio.run(_measure(checkpoint, requests, mode, seconds, costs))
 
 
 async def _measure(
-    checkpoint: Checkpoint, requests: int, params: DecodingMode, seconds: float, costs: StepCosts | None
+    checkpoint: Checkpoint, requests: int, mode: DecodingMode, seconds: float, costs: StepCosts | None
 ) -> Delays:
     size = checkpoint.config.block_size
     tokens = min(_NEW_TOKENS, (checkpoint.config.max_positions // size - 1) * size)
@@ -127,7 +127,7 @@ async def _measure(
     ids: list[int] = [threading.get_native_id()]
     worker = AsyncEngine(engine, max_waiting=2 * requests)
     worker.start()
-    clients = [asyncio.create_task(_ask(worker, slot, params, tokens)) for slot in range(requests)]
+    clients = [asyncio.create_task(_ask(worker, slot, mode, tokens)) for slot in range(requests)]
     try:
         await asyncio.sleep(_WARM_UP_S)
         ids += [thread.native_id for thread in threading.enumerate() if thread.name == "engine" and thread.native_id]
@@ -139,11 +139,11 @@ async def _measure(
         worker.stop()
 
 
-async def _ask(worker: AsyncEngine, slot: int, params: DecodingMode, tokens: int) -> None:
+async def _ask(worker: AsyncEngine, slot: int, mode: DecodingMode, tokens: int) -> None:
     """Requests of a slot, without end."""
     index = 0
     while True:
-        request = GenerationRequest(f"{slot}-{index}", (slot % 2,), params, max_new_tokens=tokens)
+        request = GenerationRequest(f"{slot}-{index}", (slot % 2,), mode, max_new_tokens=tokens)
         async with aclosing(worker.generate(request)) as events:
             async for _ in events:
                 pass

@@ -61,7 +61,7 @@ def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
     cpu, wall = plan.times_faster(static)
     return {
         "concurrency": plan.concurrency,
-        "plan": Plan.from_mode(plan.params).name,
+        "plan": Plan.from_mode(plan.mode).name,
         "tokens_per_forward": plan.tokens_per_forward,
         "cpu_milliseconds_per_token": plan.milliseconds_per_token,
         "times_static_cpu": cpu,

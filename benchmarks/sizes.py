@@ -94,7 +94,7 @@ class Run:
         return {
             "model": display_name(Path(self.model)),
             "prompts": len(self.prompts),
-            "plans": [Plan.from_mode(params).name for params in self.plans],
+            "plans": [Plan.from_mode(mode).name for mode in self.plans],
             "rounds": self.rounds,
             "requests": self.requests,
             "new_tokens": self.new_tokens,
@@ -195,16 +195,16 @@ def measured(shared: Run, cells: Sequence[Cell], counter: Counter) -> Iterator[d
 def compared(plans: Sequence[PlanAtLoad]) -> dict[str, Any]:
     """The results of a cell. `plans`: `static` first. Ratios are of one round: [median, least, largest]."""
     static = plans[0]
-    lossless = [plan for plan in plans if _is_lossless(plan.params)]
-    automatic = [plan for plan in lossless if leaves_drafts_open(plan.params)]
-    fixed = [plan for plan in lossless if not leaves_drafts_open(plan.params)]
+    lossless = [plan for plan in plans if _is_lossless(plan.mode)]
+    automatic = [plan for plan in lossless if leaves_drafts_open(plan.mode)]
+    fixed = [plan for plan in lossless if not leaves_drafts_open(plan.mode)]
     best = max(fixed, key=lambda plan: statistics.median(plan.ratios(static)))
     return {
-        "best_fixed": Plan.from_mode(best.params).name,
+        "best_fixed": Plan.from_mode(best.mode).name,
         "auto_to_best_fixed": _spread(automatic[0].ratios(best)) if automatic else None,
         "results": [
             {
-                "plan": Plan.from_mode(plan.params).name,
+                "plan": Plan.from_mode(plan.mode).name,
                 "tokens_per_forward": round(plan.tokens_per_forward, 3),
                 "ms_per_token": round(
                     statistics.median(1e3 * sample.wall_s / sample.tokens for sample in plan.samples), 3
@@ -218,10 +218,10 @@ def compared(plans: Sequence[PlanAtLoad]) -> dict[str, Any]:
     }
 
 
-def _is_lossless(params: DecodingMode) -> bool:
+def _is_lossless(mode: DecodingMode) -> bool:
     """Whether the output is `static`'s."""
-    drafted = isinstance(params, Speculative) and not params.drafts_decide and params.plain == Static()
-    return drafted or params == Static()
+    drafted = isinstance(mode, Speculative) and not mode.drafts_decide and mode.plain == Static()
+    return drafted or mode == Static()
 
 
 def _spread(ratios: Sequence[float]) -> list[float]:

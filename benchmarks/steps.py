@@ -141,7 +141,7 @@ class _Counted(RunnerAround):
         return done(predictions)
 
 
-def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params: DecodingMode | None = None) -> float:
+def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, mode: DecodingMode | None = None) -> float:
     """Median over steps in which `requests` requests decode short prompts, static if no mode is named.
 
     With one CPU thread it is CPU time, so other programs do not count.
@@ -161,7 +161,7 @@ def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params:
     )
     engine = Engine(checkpoint, config, deps=EngineDeps(costs=HOST_COSTS, runner=runner))
     for index in range(requests):
-        engine.submit(GenerationRequest(str(index), (index % 2,), params or Static(), max_new_tokens=new_tokens))
+        engine.submit(GenerationRequest(str(index), (index % 2,), mode or Static(), max_new_tokens=new_tokens))
     times, clock = list[float](), forward_clock(checkpoint.device)
     while len(times) <= steps and (len(times) < 2 or engine.state().num_running == requests):
         begin, inside = clock(), counted[0].seconds

@@ -55,7 +55,7 @@ class Rounds:
 class RandomWorkload:
     """Random prompts of `prompt_tokens` (from, to) and completions of `new_tokens`, nothing stops early."""
 
-    params: DecodingMode
+    mode: DecodingMode
     prompt_tokens: tuple[int, int] = (16, 64)
     new_tokens: int = 64
     seed: int = 0
@@ -72,7 +72,7 @@ class RandomWorkload:
             GenerationRequest(
                 str(index),
                 tuple(rng.choices(allowed, k=rng.randint(*self.prompt_tokens))),
-                self.params,
+                self.mode,
                 max_new_tokens=self.new_tokens,
             )
             for index in range(count)
@@ -134,12 +134,12 @@ class Workload:
     fewest: int = 48
     new_tokens: int = 96
 
-    def requests(self, params: DecodingMode, numbers: range, stops: frozenset[int]) -> list[GenerationRequest]:
+    def requests(self, mode: DecodingMode, numbers: range, stops: frozenset[int]) -> list[GenerationRequest]:
         """A request for each number, the first prompt again behind the last. Plans get the same seed for a number."""
         prompts = [self.prompts[index % len(self.prompts)] for index in numbers]
         sampling = [SamplingParams(self.temperature, seed=index) for index in numbers]
         return [
-            GenerationRequest(f"{index}", prompt, params, drawn, max_new_tokens=self.new_tokens, stop_token_ids=stops)
+            GenerationRequest(f"{index}", prompt, mode, drawn, max_new_tokens=self.new_tokens, stop_token_ids=stops)
             for index, prompt, drawn in zip(numbers, prompts, sampling, strict=True)
         ]
 
@@ -163,7 +163,7 @@ class Sample:
 class PlanAtLoad:
     """A plan at a number of concurrent requests."""
 
-    params: DecodingMode
+    mode: DecodingMode
     concurrency: int
     samples: list[Sample] = field(default_factory=list)
 
@@ -223,16 +223,16 @@ def compare_at_loads(
     for concurrency in rounds.concurrencies:
         tokens = concurrency * _TOKENS
         config = replace(limits, max_running=concurrency, kv_cache_tokens=tokens, prefix_cache=False)
-        rows = [PlanAtLoad(params, concurrency) for params in plans]
+        rows = [PlanAtLoad(mode, concurrency) for mode in plans]
         handed = EngineDeps(costs=costs, runner=_shared(checkpoint, config))
         turns = deque((Engine(checkpoint, config, deps=handed), row) for row in rows)
         for round_index in range(rounds.count + 1):
             count = max(workload.fewest, _WAVES * concurrency)
             numbers = range(round_index * count, (round_index + 1) * count)
             for engine, row in turns:
-                row.samples.append(_sample(engine, workload.requests(row.params, numbers, stops)))
+                row.samples.append(_sample(engine, workload.requests(row.mode, numbers, stops)))
                 turn = f"round {round_index} of {rounds.count}" if round_index else "to warm up"
-                rounds.after(f"{concurrency} together, {turn}, {row.params.mode}")
+                rounds.after(f"{concurrency} together, {turn}, {row.mode.name}")
             turns.rotate(1)  # nobody always follows the same one
         for row in rows:
             del row.samples[0]

@@ -65,12 +65,12 @@ class TextModel:
     def generate(
         self,
         prompts: Iterable[PromptType],
-        params: DecodingMode | None = None,
+        mode: DecodingMode | None = None,
         sampling: SamplingParams | None = None,
         max_new_tokens: int = 256,
         constraint: Constraint | None = None,
     ) -> list[TextCompletion]:
-        """Decodes prompts together and returns their answers in order. `params`: None for the program's default mode.
+        """Decodes prompts together and returns their answers in order. `mode`: None for the program's default mode.
 
         `constraint`: the constraint of every answer, such as `Constraint.choice(["yes", "no"])`. InvalidRequest if a
         prompt is empty or too long, if the chat template refuses messages, or if the constraint is wrong.
@@ -80,7 +80,7 @@ class TextModel:
             GenerationRequest(
                 str(index),
                 tuple(self._encode(prompt)),
-                params or default_mode(),
+                mode or default_mode(),
                 sampling or SamplingParams(),
                 max_new_tokens,
                 frozenset(self.checkpoint.config.eos_token_ids),

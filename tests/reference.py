@@ -166,7 +166,7 @@ class Reference:
         forwards, steps = 0, list[list[Step]]()
         while True:
             standing = (Standing(request, [*clean, *head]),) if request.sampling.adjusts_logits else ()
-            canvas, used = self.decode(clean, head, request.params, request.sampling, *standing)
+            canvas, used = self.decode(clean, head, request.mode, request.sampling, *standing)
             forwards, clean, head = forwards + used, clean + list(canvas.block.tokens), []
             steps.append(canvas.steps)
             output = clean[len(prompt) :][: request.max_new_tokens]
@@ -180,7 +180,7 @@ class Reference:
         self,
         clean: Sequence[int],
         head: Sequence[int],
-        params: DecodingMode,
+        mode: DecodingMode,
         sampling: SamplingParams,
         sequence: Standing | None = None,
     ) -> tuple[Canvas, int]:
@@ -188,7 +188,7 @@ class Reference:
         canvas = Canvas(Block((*head, *[MASKED] * (self.config.block_size - len(head)))))
         if sequence is not None:
             canvas.without_bad_words = sequence.without_bad_words
-        policy, forwards, start = params.decode(canvas), 0, len(clean)
+        policy, forwards, start = mode.decode(canvas), 0, len(clean)
         query = next(policy)
         while True:
             if isinstance(query, Evaluate):

@@ -148,7 +148,7 @@ def _lossless(
 ) -> tuple[int, int]:
     engine = Engine(_demo(device, quantization), config)
     static = _drawn(count)
-    drafted = [replace(request, params=Speculative(1 + int(request.request_id) % 4)) for request in static]
+    drafted = [replace(request, mode=Speculative(1 + int(request.request_id) % 4)) for request in static]
     expected = [completion.token_ids for completion in engine.generate(static)]
     return _same([completion.token_ids for completion in engine.generate(drafted)], expected), count
 

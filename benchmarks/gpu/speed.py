@@ -103,7 +103,7 @@ def _modes(rows: Rows, shape: str, options: LoadOptions, extent: Extent, autoreg
                 autoregressive[concurrency] = row["tokens_per_s"]
             elif concurrency in autoregressive:
                 row["times_autoregressive"] = row["tokens_per_s"] / autoregressive[concurrency]
-            row["paper_times_static"] = paper_cell(shape, BLOCK_SIZE, plan.params).speedup
+            row["paper_times_static"] = paper_cell(shape, BLOCK_SIZE, plan.mode).speedup
             rows.write("mode", shape=shape, block_size=options.block_size, **row)
 
 
@@ -124,7 +124,7 @@ def _prompts() -> list[tuple[int, ...]]:
 
 def _named(mode: DecodingMode) -> dict[str, Any]:
     knobs = {name: value for name, value in structs.asdict(mode).items() if value is not None}
-    return {"mode": mode.mode, "knobs": knobs}
+    return {"mode": mode.name, "knobs": knobs}
 
 
 def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
     _, faster = plan.times_faster(static)
     return {
         "concurrency": plan.concurrency,
-        **_named(plan.params),
+        **_named(plan.mode),
         "tokens_per_forward": plan.tokens_per_forward,
         "tokens_per_s": tokens / sum(sample.wall_s for sample in plan.samples),
         "times_static": faster,
@@ -162,7 +162,7 @@ def _answers(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> No
         engine = Engine(checkpoint, config)
         expected = _answered(engine, asked[Static()])
         for mode, requests in asked.items():  # static again, too
-            if rows.over(f"answers of {shape}, {mode.mode}"):
+            if rows.over(f"answers of {shape}, {mode.name}"):
                 return
             answers = _answered(engine, requests[::-1])
             right = sum(answers[number] == tokens for number, tokens in expected.items())

@@ -22,12 +22,12 @@ def draw_decoding(folder: Path, prompt: str = QUESTION) -> Iterator[Path]:
     model = TextModel.load(CHECKPOINT, threads=1)
     stills, text_of = folder / "modes", _Texts(model)
     stills.mkdir(parents=True, exist_ok=True)
-    pair = [_decode(model, prompt, params, params.mode) for params in (Static(), Speculative(mrp_steps=4))]
+    pair = [_decode(model, prompt, mode, mode.name) for mode in (Static(), Speculative(mrp_steps=4))]
     animate(pair, text_of, prompt, folder / "decoding.gif")
     yield folder / "decoding.gif"
-    for title, params in pictured_modes():
-        path = stills / f"{params.mode}.png"
-        draw_still(_decode(model, prompt, params, title), text_of, path)
+    for title, mode in pictured_modes():
+        path = stills / f"{mode.name}.png"
+        draw_still(_decode(model, prompt, mode, title), text_of, path)
         yield path
 
 
@@ -44,10 +44,10 @@ def pictured_modes() -> list[tuple[str, DecodingMode]]:
     ]
 
 
-def _decode(model: TextModel, prompt: str, params: DecodingMode, title: str) -> Answer:
+def _decode(model: TextModel, prompt: str, mode: DecodingMode, title: str) -> Answer:
     """Decodes one greedy answer. The prompt fills the first positions of its first block."""
     messages = [{"role": "user", "content": prompt}]
-    [answer] = model.generate([messages], params)
+    [answer] = model.generate([messages], mode)
     size = model.checkpoint.config.block_size
     length = len(model.codec.encode_chat(messages))
     completion = answer.completion

@@ -45,7 +45,7 @@ class Row:
     @property
     def fields(self) -> dict[str, Any]:
         """The fields of a request."""
-        return {"mode": self.mode.mode, **knobs_of(self.mode)}
+        return {"mode": self.mode.name, **knobs_of(self.mode)}
 
 
 def rows_for(names: Sequence[str], *, has_mrp: bool, block_size: int) -> list[Row]:

@@ -78,8 +78,8 @@ class GenerateBuilder(ResponseBuilder):
             "id": f"gen-{request.request_id}",
             "model": self._model,
             "finish_reason": ending.finish_reason,
-            "mode": request.params.mode,
-            "knobs": knobs_of(request.params),
+            "mode": request.mode.name,
+            "knobs": knobs_of(request.mode),
             "seed": request.sampling.seed,
             "usage": _usage(ending.prompt_tokens, ending.completion_tokens),
             "stats": stats_of(ending.stats),
@@ -184,8 +184,8 @@ def decoded_stats(ending: Ending, request: ReplicaRequest) -> DecodedStats:
     """How an answer of another API was decoded: the statistics that this API has no fields for."""
     return {
         "finish_reason": ending.finish_reason,
-        "mode": request.params.mode,
-        "knobs": knobs_of(request.params),
+        "mode": request.mode.name,
+        "knobs": knobs_of(request.mode),
         "seed": request.sampling.seed,
         **stats_of(ending.stats),
     }

@@ -133,7 +133,7 @@ def to_replica_request(
     _note_ignored_keywords(fields["constraint"], context.ignored)
     seed = secrets.randbits(53) if request.seed is None else request.seed
     parsed: Json = {
-        "params": make_mode(mode, knobs),
+        "mode": make_mode(mode, knobs),
         "sampling": _sampling(request, seed),
         "bad_words": tuple(request.bad_words),
         "text": request.prompt,

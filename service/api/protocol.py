@@ -1,7 +1,7 @@
 """The bodies of POST /generate. `answers.py` has the answers.
 
 There is one pydantic model of a body per mode, made from the registry of modes. The field `mode` selects the model.
-A mode's knobs are the fields of its params class, so a new mode or knob needs no line here. The engine checks ranges
+A mode's knobs are the fields of its class, so a new mode or knob needs no line here. The engine checks ranges
 that depend on the model (block size, length, vocabulary). `parse.py` parses bodies with these models, and `openapi.py`
 documents them.
 """

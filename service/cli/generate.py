@@ -127,17 +127,17 @@ def _constraint(schema: Path | None, regex: str | None, choice: list[str] | None
 
 
 def _params(mode: str | None, knobs: Knobs, mrp: MrpConfig | None) -> DecodingMode:
-    """The params of the given mode, or of the server's default mode. MRP steps default to the checkpoint's."""
+    """The mode of this name, or the server's default mode. MRP steps default to the checkpoint's."""
     from service.decode.modes import MODES
     from service.decode.registry import default_knobs, default_mode, make_mode
 
-    name = mode or default_mode().mode
+    name = mode or default_mode().name
     defaults = default_knobs(name, mrp.default_steps if mrp else 0) if name in MODES else {}
     return make_mode(name, {**defaults, **knobs})
 
 
 def _preset(quality: str, mode: str | None, knobs: Knobs, checkpoint: Checkpoint, temperature: float) -> DecodingMode:
-    """The params of a quality. InvalidRequest if a mode or knobs are given, too."""
+    """The mode that a quality stands for. InvalidRequest if a mode or knobs are given, too."""
     from service.errors import InvalidRequest
     from service.quality.presets import presets_of
     from service.quality.schema import QUALITIES
@@ -148,7 +148,7 @@ def _preset(quality: str, mode: str | None, knobs: Knobs, checkpoint: Checkpoint
         other = "mode" if mode else next(iter(knobs))
         raise InvalidRequest(f"quality is {quality!r} and {other} is given, allowed is one of them", param="quality")
     presets = presets_of(checkpoint.path, checkpoint.config, None, checkpoint.activation_parts)
-    return presets.plan(quality, temperature).params
+    return presets.plan(quality, temperature).decoding_mode
 
 
 def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:
@@ -161,7 +161,7 @@ def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:
     events: list[BlockEvent] = []
     engine.validate(request)
     with notes().status("measuring the cost of forwards …") as status:
-        if leaves_drafts_open(request.params):
+        if leaves_drafts_open(request.mode):
             engine.measure_costs()
         status.update("prefill …")
         engine.submit(request)
@@ -184,8 +184,8 @@ def _print(request: GenerationRequest, events: list[BlockEvent], text: str, as_j
             "text": text,
             "token_ids": tokens,
             "finish_reason": last.finish_reason,
-            "mode": request.params.mode,
-            "knobs": knobs_of(request.params),
+            "mode": request.mode.name,
+            "knobs": knobs_of(request.mode),
             "seed": request.sampling.seed,
             "tokens_per_forward": stats.tokens_per_forward,
             "forwards": asdict(forwards),
@@ -194,7 +194,7 @@ def _print(request: GenerationRequest, events: list[BlockEvent], text: str, as_j
         print(json.dumps(answer, ensure_ascii=False))
         return
     print(text)
-    line = f"{request.params.mode}: {len(tokens)} tokens in {stats.total_s:.2f} s, {last.finish_reason}"
+    line = f"{request.mode.name}: {len(tokens)} tokens in {stats.total_s:.2f} s, {last.finish_reason}"
     line += f"; {stats.tokens_per_forward:.2f} tokens a forward ({forwards.denoise} denoise, {forwards.verify} verify"
     line += f", {forwards.mrp} MRP); seed {request.sampling.seed}"
     notes().print(line, style="dim", soft_wrap=True)

@@ -18,7 +18,7 @@ class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
     In messages a mode is tagged with its class's name in small letters.
     """
 
-    mode: ClassVar[str]
+    name: ClassVar[str]
     served_without_mrp: ClassVar[bool] = True
 
     @property
@@ -62,7 +62,7 @@ class RuleMode(DecodingMode, frozen=True):
 class ScoreMode(DecodingMode, frozen=True, tag="score"):
     """The mode of requests whose masked positions are scored. Nothing is decoded, and no client can name it."""
 
-    mode: ClassVar[str] = "score"
+    name: ClassVar[str] = "score"
 
     @property
     def rule(self) -> Rule:

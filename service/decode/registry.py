@@ -44,13 +44,13 @@ def leaves_drafts_open(mode: DecodingMode) -> bool:
 def served_without_mrp() -> list[str]:
     """The modes of a checkpoint without MRP, for error messages; with the knob values that a mode needs for it."""
     served = [name for name, mode in MODES.items() if mode.served_without_mrp]
-    return [f"{name} with mrp_steps {AUTO} or 0" if name == Speculative.mode else name for name in served]
+    return [f"{name} with mrp_steps {AUTO} or 0" if name == Speculative.name else name for name in served]
 
 
 def default_knobs(mode: str, mrp_steps: int) -> dict[str, KnobValue]:
     """The knobs of a mode when a request names none. `mrp_steps`: the checkpoint's, 0 if it has no MRP."""
     knobs = {name: value for name, value in asdict(make_mode(mode, {})).items() if value is not None}
-    if mode == Direct.mode and mrp_steps:
+    if mode == Direct.name and mrp_steps:
         knobs["mrp_steps"] = mrp_steps
     return knobs
 

@@ -139,7 +139,7 @@ class GenerationRequest:
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
-    params: AnyMode = field(default_factory=Static)
+    mode: AnyMode = field(default_factory=Static)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_new_tokens: int = 256
     stop_token_ids: frozenset[int] = frozenset()
@@ -318,17 +318,17 @@ def validate(
 
     `deterministic`: whether the answer may not depend on the load.
     """
-    if request.params.needs_mrp and model.mrp is None:
+    if request.mode.needs_mrp and model.mrp is None:
         served = ", ".join(served_without_mrp())
         raise ModeNotAvailable(
-            f"mode {request.params.mode!r} needs MRP and this checkpoint has none; it serves {served}", param="mode"
+            f"mode {request.mode.name!r} needs MRP and this checkpoint has none; it serves {served}", param="mode"
         )
-    request.params.check(model.block_size)
-    if request.params.drafts_decide:
+    request.mode.check(model.block_size)
+    if request.mode.drafts_decide:
         _check_drafts(request, deterministic=deterministic)
     if request.sampling.adjusts_logits:
         _check_tokens(request, model)
-    scored = isinstance(request.params, ScoreMode)
+    scored = isinstance(request.mode, ScoreMode)
     prompt = request.prompt_token_ids
     _check_prompt(tuple(token for token in prompt if token != MASKED) if scored else prompt, model, scored=scored)
     if scored and MASKED not in prompt:
@@ -353,7 +353,7 @@ def _check_drafts(request: GenerationRequest, *, deterministic: bool) -> None:
             "the other fields may leave one out",
             param="margin",
         )
-    if deterministic and leaves_drafts_open(request.params):
+    if deterministic and leaves_drafts_open(request.mode):
         raise InvalidRequest(
             f"mrp_steps is {AUTO!r}, allowed with a margin is a number: this server is deterministic, and the load "
             "would choose the drafts, and they the answer",

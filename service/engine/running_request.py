@@ -39,8 +39,8 @@ class RunningRequest:
         self.written: deque[BlockTokens] = deque()
         self.finish_reason: FinishReason | None = None
         self._block_size = block_size
-        self._entropy = request.params.rule.needs_entropy
-        self._only_drafts = drafts.uses_mrp and only_drafts(request.params)
+        self._entropy = request.mode.rule.needs_entropy
+        self._only_drafts = drafts.uses_mrp and only_drafts(request.mode)
         head = len(request.prompt_token_ids) % block_size
         self._adjuster = LogitAdjuster(request, head) if request.sampling.adjusts_logits else None
         # a draft vocabulary is not adjusted
@@ -198,7 +198,7 @@ class RunningRequest:
         if self._matcher is not None:
             self._canvas.grammar = BlockGrammar(self._matcher, self._head)
             self._canvas.begin()
-        self._decoding = self.request.params.decode(self._canvas)
+        self._decoding = self.request.mode.decode(self._canvas)
 
     def _answer(self, predictions: tuple[Prediction, ...]) -> None:
         """Sends predictions to the policy. Ends the block when it is complete or the answer ends in it."""

@@ -68,7 +68,7 @@ class Scheduler:
     def enqueue(self, request: GenerationRequest, submitted: float) -> None:
         """Adds a request to the queue. `submitted`: the time of its submission (engine's clock, seconds)."""
         size, prompt = self._block_size, request.prompt_token_ids
-        if isinstance(request.params, ScoreMode):
+        if isinstance(request.mode, ScoreMode):
             prompt = prompt[: prompt.index(MASKED)]
         blocks = [prompt[end - size : end] for end in range(size, len(prompt) + 1, size)]
         cost, arrived = max(1, -(-request.max_new_tokens // size)), submitted - request.waited_s
@@ -82,15 +82,15 @@ class Scheduler:
         """
         admitted, expected = [], min(self._max_running, len(self.running) + len(self.waiting))
         while len(self.running) < self._max_running and (first := self.waiting.peek()) is not None:
-            request, params = first.request, first.request.params
+            request, mode = first.request, first.request.mode
             mrp_steps = self._planner.mrp_steps(request, expected)
-            prefix = Prefix(first.blocks, request.cache_salt, params.needs_mrp or bool(mrp_steps))
+            prefix = Prefix(first.blocks, request.cache_salt, mode.needs_mrp or bool(mrp_steps))
             lease = self._pages.reserve(pages_needed(request, self._block_size), prefix)
             if lease is None:
                 break
             self.waiting.pop()
             drafts = self._planner.admit(request, mrp_steps)
-            kind = ScoringRequest if isinstance(params, ScoreMode) else RunningRequest
+            kind = ScoringRequest if isinstance(mode, ScoreMode) else RunningRequest
             running = kind(request, self._block_size, lease, first.submitted, drafts)
             if self._pages.shares:
                 looked_up, cached = self._lookups

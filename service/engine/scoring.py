@@ -66,7 +66,7 @@ class ScoringRequest(RunningRequest):
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
         """`head`: the prompt from the first block with a masked position on."""
         size, self._length = self._block_size, self._prompt_blocks * self._block_size + len(head)
-        self._canvas, self._decoding = Canvas(Block(())), self.request.params.decode(Canvas(Block(())))
+        self._canvas, self._decoding = Canvas(Block(())), self.request.mode.decode(Canvas(Block(())))
         self._scores: list[tuple[int, PositionLogprobs]] = []
         last = max(position for position, token in enumerate(head) if token == MASKED) // size
         self._blocks = deque(

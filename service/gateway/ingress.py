@@ -237,7 +237,7 @@ class Ingress:
                 self._registry.add(
                     "request_quality_total",
                     quality=replica_request.quality,
-                    plan=Plan.from_mode(replica_request.params).name,
+                    plan=Plan.from_mode(replica_request.mode).name,
                 )
         return charge
 

@@ -133,7 +133,7 @@ def _answers(record: Record) -> dict[str, Any]:
         "id": request.request_id,
         "tenant": request.tenant or None,  # the name of the key, never the key
         "quality": request.quality or None,
-        "mode": request.params.mode,
+        "mode": request.mode.name,
         "answers": len(record.requests) if len(record.requests) > 1 else None,
         "finish_reason": ",".join(reasons) or None,
     }
@@ -175,7 +175,7 @@ def _describe_request(request: ReplicaRequest, model: str) -> None:
         "gen_ai.request.seed": request.sampling.seed,
         "mrp.request_id": request.origin.request_id,
     }
-    knobs = {f"mrp.{name}": value for name, value in asdict(request.params).items()}
+    knobs = {f"mrp.{name}": value for name, value in asdict(request.mode).items()}
     trace.get_current_span().set_attributes(attributes | knobs)
 
 

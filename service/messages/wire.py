@@ -124,7 +124,7 @@ class ReplicaRequest(Data, frozen=True):
     """
 
     request_id: str
-    params: Mode | ScoreMode
+    mode: Mode | ScoreMode
     sampling: SamplingParams
     max_new_tokens: int
     timeout_s: float

@@ -84,7 +84,7 @@ def presets_of(folder: Path, config: ModelConfig, chosen: Path | None = None, ac
 
     `activation_parts`: as in `Identity`.
     """
-    mode = default_mode().mode
+    mode = default_mode().name
     knobs = default_knobs(mode, config.mrp.default_steps if config.mrp else 0)
     fallback: dict[QualityName, tuple[Band, ...]] = {"lossless": (Band(mode=mode, knobs=knobs),)}
     name = file_name(config.quantization, activation_parts)

@@ -44,9 +44,9 @@ def file_name(quantization: str | None = None, activation_parts: int = 1) -> str
     return FILE_NAME if quantization is None else f"quality.{quantization}{parts}.json"
 
 
-def knobs_of(params: DecodingMode) -> dict[str, KnobValue]:
-    """The knobs that are set in `params`."""
-    return {name: value for name, value in asdict(params).items() if value is not None}
+def knobs_of(mode: DecodingMode) -> dict[str, KnobValue]:
+    """The knobs that are set in `mode`."""
+    return {name: value for name, value in asdict(mode).items() if value is not None}
 
 
 class _FilePart(BaseModel):
@@ -54,19 +54,19 @@ class _FilePart(BaseModel):
 
 
 class Plan(_FilePart):
-    """A mode and its knobs. A knob that is not named has the default of its params class."""
+    """A mode and its knobs. A knob that is not named has the default of its mode's class."""
 
     mode: str
     knobs: dict[str, KnobValue] = Field(default_factory=dict)
 
     @classmethod
-    def from_mode(cls, params: DecodingMode) -> Plan:
+    def from_mode(cls, mode: DecodingMode) -> Plan:
         """The plan of a mode."""
-        return cls(mode=params.mode, knobs=knobs_of(params))
+        return cls(mode=mode.name, knobs=knobs_of(mode))
 
     @property
-    def params(self) -> DecodingMode:
-        """The params for the engine. InvalidRequest for an unknown mode or knob."""
+    def decoding_mode(self) -> DecodingMode:
+        """The mode for the engine. InvalidRequest for an unknown mode or knob."""
         return make_mode(self.mode, self.knobs)
 
     @property
@@ -221,7 +221,7 @@ class QualityFile(_FilePart):
             _check_bands(name, bands)
             for band in bands:
                 try:
-                    band.params.check(self.checkpoint.block_size)
+                    band.decoding_mode.check(self.checkpoint.block_size)
                 except InvalidRequest as error:
                     raise ValueError(f"preset {name!r}: {error.message}") from None
         return self

@@ -32,7 +32,7 @@ def make_card(settings: Settings, info: EngineInfo, codec: TextCodec) -> ModelCa
     """The card of a replica. SettingsError if the default mode needs MRP and the checkpoint has none."""
     config = info.config
     modes = tuple(name for name, params in MODES.items() if config.mrp or params.served_without_mrp)
-    default = settings.default_mode or default_mode().mode
+    default = settings.default_mode or default_mode().name
     if default not in modes:
         raise SettingsError(
             f"default_mode is {default!r}, this checkpoint has no MRP and serves {', '.join(modes)}",

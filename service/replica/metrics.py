@@ -39,7 +39,7 @@ class EngineMetrics:
             self._sink.add("prefix_cache_hits_total", report.tokens_cached)
 
     def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
-        mode = request.params.mode
+        mode = request.mode.name
         previous = self._last_block.pop(request.request_id, None)
         if event.finish_reason is None:
             self._last_block[request.request_id] = event.stats.total_s

@@ -133,7 +133,7 @@ class Replica:
         try:
             yield
         except (asyncio.CancelledError, GeneratorExit):
-            self._metrics.finished(request.params.mode, "abort", stats())
+            self._metrics.finished(request.mode.name, "abort", stats())
             raise
         finally:
             if self._tracing:
@@ -155,7 +155,7 @@ class Replica:
         if event.finish_reason != "stop":
             raise too_late(replica_request)
         stats = event.stats.later_by(waited_s)
-        self._metrics.finished(replica_request.params.mode, "stop", stats)
+        self._metrics.finished(replica_request.mode.name, "stop", stats)
         prompt_tokens = sum(token != MASKED for token in prompt)
         return Ending("stop", prompt_tokens, 0, stats, position_scores=self._scorer.position_scores(logprobs, event))
 
@@ -166,7 +166,7 @@ class Replica:
             raise AssertionError("a request's events ended without a finish reason")
         if ending.finish_reason == "timeout" and not ending.completion_tokens:
             raise too_late(request)
-        self._metrics.finished(request.params.mode, ending.finish_reason, ending.stats)
+        self._metrics.finished(request.mode.name, ending.finish_reason, ending.stats)
         return ending
 
     async def _run(self, length: int, encode: Callable[[], _T]) -> _T:
@@ -193,7 +193,7 @@ class Replica:
         return GenerationRequest(
             request_id=request.request_id,
             prompt_token_ids=prompt + sent,
-            params=request.params,
+            mode=request.mode,
             sampling=request.sampling,
             max_new_tokens=self._room(request, prompt),
             stop_token_ids=request.stop_token_ids | (frozenset() if request.ignore_eos else self._eos),

@@ -32,7 +32,7 @@ def trace_request(tracing: Tracing, replica: str, request: ReplicaRequest, timel
     start = arrived + timeline.waited_s
     last = events[-1].stats if events else Stats()
     context = context_of(dict(request.origin.trace))
-    common = {"mrp.replica": replica, "mrp.mode": request.params.mode, "mrp.request_id": request.origin.request_id}
+    common = {"mrp.replica": replica, "mrp.mode": request.mode.name, "mrp.request_id": request.origin.request_id}
     request_span = tracing.tracer.start_span("generate", context, attributes=common, start_time=_ns(arrived))
     inside = trace.set_span_in_context(request_span)
 

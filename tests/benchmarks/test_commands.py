@@ -68,7 +68,7 @@ class TestEvaluate:
         table = PERFORMANCE.split("| mode | accuracy | tokens/forward | ms/token |", 1)[1].split("\n\n", 1)[0]
         rows = re.findall(r"^\| `(\w+)`(.*?) \|", table, re.MULTILINE)
         plans = [variant for variant in default_variants(with_mrp=True) if variant.engine == "mrp"]
-        assert [mode for mode, _ in rows] == [plan.params.mode for plan in plans]
+        assert [mode for mode, _ in rows] == [plan.mode.name for plan in plans]
         for (_, knobs), plan in zip(rows, plans, strict=True):
             assert set(knobs.split()) <= set(plan.name.split())
 

@@ -19,9 +19,9 @@ def test_delays_in_milliseconds_in_their_order() -> None:
     assert Delays.from_seconds([0.004]) == Delays(1, 4.0, 4.0, 4.0)
 
 
-@pytest.mark.parametrize("params", [Static(), Speculative(1, 4)])
-def test_a_loop_is_watched_while_requests_decode(params) -> None:
-    found = loop_delays(tiny_checkpoint(0), 3, params, 0.05, HOST_COSTS)
+@pytest.mark.parametrize("mode", [Static(), Speculative(1, 4)])
+def test_a_loop_is_watched_while_requests_decode(mode) -> None:
+    found = loop_delays(tiny_checkpoint(0), 3, mode, 0.05, HOST_COSTS)
     assert found.beats > 0
     assert 0 <= found.median <= found.p99 <= found.most
 

@@ -59,16 +59,16 @@ def test_the_published_loops_take_a_forward_more_for_every_block_and_drafting_tw
 
 def test_the_default_plans_put_zero_beside_every_mrp_row():
     plans = default_variants(with_mrp=True)
-    assert isinstance(plans[0].params, Static)
-    with_mrp = [plan.params for plan in plans if plan.params.needs_mrp and plan.engine == "mrp"]
-    assert with_mrp == [plan.params for plan in plans if plan.engine == "zero"]
-    assert not any(plan.params.needs_mrp for plan in default_variants(with_mrp=False))
+    assert isinstance(plans[0].mode, Static)
+    with_mrp = [plan.mode for plan in plans if plan.mode.needs_mrp and plan.engine == "mrp"]
+    assert with_mrp == [plan.mode for plan in plans if plan.engine == "zero"]
+    assert not any(plan.mode.needs_mrp for plan in default_variants(with_mrp=False))
 
 
 def test_the_default_plans_are_of_every_mode_that_the_checkpoint_serves():
-    assert {plan.params.mode for plan in default_variants(with_mrp=True)} == set(MODES)
-    served = {name for name, params in MODES.items() if params.served_without_mrp}
-    assert {plan.params.mode for plan in default_variants(with_mrp=False)} == served
+    assert {plan.mode.name for plan in default_variants(with_mrp=True)} == set(MODES)
+    served = {name for name, mode in MODES.items() if mode.served_without_mrp}
+    assert {plan.mode.name for plan in default_variants(with_mrp=False)} == served
 
 
 def test_scores_are_told_after_every_plans_turn(engines):

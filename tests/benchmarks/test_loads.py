@@ -24,11 +24,11 @@ def test_every_plan_has_the_same_requests_at_every_load():
 
 def test_a_place_is_asked_alike_whatever_the_plan():
     workload, stops = Workload([(1, 2), (3,)], temperature=0.7), frozenset({9})
-    static, auto = (workload.requests(params, range(3, 6), stops) for params in (Static(), Speculative("auto")))
+    static, auto = (workload.requests(mode, range(3, 6), stops) for mode in (Static(), Speculative("auto")))
     assert [one.prompt_token_ids for one in static] == [(3,), (1, 2), (3,)]
     assert {one.sampling.temperature for one in static} == {0.7}
     assert len({one.sampling.seed for one in static}) == 3
-    assert [replace(one, params=Static()) for one in auto] == static
+    assert [replace(one, mode=Static()) for one in auto] == static
 
 
 def test_ratios_are_of_the_same_round():

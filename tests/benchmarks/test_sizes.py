@@ -79,8 +79,8 @@ def test_unknown_cells_are_refused(run, capsys, tmp_path, words, message):
 
 
 def test_auto_is_compared_with_the_fastest_fixed_lossless_plan():
-    def plan(params, *seconds):
-        return PlanAtLoad(params, 1, [Sample(10, 10, time, time) for time in seconds])
+    def plan(mode, *seconds):
+        return PlanAtLoad(mode, 1, [Sample(10, 10, time, time) for time in seconds])
 
     row = sizes.compared([
         plan(Static(), 4.0, 6.0, 8.0),

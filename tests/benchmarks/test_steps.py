@@ -129,8 +129,8 @@ def test_rates_are_measured_here(monkeypatch):
     assert 1e6 < rates.flops_per_s < 1e15
 
 
-@pytest.mark.parametrize("params", [None, Speculative("auto"), Remask()])
-def test_host_time_is_what_a_step_takes_outside_its_runner(tiny, params, monkeypatch):
+@pytest.mark.parametrize("mode", [None, Speculative("auto"), Remask()])
+def test_host_time_is_what_a_step_takes_outside_its_runner(tiny, mode, monkeypatch):
     """On a clock that stands still but for 20 ms of each forward and 3 ms of each step."""
     clock, begin, step = Clock(), CheckpointRunner.begin, Engine.step
 
@@ -145,7 +145,7 @@ def test_host_time_is_what_a_step_takes_outside_its_runner(tiny, params, monkeyp
     monkeypatch.setattr(steps, "forward_clock", lambda _: clock)
     monkeypatch.setattr(CheckpointRunner, "begin", slow)
     monkeypatch.setattr(Engine, "step", slow_step)
-    assert host_milliseconds(tiny, 3, 9, params) == pytest.approx(3)
+    assert host_milliseconds(tiny, 3, 9, mode) == pytest.approx(3)
 
 
 def test_matrices_in_8_bits_are_half_of_those_in_16():

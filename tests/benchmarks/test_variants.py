@@ -19,9 +19,9 @@ def checkpoint():
     return load_checkpoint(FOLDER)
 
 
-def picks(checkpoint, params, prompt):
+def picks(checkpoint, mode, prompt):
     """Position and token of the picks of each block of a completion."""
-    [completion] = Engine(checkpoint).generate([GenerationRequest("1", prompt, params, max_new_tokens=16)])
+    [completion] = Engine(checkpoint).generate([GenerationRequest("1", prompt, mode, max_new_tokens=16)])
     return [[pick[:2] for step in block.steps for pick in step.revealed] for block in completion.blocks]
 
 

@@ -30,7 +30,7 @@ def test_check_says_what_experts_there_are(run, capsys):
     assert "family sdar_moe" in said
     assert "backbone 0.28 M parameters" in said
     assert "experts 2 layers have 8, a token uses 2 of each, 0.17 M parameters in all" in said
-    served = ", ".join(name for name, params in MODES.items() if params.served_without_mrp)
+    served = ", ".join(name for name, mode in MODES.items() if mode.served_without_mrp)
     assert f"modes {served} weights" in said
 
 

@@ -49,7 +49,7 @@ def masked_block(size: int, head: tuple[int, ...] = ()) -> Block:
 
 def run(
     block: Block,
-    params: DecodingMode,
+    mode: DecodingMode,
     backbone: Says,
     mrp: Says | None = None,
     budget: DraftBudget | None = None,
@@ -60,7 +60,7 @@ def run(
     `budget`: for drafts that the engine chooses. `read`: the states of which it reads the first so many.
     """
     result = Run(Canvas(block, budget=lambda: budget or DraftBudget()))
-    policy = params.decode(result.canvas)
+    policy = mode.decode(result.canvas)
     predictions: tuple[Prediction, ...] | None = None
     handles: set[object] = set()
     while True:
@@ -73,18 +73,16 @@ def run(
             assert query.states[0] == result.canvas.block
             assert len(query.gains) in {0, len(query.states) - 1}
             states = query.states[:read] if query.gains else query.states
-            predictions = tuple(
-                prediction(state, backbone, params, top_logprobs=query.top_logprobs) for state in states
-            )
+            predictions = tuple(prediction(state, backbone, mode, top_logprobs=query.top_logprobs) for state in states)
         else:
             assert query.after.handle in handles, "refines a reading it never got"
             assert mrp is not None
-            predictions = (prediction(query.state, mrp, params, query.rescore),)
+            predictions = (prediction(query.state, mrp, mode, query.rescore),)
         handles |= {read.handle for read in predictions}
 
 
 def prediction(
-    state: Block, says: Says, params: DecodingMode, rescore: tuple[int, ...] = (), top_logprobs: int = 0
+    state: Block, says: Says, mode: DecodingMode, rescore: tuple[int, ...] = (), top_logprobs: int = 0
 ) -> Prediction:
     assert state.masked or rescore, "asked about a block in which there is nothing to say"
     said = says(state)
@@ -92,7 +90,7 @@ def prediction(
         Pick(position, *said[position][:2], _logprobs(said[position], top_logprobs)) for position in state.masked
     )
     rescored = tuple(Pick(position, state.tokens[position], said[position][1]) for position in rescore)
-    entropies = [said[position][2] for position in state.masked] if params.rule.needs_entropy else ()
+    entropies = [said[position][2] for position in state.masked] if mode.rule.needs_entropy else ()
     return prediction_of(picks, rescored, object(), entropies)
 
 

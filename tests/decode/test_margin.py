@@ -208,9 +208,9 @@ def test_one_token_at_a_time_the_strictest_margin_is_lossless_for_any_model(
 ) -> None:
     truth = random_oracle(seed)
     drafter = mostly(truth, random_oracle(other), seed)
-    params = Speculative(steps if tree else steps + 1, drafts if tree else None, verify=verify)
-    strict = run(block, params, truth, drafter)
-    strictest = run(block, replace(params, margin=1.0), truth, drafter)
+    mode = Speculative(steps if tree else steps + 1, drafts if tree else None, verify=verify)
+    strict = run(block, mode, truth, drafter)
+    strictest = run(block, replace(mode, margin=1.0), truth, drafter)
     assert picks_of(strictest) == picks_of(strict)
     assert [query.states for query in strictest.evaluations] == [query.states for query in strict.evaluations]
 
@@ -228,8 +228,8 @@ def test_whatever_the_margin_only_the_backbones_first_two_tokens_are_revealed(
 ) -> None:
     truth = random_oracle(seed)
     drafter = mostly(truth, random_oracle(other), seed)
-    params = Speculative(steps if tree else steps + 1, drafts if tree else None, verify=plain.mode, margin=margin)
-    done = run(block, replace(params, **asdict(plain)), truth, drafter)
+    mode = Speculative(steps if tree else steps + 1, drafts if tree else None, verify=plain.name, margin=margin)
+    done = run(block, replace(mode, **asdict(plain)), truth, drafter)
     assert M not in done.tokens
     assert len(done.evaluations) <= len(block.masked)
     for query, step in zip(done.evaluations, done.canvas.steps, strict=True):
@@ -266,7 +266,7 @@ def test_a_margin_is_over_zero_and_at_most_one() -> None:
 
 def test_with_a_margin_drafts_decide() -> None:
     assert Speculative(margin=1.0).drafts_decide
-    assert not any(params.drafts_decide for params in (Speculative(), Speculative(2, verify="sequential"), Static()))
+    assert not any(mode.drafts_decide for mode in (Speculative(), Speculative(2, verify="sequential"), Static()))
     assert only_drafts(Speculative(margin=0.5))
     assert leaves_drafts_open(Speculative(margin=0.5))
     assert Speculative(margin=0.5).plain == Static()

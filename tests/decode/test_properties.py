@@ -70,16 +70,16 @@ def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
     drafter = {"right": truth, "mostly": mostly(truth, wild, seed), "wild": wild}[quality]
     wanted = run(block, plain, truth)
     for max_drafts in (drafts, None):
-        params = replace(Speculative(steps, max_drafts, verify=plain.mode), **asdict(plain))
+        mode = replace(Speculative(steps, max_drafts, verify=plain.name), **asdict(plain))
         if max_drafts is None and steps == 0:
             continue
-        done = run(block, params, truth, drafter)
+        done = run(block, mode, truth, drafter)
         assert picks(done) == picks(wanted)
         assert len(done.evaluations) <= len(wanted.evaluations)
         assert all(len(query.states) <= 1 + (max_drafts or steps) for query in done.evaluations)
         assert all(len(set(query.states)) == len(query.states) for query in done.evaluations)
         assert not any(state.complete for query in done.evaluations for state in query.states)
-        if not params.needs_mrp:
+        if not mode.needs_mrp:
             assert done.refinements == []
 
 
@@ -146,13 +146,13 @@ def test_drafting_survives_any_confidences(
 
     truth, drafter = extreme(said), extreme(drafted)
     wanted = [pick[:2] for pick in picks(run(block, plain, truth))]
-    knobs = {**asdict(plain), "verify": plain.mode}
-    for params, budget in (
+    knobs = {**asdict(plain), "verify": plain.name}
+    for mode, budget in (
         (Speculative(steps, drafts, **knobs), None),
         (Speculative("auto", **knobs), DraftBudget(0.0, drafts, steps)),
         (Speculative("auto", **knobs), DraftBudget(0.4, drafts, steps)),
     ):
-        assert [pick[:2] for pick in picks(run(block, params, truth, drafter, budget))] == wanted
+        assert [pick[:2] for pick in picks(run(block, mode, truth, drafter, budget))] == wanted
 
 
 @settings(max_examples=50)
@@ -183,9 +183,9 @@ def test_a_tree_asks_mrp_as_often_as_it_may_and_never_twice_about_a_state(
 @settings(max_examples=200)
 @given(blocks(), SEEDS, SEEDS, PARAMS)
 def test_every_mode_completes_the_block_and_its_record_adds_up(
-    block: Block, seed: int, other: int, params: DecodingMode
+    block: Block, seed: int, other: int, mode: DecodingMode
 ) -> None:
-    done = run(block, params, random_oracle(seed), random_oracle(other))
+    done = run(block, mode, random_oracle(seed), random_oracle(other))
     assert done.canvas.block.complete
     assert len(done.evaluations) <= len(block.masked)
     replayed = block
@@ -212,13 +212,13 @@ def test_remask_keeps_a_fresh_reveal_in_every_step(block: Block, seed: int, othe
 
 
 @pytest.mark.parametrize(
-    "params",
+    "mode",
     [Static(), Dynamic(), Sequential(1, 0.5), Entropy(0.5), Direct(2), Speculative(3), Speculative(2, 6), Remask(0.5)],
 )
-def test_at_every_evaluation_what_is_revealed_is_final(params: DecodingMode) -> None:
+def test_at_every_evaluation_what_is_revealed_is_final(mode: DecodingMode) -> None:
     """The engine may stop a request there and send the tokens so far."""
     for seed in range(30):
-        done = run(masked_block(8), params, random_oracle(seed), random_oracle(seed + 1000))
+        done = run(masked_block(8), mode, random_oracle(seed), random_oracle(seed + 1000))
         for query in done.evaluations:
             state = query.states[0]
             assert all(done.tokens[p] == token for p, token in enumerate(state.tokens) if p not in state.masked)

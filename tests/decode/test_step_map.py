@@ -49,8 +49,8 @@ def test_drafts_have_the_step_map_of_the_rule_which_is_counted_by_hand(
     for max_drafts in (drafts, None):
         if max_drafts is None and steps == 0:
             continue
-        params = replace(Speculative(steps, max_drafts, verify=plain.mode), **asdict(plain))
-        assert StepMap().add(run(block, params, truth, drafter).canvas.steps) == wanted
+        mode = replace(Speculative(steps, max_drafts, verify=plain.name), **asdict(plain))
+        assert StepMap().add(run(block, mode, truth, drafter).canvas.steps) == wanted
 
 
 @settings(max_examples=100)

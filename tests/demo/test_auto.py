@@ -35,28 +35,28 @@ def checkpoint():
     return load_checkpoint(CHECKPOINT)
 
 
-def asked(checkpoint, params, count):
+def asked(checkpoint, mode, count):
     """The first held-out problems as requests."""
     codec, stop = TextCodec.load(CHECKPOINT), frozenset(checkpoint.config.eos_token_ids)
     prompts = [codec.encode_chat([{"role": "user", "content": one.prompt}]) for one in heldout_problems(count, seed=4)]
     return [
-        GenerationRequest(str(number), tuple(prompt), params, max_new_tokens=96, stop_token_ids=stop)
+        GenerationRequest(str(number), tuple(prompt), mode, max_new_tokens=96, stop_token_ids=stop)
         for number, prompt in enumerate(prompts)
     ]
 
 
-def decoded(checkpoint, costs, params, count=3):
+def decoded(checkpoint, costs, mode, count=3):
     """Statistics of some problems, one alone after the other."""
     engine = Engine(checkpoint, EngineConfig(max_running=1), deps=EngineDeps(costs=costs))
-    return [completion.stats for completion in engine.generate(asked(checkpoint, params, count))]
+    return [completion.stats for completion in engine.generate(asked(checkpoint, mode, count))]
 
 
-def rows_of(checkpoint, costs, params, together):
+def rows_of(checkpoint, costs, mode, together):
     """The rows of the forwards for some problems, so many at once, and the answers."""
     engine, runner = engine_over(
         Counting, checkpoint, EngineDeps(costs=costs), max_running=together, prefix_cache=False
     )
-    answers = [completion.token_ids for completion in engine.generate(asked(checkpoint, params, 12))]
+    answers = [completion.token_ids for completion in engine.generate(asked(checkpoint, mode, 12))]
     return runner.rows, answers
 
 
@@ -87,7 +87,7 @@ def test_where_no_draft_can_pay_it_is_static(checkpoint):
 @pytest.mark.parametrize("together", [1, 4])
 def test_where_some_numbers_of_rows_are_dear_it_is_as_fast_as_the_best_fixed_plan(checkpoint, together):
     """By the table, not by a clock. One draft is the best fixed plan there: without drafts it takes a tenth longer."""
-    fixed = [rows_of(checkpoint, FAIR, params, together) for params in (Static(), Speculative(0, 1))]
+    fixed = [rows_of(checkpoint, FAIR, mode, together) for mode in (Static(), Speculative(0, 1))]
     for costs in (DENTED, DENTED_AS_SDAR):
         rows, answers = rows_of(checkpoint, costs, Speculative(), together)
         plain, drafted = (sum(map(costs.backbone.at, counts)) for counts, _ in fixed)

@@ -65,7 +65,7 @@ def differing(engine, codec, count, temperatures, most=32):
     for temperature in temperatures:
         todo = list(requests(engine, codec, count, temperature))
         expected = [engine.generate([request])[0].token_ids for request in todo]
-        drafted = [replace(request, params=rng.choice(DRAFTED)) for request in todo]
+        drafted = [replace(request, mode=rng.choice(DRAFTED)) for request in todo]
         for number, request in enumerate(drafted):
             compared += 1
             if engine.generate([request])[0].token_ids != expected[number]:
@@ -74,7 +74,7 @@ def differing(engine, codec, count, temperatures, most=32):
             size = rng.randint(1, 32)
             batch = drafted[:size]
             company = [
-                replace(rng.choice(todo), request_id=f"companion-{index}", params=rng.choice(COMPANIONS))
+                replace(rng.choice(todo), request_id=f"companion-{index}", mode=rng.choice(COMPANIONS))
                 for index in range(rng.randint(1, most))
             ]
             mixed = [*batch, *company]
@@ -102,11 +102,11 @@ def differing_by_rule(engine, codec, count, temperature):
     rng, mixed = random.Random(9), []
     for one in requests(engine, codec, count, temperature):
         for name, plain in enumerate(RULES):
-            mixed.append(replace(one, request_id=f"plain {name} {one.request_id}", params=plain))
+            mixed.append(replace(one, request_id=f"plain {name} {one.request_id}", mode=plain))
             for number, drafted in enumerate(BY_RULE):
-                params = structs.replace(drafted, verify=plain.mode, **structs.asdict(plain))
-                mixed.append(replace(one, request_id=f"{number} {name} {one.request_id}", params=params))
-        mixed.append(replace(one, request_id=f"beside {one.request_id}", params=rng.choice(COMPANIONS)))
+                mode = structs.replace(drafted, verify=plain.name, **structs.asdict(plain))
+                mixed.append(replace(one, request_id=f"{number} {name} {one.request_id}", mode=mode))
+        mixed.append(replace(one, request_id=f"beside {one.request_id}", mode=rng.choice(COMPANIONS)))
     rng.shuffle(mixed)
     done = {completion.request_id: completion for completion in engine.generate(mixed)}
     compared, different, saved = 0, [], 0

@@ -17,7 +17,7 @@ def test_its_presets_are_what_its_rows_say():
     file = read_quality(CHECKPOINT / "quality.json")
     made = assemble(file.checkpoint, file.measured, file.rows, file.margins)
     assert (file.presets, file.sampled_presets) == (made.presets, made.sampled_presets)
-    assert all(is_lossless(band.params) for band in file.presets["lossless"])
+    assert all(is_lossless(band.decoding_mode) for band in file.presets["lossless"])
     rows = {row.plan.name: row for row in file.rows}
     for name, margin in (("balanced", file.margins.balanced), ("fast", file.margins.fast)):
         assert all(rows[band.plan.name].difference >= -margin for band in file.presets[name])

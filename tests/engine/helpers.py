@@ -150,12 +150,12 @@ def drafted(rng: random.Random, plain: RuleMode, block_size: int) -> Speculative
     """`speculative` whose output is that of `plain`: a chain or a tree of any size, with and without MRP."""
     tree = rng.random() < 0.7
     steps, states = rng.randint(0 if tree else 1, block_size), rng.randint(1, block_size)
-    return Speculative(steps, states if tree else None, verify=plain.mode, **structs.asdict(plain))
+    return Speculative(steps, states if tree else None, verify=plain.name, **structs.asdict(plain))
 
 
 def some_auto(rng: random.Random, requests: list[GenerationRequest]) -> list[GenerationRequest]:
     """The requests, every other one of `speculative` left to choose its drafts."""
-    return [replace(one, params=automatic(one.params)) if rng.random() < 0.5 else one for one in requests]
+    return [replace(one, mode=automatic(one.mode)) if rng.random() < 0.5 else one for one in requests]
 
 
 def automatic(params: DecodingMode) -> DecodingMode:

@@ -196,7 +196,7 @@ def assert_as_plain(
     answers = in_turns(rng, engine, requests)
     reference = runner.reference
     for one in requests:
-        assert answers[one.request_id] == reference.generate(replace(one, params=verified(one.params))).token_ids
+        assert answers[one.request_id] == reference.generate(replace(one, mode=verified(one.mode))).token_ids
     assert runner.compared > 0
     assert engine.state().kv_pages_used == 0
 

@@ -180,7 +180,7 @@ def test_the_prefix_cache_changes_no_bit(name: str, dtype: torch.dtype) -> None:
     requests = random_requests(rng, checkpoint, 6, longest=20)
     for one in tuple(requests):  # the same prompt, and a seed of its own: readings are told apart by it
         sampling = structs.replace(one.sampling, seed=one.sampling.seed ^ 1)
-        requests.append(replace(one, request_id=f"{one.request_id} beside", params=Static(), sampling=sampling))
+        requests.append(replace(one, request_id=f"{one.request_id} beside", mode=Static(), sampling=sampling))
     without = read(checkpoint, [requests], prefix_cache=False)
     assert num_differing(without, read(checkpoint, [requests, requests])) == 0
 

@@ -48,7 +48,7 @@ def run_until_first_block(engine: Engine) -> list[BlockEvent]:
 
 
 class TestWhereItEnds:
-    @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
+    @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.name)
     @pytest.mark.parametrize("prompt", [1, 3, 4, 5, 8, 11])
     def test_the_limit_is_met_wherever_it_falls_in_a_block(
         self, engine: Engine, prompt: int, params: DecodingMode
@@ -64,7 +64,7 @@ class TestWhereItEnds:
     def one(prompt: int, params: DecodingMode, limit: int) -> GenerationRequest:
         return request(f"x{limit}", (PROMPT * 2)[:prompt], params, tokens=limit)
 
-    @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
+    @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.name)
     def test_a_stop_token_ends_it_and_is_not_returned(self, engine: Engine, params: DecodingMode) -> None:
         whole = decode(engine, request("x", PROMPT, params, tokens=16))
         stops = sorted(set(whole))
@@ -394,7 +394,7 @@ class TestValidation:
         for params in (Static(), Dynamic(0.3), Speculative()):
             assert len(decode(engine, request("x", PROMPT, params))) == 8
         for params in (Direct(), Speculative(2), Remask()):
-            with pytest.raises(ModeNotAvailable, match=f"mode '{params.mode}' needs MRP and this checkpoint has none"):
+            with pytest.raises(ModeNotAvailable, match=f"mode '{params.name}' needs MRP and this checkpoint has none"):
                 engine.generate([request("x", PROMPT, params)])
 
     def test_two_requests_with_one_id(self, engine: Engine) -> None:

@@ -88,7 +88,7 @@ def assert_as_alone(shape: int, seed: int, more_rows: int, more_pages: int, max_
     )
     reference = runner.reference
     for one, done in zip(requests, engine.generate(requests), strict=True):
-        wanted = reference.generate(replace(one, params=verified(one.params)))
+        wanted = reference.generate(replace(one, mode=verified(one.mode)))
         assert (done.token_ids, done.finish_reason) == (wanted.token_ids, wanted.finish_reason)
         assert done.stats.forwards.denoise + done.stats.forwards.verify <= wanted.denoise_forwards
     assert runner.compared > 0
@@ -114,12 +114,10 @@ def pairs(seed: int, checkpoint: Checkpoint, temperature: float, count: int) -> 
             [Static(), Static(), Static(2), Dynamic(0.3), Sequential(), Sequential(1, 6.0), Entropy(6.0)]
         )
         one = GenerationRequest(f"plain {number}", prompt, plain, sampling, rng.randint(8, 24), frozenset([510]))
-        other = replace(
-            one, request_id=f"speculative {number}", params=drafted(rng, plain, checkpoint.config.block_size)
-        )
+        other = replace(one, request_id=f"speculative {number}", mode=drafted(rng, plain, checkpoint.config.block_size))
         if rng.random() < 0.4:
-            other = replace(other, params=automatic(other.params))
-        noise = replace(one, request_id=f"other {number}", params=rng.choice([Direct(2), Dynamic(0.3), Remask(0.3)]))
+            other = replace(other, mode=automatic(other.mode))
+        noise = replace(one, request_id=f"other {number}", mode=rng.choice([Direct(2), Dynamic(0.3), Remask(0.3)]))
         requests += [one, other, noise]
     rng.shuffle(requests)
     return requests

@@ -110,9 +110,9 @@ def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None
     known = costs if checkpoint(name).mrp else StepCosts(costs.backbone)
     engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=known))
     lossless = [
-        (entry, replace(one, params=Speculative("auto")))
+        (entry, replace(one, mode=Speculative("auto")))
         for entry, one in zip(expected(name), requests(name), strict=True)
-        if one.params == Static() or one.params.mode == "speculative"
+        if one.mode == Static() or one.mode.name == "speculative"
     ]
     assert len(lossless) >= 6
     for (entry, _), done in zip(lossless, engine.generate([one for _, one in lossless]), strict=True):
@@ -188,7 +188,7 @@ def test_the_other_kinds(name: str, kind: str, together: int) -> None:
     for entry, done in zip(group, engine.generate(asked), strict=True):
         assert_golden(entry, done)
     static, drafted = (
-        [done.token_ids for done in engine.generate([replace(request, params=params) for request in asked])]
+        [done.token_ids for done in engine.generate([replace(request, mode=params) for request in asked])]
         for params in (Static(), Speculative(3))
     )
     assert static == drafted

@@ -96,7 +96,7 @@ def test_speculative_is_static(folder, dtype, deterministic, monkeypatch):
     ]
     counts = [1 + seed % 4 for seed in range(64)]
     params = [Speculative(count) if checkpoint.mrp else Speculative(0, count) for count in counts]
-    drafted = [replace(request, params=own) for request, own in zip(static, params, strict=True)]
+    drafted = [replace(request, mode=own) for request, own in zip(static, params, strict=True)]
     expected = [completion.token_ids for completion in engine.generate(static)]
     assert [completion.token_ids for completion in engine.generate(drafted)] == expected
 

@@ -64,9 +64,7 @@ def bad(name: str) -> GenerationRequest:
 def test_the_request_ends_with_an_error_and_the_others_as_ever(
     checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    others = [
-        one for one in random_requests(random.Random(5), checkpoint, 16, 12) if not isinstance(one.params, Direct)
-    ]
+    others = [one for one in random_requests(random.Random(5), checkpoint, 16, 12) if not isinstance(one.mode, Direct)]
     engine = Engine(checkpoint)
     wanted = events_of(engine, others)
     mixed = [*others[:6], bad("bad"), *others[6:]]

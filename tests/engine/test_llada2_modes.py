@@ -32,8 +32,8 @@ def requests() -> list[GenerationRequest]:
         prompt = torch.randint(0, 60, (7 + 9 * number,), generator=torch.Generator().manual_seed(number)).tolist()
         plain = request(f"{number} plain", prompt, rule, 26, sampling=SamplingParams(0.7 * (number % 2), seed=number))
         for name, steps, drafts in (("tree", 0, 6), ("auto", "auto", None)):
-            drafted = Speculative(steps, drafts, verify=rule.mode, **structs.asdict(rule))
-            found.append(replace(plain, request_id=f"{number} {name}", params=drafted))
+            drafted = Speculative(steps, drafts, verify=rule.name, **structs.asdict(rule))
+            found.append(replace(plain, request_id=f"{number} {name}", mode=drafted))
         found.append(plain)
     return found
 

@@ -77,7 +77,7 @@ def assert_as_the_reference(checkpoint: Checkpoint, requests: list[GenerationReq
     done = engine_of(checkpoint, **limits).generate(requests)
     reference = Reference(checkpoint)
     for request, answer in zip(requests, done, strict=True):
-        wanted = reference.generate(replace(request, params=verified(request.params)))
+        wanted = reference.generate(replace(request, mode=verified(request.mode)))
         assert (answer.token_ids, answer.finish_reason) == (wanted.token_ids, wanted.finish_reason), request
         revealed = [[pick for step in block.steps for pick in step.revealed] for block in answer.blocks]
         for block, steps in zip(revealed, wanted.steps, strict=False):
@@ -128,7 +128,7 @@ def pairs(rng: random.Random, count: int) -> list[tuple[GenerationRequest, Gener
         prompt = tuple(rng.choices(range(500), k=rng.randint(1, 20)))
         sampling = drawn(rng, random_sampling(rng, [0.0, 0.7, 1.2]), range(500))
         request = GenerationRequest(f"plain {number}", prompt, plain, sampling, 24, frozenset([510]))
-        requests.append((request, replace(request, request_id=f"drafted {number}", params=rng.choice(drafted))))
+        requests.append((request, replace(request, request_id=f"drafted {number}", mode=rng.choice(drafted))))
     return requests
 
 

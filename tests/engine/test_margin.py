@@ -53,8 +53,8 @@ def demo() -> tuple[Engine, tuple[GenerationRequest, ...]]:
     )
 
 
-def answers(engine: Engine, requests: Sequence[GenerationRequest], params: Speculative | RuleMode) -> list[Completion]:
-    return engine.generate([replace(one, params=params) for one in requests])
+def answers(engine: Engine, requests: Sequence[GenerationRequest], mode: Speculative | RuleMode) -> list[Completion]:
+    return engine.generate([replace(one, mode=mode) for one in requests])
 
 
 def forwards(done: Sequence[Completion]) -> int:
@@ -128,13 +128,13 @@ def lax_requests(seed: int, checkpoint: Checkpoint, count: int) -> list[Generati
     for number in range(count):
         plain = rng.choice([Static(), Static(2), Dynamic(0.3), Sequential(), Sequential(1, 6.0)])
         steps, states = rng.choice([(0, 3), (0, 4), (2, None), (3, None), (2, 4), (1, 2)])
-        params = Speculative(
-            steps, states, margin=rng.choice([0.2, 0.5, 0.8, 0.95]), verify=plain.mode, **structs.asdict(plain)
+        mode = Speculative(
+            steps, states, margin=rng.choice([0.2, 0.5, 0.8, 0.95]), verify=plain.name, **structs.asdict(plain)
         )
         sampling = SamplingParams(rng.choice([0, 0, 0.7, 1.2]), seed=rng.randrange(2**63))
         prompt = tuple(rng.choices(range(500), k=rng.randint(1, 20)))
         requests.append(
-            GenerationRequest(f"lax {number}", prompt, params, sampling, rng.randint(6, 24), frozenset([510]))
+            GenerationRequest(f"lax {number}", prompt, mode, sampling, rng.randint(6, 24), frozenset([510]))
         )
     return requests
 
@@ -143,7 +143,7 @@ def lax_requests(seed: int, checkpoint: Checkpoint, count: int) -> list[Generati
 def test_a_margin_gives_what_the_plain_reference_gives_in_any_batch(name: str) -> None:
     checkpoint = golden(name, torch.float64)
     requests, reference = lax_requests(3, checkpoint, 20), Reference(checkpoint)
-    strict = [replace(one, request_id=f"s{one.request_id}", params=one.params.plain) for one in requests]
+    strict = [replace(one, request_id=f"s{one.request_id}", mode=one.mode.plain) for one in requests]
     alone = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096))
     mixed, _ = checked(checkpoint, FAIR, max_rows=48, kv_cache_tokens=4096)
     batch = [*requests, *strict]
@@ -206,19 +206,19 @@ class Noted(Around):
 
 
 def asked_by(
-    params: Speculative | RuleMode, asked: LogprobsRequest | None = None
+    mode: Speculative | RuleMode, asked: LogprobsRequest | None = None
 ) -> tuple[set[LogprobsRequest | None], set[LogprobsRequest | None]]:
     """What rows of one request ask of the backbone and of MRP."""
     engine, runner = engine_over(Noted, golden(FAST), EngineDeps(costs=FREE), kv_cache_tokens=512)
-    engine.generate([GenerationRequest("x", tuple(range(20)), params, max_new_tokens=24, logprobs=asked)])
+    engine.generate([GenerationRequest("x", tuple(range(20)), mode, max_new_tokens=24, logprobs=asked)])
     read = {row.logprobs for row in runner.evaluated if row.sampling is not None}
     return read, {row.logprobs for row in runner.refined}
 
 
 def test_only_verifications_with_a_margin_ask_for_second_tokens() -> None:
     assert asked_by(Speculative(2, margin=0.5)) == ({None, LogprobsRequest(2)}, {None})
-    for params in (Static(), Speculative(2), Speculative("auto"), Speculative(2, **BOUNDED)):
-        assert asked_by(params) == ({None}, {None} if params.needs_mrp or params == Speculative("auto") else set())
+    for mode in (Static(), Speculative(2), Speculative("auto"), Speculative(2, **BOUNDED)):
+        assert asked_by(mode) == ({None}, {None} if mode.needs_mrp or mode == Speculative("auto") else set())
 
 
 def test_a_margin_adds_to_what_the_request_asks() -> None:
@@ -283,6 +283,6 @@ def test_the_load_may_not_choose_the_answers_of_a_deterministic_engine(costs: ob
     with pytest.raises(InvalidRequest, match=r"mrp_steps is 'auto', allowed with a margin is a number") as caught:
         fixed.submit(request)
     assert caught.value.param == "mrp_steps"
-    fixed.submit(replace(request, request_id="named", params=Speculative(2, margin=0.5)))
+    fixed.submit(replace(request, request_id="named", mode=Speculative(2, margin=0.5)))
     free = Engine(golden(FAST), EngineConfig(kv_cache_tokens=512), deps=deps)
     assert len(free.generate([request])[0].token_ids) == 8

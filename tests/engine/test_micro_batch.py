@@ -72,11 +72,11 @@ def test_tokens_are_the_same_with_and_without(seed: int) -> None:
     assert found["on"] == found["off"]
 
 
-@pytest.mark.parametrize("params", [Static(), Direct(2), Remask(0.3), Speculative(2), Speculative(2, 3)])
-def test_the_device_has_a_forward_whenever_the_host_reads_one(params) -> None:
+@pytest.mark.parametrize("mode", [Static(), Direct(2), Remask(0.3), Speculative(2), Speculative(2, 3)])
+def test_the_device_has_a_forward_whenever_the_host_reads_one(mode) -> None:
     engine, device = engine_over(Device, tiny_checkpoint(1), EngineDeps(costs=COSTS), overlap="on")
     for number in range(6):
-        engine.submit(request(str(number), [number + 1], params, 40))
+        engine.submit(request(str(number), [number + 1], mode, 40))
     while engine.state().num_running < 6:
         engine.step()
     device.queued.clear()
@@ -96,9 +96,9 @@ def test_without_overlap_the_device_waits_for_the_host() -> None:
 
 
 def test_a_request_may_be_aborted_while_its_forward_is_under_way() -> None:
-    checkpoint, params = tiny_checkpoint(2), Speculative(2)
+    checkpoint, mode = tiny_checkpoint(2), Speculative(2)
     engine, device = engine_over(Device, checkpoint, overlap="on")
-    requests = [request(str(number), [number + 1], params, 24) for number in range(5)]
+    requests = [request(str(number), [number + 1], mode, 24) for number in range(5)]
     alone, _ = engine_over(Device, checkpoint, overlap="off")
     expected = answers(events_of(alone, requests))
     for one in requests:

@@ -141,7 +141,7 @@ async def test_quantized_weights_come_back(sleepers: list[Sleeper]) -> None:
     assert await asyncio.gather(*(sleeper.ask(one) for one in asked)) == before
 
 
-@pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.mode)
+@pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.name)
 async def test_a_paused_request_sleeps_only_after_its_end(sleepers: list[Sleeper], mode: object) -> None:
     """It goes on for that, and the engine is paused again afterwards."""
     sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0])

@@ -22,14 +22,14 @@ def checkpoint() -> Checkpoint:
     return load_checkpoint(GOLDEN / "sdar-mrp-random-a")
 
 
-def asked(name: str, params: DecodingMode, report: bool = True) -> GenerationRequest:
-    return GenerationRequest(name, PROMPT, params, max_new_tokens=14, report_steps=report)
+def asked(name: str, mode: DecodingMode, report: bool = True) -> GenerationRequest:
+    return GenerationRequest(name, PROMPT, mode, max_new_tokens=14, report_steps=report)
 
 
 def test_progress_of_a_block_is_the_steps_of_its_event(checkpoint: Checkpoint) -> None:
     engine = Engine(checkpoint)
-    for number, params in enumerate(MODES):
-        engine.submit(asked(str(number), params))
+    for number, mode in enumerate(MODES):
+        engine.submit(asked(str(number), mode))
     told: dict[tuple[str, int], list[Step]] = defaultdict(list)
     finished = set()
     while engine.has_work:
@@ -56,8 +56,8 @@ def test_requests_that_do_not_ask_make_none(checkpoint: Checkpoint) -> None:
 
 def test_answers_do_not_depend_on_it(checkpoint: Checkpoint) -> None:
     engine = Engine(checkpoint)
-    for params in MODES:
-        plain, told = (engine.generate([asked("x", params, report)])[0] for report in (False, True))
+    for mode in MODES:
+        plain, told = (engine.generate([asked("x", mode, report)])[0] for report in (False, True))
         assert (plain.token_ids, plain.blocks[-1].steps) == (told.token_ids, told.blocks[-1].steps)
 
 

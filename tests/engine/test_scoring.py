@@ -87,7 +87,7 @@ def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: E
     reads.append(read("behind", (*pinned(rng, 12, 0), MASKED)))
     prompt = tuple(rng.randrange(500) for _ in range(11))
     answers = [
-        GenerationRequest(mode.mode, prompt, mode, max_new_tokens=24)
+        GenerationRequest(mode.name, prompt, mode, max_new_tokens=24)
         for mode in (Static(), Speculative(mrp_steps=0, max_drafts=3))
     ]
     events = run(engine, *answers, *reads)

@@ -43,8 +43,8 @@ def engine(checkpoint: Checkpoint) -> Engine:
     return Engine(checkpoint, EngineConfig(kv_cache_tokens=1024))
 
 
-def ask(engine: Engine, prompt: tuple[int, ...], params: DecodingMode | None = None, **more: object) -> Completion:
-    (done,) = engine.generate([request("x", prompt, params, **more)])
+def ask(engine: Engine, prompt: tuple[int, ...], mode: DecodingMode | None = None, **more: object) -> Completion:
+    (done,) = engine.generate([request("x", prompt, mode, **more)])
     return done
 
 
@@ -53,17 +53,17 @@ def leases(engine: Engine) -> list:
 
 
 class TestWhatIsShared:
-    @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
-    def test_a_prompt_that_was_there_needs_no_prefill(self, engine: Engine, params: DecodingMode) -> None:
-        first, second = ask(engine, PROMPT, params), ask(engine, PROMPT, params)
+    @pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.name)
+    def test_a_prompt_that_was_there_needs_no_prefill(self, engine: Engine, mode: DecodingMode) -> None:
+        first, second = ask(engine, PROMPT, mode), ask(engine, PROMPT, mode)
         assert (first.stats.cached_tokens, first.stats.forwards.prefill) == (0, 1)
         assert (second.stats.cached_tokens, second.stats.forwards.prefill) == (8, 0)
         assert second.token_ids == first.token_ids
         assert engine.state().kv_pages_used == 0
 
-    @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
-    def test_a_prompt_of_whole_blocks_too(self, engine: Engine, params: DecodingMode) -> None:
-        first, second = ask(engine, PROMPT[:8], params), ask(engine, PROMPT[:8], params)
+    @pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.name)
+    def test_a_prompt_of_whole_blocks_too(self, engine: Engine, mode: DecodingMode) -> None:
+        first, second = ask(engine, PROMPT[:8], mode), ask(engine, PROMPT[:8], mode)
         assert (second.stats.cached_tokens, second.stats.forwards.prefill) == (8, 0)
         assert second.token_ids == first.token_ids
 
@@ -73,14 +73,14 @@ class TestWhatIsShared:
         assert (done.stats.cached_tokens, done.stats.forwards.prefill) == (4, 1)
         assert ask(engine, PROMPT[4:]).stats.cached_tokens == 0
 
-    @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
-    def test_the_next_turn_finds_the_blocks_of_the_answer(self, checkpoint: Checkpoint, params: DecodingMode) -> None:
+    @pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.name)
+    def test_the_next_turn_finds_the_blocks_of_the_answer(self, checkpoint: Checkpoint, mode: DecodingMode) -> None:
         engine = Engine(checkpoint)
-        answer = ask(engine, PROMPT, params, tokens=14)
+        answer = ask(engine, PROMPT, mode, tokens=14)
         turn = PROMPT + answer.token_ids + (1, 2, 3)
-        done = ask(engine, turn, params)
+        done = ask(engine, turn, mode)
         assert done.stats.cached_tokens in {16, 20}  # 24 are final; what only the last block would read is not written
-        assert done.token_ids == ask(Engine(checkpoint), turn, params).token_ids
+        assert done.token_ids == ask(Engine(checkpoint), turn, mode).token_ids
 
     def test_beside_a_running_request(self, engine: Engine) -> None:
         engine.submit(request("first", PROMPT, tokens=40))
@@ -125,13 +125,13 @@ class TestWhatIsShared:
 
 
 class TestMrp:
-    @pytest.mark.parametrize("params", [Direct(1), Speculative(2), Remask(0.5)])
+    @pytest.mark.parametrize("mode", [Direct(1), Speculative(2), Remask(0.5)])
     def test_pages_of_a_mode_without_it_are_computed_again_for_it_and_serve_both(
-        self, checkpoint: Checkpoint, params: DecodingMode
+        self, checkpoint: Checkpoint, mode: DecodingMode
     ) -> None:
         engine, runner = checked(checkpoint)
         ask(engine, PROMPT, Static())
-        alone, again = ask(engine, PROMPT, params), ask(engine, PROMPT, params)
+        alone, again = ask(engine, PROMPT, mode), ask(engine, PROMPT, mode)
         assert (alone.stats.cached_tokens, again.stats.cached_tokens) == (0, 8)
         assert again.token_ids == alone.token_ids
         assert ask(engine, PROMPT, Static()).stats.cached_tokens == 8
@@ -160,10 +160,10 @@ class TestWhatIsBeingWritten:
 
     LONG = tuple(range(50)) + tuple(range(33))
 
-    @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
-    def test_a_long_prompt_is_stored_by_one_of_them(self, checkpoint: Checkpoint, params: DecodingMode) -> None:
+    @pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.name)
+    def test_a_long_prompt_is_stored_by_one_of_them(self, checkpoint: Checkpoint, mode: DecodingMode) -> None:
         engine, runner = checked(checkpoint)
-        many = [request(name, self.LONG, params, sampling=SamplingParams(0.9, seed=1)) for name in "abcdef"]
+        many = [request(name, self.LONG, mode, sampling=SamplingParams(0.9, seed=1)) for name in "abcdef"]
         first, *others = engine.generate(many)
         assert (first.stats.cached_tokens, first.stats.forwards.prefill) == (0, 1)
         assert {(one.stats.cached_tokens, one.stats.forwards.prefill) for one in others} == {(80, 0)}
@@ -390,8 +390,8 @@ def test_in_such_a_course_much_is_shared_and_much_given_up() -> None:
 
 def test_continuing_on_another_replica_that_has_the_prefix(checkpoint: Checkpoint) -> None:
     """Prompt and blocks sent so far, as the ingress sends them on when a replica dies."""
-    for params in (Static(), Speculative(3), Remask(0.3)):
-        whole = request("x", PROMPT, params, tokens=30)
+    for mode in (Static(), Speculative(3), Remask(0.3)):
+        whole = request("x", PROMPT, mode, tokens=30)
         engine = Engine(checkpoint)
         (done,) = engine.generate([whole])
         sent = done.blocks[0].token_ids + done.blocks[1].token_ids

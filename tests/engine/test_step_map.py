@@ -152,7 +152,7 @@ def test_of_drafts_is_the_verified_modes(name: str, temperature: float, costs: S
     for rule in RULES:
         plain = requests(name, rule, temperature, 3)
         drafts = [
-            replace(request, request_id=f"{request.request_id} {kind}", params=params)
+            replace(request, request_id=f"{request.request_id} {kind}", mode=params)
             for request in plain
             for kind, params in enumerate(drafts_for(rng, rule, checkpoint))
         ]
@@ -170,7 +170,7 @@ def drafts_for(rng: random.Random, rule: RuleMode, checkpoint: Checkpoint) -> li
     """Chains or trees, and drafts that the engine chooses. Without MRP: trees of the backbone's last logits."""
     size = checkpoint.config.block_size
     if checkpoint.mrp is None:
-        trees = [Speculative(0, states, verify=rule.mode, **structs.asdict(rule)) for states in (1, size)]
+        trees = [Speculative(0, states, verify=rule.name, **structs.asdict(rule)) for states in (1, size)]
         return [*trees, automatic(trees[0])]
     made = [drafted(rng, rule, size) for _ in range(2)]
     return [*made, automatic(made[0])]
@@ -203,5 +203,5 @@ def test_in_a_deterministic_engine_log_probabilities_are_equal_to_the_bit() -> N
     config = EngineConfig(kv_cache_tokens=8192, deterministic=True)
     plain = requests(GOLDEN_NAMES[1], Static(), 0.9, 6)
     [*alone] = [Engine(checkpoint, config).generate([request])[0].step_map for request in plain]
-    drafts = [replace(request, params=Speculative(3)) for request in plain]
+    drafts = [replace(request, mode=Speculative(3)) for request in plain]
     assert [completion.step_map for completion in Engine(checkpoint, config).generate(drafts)] == alone

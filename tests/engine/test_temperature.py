@@ -41,9 +41,9 @@ def demo() -> tuple[Engine, tuple[GenerationRequest, ...]]:
 def test_a_low_temperature_decodes_nearly_as_greedy(mode: DecodingMode) -> None:
     """The answers, and the forwards. At .01 two tokens change places only where they are almost as likely."""
     engine, requests = demo()
-    greedy = engine.generate([replace(one, params=mode) for one in requests])
+    greedy = engine.generate([replace(one, mode=mode) for one in requests])
     cold = engine.generate(
-        [replace(one, params=mode, sampling=SamplingParams(0.01, seed=n)) for n, one in enumerate(requests)]
+        [replace(one, mode=mode, sampling=SamplingParams(0.01, seed=n)) for n, one in enumerate(requests)]
     )
     same = sum(one.token_ids == other.token_ids for one, other in zip(greedy, cold, strict=True))
     assert same >= 12

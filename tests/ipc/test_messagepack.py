@@ -132,8 +132,8 @@ def test_every_message_comes_back_equal(codec: MessagePack, kind: Any) -> None:
 
 def test_every_mode_has_a_name_of_its_own() -> None:
     assert {name: kind.__struct_config__.tag for name, kind in MODES.items()} == {name: name for name in MODES}
-    assert ScoreMode.__struct_config__.tag == ScoreMode.mode
-    assert set(get_args(get_type_hints(ReplicaRequest)["params"])) == {*MODES.values(), ScoreMode}
+    assert ScoreMode.__struct_config__.tag == ScoreMode.name
+    assert set(get_args(get_type_hints(ReplicaRequest)["mode"])) == {*MODES.values(), ScoreMode}
 
 
 @pytest.mark.parametrize("codec", [AT_REPLICA, AT_INGRESS])

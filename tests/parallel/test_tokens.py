@@ -72,8 +72,8 @@ def test_drafts_that_the_engine_prices_are_lossless(pair: TensorParallelExecutor
     name = GOLDEN_NAMES[1]
     engine = engine_of(pair, name)
     for entry, one in one_of_each_mode(name):
-        if one.params == Static() or entry["mode"] == "speculative":
-            (done,) = engine.generate([replace(one, params=Speculative("auto"))])
+        if one.mode == Static() or entry["mode"] == "speculative":
+            (done,) = engine.generate([replace(one, mode=Speculative("auto"))])
             assert list(done.token_ids) == entry["token_ids"]
 
 
@@ -83,8 +83,8 @@ def test_drafts_are_lossless_where_each_rank_quantizes_its_part(pair: TensorPara
     checkpoint = pair.load(GOLDEN / name, LoadOptions(quantization=form))
     engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FAIR, ranks=pair))
     asked = [one for entry, one in one_of_each_mode(name) if entry["mode"] == "static"]
-    (static,) = engine.generate([replace(one, params=Static()) for one in asked])
-    (drafted,) = engine.generate([replace(one, params=Speculative(2)) for one in asked])
+    (static,) = engine.generate([replace(one, mode=Static()) for one in asked])
+    (drafted,) = engine.generate([replace(one, mode=Speculative(2)) for one in asked])
     assert drafted.token_ids == static.token_ids
 
 

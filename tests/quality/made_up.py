@@ -22,13 +22,13 @@ MEASURED = Measured(
 )  # fmt: skip
 
 
-def row(params: DecodingMode, rate: float, gained: int = 0, lost: int = 0, **changes: Any) -> PlanResult:
+def row(mode: DecodingMode, rate: float, gained: int = 0, lost: int = 0, **changes: Any) -> PlanResult:
     """A plan that gives `rate` tokens a second and answers some prompts otherwise than static, which gives 1,000."""
-    lossless, right = is_lossless(params), STATIC_RIGHT + gained - lost
+    lossless, right = is_lossless(mode), STATIC_RIGHT + gained - lost
     accuracy = proportion(right, PROMPTS)
     away = paired_difference(gained, lost, PROMPTS)
     made = {
-        "plan": Plan.from_mode(params), "lossless": lossless, "prompts": PROMPTS, "right": right, "gained": gained,
+        "plan": Plan.from_mode(mode), "lossless": lossless, "prompts": PROMPTS, "right": right, "gained": gained,
         "lost": lost, "identical": PROMPTS - gained - lost, "accuracy": accuracy.value, "accuracy_low": accuracy.low,
         "accuracy_high": accuracy.high, "difference": away.value, "difference_low": 0.0 if lossless else away.low,
         "difference_high": 0.0 if lossless else away.high, "tokens_per_forward": rate / 1000,

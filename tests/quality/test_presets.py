@@ -30,8 +30,8 @@ def config(folder: Path) -> ModelConfig:
 
 def test_lossless_is_there_without_a_file(folder: Path, config: ModelConfig) -> None:
     presets = presets_of(folder, config)
-    assert presets.plan("lossless", 0).params == Speculative("auto")
-    assert presets_of(folder, replace(config, mrp=None)).plan("lossless", 0).params == Speculative("auto")
+    assert presets.plan("lossless", 0).decoding_mode == Speculative("auto")
+    assert presets_of(folder, replace(config, mrp=None)).plan("lossless", 0).decoding_mode == Speculative("auto")
     with pytest.raises(QualityNotAvailable) as caught:
         presets.plan("fast", 0)
     assert caught.value.message.startswith(

@@ -28,7 +28,7 @@ def test_what_is_written_is_read(path: Path) -> None:
 
 def test_plans_are_params_and_back() -> None:
     for params in (Static(), Speculative(4), Speculative(0, max_drafts=4, threshold=0.5), Remask(0.25)):
-        assert Plan.from_mode(params).params == params
+        assert Plan.from_mode(params).decoding_mode == params
     assert Plan.from_mode(Speculative(4)).name == "speculative mrp_steps=4"
 
 

@@ -53,7 +53,7 @@ def again(codec: MessagePack, message: Any) -> Any:
     return received
 
 
-@pytest.mark.parametrize("params", [*ALL_MODES, ScoreMode()], ids=lambda params: params.mode)
+@pytest.mark.parametrize("params", [*ALL_MODES, ScoreMode()], ids=lambda params: params.name)
 def test_a_request_comes_back_equal(params: Any) -> None:
     request = GenerationRequest(
         "a",
@@ -68,7 +68,7 @@ def test_a_request_comes_back_equal(params: Any) -> None:
     for constraint in (None, Constraint.regex("a+")):
         sent = messages.Submit(request, constraint)
         assert again(messages.AT_ENGINE, sent) == sent
-    assert {mode.mode for mode in ALL_MODES} == set(MODES)
+    assert {mode.name for mode in ALL_MODES} == set(MODES)
 
 
 @pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])

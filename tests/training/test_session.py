@@ -90,7 +90,7 @@ def test_a_backbone_with_experts_gets_an_mrp_that_drafts(data, tmp_path):
     result = load_checkpoint(tmp_path)
     assert result.config.experts == load_checkpoint(source).config.experts
     plain = GenerationRequest("x", (1, 2, 3), Static(), max_new_tokens=16)
-    drafted = replace(plain, request_id="y", params=Speculative(2))
+    drafted = replace(plain, request_id="y", mode=Speculative(2))
     one, other = Engine(result).generate([plain, drafted])
     assert one.token_ids == other.token_ids
     assert other.stats.forwards.mrp > 0

@@ -81,7 +81,7 @@ def test_speculative_is_static_and_the_device_is_the_cpu(device: VirtualDevice, 
         )
         for seed in range(9)
     ]
-    drafted = [replace(request, params=modes[index % 3]) for index, request in enumerate(static)]
+    drafted = [replace(request, mode=modes[index % 3]) for index, request in enumerate(static)]
     config = replace(ALL_ON, draft_candidates=8)
     engine = Engine(on_device(GOLDEN_NAMES[0]), config, deps=EngineDeps(costs=FREE))
     host = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(torch.float32, "cpu"))

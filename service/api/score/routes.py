@@ -71,7 +71,7 @@ def parse_score(body: Mapping[str, Any], context: RequestContext) -> ScoreBuilde
     request = parse_own(fields, ScoreRequest, strict)
     shared = {name: getattr(request, name) for name in _SHARED}
     common = parse_shared({**shared, "prompt": "-", "max_new_tokens": 1}, context.card, max_temperature=0)
-    base = to_replica_request(common, context, stream=False, params=ScoreMode(), sampling=SamplingParams(), text=None)
+    base = to_replica_request(common, context, stream=False, mode=ScoreMode(), sampling=SamplingParams(), text=None)
     requests = [_of_item(base, item, index, request) for index, item in enumerate(request.items)]
     return ScoreBuilder(requests, context.card.name, normalize=request.normalize)
 

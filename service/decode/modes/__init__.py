@@ -14,7 +14,7 @@ Mode = Static | Dynamic | Sequential | Entropy | Direct | Speculative | Remask
 _ALL: tuple[type[Mode], ...] = get_args(Mode)
 
 #: mode name -> its class
-MODES: Mapping[str, type[Mode]] = {mode.mode: mode for mode in _ALL}
+MODES: Mapping[str, type[Mode]] = {mode.name: mode for mode in _ALL}
 
 #: knob name -> its values in all modes. If modes differ, the last one counts: `speculative` allows all of `direct`'s.
 KNOBS: Mapping[str, Knob] = {name: knob for mode in _ALL for name, knob in knobs_in(mode).items()}

@@ -15,7 +15,7 @@ _STEPS = Knob(int, "MRP picks per backbone forward; default: the checkpoint's", 
 class Direct(DecodingMode, frozen=True):
     """One pick of the backbone, then `mrp_steps` unverified picks of MRP."""
 
-    mode: ClassVar[str] = "direct"
+    name: ClassVar[str] = "direct"
     served_without_mrp: ClassVar[bool] = False
     mrp_steps: Annotated[int, _STEPS] = 1
 
@@ -45,7 +45,7 @@ class Direct(DecodingMode, frozen=True):
 class Remask(DecodingMode, frozen=True):
     """Dynamic, then MRP masks new tokens again if their corrected probability is < `threshold`."""
 
-    mode: ClassVar[str] = "remask"
+    name: ClassVar[str] = "remask"
     served_without_mrp: ClassVar[bool] = False
     threshold: Annotated[float, THRESHOLD] = 0.9
 

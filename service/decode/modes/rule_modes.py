@@ -10,7 +10,7 @@ from service.decode.rules import ConfidenceAbove, LeftToRight, LowestEntropy, Ru
 class Static(RuleMode, frozen=True):
     """Reveal the `tokens_per_step` most confident positions of every forward."""
 
-    mode: ClassVar[str] = "static"
+    name: ClassVar[str] = "static"
     tokens_per_step: Annotated[int, TOKENS_PER_STEP] = 1
 
     @property
@@ -21,7 +21,7 @@ class Static(RuleMode, frozen=True):
 class Dynamic(RuleMode, frozen=True):
     """Reveal every position with confidence > `threshold`; if none, the most confident."""
 
-    mode: ClassVar[str] = "dynamic"
+    name: ClassVar[str] = "dynamic"
     threshold: Annotated[float, THRESHOLD] = 0.9
 
     @property
@@ -32,7 +32,7 @@ class Dynamic(RuleMode, frozen=True):
 class Sequential(RuleMode, frozen=True):
     """Reveal the `tokens_per_step` leftmost positions of every forward, and more of them as `entropy_bound` allows."""
 
-    mode: ClassVar[str] = "sequential"
+    name: ClassVar[str] = "sequential"
     tokens_per_step: Annotated[int, TOKENS_PER_STEP] = 1
     entropy_bound: Annotated[float, ENTROPY_BOUND] = 0.0
 
@@ -44,7 +44,7 @@ class Sequential(RuleMode, frozen=True):
 class Entropy(RuleMode, frozen=True):
     """Reveal the positions of lowest entropy, as many as `entropy_bound` allows, at least one."""
 
-    mode: ClassVar[str] = "entropy"
+    name: ClassVar[str] = "entropy"
     entropy_bound: Annotated[float, ENTROPY_BOUND] = 0.1
 
     @property

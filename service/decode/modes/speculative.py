@@ -36,7 +36,7 @@ from service.decode.rules import Rule
 from service.errors import InvalidRequest
 
 #: the modes whose output can be verified, by name
-VERIFIED: Mapping[str, type[RuleMode]] = {mode.mode: mode for mode in (Static, Dynamic, Sequential, Entropy)}
+VERIFIED: Mapping[str, type[RuleMode]] = {mode.name: mode for mode in (Static, Dynamic, Sequential, Entropy)}
 
 #: the top tokens of each position that a margin compares
 _TOP_LOGPROBS = 2
@@ -86,7 +86,7 @@ class Speculative(DecodingMode, frozen=True):
     `margin`: accepts drafts that are nearly as likely as the mode's own tokens. The answer then depends on the drafts.
     """
 
-    mode: ClassVar[str] = "speculative"
+    name: ClassVar[str] = "speculative"
     mrp_steps: Annotated[int | Literal["auto"], _MRP_STEPS] = AUTO
     max_drafts: Annotated[int | None, _MAX_DRAFTS] = None
     tokens_per_step: Annotated[int | None, TOKENS_PER_STEP] = None
@@ -98,7 +98,7 @@ class Speculative(DecodingMode, frozen=True):
     def __post_init__(self) -> None:
         """Sets `verify` if it is not the default, so that the knobs shown to users are those that run."""
         if self.verify is None and self.threshold is not None:
-            force_setattr(self, "verify", Dynamic.mode)
+            force_setattr(self, "verify", Dynamic.name)
 
     @property
     def needs_mrp(self) -> bool:
@@ -116,7 +116,7 @@ class Speculative(DecodingMode, frozen=True):
     @property
     def plain(self) -> RuleMode:
         """The mode against which drafts are verified. InvalidRequest if that mode lacks one of the set knobs."""
-        name = self.verify or Static.mode
+        name = self.verify or Static.name
         if name not in VERIFIED:
             raise InvalidRequest(f"verify is {name!r}, allowed are {', '.join(VERIFIED)}", param="verify")
         used = knobs_in(VERIFIED[name])

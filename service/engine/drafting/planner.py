@@ -70,14 +70,14 @@ class DraftPlanner:
 
         `num_running`: the running requests once this one and all others that can start now have started.
         """
-        if not leaves_drafts_open(request.params):
+        if not leaves_drafts_open(request.mode):
             return None
         costs = self.costs().with_pages(self._pages)
         return self._mrp_choice(_kind(request)).best(costs, num_running, self._max_states(num_running))
 
     def admit(self, request: GenerationRequest, mrp_steps: int | None) -> RequestDrafts:
         """The drafts of a request that starts. `mrp_steps`: the result of the method `mrp_steps`."""
-        mode = request.params
+        mode = request.mode
         if mrp_steps is None:
             return RequestDrafts(self, request.tenant, mode.needs_mrp, getattr(mode, "mrp_steps", None))
         kind = _kind(request)
@@ -204,7 +204,7 @@ class DraftPlanner:
 
 def _kind(request: GenerationRequest) -> _Kind:
     """The kind of a request's drafts. Its mode leaves drafts open."""
-    mode = request.params
+    mode = request.mode
     rule = mode.rule if request.grammar is None else mode.rule.in_order
     return type(rule).__name__, rule == TopConfidence(1), request.sampling.temperature > 0, mode.drafts_decide
 

@@ -144,8 +144,8 @@ class Calibration:
         chunk = range(job.start, min(len(self._tasks), job.start + job.together))
         plan, sampling = self._plans[job.plan], [SamplingParams(job.temperature, seed=index) for index in chunk]
         requests = [
-            self._request(plan, index, self._scope.max_new_tokens, params)
-            for index, params in zip(chunk, sampling, strict=True)
+            self._request(plan, index, self._scope.max_new_tokens, sampling_params)
+            for index, sampling_params in zip(chunk, sampling, strict=True)
         ]
         cpu, wall = time.thread_time(), time.perf_counter()
         completions = self._engine.generate(requests)

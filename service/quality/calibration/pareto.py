@@ -62,11 +62,11 @@ def assemble(
     )
 
 
-def is_lossless(params: DecodingMode) -> bool:
+def is_lossless(mode: DecodingMode) -> bool:
     """Whether the output is static's by construction: static itself, or drafts verified against it without a margin."""
-    if isinstance(params, Speculative):
-        return not params.drafts_decide and params.plain == Static()
-    return params == Static()
+    if isinstance(mode, Speculative):
+        return not mode.drafts_decide and mode.plain == Static()
+    return mode == Static()
 
 
 def with_frontier(rows: Sequence[PlanResult], loads: Sequence[int]) -> list[PlanResult]:

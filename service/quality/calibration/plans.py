@@ -72,15 +72,15 @@ def grid_lines(grid: Grid) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _plan(mode: str, knobs: Mapping[str, Any], block_size: int) -> DecodingMode | None:
     """None where the block is too short for the knobs."""
     try:
-        params = make_mode(mode, knobs)
-        params.check(block_size)
+        decoding = make_mode(mode, knobs)
+        decoding.check(block_size)
     except InvalidRequest:
         return None
-    return params
+    return decoding
 
 
 def parse_plan(text: str) -> DecodingMode:
-    """The params of `mode knob=value …`. InvalidRequest for another text, an unknown mode or knob."""
+    """The mode of the text `mode knob=value …`. InvalidRequest for another text, an unknown mode or knob."""
     mode, *words = text.split() or [""]
     try:
         pairs = [word.split("=") for word in words]

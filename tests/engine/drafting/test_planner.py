@@ -17,8 +17,8 @@ from tests.engine.helpers import DEAR, FAIR, FREE, request
 AUTO = Speculative("auto")
 
 
-def admitted(planner: DraftPlanner, params: DecodingMode = AUTO) -> RequestDrafts:
-    return planner.admit(request("x", [1], params), planner.mrp_steps(request("x", [1], params), 2))
+def admitted(planner: DraftPlanner, mode: DecodingMode = AUTO) -> RequestDrafts:
+    return planner.admit(request("x", [1], mode), planner.mrp_steps(request("x", [1], mode), 2))
 
 
 def verified(gains: list[tuple[float, int]], tokens: int) -> list[Step]:
@@ -213,9 +213,9 @@ def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs
         raise AssertionError("costs were measured")
 
     planner = DraftPlanner(never, 256)
-    for params in (Static(), Dynamic(0.5), Speculative(0, 4), Speculative(2)):
-        drafts = admitted(planner, params)
-        assert (drafts.mrp_steps, drafts.uses_mrp) == (getattr(params, "mrp_steps", None), params.needs_mrp)
+    for mode in (Static(), Dynamic(0.5), Speculative(0, 4), Speculative(2)):
+        drafts = admitted(planner, mode)
+        assert (drafts.mrp_steps, drafts.uses_mrp) == (getattr(mode, "mrp_steps", None), mode.needs_mrp)
         planner.begin(1)
         drafts.note(1, verified([], 1))
         planner.end([1])

@@ -119,9 +119,9 @@ def test_lists_and_whole_rows_share_a_forward() -> None:
     """Static beside speculative and remask, each as it would be alone."""
     checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a")
     mixed = [
-        request(f"{params.mode}{seed}", [seed, 6, 7], params, 8, sampling=structs.replace(SAMPLINGS[1], seed=seed))
+        request(f"{mode.name}{seed}", [seed, 6, 7], mode, 8, sampling=structs.replace(SAMPLINGS[1], seed=seed))
         for seed in range(4)
-        for params in (Static(), Speculative(2), Remask(0.3))
+        for mode in (Static(), Speculative(2), Remask(0.3))
     ]
     alone = [read(checkpoint, [one], 8)[0].token_ids for one in mixed]
     assert [one.token_ids for one in read(checkpoint, mixed, 8)] == alone

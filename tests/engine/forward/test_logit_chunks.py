@@ -13,8 +13,8 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "sdar-mrp-random-a"
 def test_chunks_change_nothing(monkeypatch):
     checkpoint = load_checkpoint(GOLDEN)
     requests = [
-        GenerationRequest(f"{number}", (3, 5, number), params, SamplingParams(number % 2, seed=number), 20)
-        for number, params in enumerate([Static(), Dynamic(0.3), Speculative(4), Remask(0.3)] * 2)
+        GenerationRequest(f"{number}", (3, 5, number), mode, SamplingParams(number % 2, seed=number), 20)
+        for number, mode in enumerate([Static(), Dynamic(0.3), Speculative(4), Remask(0.3)] * 2)
     ]
     whole = Engine(checkpoint).generate(requests)
     monkeypatch.setattr(runner, "MAX_LOGITS", 7 * checkpoint.config.vocab_size)

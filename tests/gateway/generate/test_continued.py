@@ -273,7 +273,7 @@ async def test_a_continued_answer_that_comes_too_late_is_a_time_out(generator: R
     resume = Resume((351, 17), 1, Stats(decoded_tokens=2))
     late = ReplicaRequest(
         request_id="late",
-        params=Static(),
+        mode=Static(),
         sampling=SamplingParams(),
         max_new_tokens=9,
         timeout_s=1.0,

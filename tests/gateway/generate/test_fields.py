@@ -232,7 +232,7 @@ async def test_what_a_replica_is_asked_for() -> None:
         )
     plain, full = backend.requests
     assert (plain.text, plain.token_ids, plain.messages) == ("a", None, None)
-    assert (plain.params.mode, plain.max_new_tokens, plain.timeout_s, plain.stop) == ("static", 256, 30, ())
+    assert (plain.mode.name, plain.max_new_tokens, plain.timeout_s, plain.stop) == ("static", 256, 30, ())
     assert (full.text, full.messages) == (None, ({"role": "user", "content": "a"},))
-    assert (full.params.mode, full.timeout_s, full.stop) == ("dynamic", 3, ("x",))
-    assert full.params.threshold == CARD.defaults["dynamic"]["threshold"]  # type: ignore[union-attr]
+    assert (full.mode.name, full.timeout_s, full.stop) == ("dynamic", 3, ("x",))
+    assert full.mode.threshold == CARD.defaults["dynamic"]["threshold"]  # type: ignore[union-attr]

@@ -49,7 +49,7 @@ class Crowd(Scripted):
     @property
     def thresholds(self) -> list[float | None]:
         """The knob of each request, None of one without it."""
-        return [getattr(request.params, "threshold", None) for request in self.requests]
+        return [getattr(request.mode, "threshold", None) for request in self.requests]
 
 
 class Clients:
@@ -106,7 +106,7 @@ async def test_explicit_modes_and_one_band_do_not_follow_it() -> None:
     async with clients(backend := Crowd()) as those:
         await those.come(6, request=body(mode="dynamic", threshold=0.25))
         await those.come(2, request=body(mode=None, quality="lossless"))
-        assert [replica_request.params.mode for replica_request in backend.requests] == ["dynamic"] * 6 + ["static"] * 2
+        assert [replica_request.mode.name for replica_request in backend.requests] == ["dynamic"] * 6 + ["static"] * 2
         assert set(backend.thresholds[:6]) == {0.25}
 
 
@@ -134,7 +134,7 @@ async def test_another_attempt_keeps_the_plan_whatever_the_load_is_then() -> Non
         backend.gates.pop(0).set()
         await eventually(lambda: len(backend.requests) == 7)
         again = backend.requests[6]
-        assert (again.attempt, again.params) == (1, backend.requests[0].params)
+        assert (again.attempt, again.mode) == (1, backend.requests[0].mode)
         assert (backend.thresholds[5], backend.thresholds[6]) == (0.5, 0.9)
         backend.gates.insert(0, backend.gates.pop())
 

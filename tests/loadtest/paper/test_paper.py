@@ -57,8 +57,8 @@ class TestRows:
 
     def test_the_lossless_rows(self) -> None:
         rows = rows_for((), has_mrp=True, block_size=16)
-        assert {row.mode.mode for row in rows if row.is_lossless} == {"speculative"}
-        assert all(row.is_lossless for row in rows if row.mode.mode == "speculative")
+        assert {row.mode.name for row in rows if row.is_lossless} == {"speculative"}
+        assert all(row.is_lossless for row in rows if row.mode.name == "speculative")
 
     def test_without_mrp_and_in_small_blocks(self) -> None:
         rows = rows_for((), has_mrp=False, block_size=16)

@@ -193,7 +193,7 @@ class TestGrid:
         plans = default_plans(16, has_mrp=True)
         assert plans[0] == Static()
         assert len(set(plans)) == len(plans)
-        assert {plan.mode for plan in plans} == set(MODES)
+        assert {plan.name for plan in plans} == set(MODES)
 
     def test_without_mrp_and_in_small_blocks_only_what_runs(self):
         assert not any(plan.needs_mrp for plan in default_plans(16, has_mrp=False))
@@ -203,4 +203,4 @@ class TestGrid:
 
     def test_a_mode_without_a_line_is_tried_at_its_defaults(self, monkeypatch):
         monkeypatch.setattr("service.quality.calibration.plans.GRID", {})
-        assert set(default_plans(16, has_mrp=True)) == {params() for params in MODES.values()}
+        assert set(default_plans(16, has_mrp=True)) == {mode() for mode in MODES.values()}

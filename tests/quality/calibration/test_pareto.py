@@ -27,7 +27,7 @@ def said(*rows: PlanResult) -> list[str]:
 
 class TestLossless:
     @pytest.mark.parametrize(
-        ("params", "so"),
+        ("mode", "so"),
         [
             (Static(), True),
             (Static(2), False),
@@ -45,8 +45,8 @@ class TestLossless:
             (Remask(1.0), False),
         ],
     )
-    def test_is_what_gives_statics_output_by_construction(self, params: DecodingMode, so: bool) -> None:
-        assert is_lossless(params) == so
+    def test_is_what_gives_statics_output_by_construction(self, mode: DecodingMode, so: bool) -> None:
+        assert is_lossless(mode) == so
 
 
 class TestFrontier:
