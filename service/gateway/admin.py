@@ -19,7 +19,7 @@ from service.api.parse import explain
 from service.errors import InvalidRequest, NotReady, Unauthorized, nearest
 from service.gateway.http.bodies import Bodies
 from service.gateway.http.middleware import sent_key
-from service.messages.replica_status import GenerationResult, WeightUpdateResult
+from service.messages.replica_status import ControlResult
 from service.tracebacks import without_message
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,6 @@ _log = logging.getLogger(__name__)
 AGAIN_S = 2.0
 
 _Body = TypeVar("_Body", bound=BaseModel)
-Results = Sequence[WeightUpdateResult] | Sequence[GenerationResult]
 
 
 class CatchUp:
@@ -37,7 +36,7 @@ class CatchUp:
     `name`: the change, for the log.
     """
 
-    def __init__(self, name: str, change: Callable[[], Awaitable[Results]]) -> None:
+    def __init__(self, name: str, change: Callable[[], Awaitable[Sequence[ControlResult]]]) -> None:
         self._name, self._change = name, change
         self._task: asyncio.Task[None] | None = None
         self._due = 0.0
@@ -58,7 +57,7 @@ class CatchUp:
             self._task, self._due = None, time.monotonic() + AGAIN_S
 
 
-def failures_of(results: Results) -> list[str]:
+def failures_of(results: Sequence[ControlResult]) -> list[str]:
     """The replicas that failed, with their errors. NotReady if there is no result at all."""
     if not results:
         raise NotReady("no replica responds", retry_after=5.0)

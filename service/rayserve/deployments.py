@@ -23,7 +23,7 @@ from ray.exceptions import TaskCancelledError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Weights
 from service.rayserve.private_ray import keep_serve_on_loopback
 from service.rayserve.scaling import WANTED
@@ -56,38 +56,32 @@ class GeneratorDeployment:
         keep_serve_on_loopback(address)
         if ray.get_runtime_context().get_actor_id():
             _leave_torch_out()
-        from service.engine.gil_and_gc import tune_interpreter
+        from service.ipc.connections import tune_interpreter
         from service.link.server import LinkServer
         from service.rayserve.tls import link_tls
-        from service.replica.remote import start_replica
+        from service.replica.start import start_replica
         from service.telemetry.logs import install_logs
 
         install_logs(settings)
-        self._generator = await start_replica(_replica_name(), settings, self.deps)
+        self._replica = await start_replica(_replica_name(), settings, self.deps)
         tune_interpreter()
-        self._links = await LinkServer.start(self._generator, address, link_tls(ssl.PROTOCOL_TLS_SERVER))
+        self._links = await LinkServer.start(self._replica, address, link_tls(ssl.PROTOCOL_TLS_SERVER))
         self._patience_s = settings.request_timeout_s
-        self._watch = asyncio.create_task(_exit_when_failed(self._generator))
+        self._watch = asyncio.create_task(_exit_when_failed(self._replica))
 
     async def status(self) -> Status:
         """Whether the replica can generate, its card, and where it takes links."""
-        return replace(self._generator.status(), address=self._links.address)
+        return replace(self._replica.status(), address=self._links.address)
 
     async def snapshot(self) -> Snapshot:
-        return self._generator.snapshot()
+        return self._replica.snapshot()
 
-    async def check_weights(self, weights: Weights) -> WeightUpdateResult:
-        return await self._generator.check_weights(weights)
-
-    async def update_weights(self, weights: Weights) -> WeightUpdateResult:
-        return await self._generator.update_weights(weights)
-
-    async def set_generation(self, state: GenerationState, wait: bool) -> GenerationResult:
-        return await self._generator.set_generation(state, wait=wait)
+    async def control(self, command: ControlCommand) -> ControlResult:
+        return await self._replica.control(command)
 
     async def check_health(self) -> None:
         """Serve calls this. It replaces a replica that raises here because its engine has stopped."""
-        failure = self._generator.status().failure
+        failure = self._replica.status().failure
         if failure is not None:
             raise RuntimeError(failure)
 
@@ -95,8 +89,8 @@ class GeneratorDeployment:
         # Serve has taken this replica out of its broadcasts. The links wait for the requests that it has.
         if links := getattr(self, "_links", None):
             await links.close(self._patience_s)
-        if hasattr(self, "_generator"):
-            self._generator.close()
+        if hasattr(self, "_replica"):
+            self._replica.close()
 
 
 class ServeDisconnectAdapter:
@@ -196,13 +190,13 @@ def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) 
     return ReplicaLinks(router, partial(registry.set, "replicas_linked"), on_wait, link_tls(ssl.PROTOCOL_TLS_CLIENT))
 
 
-async def _exit_when_failed(generator: Replica) -> None:
+async def _exit_when_failed(replica: Replica) -> None:
     """Ends the process of a replica whose engine has stopped.
 
     Serve needs three failed health checks to replace a replica and routes requests to it meanwhile. A dead process
     gets no more requests at once.
     """
-    while (failure := generator.status().failure) is None:
+    while (failure := replica.status().failure) is None:
         await asyncio.sleep(_WATCH_S)
     _log.critical("the engine stopped, so this replica's process exits: %s", failure)
     await asyncio.sleep(_LAST_WORDS_S)

@@ -10,16 +10,9 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from service.errors import (
-    EngineFailed,
-    GenerationChangeFailed,
-    MrpServeError,
-    NotReady,
-    ScaledToZero,
-    WeightUpdateFailed,
-)
+from service.errors import EngineFailed, MrpServeError, NotReady, ScaledToZero
 from service.link.requests import ReplicaLinks
-from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Weights
 from service.rayserve.serve_state import is_scaled_to_zero, why_none
 from service.tracebacks import without_message
@@ -104,13 +97,12 @@ class RayBackend:
                 _log.warning("the replicas could not be asked", extra={"exception": without_message(error)})
             await asyncio.sleep(_LOOK_S)
 
-    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
-        """Whether every replica that answers could take these weights."""
-        return await self._of_weights("check_weights", weights)
-
-    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
-        """Makes every replica that answers take these weights. A replica that is lost meanwhile is left out."""
-        return await self._of_weights("update_weights", weights)
+    async def control(self, command: ControlCommand) -> list[ControlResult]:
+        """The results of all replicas that answer. A replica that is lost meanwhile is left out."""
+        try:
+            return await _of_all(self._replicas, "control", ControlResult, command, timeout_s=_UPDATE_S)
+        except TimeoutError:
+            raise command.failed(f"a replica has not answered within {_UPDATE_S:g} s") from None
 
     async def announce(self, weights: Weights) -> None:
         """Tells all ingresses that older weights may no longer answer. One that hangs learns it from the replicas."""
@@ -118,19 +110,6 @@ class RayBackend:
             await _of_all(self._ingresses, "require_weights", type(None), weights)
         except TimeoutError:
             _log.warning("an ingress does not answer within %s s", _CONTROL_S)
-
-    async def set_generation(self, state: GenerationState, *, wait: bool) -> list[GenerationResult]:
-        """Makes every replica that answers take this state. A replica that is lost meanwhile is left out."""
-        try:
-            return await _of_all(self._replicas, "set_generation", GenerationResult, state, wait, timeout_s=_UPDATE_S)
-        except TimeoutError:
-            raise GenerationChangeFailed(f"a replica has not answered within {_UPDATE_S:g} s") from None
-
-    async def _of_weights(self, method: str, weights: Weights) -> list[WeightUpdateResult]:
-        try:
-            return await _of_all(self._replicas, method, WeightUpdateResult, weights, timeout_s=_UPDATE_S)
-        except TimeoutError:
-            raise WeightUpdateFailed(f"a replica has not answered within {_UPDATE_S:g} s") from None
 
     async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """The metrics of all processes that answer. While a replica hangs, the last metrics of all replicas."""

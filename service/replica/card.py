@@ -16,12 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.decode.modes import MODES
 from service.decode.registry import default_knobs, default_mode
+from service.engine_process.messages import EngineInfo
 from service.errors import SettingsError
 from service.messages.replica_status import Example, ModelCard
-from service.messages.wire import Weights
-from service.model.files import pinned
 from service.quality.presets import presets_of
-from service.replica.messages import EngineInfo
 from service.settings.settings import ANY_NAME, Settings, slots_of
 from service.text import TextCodec
 
@@ -56,7 +54,7 @@ def make_card(settings: Settings, info: EngineInfo, codec: TextCodec) -> ModelCa
         tool_format=codec.tool_format.name if codec.tool_format else None,
         tools_problem=codec.tools_problem,
         thinking=codec.thinking,
-        weights=Weights(0, pinned(settings.model, info.path), settings.model),
+        weights=info.weights,
         created=int((info.path / "config.json").stat().st_mtime),
         aliases=settings.model_names[1:],
         any_name=ANY_NAME in settings.served_model_name,

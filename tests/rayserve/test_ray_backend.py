@@ -16,13 +16,23 @@ from service.engine.request import SamplingParams, Stats
 from service.errors import (
     EngineFailed,
     GenerationChangeFailed,
+    MrpServeError,
     NotReady,
     ScaledToZero,
     WeightUpdateFailed,
 )
 from service.gateway.backend import serving
 from service.ipc.data import Arrival
-from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.messages.replica_status import (
+    CheckWeights,
+    ControlCommand,
+    ControlResult,
+    PauseState,
+    SetPause,
+    Snapshot,
+    Status,
+    UpdateWeights,
+)
 from service.messages.wire import Answer, Chunk, Ending, Failure, ReplicaRequest, Weights
 from service.rayserve import ray_backend, serve_state
 from service.rayserve.ray_backend import RayBackend
@@ -219,29 +229,27 @@ async def test_the_last_metrics_hold_while_a_replica_hangs() -> None:
 NEW = Weights(2, "step-7", "m")
 
 
-async def test_all_replicas_are_given_weights_and_lost_ones_are_left_out() -> None:
-    taken = WeightUpdateResult("r1", NEW, 0.5)
-    said: dict[str, list[Any]] = {
-        "check_weights": [taken],
-        "update_weights": [ActorDiedError(), taken],
-    }
-    handle = Handle(lambda method: said[method])
-    asked = backend(handle)
-    assert await asked.check_weights(NEW) == await asked.update_weights(NEW) == [taken]
-    assert handle.told == [("check_weights", NEW), ("update_weights", NEW)]
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        (CheckWeights(NEW), WeightUpdateFailed),
+        (UpdateWeights(NEW), WeightUpdateFailed),
+        (SetPause(PauseState(1, True, 2), wait=True), GenerationChangeFailed),
+    ],
+)
+async def test_a_command_goes_to_all_replicas_and_lost_ones_are_left_out(
+    command: ControlCommand, error: type[MrpServeError]
+) -> None:
+    result = ControlResult("r1", NEW, seconds=0.5)
+    handle = Handle(lambda method: [ActorDiedError(), result])
+    assert await backend(handle).control(command) == [result]
+    assert handle.told == [("control", command)]
 
-
-async def test_all_replicas_are_given_a_state_and_lost_ones_are_left_out() -> None:
     def hang(method: str) -> list[Any]:
         raise TimeoutError
 
-    state = GenerationState(1, True, 2)
-    taken = GenerationResult("r1", state, 0.5)
-    handle = Handle(lambda method: [ActorDiedError(), taken])
-    assert await backend(handle).set_generation(state, wait=True) == [taken]
-    assert handle.told == [("set_generation", state, True)]
-    with pytest.raises(GenerationChangeFailed, match="has not answered within 3600 s"):
-        await backend(Handle(hang)).set_generation(state, wait=False)
+    with pytest.raises(error, match="has not answered within 3600 s"):
+        await backend(Handle(hang)).control(command)
 
 
 async def test_all_ingresses_are_told_and_one_that_hangs_is_not_waited_for() -> None:
@@ -252,8 +260,6 @@ async def test_all_ingresses_are_told_and_one_that_hangs_is_not_waited_for() -> 
     await backend(Handle(), ingresses=ingress).announce(NEW)
     assert ingress.told == [("require_weights", NEW)]
     await backend(Handle(), ingresses=Handle(hang)).announce(NEW)
-    with pytest.raises(WeightUpdateFailed, match="has not answered within 3600 s"):
-        await backend(Handle(hang)).update_weights(NEW)
 
 
 def test_the_card_is_that_of_replicas_with_the_newest_weights() -> None:

@@ -33,7 +33,7 @@ def workers(process: subprocess.Popen[str]) -> list[int]:
 
 
 def engines(worker: int) -> list[int]:
-    return [pid for pid in descendants(worker) if "service.replica.process" in command(pid)]
+    return [pid for pid in descendants(worker) if "service.engine_process.process" in command(pid)]
 
 
 @pytest.mark.ray

@@ -12,7 +12,7 @@ import httpx
 
 from service.errors import MrpServeError, ReplicaLost
 from service.gateway.ingress import Ingress
-from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Failure, Items, ReplicaRequest, Weights
 from service.model import load_checkpoint
 from service.replica.replica import Replica
@@ -29,7 +29,7 @@ class Replicas:
     """A backend over several generators, which take turns. The test starts them again, as Serve would.
 
     `lost_after`: so many items of the next stream come, then its replica is lost, and `at_loss` is called.
-    `refuses`: what a replica answers to new weights instead of taking them, by its number.
+    `errors`: the errors that replicas return for commands, by the number of the replica and the kind of the command.
     """
 
     def __init__(self, model: Path, count: int = 2, **changes: Any) -> None:
@@ -39,7 +39,7 @@ class Replicas:
         self.requests: list[tuple[int, ReplicaRequest]] = []
         self.lost_after: int | None = None
         self.at_loss: Callable[[], Awaitable[object]] | None = None
-        self.refuses: dict[int, Exception] = {}
+        self.errors: dict[tuple[int, type[ControlCommand]], MrpServeError] = {}
         self.ingresses: list[Ingress] = []
         self._turn = 0
 
@@ -89,23 +89,15 @@ class Replicas:
     async def statuses(self) -> list[Status]:
         return [generator.status() for generator in self.generators]
 
-    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
-        return await asyncio.gather(*(generator.check_weights(weights) for generator in self.generators))
+    async def control(self, command: ControlCommand) -> list[ControlResult]:
+        return await asyncio.gather(*(self._control(number, command) for number in range(len(self.generators))))
 
-    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
-        return await asyncio.gather(*(self._give(number, weights) for number in range(len(self.generators))))
-
-    async def _give(self, number: int, weights: Weights) -> WeightUpdateResult:
-        generator = self.generators[number]
-        error: Any = self.refuses.get(number)
-        if error is not None:
-            status = generator.status()
-            return WeightUpdateResult(status.replica, status.card.weights, 0.0, error)
-        return await generator.update_weights(weights)
-
-    async def set_generation(self, state: GenerationState, *, wait: bool) -> list[GenerationResult]:
-        calls = (generator.set_generation(state, wait=wait) for generator in self.generators)
-        return await asyncio.gather(*calls)
+    async def _control(self, number: int, command: ControlCommand) -> ControlResult:
+        replica, error = self.generators[number], self.errors.get((number, type(command)))
+        if error is None:
+            return await replica.control(command)
+        status = replica.status()
+        return ControlResult(status.replica, status.card.weights, status.pause, error=error)
 
     async def announce(self, weights: Weights) -> None:
         for ingress in self.ingresses:

@@ -21,6 +21,7 @@ from service.errors import NotReady, OutOfMemory
 from service.gateway import admin
 from service.gateway.ingress import Ingress
 from service.gateway.weights import KnownWeights, UpdateWeightsAnswer
+from service.messages.replica_status import CheckWeights, UpdateWeights
 from service.messages.wire import Weights
 from service.model import load_checkpoint
 from service.replica.replica import Replica
@@ -213,11 +214,7 @@ async def test_no_replica_changes_if_one_cannot(
     replicas: Replicas, http: httpx.AsyncClient, other: Path, answers: dict[Path, list[int]]
 ) -> None:
     """The folder is missing where one of them runs."""
-
-    async def missing(folders: tuple[str, ...], *, is_partial: bool) -> None:
-        raise NotReady(f"{folders[-1]} is not here")
-
-    replicas.generators[1]._weights._engine.check_weights = missing  # type: ignore[method-assign]
+    replicas.errors[1, CheckWeights] = NotReady("the folder is not here")
     assert "is not here" in (await refused(http, 503, model=str(other)))["message"]
     assert await answered(http) == [answers[FIRST]] * 4
 
@@ -277,14 +274,14 @@ async def test_a_replica_that_fails_is_named_and_answers_nothing(
     answers: dict[Path, list[int]],
 ) -> None:
     monkeypatch.setattr(admin, "AGAIN_S", 0.01)
-    replicas.refuses = {1: OutOfMemory("no memory for the new weights")}
+    replicas.errors[1, UpdateWeights] = OutOfMemory("no memory for the new weights")
     detail = await refused(http, 503, model=str(other))
     assert detail["code"] == "exchange_failed"
     assert "1 of 2 replicas could not take the weights" in detail["message"]
     assert "r1: no memory for the new weights" in detail["message"]
     assert await answered(http) == [answers[other]] * 4
     assert [(one["version"], one["behind"]) for one in (await known(http))["replicas"]] == [(1, False), (0, True)]
-    replicas.refuses = {}
+    replicas.errors.clear()
     await ask(http, REQUEST)
     await asyncio.sleep(0.02)
     await known(http)
@@ -294,7 +291,8 @@ async def test_a_replica_that_fails_is_named_and_answers_nothing(
 async def test_if_no_replica_can_the_old_weights_stay(
     replicas: Replicas, http: httpx.AsyncClient, other: Path, answers: dict[Path, list[int]]
 ) -> None:
-    replicas.refuses = dict.fromkeys(range(2), OutOfMemory("no memory for the new weights"))
+    no_memory = OutOfMemory("no memory for the new weights")
+    replicas.errors |= {(number, UpdateWeights): no_memory for number in range(2)}
     assert (await refused(http, 503, model=str(other)))["code"] == "out_of_memory"
     assert await answered(http) == [answers[FIRST]] * 4
 
@@ -319,7 +317,7 @@ async def test_a_cut_stream_is_not_continued_by_other_weights(
 ) -> None:
     """The other replica has newer ones by then."""
     new = Weights(1, str(other), replicas.settings.model)
-    replicas.lost_after, replicas.at_loss = 1, lambda: replicas.generators[1].update_weights(new)
+    replicas.lost_after, replicas.at_loss = 1, lambda: replicas.generators[1].control(UpdateWeights(new))
     *blocks, (last, said) = await frames(http, REQUEST)
     assert [name for name, _ in blocks] == ["block"]
     assert (last, said["error"]["code"]) == ("error", "weights_changed")

@@ -15,8 +15,8 @@ from service.decode.modes import Static
 from service.engine import Engine, GenerationRequest
 from service.errors import OutOfMemory
 from service.gateway import admin
-from service.gateway.generation import ServiceGenerationAnswer
-from service.messages.replica_status import GenerationState
+from service.gateway.pause import ServiceGenerationAnswer
+from service.messages.replica_status import PauseState
 from service.model import load_checkpoint
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, frames, problem
@@ -158,7 +158,7 @@ async def test_a_replica_that_starts_again_gets_the_state(replicas: Replicas, ht
     replicas.start_again(1)
     async with replicas.ingress() as second:
         assert (await states(second))["sleep_level"] == 2
-        await eventually(lambda: replicas.generators[1].status().generation == GenerationState(2, True, 2))
+        await eventually(lambda: replicas.generators[1].status().pause == PauseState(2, True, 2))
         await order(second, "wake_up")
         assert not (await order(http, "continue"))["paused"]
 
@@ -179,7 +179,7 @@ async def test_a_replica_without_memory_sleeps_on_and_tries_again(
         assert "1 of 2 replicas stay as they were: r1: the device has no memory" in detail["message"]
         found = [one["sleep_level"] for one in (await states(http))["replicas"]]
         assert found == [0, 1]
-    await eventually(lambda: replicas.generators[1].status().generation.sleep_level == 0)
+    await eventually(lambda: replicas.generators[1].status().pause.sleep_level == 0)
     assert (await ask(http, REQUEST))["token_ids"] == answers[FIRST]
 
 

@@ -24,15 +24,17 @@ from service.engine.forward.model_forward import ShapePolicy
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.engine.request import LogprobsRequest, RequestFailed
+from service.engine_process import messages
+from service.engine_process.messages import EngineInfo
 from service.errors import CheckpointError, EngineFailed, InvalidRequest
 from service.ipc.connections import Malformed
 from service.ipc.messagepack import MessagePack
+from service.messages.replica_status import CheckWeights, PauseState, SetPause, UpdateWeights
+from service.messages.wire import Weights
 from service.model import LoadOptions, load_checkpoint
-from service.model.config import CheckedUpdate, Shard
+from service.model.config import Shard
 from service.model.device import DeviceMemory
 from service.parallel import messages as ranks
-from service.replica import messages
-from service.replica.messages import EngineInfo
 from service.settings.settings import Settings
 from service.telemetry.metrics import Sums
 from tests.engine.helpers import ALL_MODES
@@ -73,26 +75,23 @@ def test_a_request_comes_back_equal(params: Any) -> None:
 
 @pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])
 def test_every_message_of_the_engines_process_comes_back_equal(name: str) -> None:
-    info = EngineInfo("folder", load_checkpoint(GOLDEN / name).config, 1, 128, 4, deterministic=False)
+    info = EngineInfo(
+        "folder", load_checkpoint(GOLDEN / name).config, 1, 128, 4, deterministic=False, weights=Weights()
+    )
     sent = [
         messages.EngineReady(info),
         messages.StepOutputs([EVENT, FOUND, BlockProgress("a", 3, 4, STEPS, 0.5)], ["b"], STATE, "why", b"x"),
         messages.Compiled("a"),
         messages.EngineAlive(),
-        messages.EngineReply(3, path="folder"),
-        messages.EngineReply(3, checked=CheckedUpdate(("a", "b"), has_mrp=True)),
+        messages.EngineReply(3, None, Weights(1, "m"), PauseState(2, True)),
     ]
     assert [again(messages.AT_REPLICA, message) for message in sent] == sent
 
 
 def test_every_message_to_the_engines_process_comes_back_equal() -> None:
-    procedures = [
-        messages.CheckWeights(("m",), partial=True),
-        messages.LoadWeights(("m", "n"), newest_only=True),
-        messages.ApplyWeights(3, 2, abort=True),
-        messages.SetGeneration(True, 2, True, ("m", "n")),
-    ]
-    sent = [messages.Start("{}"), messages.Abort("a"), *(messages.EngineCall(1, procedure) for procedure in procedures)]
+    weights = Weights(3, "n", "m", ("m", "n"), 2, partial=True)
+    commands = [CheckWeights(weights), UpdateWeights(weights), SetPause(PauseState(1, True, 2), wait=True)]
+    sent = [messages.Start("{}"), messages.Abort("a"), *(messages.EngineCall(1, command) for command in commands)]
     assert [again(messages.AT_ENGINE, message) for message in sent] == sent
 
 
