@@ -109,7 +109,7 @@ def test_serve_still_opens_a_replicas_port_by_the_function_that_keeps_it_on_loop
 
 def test_private_parts_of_ray_serve_are_used_in_one_module() -> None:
     users = [path.name for path in (ROOT / "service").rglob("*.py") if "serve._private" in path.read_text("utf-8")]
-    assert users == ["private_ray.py"]
+    assert users == ["network.py"]
 
 
 def test_ray_still_says_so_when_it_is_slow_to_start() -> None:

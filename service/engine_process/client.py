@@ -23,7 +23,7 @@ from service.engine.request import BlockEvent, BlockProgress, GenerationRequest,
 from service.engine.streams import RequestStreams
 from service.engine_process import messages
 from service.errors import InvalidRequest, MrpServeError, ReplicaLost, ReplicaStopping
-from service.ipc.connections import HUNG_S, LOOK_S, Frames, Silence, start_child
+from service.ipc.connections import HEARTBEAT_TIMEOUT_S, POLL_S, Frames, HeartbeatMonitor, start_child
 from service.messages.replica_status import ControlCommand
 from service.settings.settings import Settings
 from service.telemetry.metrics import SumsData
@@ -63,7 +63,7 @@ class EngineProcessClient(Frames):
         self._calls: dict[int, asyncio.Future[messages.EngineReply]] = {}
         self._ready: asyncio.Future[messages.EngineInfo] = asyncio.get_running_loop().create_future()
         self._last_step, self._closed = clock(), False
-        self._silence = Silence(clock)
+        self._heartbeats = HeartbeatMonitor(clock)
         self.failure: str | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -80,7 +80,7 @@ class EngineProcessClient(Frames):
         try:
             engine.send(messages.Start(settings.to_json()))
             engine.info = await engine._ready
-            engine._silence = Silence(engine._clock)
+            engine._heartbeats = HeartbeatMonitor(engine._clock)
             engine._watching = asyncio.create_task(engine._watch())
         except BaseException:
             engine.close()
@@ -156,7 +156,7 @@ class EngineProcessClient(Frames):
     # --- messages ----------------------------------------------------------------------------------
 
     def received(self, content: bytes) -> None:
-        self._silence.end()
+        self._heartbeats.observe()
         for message in self.codec.decode(content):
             match message:
                 case messages.StepOutputs():
@@ -216,18 +216,21 @@ class EngineProcessClient(Frames):
     # --- the end -----------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Adds the metrics, and ends a process that stands still, or whose step takes too long."""
+        """Adds the metrics, and ends a process that hangs, or whose step takes too long."""
         while self.failure is None:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             self._decode_sums()
-            if (reason := self._stands_still()) is not None:
+            if (reason := self._hang()) is not None:
                 self._lose(reason)
                 self._process.kill()
 
-    def _stands_still(self) -> str | None:
+    def _hang(self) -> str | None:
         """Why the process counts as hung. A tokenizer or weights that it reads may hold up Python for longer."""
         held_up = bool(self._calls or self._compiling)
-        silent, allowed = self._silence.look(), max(HUNG_S, self._stall_timeout_s) if held_up else HUNG_S
+        silent, allowed = (
+            self._heartbeats.poll(),
+            max(HEARTBEAT_TIMEOUT_S, self._stall_timeout_s) if held_up else HEARTBEAT_TIMEOUT_S,
+        )
         if silent > allowed:
             return f"the engine's process has been silent for {silent:.0f} s, allowed are {allowed:g}"
         seconds = self._clock() - self._last_step

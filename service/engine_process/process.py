@@ -30,7 +30,7 @@ from service.engine_process import messages
 from service.engine_process.core import EngineCore, load_core
 from service.engine_process.metrics import EngineMetrics
 from service.errors import EngineFailed, MrpServeError
-from service.ipc.connections import BEAT_S, Channel, Frames, tune_interpreter
+from service.ipc.connections import HEARTBEAT_S, Channel, Frames, tune_interpreter
 from service.model.device import set_threads
 from service.settings.settings import Settings
 from service.telemetry.logs import install_logs
@@ -54,7 +54,7 @@ class _Steps:
         self._metrics = EngineMetrics(self._sums)
         self._finished: list[str] = []
         self._due = inf
-        self._stood = False
+        self._halted = False
 
     def on_step(self, report: StepReport) -> None:
         self._metrics.on_step(report)
@@ -69,12 +69,12 @@ class _Steps:
     def deliver(self, items: list[EngineOutput]) -> None:
         """Sends the items. Metrics come with the end of a request, so they count every answer that a client has.
 
-        While the engine is paused or asleep, every look of its thread is sent, too: the thread lives.
+        While the engine is paused or asleep, every poll of its thread is sent, too: the thread lives.
         """
         failure, state = self.thread.failure, self.thread.state()
         due = bool(self._finished) or time.monotonic() > self._due
-        stood, self._stood = self._stood, state.paused or state.sleep_level > 0
-        if not (items or due or failure or stood or self._stood):
+        was_halted, self._halted = self._halted, state.paused or state.sleep_level > 0
+        if not (items or due or failure or was_halted or self._halted):
             return
         finished, self._finished = self._finished, []
         sums = b""
@@ -140,18 +140,18 @@ class EngineProcess(Frames):
             self._send(messages.EngineStartFailed(EngineFailed(type_and_line(error))))
             return
         tune_interpreter()
-        # The replica knows steps that take too long by their silence.
+        # The replica knows steps that take too long by the missing messages.
         self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room, inf)
         self._steps.thread.start()
         self._send(messages.EngineReady(self._core.info))
-        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True).start()
         if self._core.ranks:
             await self._watch()
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         """Runs on a thread that a long step, or a long compilation, does not hold up."""
         while True:
-            time.sleep(BEAT_S)
+            time.sleep(HEARTBEAT_S)
             self._send(messages.EngineAlive(self._core.controls_thread))
 
     async def _watch(self) -> None:

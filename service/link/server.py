@@ -14,7 +14,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
 
-from service.ipc.connections import BEAT_S, LONGEST, Frames, Malformed
+from service.ipc.connections import HEARTBEAT_S, LONGEST, Frames, Malformed
 from service.link.protocol import (
     AT_REPLICA,
     NONCE,
@@ -57,7 +57,7 @@ class LinkServer:
 
     address: Address
     _listening: asyncio.Server
-    _beating: asyncio.Task[None]
+    _heartbeat: asyncio.Task[None]
 
     def __init__(self, replica: RequestHandler) -> None:
         self._replica = replica
@@ -78,7 +78,7 @@ class LinkServer:
         )
         port = server._listening.sockets[0].getsockname()[1]
         server.address = Address(host, port, secrets.token_hex(_SECRET))
-        server._beating = asyncio.create_task(server._beat())
+        server._heartbeat = asyncio.create_task(server._send_heartbeats())
         return server
 
     @property
@@ -90,7 +90,7 @@ class LinkServer:
         self.draining = True
         self._listening.close()
         for connection in list(self._unproven):
-            connection.cut()
+            connection.abort()
         for connection in self._connections:
             connection.send(DrainNotice())
         try:
@@ -98,7 +98,7 @@ class LinkServer:
                 await self._idle.wait()
         except TimeoutError:
             pass
-        self._beating.cancel()
+        self._heartbeat.cancel()
         for connection in list(self._connections):
             connection.end()
 
@@ -129,9 +129,9 @@ class LinkServer:
     def changed(self) -> None:
         (self._idle.clear if self.calls else self._idle.set)()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
             for connection in self._connections:
                 connection.send(ReplicaAlive())
 
@@ -205,7 +205,7 @@ class _Connection(Frames):
             super().refuse(why)
             return
         self._server.refused(self._transport.get_extra_info("peername"), why)
-        self.cut()
+        self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
         self._cancel_deadline()

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Weights
-from service.rayserve.private_ray import keep_serve_on_loopback
+from service.rayserve.network import keep_serve_on_loopback
 from service.rayserve.scaling import WANTED
 from service.routing.affinity import RoutingReason
 from service.settings.settings import Settings
@@ -58,7 +58,7 @@ class GeneratorDeployment:
             _leave_torch_out()
         from service.ipc.connections import tune_interpreter
         from service.link.server import LinkServer
-        from service.rayserve.tls import link_tls
+        from service.rayserve.network import link_tls
         from service.replica.start import start_replica
         from service.telemetry.logs import install_logs
 
@@ -131,7 +131,7 @@ class IngressDeployment:
         context = serve.get_replica_context()
         ingresses = serve.get_deployment_handle(context.deployment, context.app_name)
         registry = Registry("ingress")
-        links = _links(settings, registry, on_wait=lambda: self._backend.look())  # noqa: PLW0108 - made below
+        links = _links(settings, registry, on_wait=lambda: self._backend.poll())  # noqa: PLW0108 - made below
         self._backend = RayBackend(links, generator, ingresses, scales_to_zero=settings.num_replicas == 0)
         self._ingress = Ingress(_replica_name(), settings, self._backend, start_tracing(settings), registry)
         self._patience_s = settings.request_timeout_s
@@ -163,7 +163,7 @@ class IngressDeployment:
         """Refuses new requests from now on. Returns the number of requests in progress."""
         return self._ingress.draining.begin()
 
-    async def cut(self) -> None:
+    async def abort_requests(self) -> None:
         self._ingress.draining.abort()
 
     async def stop_listening(self) -> None:
@@ -179,7 +179,7 @@ class IngressDeployment:
 def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) -> ReplicaLinks:
     """An ingress's links, which count in `registry`."""
     from service.link.requests import ReplicaLinks
-    from service.rayserve.tls import link_tls
+    from service.rayserve.network import link_tls
     from service.routing.router import Router, slack
 
     def on_route(reason: RoutingReason) -> None:

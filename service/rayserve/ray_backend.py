@@ -14,7 +14,7 @@ from service.errors import EngineFailed, MrpServeError, NotReady, ScaledToZero
 from service.link.requests import ReplicaLinks
 from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Weights
-from service.rayserve.serve_state import is_scaled_to_zero, why_none
+from service.rayserve.serve_state import describe_missing, is_scaled_to_zero
 from service.tracebacks import without_message
 
 _log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 #: seconds: limit of a control call to the replicas; the pause between two calls while a request waits for a link.
 #: While a replica hangs, a call takes its whole limit, and a link to it two seconds. No request waits for that.
 _CONTROL_S = 3.0
-_LOOK_S = 1.0
+_POLL_S = 1.0
 #: seconds that reading weights, or waiting for requests to finish, may take
 _UPDATE_S = 3600.0
 #: seconds after which a client may try again
@@ -49,7 +49,7 @@ class RayBackend:
         self.count, self.stream = links.count, links.stream
         self._replicas, self._ingresses = replicas, ingresses
         self._scales_to_zero = scales_to_zero
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._statuses: list[Status] = []
         self._snapshots: list[Snapshot] = []
         self._last_words = ""
@@ -79,15 +79,15 @@ class RayBackend:
         handle = self._replicas
         if self._scales_to_zero and await asyncio.to_thread(is_scaled_to_zero, handle.app_name, handle.deployment_name):
             raise ScaledToZero("no replica runs without requests; the next request starts one", retry_after=_RETRY_S)
-        why = await asyncio.to_thread(why_none, handle.app_name, handle.deployment_name)
+        why = await asyncio.to_thread(describe_missing, handle.app_name, handle.deployment_name)
         raise NotReady(f"{why}{self._last_words}", retry_after=5.0)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Asks for the replicas every second until no request waits for a link. A request that waits calls this."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._keep_looking())
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._keep_polling())
 
-    async def _keep_looking(self) -> None:
+    async def _keep_polling(self) -> None:
         while self._links.waiting:
             try:
                 await self.statuses()
@@ -95,7 +95,7 @@ class RayBackend:
                 pass
             except Exception as error:  # noqa: BLE001 - requests wait on while Serve's controller is away
                 _log.warning("the replicas could not be asked", extra={"exception": without_message(error)})
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def control(self, command: ControlCommand) -> list[ControlResult]:
         """The results of all replicas that answer. A replica that is lost meanwhile is left out."""

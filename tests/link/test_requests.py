@@ -208,12 +208,12 @@ async def test_a_request_waits_for_a_replica_no_longer_than_its_time(
 async def test_a_replica_that_hangs_loses_its_calls_and_its_link(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_client, "HUNG_S", 1.0)
+    monkeypatch.setattr(link_client, "HEARTBEAT_TIMEOUT_S", 1.0)
     ingress = await service.ingress()
     asked = asyncio.create_task(ingress.complete(replica_request("wait")))
     await asyncio.sleep(1.6)
     assert not asked.done()  # the replica says that it is alive
-    service.servers["a"]._beating.cancel()
+    service.servers["a"]._heartbeat.cancel()
     with pytest.raises(ReplicaLost):
         await asked
     assert ingress._links["a"].lost

@@ -14,7 +14,7 @@ from service.errors import ReplicaLost, SettingsError
 from service.ipc.connections import framed
 from service.link.protocol import make_nonce
 from service.messages.wire import Chunk
-from service.rayserve.tls import link_tls
+from service.rayserve.network import link_tls
 from tests.gateway.helpers import eventually
 from tests.link.certificates import Authority
 from tests.link.doubles import Service, answer, answers_of_a_drain, replica_request

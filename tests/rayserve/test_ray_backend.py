@@ -106,21 +106,21 @@ async def test_the_links_get_the_statuses_of_the_replicas_that_answer() -> None:
 async def test_a_service_whose_only_replica_drains_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     links = Links()
     links.update = AsyncMock(return_value=[])  # type: ignore[method-assign]
-    monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
+    monkeypatch.setattr(ray_backend, "describe_missing", lambda *names: "gone")
     with pytest.raises(NotReady, match="gone"):
         await backend(Handle(lambda method: [Status("r0", None, CARD)]), links=links).statuses()
 
 
 async def test_while_a_request_waits_for_a_link_the_replicas_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_backend, "_LOOK_S", 0.0)
-    monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
+    monkeypatch.setattr(ray_backend, "_POLL_S", 0.0)
+    monkeypatch.setattr(ray_backend, "describe_missing", lambda *names: "gone")
     said: list[list[Any]] = [[], [], [Status("r0", None, CARD)]]
     handle, links = Handle(lambda method: said.pop(0)), Links()
     links.waiting = 2
     made = backend(handle, links=links)
-    made.look()
-    made.look()
-    await eventually(lambda: made._looking is not None and made._looking.done())
+    made.poll()
+    made.poll()
+    await eventually(lambda: made._polling is not None and made._polling.done())
     assert (handle.calls, len(links.updates)) == (3, 1)
 
 
@@ -171,7 +171,7 @@ async def test_sleep_is_told_from_failure(
 
 async def test_what_replicas_said_last_holds_while_one_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve gives the answers of all replicas or none."""
-    monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
+    monkeypatch.setattr(ray_backend, "describe_missing", lambda *names: "gone")
     said: list[list[Any] | Exception] = [[Status("r0", None, CARD)], TimeoutError(), TimeoutError(), []]
 
     def control(method: str) -> list[Any]:
@@ -192,7 +192,7 @@ async def test_it_says_what_the_last_replica_ended_of(monkeypatch: pytest.Monkey
     answers = [[], [Status("r1", None, CARD)], []]
     failed = Failure(EngineFailed("the engine stopped: ValueError: bad"))
     asked = backend(Handle(lambda method: answers.pop(0)), links=Links(failed))
-    monkeypatch.setattr(ray_backend, "why_none", lambda app, deployment: "none")
+    monkeypatch.setattr(ray_backend, "describe_missing", lambda app, deployment: "none")
     assert await anext(asked.stream(request())) == failed
     asked.note_error(failed.error)
     with pytest.raises(NotReady, match="none; before, the engine stopped: ValueError: bad"):

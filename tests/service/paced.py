@@ -10,7 +10,7 @@ from service.rayserve.deployments import GeneratorDeployment
 from service.settings.settings import Settings
 from tests.service.pace import HOLD, introduce, told
 
-_LOOK_S = 0.01
+_POLL_S = 0.01
 
 
 class PacedGenerator(GeneratorDeployment):
@@ -20,7 +20,7 @@ class PacedGenerator(GeneratorDeployment):
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
         while told() == HOLD:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         await super().__init__(settings)
         introduce((await self.status()).replica)
 
@@ -33,7 +33,7 @@ def _paced(*given: Any) -> Any:
     class Paced(Around):
         def evaluate(self, rows: Any) -> Any:
             while (words := told()) == HOLD:
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
             time.sleep(float(words or 0))
             return super().evaluate(rows)
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 LONG = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 200, "temperature": 0.7, "seed": 3, "ignore_eos": True}
 MODES = ("static", "speculative", "remask")
 REQUESTS = [{**LONG, "seed": seed, "mode": MODES[seed % 3]} for seed in range(8)]
-#: seconds that a forward takes longer: the answer of the fewest forwards takes some seconds then
+#: seconds that a forward takes longer: the answer of the minimum forwards takes some seconds then
 SLOW = 0.1
 
 

@@ -24,7 +24,7 @@ from service.engine_process import client as client_module
 from service.engine_process.client import EngineProcessClient
 from service.engine_process.messages import AT_REPLICA, EngineAlive, StepOutputs
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
-from service.ipc.connections import HUNG_S, LOOK_S
+from service.ipc.connections import HEARTBEAT_TIMEOUT_S, POLL_S
 from service.messages.replica_status import CheckWeights, PauseState, SetPause, UpdateWeights
 from service.messages.wire import Chunk, Weights
 from service.replica.metrics import ReplicaMetrics
@@ -335,7 +335,7 @@ class TestEnds:
     async def test_a_stopped_process_is_killed_and_its_requests_go_on_elsewhere(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(client_module, "HUNG_S", 1.0)
+        monkeypatch.setattr(client_module, "HEARTBEAT_TIMEOUT_S", 1.0)
         engine = await start(settings, path_of("HANGING"))
         waiting = asyncio.create_task(blocks(engine, request()))
         await eventually(lambda: bool(engine._requests))
@@ -349,7 +349,7 @@ class TestEnds:
     async def test_a_long_step_is_no_silence(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = await start(settings, path_of("HANGING"))
         ends: list[float] = []
-        monkeypatch.setattr(engine._silence, "end", lambda: ends.append(engine._silence.look()))
+        monkeypatch.setattr(engine._heartbeats, "observe", lambda: ends.append(engine._heartbeats.poll()))
         waiting = asyncio.create_task(blocks(engine, request()))
         await eventually(lambda: len(ends) > 3)
         engine.close()
@@ -359,20 +359,20 @@ class TestEnds:
     async def test_only_what_may_hold_up_python_may_be_silent_for_longer(self, clock: Clock) -> None:
         engine = EngineProcessClient(None, lambda added: None, 60.0, clock)  # type: ignore[arg-type]
 
-        def stands_still(seconds: float) -> str | None:
-            for _ in range(round(seconds / LOOK_S)):
-                clock.now += LOOK_S
-                why = engine._stands_still()
+        def hang(seconds: float) -> str | None:
+            for _ in range(round(seconds / POLL_S)):
+                clock.now += POLL_S
+                why = engine._hang()
             return why
 
-        assert stands_still(HUNG_S) is None
-        assert str(stands_still(LOOK_S)).endswith("silent for 7 s, allowed are 7")
+        assert hang(HEARTBEAT_TIMEOUT_S) is None
+        assert str(hang(POLL_S)).endswith("silent for 7 s, allowed are 7")
         engine._calls[0] = asyncio.get_running_loop().create_future()  # reads weights
-        assert stands_still(50.0) is None
-        assert str(stands_still(5.0)).endswith("allowed are 60")
+        assert hang(50.0) is None
+        assert str(hang(5.0)).endswith("allowed are 60")
         engine.received(AT_REPLICA.content([AT_REPLICA.encode(EngineAlive())]))
         engine._calls.clear()
-        assert stands_still(HUNG_S) is None
+        assert hang(HEARTBEAT_TIMEOUT_S) is None
 
     async def test_a_checkpoint_that_cannot_be_loaded(self, settings: Settings, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError):
