@@ -36,7 +36,7 @@ _END_S = 1.0
 
 
 class EngineProcessClient(Frames):
-    """A running engine. `start` makes it. All is called on one event loop. `process`: the engine's process.
+    """A running engine. `start` makes it. All is called on one event loop.
 
     `add_sums`: gets the metrics of the engine's process, a little later, since answers go first. `failure`: why the
     engine stopped, or that its process is gone; None while it can decode.
@@ -239,7 +239,6 @@ class EngineProcessClient(Frames):
         return None
 
     def _lose(self, reason: str) -> None:
-        """The process is lost."""
         self.failure = self.failure or reason
         self._end(ReplicaLost(reason))
 

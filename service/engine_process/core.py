@@ -51,13 +51,13 @@ class EngineCore:
         limits = _limits(settings, checkpoint, deps)
         self.engine = engine = Engine(checkpoint, limits, observer, deps)
         self.info = EngineInfo(
-            str(checkpoint.path),
-            checkpoint.config,
-            checkpoint.activation_parts,
-            engine.max_model_len,
-            engine.max_running,
-            settings.deterministic,
-            Weights(0, pinned(settings.model, checkpoint.path), settings.model),
+            folder=str(checkpoint.path),
+            config=checkpoint.config,
+            activation_parts=checkpoint.activation_parts,
+            max_model_len=engine.max_model_len,
+            max_running=engine.max_running,
+            deterministic=settings.deterministic,
+            weights=Weights(0, pinned(settings.model, checkpoint.path), settings.model),
         )
         # The ingress limits the waiting requests. The engine has room for all that the ingress admits.
         self.room = settings.max_waiting + max(settings.slots, slots_of(engine.max_running))
@@ -182,7 +182,6 @@ class EngineCore:
         self._has_weights = False
 
     def close(self) -> None:
-        """Ends its ranks and the threads that compile grammars."""
         if self.ranks:
             self.ranks.close()
         self.compiler.close()

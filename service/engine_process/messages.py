@@ -62,7 +62,6 @@ class EngineInfo(Data, frozen=True):
 
     @property
     def path(self) -> Path:
-        """The checkpoint's folder."""
         return Path(self.folder)
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, HTTPException, Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from service.admission.keys import KeyRing
 from service.api.driver import locked
@@ -27,7 +27,14 @@ _log = logging.getLogger(__name__)
 #: seconds between two attempts to give a replica a change that it has missed
 AGAIN_S = 2.0
 
-_Body = TypeVar("_Body", bound=BaseModel)
+
+class AdminBody(BaseModel):
+    """The base of the bodies of these routes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+_Body = TypeVar("_Body", bound=AdminBody)
 
 
 class CatchUp:

@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from service.api.openapi import body_docs, errors, route_docs
 from service.api.parse import parse_json
 from service.errors import GenerationChangeFailed, NotReady
-from service.gateway.admin import AGAIN_S, CatchUp, failures_of, parse_body
+from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, parse_body
 from service.gateway.backend import Backend
 from service.messages.replica_status import ControlResult, PauseState, SetPause, Status
 
@@ -83,33 +83,27 @@ class ServicePause:
 # --- the routes ------------------------------------------------------------------------------------
 
 
-_Order = TypeVar("_Order", bound=BaseModel)
+_Body = TypeVar("_Body", bound=AdminBody)
 
 
-class PauseRequest(BaseModel):
+class PauseRequest(AdminBody):
     """POST /admin/pause."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     mode: Literal["keep", "wait"] = Field(
         "keep", description="keep: running requests stay as they are, with their KV; wait: they finish first"
     )
 
 
-class SleepRequest(BaseModel):
+class SleepRequest(AdminBody):
     """POST /admin/sleep."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     level: Annotated[int, Field(ge=1, le=2)] = Field(
         1, description="1: the memory of the KV cache is given back; 2: that of the weights, too"
     )
 
 
-class NoFields(BaseModel):
+class NoFields(AdminBody):
     """The body of POST /admin/continue and /admin/wake_up: empty."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class ReplicaGeneration(BaseModel):
@@ -162,7 +156,7 @@ def add_pause_routes(router: APIRouter, service: ServicePause) -> None:
         return await change(sleep_level=0)
 
 
-async def _body(request: Request, kind: type[_Order]) -> _Order:
+async def _body(request: Request, kind: type[_Body]) -> _Body:
     """The typed body. An empty one has no fields."""
     body = await request.body()
     return parse_body(parse_json(body) if body else {}, kind)

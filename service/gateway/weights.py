@@ -15,12 +15,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from service.api.openapi import body_docs, errors, route_docs
 from service.api.parse import parse_json
 from service.errors import NotReady, WeightsConflict, WeightUpdateFailed
-from service.gateway.admin import AGAIN_S, CatchUp, failures_of, parse_body
+from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, parse_body
 from service.gateway.backend import Backend, serving
 from service.messages.replica_status import CheckWeights, ControlResult, ModelCard, Status, UpdateWeights
 from service.messages.wire import Weights
@@ -114,10 +114,8 @@ _LAST = 2**53 - 1
 _LONGEST = 4096
 
 
-class UpdateWeightsRequest(BaseModel):
+class UpdateWeightsRequest(AdminBody):
     """POST /admin/weights."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     model: Annotated[str, Field(min_length=1, max_length=_LONGEST)] = Field(description="a folder or a hub name")
     version: Annotated[int, Field(ge=1, le=_LAST)] | None = Field(

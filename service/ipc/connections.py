@@ -61,7 +61,7 @@ class Codec(Protocol):
     """Encodes messages, and makes frames of them."""
 
     def encode(self, message: object) -> bytes:
-        """One message. Unsendable if it has no encoding."""
+        """One message. Unsendable if it has no encoding: integers beyond 64 bits, halves of characters."""
 
     def content(self, messages: Sequence[bytes]) -> bytes:
         """The content of a frame with these messages."""
@@ -106,11 +106,9 @@ class Frames(asyncio.Protocol):
                 self.refuse(str(error))
 
     def received(self, content: bytes) -> None:
-        """Handles the content of a frame. It may raise Malformed."""
         raise NotImplementedError
 
     def refuse(self, why: str) -> None:
-        """Ends the connection at once."""
         _log.warning("a connection with %s ends: %s", self._transport.get_extra_info("peername"), why)
         self.abort()
 
@@ -120,7 +118,6 @@ class Frames(asyncio.Protocol):
         self._transport.abort()
 
     def write(self, content: bytes) -> None:
-        """Sends one frame."""
         self._transport.write(framed(content))
 
     def send(self, message: object) -> None:
@@ -242,7 +239,6 @@ class HeartbeatMonitor:
         self._seconds = 0.0
 
     def observe(self) -> None:
-        """A message has come."""
         self._seconds = 0.0
 
     def poll(self) -> float:

@@ -19,8 +19,8 @@ from service.tracebacks import without_message
 
 _log = logging.getLogger(__name__)
 
-#: seconds: limit of a control call to the replicas; the pause between two calls while a request waits for a link.
-#: While a replica hangs, a call takes its whole limit, and a link to it two seconds. No request waits for that.
+#: seconds: the limit of a poll of the replicas, and the pause between two polls while a request waits for a link. While
+#: a replica hangs, a poll takes its whole limit, and a link to it two seconds. No request waits for that.
 _CONTROL_S = 3.0
 _POLL_S = 1.0
 #: seconds that reading weights, or waiting for requests to finish, may take
