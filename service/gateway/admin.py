@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from service.admission.keys import KeyRing
 from service.api.driver import locked
 from service.api.openapi import OPERATION
-from service.api.parse import explain
+from service.api.parse import explain, parse_json
 from service.errors import InvalidRequest, NotReady, Unauthorized, nearest
 from service.gateway.http.bodies import Bodies
 from service.gateway.http.middleware import sent_key
@@ -88,8 +88,11 @@ def admin_router(keys: KeyRing, bodies: Bodies) -> APIRouter:
     return APIRouter(prefix="/admin", tags=[OPERATION], route_class=locked(authorize))
 
 
-def parse_body(body: dict[str, Any], kind: type[_Body]) -> _Body:
-    """The typed body of a route. InvalidRequest names the wrong field."""
+async def read_body(request: Request, kind: type[_Body]) -> _Body:
+    """The typed body of a route, which may be empty if no field is required. InvalidRequest names the wrong field."""
+    sent = await request.body()
+    required = any(field.is_required() for field in kind.model_fields.values())
+    body = parse_json(sent) if sent or required else {}
     for name in body:
         if name not in kind.model_fields:
             raise InvalidRequest(f"{name[:80]!r} is not a field; {nearest(name, kind.model_fields)}", param=name)

@@ -11,16 +11,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from service.api.openapi import body_docs, errors, route_docs
-from service.api.parse import parse_json
 from service.errors import GenerationChangeFailed, NotReady
-from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, parse_body
+from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, read_body
 from service.gateway.backend import Backend
 from service.messages.replica_status import ControlResult, PauseState, SetPause, Status
 
@@ -83,9 +82,6 @@ class ServicePause:
 # --- the routes ------------------------------------------------------------------------------------
 
 
-_Body = TypeVar("_Body", bound=AdminBody)
-
-
 class PauseRequest(AdminBody):
     """POST /admin/pause."""
 
@@ -137,29 +133,23 @@ def add_pause_routes(router: APIRouter, service: ServicePause) -> None:
 
     @router.post("/pause", **_docs("Decode nothing until /admin/continue; requests wait", PauseRequest))
     async def pause(request: Request) -> Response:
-        order = await _body(request, PauseRequest)
+        order = await read_body(request, PauseRequest)
         return await change(paused=True, wait=order.mode == "wait")
 
     @router.post("/continue", **_docs("Go on after /admin/pause", NoFields))
     async def go_on(request: Request) -> Response:
-        await _body(request, NoFields)
+        await read_body(request, NoFields)
         return await change(paused=False)
 
     @router.post("/sleep", **_docs("Give memory back until /admin/wake_up; requests wait", SleepRequest))
     async def sleep(request: Request) -> Response:
-        order = await _body(request, SleepRequest)
+        order = await read_body(request, SleepRequest)
         return await change(sleep_level=order.level)
 
     @router.post("/wake_up", **_docs("Take the memory again after /admin/sleep", NoFields))
     async def wake_up(request: Request) -> Response:
-        await _body(request, NoFields)
+        await read_body(request, NoFields)
         return await change(sleep_level=0)
-
-
-async def _body(request: Request, kind: type[_Body]) -> _Body:
-    """The typed body. An empty one has no fields."""
-    body = await request.body()
-    return parse_body(parse_json(body) if body else {}, kind)
 
 
 def _answer(state: PauseState, replicas: Mapping[str, PauseState]) -> Response:

@@ -18,9 +18,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from service.api.openapi import body_docs, errors, route_docs
-from service.api.parse import parse_json
 from service.errors import NotReady, WeightsConflict, WeightUpdateFailed
-from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, parse_body
+from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, read_body
 from service.gateway.backend import Backend, serving
 from service.messages.replica_status import CheckWeights, ControlResult, ModelCard, Status, UpdateWeights
 from service.messages.wire import Weights
@@ -184,7 +183,7 @@ def add_weight_routes(router: APIRouter, weights: ServiceWeights) -> None:
 
     @router.post("/weights", **_docs())
     async def update_weights(request: Request) -> Response:
-        order = parse_body(parse_json(await request.body()), UpdateWeightsRequest)
+        order = await read_body(request, UpdateWeightsRequest)
         results = await weights.update(order.model, order.version, partial=order.partial)
         rows = [
             {"replica": result.replica, **_named(result.weights), "seconds": round(result.seconds, 3)}
