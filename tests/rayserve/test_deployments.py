@@ -60,7 +60,7 @@ async def test_a_replica_ends_when_its_engine_has_stopped(
 
 
 @pytest.mark.parametrize(
-    ("states", "status", "message", "said"),
+    ("states", "status", "message", "line"),
     [
         ({"STARTING": 2}, "UPDATING", "", "no replica can generate: loading, 0 of 2 replicas run (2 starting)"),
         ({"RUNNING": 1}, "UNHEALTHY", "lost", "no replica can generate: loading, 1 of 1 replicas run: lost"),
@@ -86,14 +86,14 @@ async def test_a_replica_ends_when_its_engine_has_stopped(
     ],
 )
 def test_a_deployment_without_replicas_in_one_line(
-    states: dict[str, int], status: str, message: str, said: str
+    states: dict[str, int], status: str, message: str, line: str
 ) -> None:
     deployment = SimpleNamespace(replica_states=states, status=status, message=message)
-    assert serve_state.describe(deployment) == said
+    assert serve_state.describe(deployment) == line
 
 
 @pytest.mark.parametrize(
-    ("message", "place"), [(TORCHS, "service/engine/kv_cache.py:19"), (LOST, ""), (SLOW, ""), ("", "")]
+    ("message", "position"), [(TORCHS, "service/engine/kv_cache.py:19"), (LOST, ""), (SLOW, ""), ("", "")]
 )
-def test_where_a_replica_failed(message: str, place: str) -> None:
-    assert serve_state.raised_at(message) == place
+def test_the_position_of_the_failure_of_a_replica(message: str, position: str) -> None:
+    assert serve_state.raised_at(message) == position
