@@ -80,7 +80,7 @@ def test_a_single_ingress_of_one_machine_listens_itself(build, ingresses, listen
     assert ingress.init_args[2] is listens
 
 
-def test_there_are_as_many_ingresses_as_are_asked_for():
+def test_the_number_of_ingresses_is_the_setting():
     ingress = app.build(Settings(device="cpu", num_ingresses=3))._bound_deployment
     assert ingress.num_replicas == 3
     assert ingress.init_args[1]._bound_deployment.num_replicas == 1

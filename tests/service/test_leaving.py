@@ -11,17 +11,17 @@ LONG = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 2000, "mode": "static",
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_pages(visitor, house, stream):
-    house.pace.slow(0.1)
-    aborted = sample(visitor, "request_success_total", finished_reason="abort")
-    request = visitor.build_request("POST", "/generate", json={**LONG, "stream": stream})
+def test_a_client_that_leaves_frees_its_pages(pair_client, pair, stream):
+    pair.pace.slow(0.1)
+    aborted = sample(pair_client, "request_success_total", finished_reason="abort")
+    request = pair_client.build_request("POST", "/generate", json={**LONG, "stream": stream})
     head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-    with socket.create_connection(("127.0.0.1", house.port)) as connection:
+    with socket.create_connection(("127.0.0.1", pair.port)) as connection:
         connection.sendall(f"POST /generate HTTP/1.1\r\n{head}\r\n".encode() + request.content)
         if stream:
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-        eventually(lambda: sample(visitor, "num_requests_running") == 1, "the request never ran")
-        assert sample(visitor, "kv_cache_usage_perc") > 0
-    eventually(lambda: sample(visitor, "num_requests_running") == 0, "the request was not aborted")
-    assert sample(visitor, "kv_cache_usage_perc") == 0
-    assert sample(visitor, "request_success_total", finished_reason="abort") == aborted + 1
+        eventually(lambda: sample(pair_client, "num_requests_running") == 1, "the request never ran")
+        assert sample(pair_client, "kv_cache_usage_perc") > 0
+    eventually(lambda: sample(pair_client, "num_requests_running") == 0, "the request was not aborted")
+    assert sample(pair_client, "kv_cache_usage_perc") == 0
+    assert sample(pair_client, "request_success_total", finished_reason="abort") == aborted + 1

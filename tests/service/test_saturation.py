@@ -1,4 +1,4 @@
-"""Replicas with no free place still report their status."""
+"""Replicas with no free slot still report their status."""
 
 import threading
 import time
@@ -20,41 +20,41 @@ PATIENCE_S = 5
 RUNNING = 64
 
 
-def keep_asking(client, enough):
+def keep_sending(client, enough):
     """Sends requests repeatedly, also after refusals, until the test has enough; then abandons them.
 
-    A request is abandoned after a while, too: all of them may have come to one ingress, which fills half of the places.
+    A request is abandoned after a while, too: all of them may have come to one ingress, which fills half of the slots.
     """
-    asked = {"prompt": [1, 2, 3], "max_tokens": 400, "mode": "static", "ignore_eos": True, "n": CHOICES, "stream": True}
+    body = {"prompt": [1, 2, 3], "max_tokens": 400, "mode": "static", "ignore_eos": True, "n": CHOICES, "stream": True}
     [model] = client.get("/v1/models").json()["data"]
     while not enough.is_set():
         until = time.monotonic() + PATIENCE_S
-        with client.stream("POST", "/v1/completions", json={"model": model["id"], **asked}) as response:
+        with client.stream("POST", "/v1/completions", json={"model": model["id"], **body}) as response:
             for _ in response.iter_lines():
                 if enough.is_set() or time.monotonic() > until:
                     break
         enough.wait(0.05)
 
 
-def test_full_replicas_answer_for_metrics(visitor, house):
-    """If control calls needed a place, they would be answered only after a request has ended."""
+def test_full_replicas_answer_for_metrics(pair_client, pair):
+    """If control calls needed a slot, they would be answered only after a request has ended."""
     settings, enough = Settings(max_running=RUNNING), threading.Event()
 
     def full():
-        running, waiting = (by_holder(visitor, f"num_requests_{state}") for state in ("running", "waiting"))
+        running, waiting = (by_holder(pair_client, f"num_requests_{state}") for state in ("running", "waiting"))
         waiting.pop("queue", None)
-        most = max(running, key=running.get)
-        assert len(running) == REPLICAS, "a full replica said nothing of it"
-        all_places = sum(running.values()) + sum(waiting.values()) == REPLICAS * settings.slots
-        return all_places and running[most] == RUNNING and waiting[most] > 0
+        busiest = max(running, key=running.get)
+        assert len(running) == REPLICAS, "a full replica reports nothing"
+        all_slots = sum(running.values()) + sum(waiting.values()) == REPLICAS * settings.slots
+        return all_slots and running[busiest] == RUNNING and waiting[busiest] > 0
 
-    house.pace.slow(0.1)
-    with ThreadPoolExecutor(CLIENTS) as pool, httpx.Client(base_url=house.url, timeout=60) as others:
-        asking = [pool.submit(keep_asking, others, enough) for _ in range(CLIENTS)]
+    pair.pace.slow(0.1)
+    with ThreadPoolExecutor(CLIENTS) as pool, httpx.Client(base_url=pair.url, timeout=60) as client:
+        sending = [pool.submit(keep_sending, client, enough) for _ in range(CLIENTS)]
         try:
             eventually(full, "the replicas were never full")
         finally:
             enough.set()
-            house.pace.full()
-        for one in asking:
-            one.result()
+            pair.pace.full()
+        for future in sending:
+            future.result()
