@@ -58,7 +58,7 @@ class Service:
         return self._stderr.read_text()
 
     def becomes_ready(self) -> bool:
-        """Polls /health until it is 200, and keeps the earlier states. Ends the service, and False, if that takes long."""
+        """Polls /health until it is 200, and keeps the earlier states. False, after an end, if that takes long."""
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline and self.process.poll() is None:
             try:

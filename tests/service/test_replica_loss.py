@@ -97,7 +97,10 @@ def test_all_replicas_die_and_a_stream_goes_on_with_the_next(
         for replica in dead:
             os.kill(replica, signal.SIGKILL)
         # each of the two ingresses has to notice it before it refuses a request
-        eventually(lambda: all(pair_client.get("/health").status_code == 503 for _ in range(20)), "an ingress still reports replicas")
+        eventually(
+            lambda: all(pair_client.get("/health").status_code == 503 for _ in range(20)),
+            "an ingress still reports replicas",
+        )
         health = pair_client.get("/health")
         assert health.json()["error"]["code"] == "not_ready"
         assert "no replica can generate" in health.json()["error"]["message"]

@@ -39,7 +39,7 @@ from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, e
 from tests.gateway.generate.test_ranks import ThenElsewhere
 from tests.gateway.helpers import eventually, idle, over, samples_of
 from tests.other_weights import other_weights
-from tests.parallel.test_team import alive
+from tests.parallel.test_failures import alive
 from tests.process_deps import path_of
 
 UNMEASURED = path_of("UNMEASURED")
