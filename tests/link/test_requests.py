@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from service.messages import wire
 from service.messages.replica_status import Address, Status
 from service.messages.wire import Answer, Chunk, Ending, Failure, Resume
 from tests.gateway.helpers import eventually
-from tests.link.doubles import CARD, Service, answer, answers_of_a_drain, replica_request
+from tests.link.doubles import CARD, Service, answer, replica_request
 
 UNLINKED = "the ingress has no connection to it"
 
@@ -129,10 +128,6 @@ async def test_a_call_that_crosses_the_notice_goes_to_another_replica(service: S
     assert [service.replicas[name].started for name in "abc"] == [0, 0, 0]
 
 
-async def test_answers_of_a_draining_replica_arrive(service: Service) -> None:
-    assert await answers_of_a_drain(service) == [answer("a")] * 3
-
-
 async def test_a_drain_timeout_ends_the_calls(service: Service) -> None:
     ingress = await service.ingress()
     call = asyncio.create_task(ingress.complete(replica_request("wait")))
@@ -217,19 +212,6 @@ async def test_a_replica_that_hangs_loses_its_calls_and_its_link(
     with pytest.raises(ReplicaLost):
         await call
     assert ingress._links["a"].lost
-
-
-async def test_a_replica_without_a_proof_in_time_has_no_link(
-    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its machine accepts connections for a process that is stopped."""
-    monkeypatch.setattr(linked, "_OPEN_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as stopped:
-        address = Address("127.0.0.1", stopped.getsockname()[1], "s")
-        ingress = await service.ingress()
-        [_, seen] = await ingress.update([*service.statuses(), Status("b", None, CARD, address)])
-    assert "no link to b" in caplog.text
-    assert seen.failure == UNLINKED
 
 
 async def test_a_replica_reports_the_requests_of_other_ingresses(service: Service) -> None:
