@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("!I")
 #: the bytes of the longest frame, and of the longest frame with several messages
-LONGEST, _TOGETHER = 1 << 28, 1 << 20
+LONGEST, _MAX_GROUP = 1 << 28, 1 << 20
 #: seconds without a sign of the other side's machine after which the connection is lost
 _DEAD_S = 8
 _PROBES = 3
@@ -206,7 +206,7 @@ def _frames(messages: list[bytes]) -> Iterator[list[bytes]]:
     """The messages of each frame, in their order."""
     group, size = list[bytes](), 0
     for message in messages:
-        if group and size + len(message) > _TOGETHER:
+        if group and size + len(message) > _MAX_GROUP:
             yield group
             group, size = [], 0
         group.append(message)

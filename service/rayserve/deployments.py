@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ray.serve")
 
 #: seconds between two checks for a stopped engine, and the time its requests have to get their error
-_WATCH_S = 0.1
-_LAST_WORDS_S = 0.3
+_POLL_S = 0.1
+_GRACE_S = 0.3
 #: seconds after which an ingress does work that no request needs to wait for
 _LATER_S = 0.005
 
@@ -169,7 +169,7 @@ class IngressDeployment:
     async def stop_listening(self) -> None:
         """Refuses new connections, so that none is broken off when the process is killed."""
         if self._listener is not None:
-            await self._listener.close(_LAST_WORDS_S)
+            await self._listener.close(_GRACE_S)
 
     async def __del__(self) -> None:
         if (listener := getattr(self, "_listener", None)) is not None:
@@ -197,9 +197,9 @@ async def _exit_when_failed(replica: Replica) -> None:
     gets no more requests at once.
     """
     while (failure := replica.status().failure) is None:
-        await asyncio.sleep(_WATCH_S)
+        await asyncio.sleep(_POLL_S)
     _log.critical("the engine stopped, so this replica's process exits: %s", failure)
-    await asyncio.sleep(_LAST_WORDS_S)
+    await asyncio.sleep(_GRACE_S)
     logging.shutdown()
     os._exit(1)
 

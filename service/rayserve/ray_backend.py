@@ -52,12 +52,12 @@ class RayBackend:
         self._polling: asyncio.Task[None] | None = None
         self._statuses: list[Status] = []
         self._snapshots: list[Snapshot] = []
-        self._last_words = ""
+        self._last_error = ""
 
     def note_error(self, error: MrpServeError) -> None:
         """Keeps the error of a stopped engine for later questions, when the replica's process is gone."""
         if isinstance(error, EngineFailed):
-            self._last_words = f"; before, {error.message}"
+            self._last_error = f"; before, {error.message}"
 
     # --- the replicas ------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class RayBackend:
         try:
             self._statuses = await _of_all(self._replicas, "status", Status)
             if self._statuses:
-                self._last_words = ""
+                self._last_error = ""
                 self._statuses = await self._links.update(self._statuses)
         except TimeoutError:
             _log.warning("a replica does not answer within %s s", _CONTROL_S)
@@ -80,7 +80,7 @@ class RayBackend:
         if self._scales_to_zero and await asyncio.to_thread(is_scaled_to_zero, handle.app_name, handle.deployment_name):
             raise ScaledToZero("no replica runs without requests; the next request starts one", retry_after=_RETRY_S)
         why = await asyncio.to_thread(describe_missing, handle.app_name, handle.deployment_name)
-        raise NotReady(f"{why}{self._last_words}", retry_after=5.0)
+        raise NotReady(f"{why}{self._last_error}", retry_after=5.0)
 
     def poll(self) -> None:
         """Asks for the replicas every second until no request waits for a link. A request that waits calls this."""

@@ -23,7 +23,7 @@ from service.quality.presets import presets_of
 from service.settings.settings import ANY_NAME, Settings, slots_of
 from service.text import TextCodec
 
-_MOST_EXAMPLES, _TITLE_LETTERS = 12, 60
+_MAX_EXAMPLES, _TITLE_LENGTH = 12, 60
 
 
 def make_card(settings: Settings, info: EngineInfo, codec: TextCodec) -> ModelCard:
@@ -83,7 +83,7 @@ def read_examples(folder: Path) -> tuple[Example, ...]:
         widgets = _front_matter(card).get("widget")
     except (OSError, ValueError, yaml.YAMLError):
         return ()
-    return tuple(_examples(widgets if isinstance(widgets, list) else []))[:_MOST_EXAMPLES]
+    return tuple(_examples(widgets if isinstance(widgets, list) else []))[:_MAX_EXAMPLES]
 
 
 def _front_matter(card: str) -> dict[str, Any]:
@@ -110,4 +110,4 @@ def _examples(widgets: list[Any]) -> Iterator[Example]:
 
 def _title(widget: _Widget, prompt: str) -> str:
     title = widget.example_title or " ".join(prompt.split())
-    return title if len(title) <= _TITLE_LETTERS else f"{title[: _TITLE_LETTERS - 1]}…"
+    return title if len(title) <= _TITLE_LENGTH else f"{title[: _TITLE_LENGTH - 1]}…"

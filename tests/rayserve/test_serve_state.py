@@ -154,7 +154,7 @@ async def test_a_replica_ends_when_its_engine_has_stopped(
     generator: Any = SimpleNamespace(status=lambda: SimpleNamespace(failure=next(failures)))
     monkeypatch.setattr(deployments.os, "_exit", leave)
     monkeypatch.setattr(deployments.logging, "shutdown", lambda: None)
-    monkeypatch.setattr(deployments, "_LAST_WORDS_S", 0.0)
+    monkeypatch.setattr(deployments, "_GRACE_S", 0.0)
     with caplog.at_level(logging.CRITICAL, deployments._log.name), pytest.raises(Exited, match="1"):
         await deployments._exit_when_failed(generator)
     assert "ValueError: broken" in caplog.text
