@@ -23,6 +23,7 @@ from service.messages.replica_status import (
     ControlCommand,
     ControlResult,
     ModelCard,
+    SetPause,
     Snapshot,
     Status,
 )
@@ -160,7 +161,9 @@ class Scripted:
         return [Status("r0", None, self.served)]
 
     async def control(self, command: ControlCommand) -> list[ControlResult]:
-        return [ControlResult("r0", Weights())]
+        if isinstance(command, SetPause):
+            return [ControlResult("r0", Weights(), command.state)]
+        return [ControlResult("r0", command.weights)]
 
     async def announce(self, weights: Weights) -> None:
         pass

@@ -374,6 +374,15 @@ class TestEnds:
         engine._calls.clear()
         assert hang(HEARTBEAT_TIMEOUT_S) is None
 
+    async def test_a_control_command_may_take_the_engines_thread_for_longer_than_a_step(self, clock: Clock) -> None:
+        engine = EngineProcessClient(None, lambda added: None, 60.0, clock)  # type: ignore[arg-type]
+        engine._add("request")
+        for controlled in (True, False):
+            for _ in range(61):
+                clock.now += 1.0
+                engine.received(AT_REPLICA.content([AT_REPLICA.encode(EngineAlive(controlled))]))
+            assert (engine._hang() is None) is controlled
+
     async def test_a_checkpoint_that_cannot_be_loaded(self, settings: Settings, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError):
             await start(settings.model_copy(update={"model": str(tmp_path)}))
