@@ -73,7 +73,12 @@ class ServiceWeights:
         if self.newest != weights:
             newest = self.newest.version if self.newest else 0
             raise WeightsConflict(f"version {newest} came in before version {weights.version}")
-        _raise_if_some_failed(results)
+        if failures := failures_of(results):
+            raise WeightUpdateFailed(
+                f"{len(failures)} of {len(results)} replicas could not take the weights. "
+                f"They answer nothing until they have: {'; '.join(failures)}",
+                retry_after=AGAIN_S,
+            )
         return results
 
     def _next_weights(self, card: ModelCard, model: str, version: int | None, *, partial: bool) -> Weights:
@@ -95,15 +100,6 @@ def _raise_first(results: list[ControlResult]) -> None:
     for result in results:
         if result.error is not None:
             raise result.error
-
-
-def _raise_if_some_failed(results: list[ControlResult]) -> None:
-    if failures := failures_of(results):
-        raise WeightUpdateFailed(
-            f"{len(failures)} of {len(results)} replicas could not take the weights. "
-            f"They answer nothing until they have: {'; '.join(failures)}",
-            retry_after=AGAIN_S,
-        )
 
 
 # --- the routes ------------------------------------------------------------------------------------

@@ -255,12 +255,12 @@ async def test_a_lost_stream_is_continued_by_the_same_weights_only(
     assert "weights of version 1 began this answer" in data["error"]["message"]
 
 
-class HeldService:
+class GatedService:
     """One replica whose engine waits before each forward, and a client."""
 
     def __init__(self, make: MakeReplicas, **settings: Any) -> None:
-        self.engine = Held()
-        service = make(1, deps=self.engine.deps, **settings)
+        self.gate = Held()
+        service = make(1, deps=self.gate.deps, **settings)
         self.replica, self.http = service.replicas[0], service.ingress()
 
     def send(self, path: str, body: dict[str, Any]) -> asyncio.Task[httpx.Response]:
@@ -272,42 +272,42 @@ class HeldService:
 
 
 @pytest.fixture
-async def held(make: MakeReplicas, request: pytest.FixtureRequest) -> AsyncIterator[HeldService]:
-    service = HeldService(make, **getattr(request, "param", {}))
+async def gated(make: MakeReplicas, request: pytest.FixtureRequest) -> AsyncIterator[GatedService]:
+    service = GatedService(make, **getattr(request, "param", {}))
     yield service
-    service.engine.release()
+    service.gate.release()
 
 
 async def test_requests_before_an_update_finish_and_later_ones_get_the_new_weights(
-    held: HeldService, other: Path, answers: Answers
+    gated: GatedService, other: Path, answers: Answers
 ) -> None:
-    before = [held.send(GENERATE, REQUEST) for _ in range(3)]
-    await held.engine.holds()
-    await eventually(lambda: held.replica.snapshot().in_flight == 3)
-    change = held.send(WEIGHTS, {"model": str(other)})
-    held.engine.let(1)  # a step of the engine, which empties its inbox
-    await eventually(lambda: held.thread._inbox.task is not None or held.thread._task is not None)
-    after = [held.send(GENERATE, REQUEST) for _ in range(3)]
-    await eventually(lambda: held.replica.snapshot().in_flight == 6)
+    before = [gated.send(GENERATE, REQUEST) for _ in range(3)]
+    await gated.gate.holds()
+    await eventually(lambda: gated.replica.snapshot().in_flight == 3)
+    change = gated.send(WEIGHTS, {"model": str(other)})
+    gated.gate.let(1)  # a step of the engine, which empties its inbox
+    await eventually(lambda: gated.thread._inbox.task is not None or gated.thread._task is not None)
+    after = [gated.send(GENERATE, REQUEST) for _ in range(3)]
+    await eventually(lambda: gated.replica.snapshot().in_flight == 6)
     assert not change.done()
-    held.engine.release()
+    gated.gate.release()
     assert [(await response).json()["token_ids"] for response in before] == [answers[FIRST]] * 3
     assert [(await response).json()["token_ids"] for response in after] == [answers[other]] * 3
     assert (await change).status_code == 200
 
 
-@pytest.mark.parametrize("held", [{"weights_update": "abort"}], indirect=True)
+@pytest.mark.parametrize("gated", [{"weights_update": "abort"}], indirect=True)
 async def test_an_aborting_update_restarts_whole_answers_and_ends_streams(
-    held: HeldService, other: Path, answers: Answers
+    gated: GatedService, other: Path, answers: Answers
 ) -> None:
-    whole, stream = held.send(GENERATE, REQUEST), held.send(GENERATE, {**REQUEST, "stream": True})
-    await eventually(lambda: len(held.thread._undelivered) == 2)
+    whole, stream = gated.send(GENERATE, REQUEST), gated.send(GENERATE, {**REQUEST, "stream": True})
+    await eventually(lambda: len(gated.thread._undelivered) == 2)
     forwards = TOKENS // 2  # some blocks are finished, and no answer is complete
-    held.engine.let(forwards)
-    await held.engine.holds(forwards + 1)
-    change = held.send(WEIGHTS, {"model": str(other)})
-    await eventually(lambda: held.thread._inbox.task is not None)
-    held.engine.release()
+    gated.gate.let(forwards)
+    await gated.gate.holds(forwards + 1)
+    change = gated.send(WEIGHTS, {"model": str(other)})
+    await eventually(lambda: gated.thread._inbox.task is not None)
+    gated.gate.release()
     assert (await whole).json()["token_ids"] == answers[other]
     events = (await stream).text.strip().split("\n\n")
     name, data = events[-1].split("\n")
