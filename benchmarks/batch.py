@@ -32,10 +32,10 @@ from service.cli.output import Counter, results, table
 from service.decode.block import Step
 from service.demo import Problem
 from service.engine import BlockEvent, Engine, GenerationRequest, StepReport
+from service.engine_process.core import load_core
 from service.model.device import pick_device
 from service.quality.calibration.plans import parse_plan
 from service.quality.schema import Plan
-from service.replica.core import load_core
 from service.settings.settings import Settings
 from service.text import TextCodec
 

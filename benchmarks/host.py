@@ -27,7 +27,7 @@ from service.cli.output import Counter, results, table
 from service.decode.mode import DecodingMode
 from service.engine import AsyncEngine, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import StepCosts
-from service.engine.gil_and_gc import tune_interpreter
+from service.ipc.connections import tune_interpreter
 from service.model import Checkpoint
 from service.model.files import display_name
 from service.quality.calibration.plans import parse_plan

@@ -125,7 +125,7 @@ def free_port() -> int:
 
 
 #: the processes of the replicas' engines
-ENGINE = "service.replica.process"
+ENGINE = "service.engine_process.process"
 
 
 def processes(running: Running, name: str) -> list[int]:

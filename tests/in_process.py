@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable
-from functools import partial
-from pathlib import Path
+from collections.abc import AsyncGenerator
 
 from service.constraints import Constraint
 from service.engine import AsyncEngine, BlockEvent, BlockProgress, EngineState, GenerationRequest
-from service.model.config import CheckedUpdate
-from service.replica.core import EngineCore
-from service.replica.messages import EngineInfo, SetGeneration
+from service.engine_process.core import EngineCore
+from service.engine_process.messages import EngineInfo, EngineReply
+from service.messages.replica_status import ControlCommand
 
 
 class InProcessEngine:
@@ -20,7 +17,6 @@ class InProcessEngine:
     def __init__(self, core: EngineCore, stall_timeout_s: float) -> None:
         self._core = core
         self._engine = AsyncEngine(core.engine, core.room, stall_timeout_s)
-        self._apply: Callable[[], None] | None = None
         self._engine.start()
 
     @property
@@ -47,20 +43,9 @@ class InProcessEngine:
         finally:
             await items.aclose()
 
-    async def check_weights(self, folders: tuple[str, ...], *, is_partial: bool) -> CheckedUpdate:
-        return await asyncio.to_thread(self._core.check_weights, folders, is_partial=is_partial)
-
-    async def load_weights(self, folders: tuple[str, ...], *, newest_only: bool) -> Path:
-        load = partial(self._core.load_weights, folders, newest_only=newest_only)
-        self._apply, path = await asyncio.to_thread(load)
-        return path
-
-    async def apply_weights(self, versions: tuple[int, int], *, abort: bool) -> None:
-        assert self._apply is not None
-        await self._engine.update_weights(self._apply, versions, cut=abort)
-
-    async def set_generation(self, change: SetGeneration) -> None:
-        await self._core.set_generation(self._engine, change)
+    async def control(self, command: ControlCommand) -> EngineReply:
+        weights, pause = await self._core.control(self._engine, command)
+        return EngineReply(0, None, weights, pause)
 
     def close(self) -> None:
         self._engine.stop()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from service.engine import EngineDeps
+from service.engine_process.core import EngineCore, load_core
 from service.model import Checkpoint
-from service.replica.core import EngineCore, load_core
 from service.replica.metrics import ReplicaMetrics
 from service.replica.replica import Replica
 from service.settings.settings import Settings

@@ -49,10 +49,10 @@ READ_BY = {
 def test_one_minor_version_is_allowed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = [text for texts in project["optional-dependencies"].values() for text in texts]
-    asked = [made for text in project["dependencies"] + extras if (made := Requirement(text)).name == "ray"]
-    assert len(asked) == 3
+    requested = [made for text in project["dependencies"] + extras if (made := Requirement(text)).name == "ray"]
+    assert len(requested) == 3
     installed = Version(ray.__version__)
-    for requirement in asked:
+    for requirement in requested:
         assert requirement.specifier.contains(installed)
         assert not requirement.specifier.contains(f"{installed.major}.{installed.minor + 1}.0")
 
@@ -88,7 +88,7 @@ def test_serve_makes_of_the_variables_what_they_are_set_for() -> None:
 def test_serve_still_says_what_its_messages_are_recognised_by() -> None:
     """The patterns, and the pieces of Serve's text that they are to find."""
     text = " ".join(Path(deployment_state.__file__).read_text("utf-8").split())
-    for pattern, said, pieces in (
+    for pattern, message, pieces in (
         (readiness._LEFT, "Retrying 2 more time(s). Error:", ("Retrying{", "more time(s)")),
         (readiness._IN_VAIN, "failed to start 3 times in a row", ("failed to start ", "times in a row")),
         (
@@ -97,7 +97,7 @@ def test_serve_still_says_what_its_messages_are_recognised_by() -> None:
             ("that have taken more than {", "initialize."),
         ),
     ):
-        assert pattern.search(said)
+        assert pattern.search(message)
         for piece in pieces:
             assert piece in text
 
@@ -109,7 +109,7 @@ def test_serve_still_opens_a_replicas_port_by_the_function_that_keeps_it_on_loop
 
 def test_private_parts_of_ray_serve_are_used_in_one_module() -> None:
     users = [path.name for path in (ROOT / "service").rglob("*.py") if "serve._private" in path.read_text("utf-8")]
-    assert users == ["private_ray.py"]
+    assert users == ["network.py"]
 
 
 def test_ray_still_says_so_when_it_is_slow_to_start() -> None:

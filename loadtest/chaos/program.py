@@ -24,7 +24,7 @@ REPLICAS = 2
 LOOK_S, _RESTART_S, _EXIT_S, _BEHIND_S = 0.25, 1.0, 60.0, 10.0
 #: how the command lines of a part begin, or of the program of Python that it is
 PARTS = {
-    "engine": "service.replica.process",
+    "engine": "service.engine_process.process",
     "replica": "ray::ServeReplica:mrp:Generator",
     "ingress": "ray::ServeReplica:mrp:Ingress",
     "proxy": "ray::ProxyActor",

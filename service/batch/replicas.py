@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Self
 
-from service.engine.gil_and_gc import tune_interpreter
 from service.errors import MrpServeError
+from service.ipc.connections import tune_interpreter
 from service.messages.replica_status import ModelCard
 from service.messages.wire import Answer, Chunk, Ending, Failure, ReplicaRequest
-from service.replica.remote import start_replica
 from service.replica.replica import Replica
+from service.replica.start import start_replica
 from service.routing.failover import Attempts, FailoverPolicy
 from service.settings.settings import Settings
 

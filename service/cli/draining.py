@@ -45,7 +45,7 @@ async def drain(timeout_s: float) -> bool:
     in_time = await _answered(timeout_s)
     if not in_time:
         with suppress(TimeoutError):
-            await _ask_ingresses("cut")
+            await _ask_ingresses("abort_requests")
         await _answered(_CONTROL_S)
     with suppress(TimeoutError):
         await _ask_ingresses("stop_listening")

@@ -7,19 +7,19 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import APIRouter, HTTPException, Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from service.admission.keys import KeyRing
 from service.api.driver import locked
 from service.api.openapi import OPERATION
-from service.api.parse import explain
+from service.api.parse import explain, parse_json
 from service.errors import InvalidRequest, NotReady, Unauthorized, nearest
 from service.gateway.http.bodies import Bodies
 from service.gateway.http.middleware import sent_key
-from service.messages.replica_status import GenerationResult, WeightUpdateResult
+from service.messages.replica_status import ControlResult
 from service.tracebacks import without_message
 
 _log = logging.getLogger(__name__)
@@ -27,8 +27,14 @@ _log = logging.getLogger(__name__)
 #: seconds between two attempts to give a replica a change that it has missed
 AGAIN_S = 2.0
 
-_Body = TypeVar("_Body", bound=BaseModel)
-Results = Sequence[WeightUpdateResult] | Sequence[GenerationResult]
+
+class AdminBody(BaseModel):
+    """The base of the bodies of these routes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+_Body = TypeVar("_Body", bound=AdminBody)
 
 
 class CatchUp:
@@ -37,7 +43,7 @@ class CatchUp:
     `name`: the change, for the log.
     """
 
-    def __init__(self, name: str, change: Callable[[], Awaitable[Results]]) -> None:
+    def __init__(self, name: str, change: Callable[[], Awaitable[Sequence[ControlResult]]]) -> None:
         self._name, self._change = name, change
         self._task: asyncio.Task[None] | None = None
         self._due = 0.0
@@ -58,7 +64,7 @@ class CatchUp:
             self._task, self._due = None, time.monotonic() + AGAIN_S
 
 
-def failures_of(results: Results) -> list[str]:
+def failures_of(results: Sequence[ControlResult]) -> list[str]:
     """The replicas that failed, with their errors. NotReady if there is no result at all."""
     if not results:
         raise NotReady("no replica responds", retry_after=5.0)
@@ -82,8 +88,11 @@ def admin_router(keys: KeyRing, bodies: Bodies) -> APIRouter:
     return APIRouter(prefix="/admin", tags=[OPERATION], route_class=locked(authorize))
 
 
-def parse_body(body: dict[str, Any], kind: type[_Body]) -> _Body:
-    """The typed body of a route. InvalidRequest names the wrong field."""
+async def read_body(request: Request, kind: type[_Body]) -> _Body:
+    """The typed body of a route, which may be empty if no field is required. InvalidRequest names the wrong field."""
+    sent = await request.body()
+    required = any(field.is_required() for field in kind.model_fields.values())
+    body = parse_json(sent) if sent or required else {}
     for name in body:
         if name not in kind.model_fields:
             raise InvalidRequest(f"{name[:80]!r} is not a field; {nearest(name, kind.model_fields)}", param=name)

@@ -9,14 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from service.errors import MrpServeError, NotReady
-from service.messages.replica_status import (
-    GenerationResult,
-    GenerationState,
-    ModelCard,
-    Snapshot,
-    Status,
-    WeightUpdateResult,
-)
+from service.messages.replica_status import ControlCommand, ControlResult, ModelCard, Snapshot, Status
 from service.messages.wire import Failure, Items, ReplicaRequest, Weights
 
 
@@ -35,20 +28,11 @@ class Backend(Protocol):
     async def statuses(self) -> list[Status]:
         """One status for every replica that responds. NotReady with the reason if none does, ScaledToZero at zero."""
 
-    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
-        """Whether every replica that responds could take these weights. Nothing is changed."""
-
-    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
-        """Makes every replica that responds take these weights, unless it has them or newer ones."""
+    async def control(self, command: ControlCommand) -> list[ControlResult]:
+        """The result of a command at every replica that responds. Raises `command.failed` if one takes too long."""
 
     async def announce(self, weights: Weights) -> None:
         """Tells all ingresses that older weights may no longer answer."""
-
-    async def set_generation(self, state: GenerationState, *, wait: bool) -> list[GenerationResult]:
-        """Makes every replica that responds take this state, unless it has it or a newer one.
-
-        `wait`: running requests finish before a pause.
-        """
 
     async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """The metrics of all ingresses and of all replicas. `ingress`: the metrics of this ingress."""

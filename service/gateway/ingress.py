@@ -36,11 +36,11 @@ from service.gateway.admin import admin_router
 from service.gateway.availability import Availability
 from service.gateway.backend import Backend
 from service.gateway.draining import DrainGate, Draining
-from service.gateway.generation import ServiceGeneration, add_generation_routes
 from service.gateway.http.bodies import MOST_BYTES, Bodies
 from service.gateway.http.gzip_body import GzipBody
 from service.gateway.http.middleware import REQUEST_ID, BodyLimit, HeadAsGet, OriginGate, RequestId, sent_key
 from service.gateway.metrics import CONTENT_TYPE, Throttled, expose
+from service.gateway.pause import ServicePause, add_pause_routes
 from service.gateway.pipeline import RequestPipeline
 from service.gateway.playground.routes import playground_routes
 from service.gateway.request_log import RequestLog, current_origin, current_record, telemetry
@@ -90,7 +90,7 @@ class Ingress:
         self._admission = AdmissionController(settings, tenants=len(keys))
         self._availability = Availability(backend, self._admission, settings.request_timeout_s, self._see_card)
         self._weights = ServiceWeights(backend, settings.model, self._availability.look)
-        self._generation = ServiceGeneration(backend, self._availability.look)
+        self._pause = ServicePause(backend, self._availability.look)
         self._load = LoadHysteresis()
         self._ignored_fields = IgnoredFieldsLog()
         self.draining = Draining()
@@ -152,7 +152,7 @@ class Ingress:
         if self._settings.admin_keys:
             router = admin_router(KeyRing.load_admins(self._settings), self._bodies)
             add_weight_routes(router, self._weights)
-            add_generation_routes(router, self._generation)
+            add_pause_routes(router, self._pause)
             app.include_router(router)
         app.router.routes.extend(playground_routes())
 
@@ -258,9 +258,9 @@ class Ingress:
         )
 
     def _see_card(self, card: ModelCard, statuses: Sequence[Status]) -> None:
-        self._weights.see(card)
-        self._generation.see(statuses)
-        self._admission.stand(self._generation.newest.stands)
+        self._weights.observe(card)
+        self._pause.observe(statuses)
+        self._admission.stand(self._pause.newest.halted)
 
     async def _card(self) -> ModelCard:
         """The card of the service, with the presets for a request that comes now."""

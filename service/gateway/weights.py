@@ -15,27 +15,26 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from service.api.openapi import body_docs, errors, route_docs
-from service.api.parse import parse_json
 from service.errors import NotReady, WeightsConflict, WeightUpdateFailed
-from service.gateway.admin import AGAIN_S, CatchUp, failures_of, parse_body
+from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, read_body
 from service.gateway.backend import Backend, serving
-from service.messages.replica_status import ModelCard, Status, WeightUpdateResult
+from service.messages.replica_status import CheckWeights, ControlResult, ModelCard, Status, UpdateWeights
 from service.messages.wire import Weights
 
 
 class ServiceWeights:
     """The weights of a service, at one ingress.
 
-    `base`: the setting `model`. `look` asks the replicas for their states, and has `see` called with the card.
+    `base`: the setting `model`. `poll` asks the replicas for their states, and has `observe` called with the card.
     `newest`: None before the first update.
     """
 
-    def __init__(self, backend: Backend, base: str, look: Callable[[], Awaitable[list[Status]]]) -> None:
+    def __init__(self, backend: Backend, base: str, poll: Callable[[], Awaitable[list[Status]]]) -> None:
         self.newest: Weights | None = None
-        self.look = look
+        self.poll = poll
         self._backend, self._base = backend, base
         self._updating = asyncio.Lock()
         self._catch_up = CatchUp("the newest weights", self._repeat)
@@ -45,24 +44,24 @@ class ServiceWeights:
         if weights.version and weights.base == self._base and (self.newest is None or self.newest.older_than(weights)):
             self.newest = weights
 
-    def see(self, card: ModelCard) -> None:
+    def observe(self, card: ModelCard) -> None:
         """Notes the weights of the service's card. Replicas that are behind get the newest, in the background."""
         self.add(card.weights)
         if self.newest is not None and (card.num_outdated or card.weights.older_than(self.newest)):
             self._catch_up.begin()
 
-    async def update(self, model: str, version: int | None, *, partial: bool = False) -> list[WeightUpdateResult]:
+    async def update(self, model: str, version: int | None, *, partial: bool = False) -> list[ControlResult]:
         """Gives all replicas other weights. `version`: None is the next one. `partial`: `model` may have any of them.
 
         WeightsRefused if a replica cannot take them: nothing is changed then. WeightsConflict if newer ones answer.
         WeightUpdateFailed if some replicas could not take them after all: those answer nothing until they have.
         """
         async with self._updating:
-            weights = self._next_weights(serving(await self.look()), model, version, partial=partial)
-            checked = await self._backend.check_weights(weights)
+            weights = self._next_weights(serving(await self.poll()), model, version, partial=partial)
+            checked = await self._backend.control(CheckWeights(weights))
             _raise_first(checked)
             weights = checked[0].weights
-            results = await self._backend.update_weights(weights)
+            results = await self._backend.control(UpdateWeights(weights))
             if all(result.error is not None for result in results):
                 _raise_first(results)
             for result in results:
@@ -70,11 +69,16 @@ class ServiceWeights:
             if self.newest is not None:
                 await self._backend.announce(self.newest)
             with suppress(NotReady):
-                await self.look()  # requests from now on are checked by the new card
+                await self.poll()  # requests from now on are checked by the new card
         if self.newest != weights:
             newest = self.newest.version if self.newest else 0
             raise WeightsConflict(f"version {newest} came in before version {weights.version}")
-        _raise_if_some_failed(results)
+        if failures := failures_of(results):
+            raise WeightUpdateFailed(
+                f"{len(failures)} of {len(results)} replicas could not take the weights. "
+                f"They answer nothing until they have: {'; '.join(failures)}",
+                retry_after=AGAIN_S,
+            )
         return results
 
     def _next_weights(self, card: ModelCard, model: str, version: int | None, *, partial: bool) -> Weights:
@@ -86,25 +90,16 @@ class ServiceWeights:
         number = current.version + 1 if version is None else version
         return Weights(number, model, self._base, (*current.all_folders, model), current.mrp_version, partial)
 
-    async def _repeat(self) -> list[WeightUpdateResult]:
-        return [] if self.newest is None else await self._backend.update_weights(self.newest)
+    async def _repeat(self) -> list[ControlResult]:
+        return [] if self.newest is None else await self._backend.control(UpdateWeights(self.newest))
 
 
-def _raise_first(results: list[WeightUpdateResult]) -> None:
+def _raise_first(results: list[ControlResult]) -> None:
     if not results:
         raise NotReady("no replica responds", retry_after=5.0)
     for result in results:
         if result.error is not None:
             raise result.error
-
-
-def _raise_if_some_failed(results: list[WeightUpdateResult]) -> None:
-    if failures := failures_of(results):
-        raise WeightUpdateFailed(
-            f"{len(failures)} of {len(results)} replicas could not take the weights. "
-            f"They answer nothing until they have: {'; '.join(failures)}",
-            retry_after=AGAIN_S,
-        )
 
 
 # --- the routes ------------------------------------------------------------------------------------
@@ -114,10 +109,8 @@ _LAST = 2**53 - 1
 _LONGEST = 4096
 
 
-class UpdateWeightsRequest(BaseModel):
+class UpdateWeightsRequest(AdminBody):
     """POST /admin/weights."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     model: Annotated[str, Field(min_length=1, max_length=_LONGEST)] = Field(description="a folder or a hub name")
     version: Annotated[int, Field(ge=1, le=_LAST)] | None = Field(
@@ -172,7 +165,7 @@ def add_weight_routes(router: APIRouter, weights: ServiceWeights) -> None:
 
     @router.get("/weights", summary="The weights of every replica", responses=listed)
     async def weights_of_all() -> Response:
-        statuses = [status for status in await weights.look() if status.failure is None]
+        statuses = [status for status in await weights.poll() if status.failure is None]
         newest = weights.newest
         rows = [
             {
@@ -186,7 +179,7 @@ def add_weight_routes(router: APIRouter, weights: ServiceWeights) -> None:
 
     @router.post("/weights", **_docs())
     async def update_weights(request: Request) -> Response:
-        order = parse_body(parse_json(await request.body()), UpdateWeightsRequest)
+        order = await read_body(request, UpdateWeightsRequest)
         results = await weights.update(order.model, order.version, partial=order.partial)
         rows = [
             {"replica": result.replica, **_named(result.weights), "seconds": round(result.seconds, 3)}

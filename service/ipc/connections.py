@@ -4,13 +4,14 @@ A frame is its length (4 bytes) and its content: messages, by a codec (`ipc/mess
 `Frames` is an end on an event loop. All messages of one turn of the loop travel together, so the blocks of many
 answers cost one write and one wake-up. `Channel` is an end for threads.
 
-Every process says often that it is alive (`BEAT_S`), and the other end counts its `Silence`. A stopped process keeps
-its connections open, and its machine still answers for it. Only its own messages show that it runs.
+Every process sends heartbeats, and the other end watches them by a `HeartbeatMonitor`. A stopped process keeps its
+connections open, and its machine still answers for it. Only its own messages show that it runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import select
@@ -28,18 +29,24 @@ _log = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("!I")
 #: the bytes of the longest frame, and of the longest frame with several messages
-LONGEST, _TOGETHER = 1 << 28, 1 << 20
+LONGEST, _MAX_GROUP = 1 << 28, 1 << 20
 #: seconds without a sign of the other side's machine after which the connection is lost
 _DEAD_S = 8
 _PROBES = 3
 #: seconds between two messages of a process that has nothing else to say
-BEAT_S = 0.5
-#: seconds of silence after which a process counts as hung. Python stands still for less while it loads a library or
-#: a large tokenizer. A debugger that holds a process for five seconds ends nothing.
-HUNG_S = 7.0
-#: seconds between two looks at a silence, and the longest time between two looks that counts
-LOOK_S = 0.25
-_LONGEST_LOOK_S = 2 * LOOK_S
+HEARTBEAT_S = 0.5
+#: seconds of silence after which a process counts as hung. Loading a library or a large tokenizer holds Python's lock
+#: for less. A debugger that holds a process for five seconds ends nothing.
+HEARTBEAT_TIMEOUT_S = 7.0
+#: seconds between two polls of a monitor, and the longest time between two polls that counts
+POLL_S = 0.25
+_MAX_GAP_S = 2 * POLL_S
+
+#: seconds after which a thread hands Python's lock to a waiting one. Python's own value is 5 ms, and an event loop that
+#: passes a message on waits for the lock several times.
+_SWITCH_S = 0.001
+#: collections of the middle generation for a full one. Python's own value is 10: some twenty seconds of 128 requests.
+_RARELY = 100
 
 
 class Malformed(Exception):
@@ -54,7 +61,7 @@ class Codec(Protocol):
     """Encodes messages, and makes frames of them."""
 
     def encode(self, message: object) -> bytes:
-        """One message. Unsendable if it has no encoding."""
+        """One message. Unsendable if it has no encoding: integers beyond 64 bits, halves of characters."""
 
     def content(self, messages: Sequence[bytes]) -> bytes:
         """The content of a frame with these messages."""
@@ -99,21 +106,18 @@ class Frames(asyncio.Protocol):
                 self.refuse(str(error))
 
     def received(self, content: bytes) -> None:
-        """Handles the content of a frame. It may raise Malformed."""
         raise NotImplementedError
 
     def refuse(self, why: str) -> None:
-        """Ends the connection at once."""
         _log.warning("a connection with %s ends: %s", self._transport.get_extra_info("peername"), why)
-        self.cut()
+        self.abort()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Ends the connection at once. Frames that are not handled yet are dropped."""
         self._buffer.clear()
         self._transport.abort()
 
     def write(self, content: bytes) -> None:
-        """Sends one frame."""
         self._transport.write(framed(content))
 
     def send(self, message: object) -> None:
@@ -202,7 +206,7 @@ def _frames(messages: list[bytes]) -> Iterator[list[bytes]]:
     """The messages of each frame, in their order."""
     group, size = list[bytes](), 0
     for message in messages:
-        if group and size + len(message) > _TOGETHER:
+        if group and size + len(message) > _MAX_GROUP:
             yield group
             group, size = [], 0
         group.append(message)
@@ -224,25 +228,24 @@ def _notice_dead_machine(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_S * 1000)
 
 
-class Silence:
-    """Counts the seconds of silence at each `look`, which comes every `LOOK_S`.
+class HeartbeatMonitor:
+    """Counts the seconds without a message at each `poll`, which comes every `POLL_S`.
 
-    A listener that stood still itself looks late. It counts little of that time, since it could not receive.
+    A process that was suspended itself polls late. That gap counts as at most `_MAX_GAP_S`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._looked = clock, clock()
+        self._clock, self._polled = clock, clock()
         self._seconds = 0.0
 
-    def end(self) -> None:
-        """A message has come."""
+    def observe(self) -> None:
         self._seconds = 0.0
 
-    def look(self) -> float:
+    def poll(self) -> float:
         """The seconds of silence."""
         now = self._clock()
-        self._seconds += min(now - self._looked, _LONGEST_LOOK_S)
-        self._looked = now
+        self._seconds += min(now - self._polled, _MAX_GAP_S)
+        self._polled = now
         return self._seconds
 
 
@@ -262,3 +265,17 @@ def start_child(module: str, *arguments: str) -> tuple[subprocess.Popen[bytes], 
             env=os.environ | settings,
         )
     return process, parent
+
+
+def tune_interpreter() -> None:
+    """Lets an event loop respond beside an engine's thread. A process calls it once, when its checkpoint is loaded.
+
+    A full garbage collection holds the lock and looks at every object. Libraries and checkpoint have half a million
+    objects: 70 ms. They stay for good, so collections leave out all present objects. Requests have some ten thousand
+    objects: 8 ms. So full collections are rare.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, _RARELY)

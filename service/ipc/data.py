@@ -57,14 +57,11 @@ class Arrival:
 
     @classmethod
     def now(cls) -> Arrival:
-        """This moment."""
         return cls(time.monotonic())
 
     @classmethod
     def ago(cls, seconds: float) -> Arrival:
-        """The moment `seconds` ago."""
         return cls(time.monotonic() - seconds)
 
     def waited_s(self) -> float:
-        """The seconds that have passed since this moment."""
         return time.monotonic() - self.at

@@ -46,19 +46,16 @@ class MessagePack:
         self._decoder = msgspec.msgpack.Decoder(list[receives], dec_hook=self._made)
 
     def encode(self, message: object) -> bytes:
-        """One message. Unsendable if it has integers beyond 64 bits or halves of characters."""
         try:
             return self._encoder.encode(message)
         except (OverflowError, UnicodeEncodeError, RecursionError, TypeError, ValueError) as error:
             raise Unsendable(f"a message cannot be encoded: {type(error).__name__}") from error
 
     def content(self, messages: Sequence[bytes]) -> bytes:
-        """The content of a frame with these messages."""
         count = len(messages)
         return (bytes((0x90 | count,)) if count < 16 else _MANY.pack(0xDD, count)) + b"".join(messages)
 
     def decode(self, content: bytes) -> list[Any]:
-        """The messages of a frame. Malformed if the content is anything else."""
         try:
             messages: list[Any] = self._decoder.decode(content)
         except Exception as error:  # noqa: BLE001 - a value's own checks may raise any error

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from service.errors import ReplicaLost
-from service.ipc.connections import HUNG_S, LONGEST, LOOK_S, Frames, Malformed, Silence
+from service.ipc.connections import HEARTBEAT_TIMEOUT_S, LONGEST, POLL_S, Frames, HeartbeatMonitor, Malformed
 from service.link.protocol import (
     AT_INGRESS,
     NONCE,
@@ -38,7 +38,7 @@ class ReplicaDraining(Exception):
     """The replica drains and has not begun this call. Another replica may answer it."""
 
 
-class Impostor(Exception):
+class AuthenticationFailed(Exception):
     """Another program listens at a replica's address: it does not know the replica's secret."""
 
 
@@ -57,7 +57,7 @@ class Link(Frames):
         self._on_close, self._on_load = on_close, on_load
         self._numbers = count()
         self._calls: dict[int, PendingCall] = {}
-        self._silence = Silence()
+        self._heartbeats = HeartbeatMonitor()
         self._watching: asyncio.Task[None] | None = None
         self.usable = True
         self.lost = False
@@ -70,7 +70,7 @@ class Link(Frames):
         on_load: Callable[[int], None],
         tls: ssl.SSLContext | None = None,
     ) -> Link:
-        """Connects, encrypted if there is `tls`. OSError if no program answers; Impostor if it is not the replica."""
+        """Connects. `tls`: encrypts the link. OSError if no program answers; AuthenticationFailed."""
         loop = asyncio.get_running_loop()
         make = partial(cls, address.secret, on_close, on_load)
         _, link = await loop.create_connection(make, address.host, address.port, ssl=tls)
@@ -83,7 +83,7 @@ class Link(Frames):
         try:
             await self._proven
         except BaseException:
-            self.cut()
+            self.abort()
             raise
         self._watching = asyncio.create_task(self._watch())
 
@@ -102,7 +102,7 @@ class Link(Frames):
         if not self._trusted:
             self._check(content)
             return
-        self._silence.end()
+        self._heartbeats.observe()
         for message in self.codec.decode(content):
             match message:
                 case ReplicaItem(number, item, other_requests):
@@ -123,8 +123,8 @@ class Link(Frames):
             super().refuse(why)
             return
         if not self._proven.done():
-            self._proven.set_exception(Impostor(why))
-        self.cut()
+            self._proven.set_exception(AuthenticationFailed(why))
+        self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._proven.done():
@@ -139,9 +139,9 @@ class Link(Frames):
 
     async def _watch(self) -> None:
         """Ends the connection to a replica that hangs: its calls go on elsewhere."""
-        while self._silence.look() <= HUNG_S:
-            await asyncio.sleep(LOOK_S)
-        self.cut()
+        while self._heartbeats.poll() <= HEARTBEAT_TIMEOUT_S:
+            await asyncio.sleep(POLL_S)
+        self.abort()
 
     def _check(self, content: bytes) -> None:
         nonce, proof = content[:NONCE], content[NONCE:]

@@ -43,15 +43,13 @@ def is_proof(received: bytes, expected: bytes) -> bool:
 
 
 class ReplicaCall(Data, frozen=True, tag=1):
-    """A request of an ingress. `number`: identifies the call on this link.
+    """A request of an ingress."""
 
-    `chat`: the request's messages and tools as JSON text, empty without messages. JSON has integers of any size,
-    MessagePack has not; clients write such numbers into schemas and models into calls.
-    """
-
-    number: int
+    number: int  # identifies the call on this link
     method: Method
-    request: ReplicaRequest
+    request: ReplicaRequest  # without its messages and tools
+    #: These as JSON text, empty without messages. JSON has integers of any size, MessagePack has not. Clients write
+    #: such numbers into schemas, and models into calls.
     chat: Private[str] = ""
 
     @classmethod
@@ -80,11 +78,11 @@ class CancelCall(Data, frozen=True, tag=2):
 
 
 class ReplicaItem(Data, frozen=True, tag=3):
-    """A part of an answer, or a number of tokens. `other_requests`: the replica's requests of other ingresses."""
+    """A part of an answer, or a number of tokens."""
 
     number: int
     item: Progress | Chunk | Ending | Failure | int
-    other_requests: int
+    other_requests: int  # the replica's requests of other ingresses
 
 
 class CallEnd(Data, frozen=True, tag=4):

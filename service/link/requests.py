@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from service.errors import InvalidRequest
 from service.ipc.connections import Unsendable
-from service.link.client import Impostor, Link, PendingCall, ReplicaDraining
+from service.link.client import AuthenticationFailed, Link, PendingCall, ReplicaDraining
 from service.link.protocol import Method
 from service.messages.replica_status import Address, Status
 from service.messages.wire import Failure, Items, ReplicaRequest, patience_s, too_late
@@ -47,7 +47,7 @@ class ReplicaLinks:
         self._clock = clock
         self._links: dict[str, Link] = {}
         self._not_before: dict[str, float] = {}
-        self._impostors: set[Address] = set()
+        self._unauthenticated: set[Address] = set()
         self._updating, self._updated = asyncio.Lock(), asyncio.Event()
         self.waiting = 0
 
@@ -119,7 +119,7 @@ class ReplicaLinks:
         async with self._updating:
             healthy = {status.replica: status.address for status in statuses if status.failure is None}
             self._links = {name: link for name, link in self._links.items() if not link.lost}
-            self._impostors.intersection_update(healthy.values())
+            self._unauthenticated.intersection_update(healthy.values())
             await asyncio.gather(*(self._open(name, healthy[name]) for name in healthy.keys() - self._links.keys()))
             seen = [self._seen(status) for status in statuses if not self._drains(status.replica)]
             linked = [status.replica for status in seen if status.failure is None]
@@ -139,7 +139,7 @@ class ReplicaLinks:
         return replace(status, failure="the ingress has no connection to it")
 
     async def _open(self, name: str, address: Address | None) -> None:
-        if address is None or address in self._impostors or self._clock() < self._not_before.get(name, 0.0):
+        if address is None or address in self._unauthenticated or self._clock() < self._not_before.get(name, 0.0):
             return
         endpoint = f"{address.host} port {address.port}"
         try:
@@ -147,8 +147,8 @@ class ReplicaLinks:
                 inflight = self._router.inflight
                 on_close, on_load = partial(inflight.remove, name), partial(inflight.set_others, name)
                 self._links[name] = await Link.open(address, on_close, on_load, self._tls)
-        except Impostor as error:
-            self._impostors.add(address)
+        except AuthenticationFailed as error:
+            self._unauthenticated.add(address)
             _log.error("%s is not %s: %s. Nothing was sent there; it is not used again", endpoint, name, error)
         except (OSError, TimeoutError) as error:
             _log.warning("no link to %s at %s (%r): it gets no requests", name, endpoint, error)

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
 
-from service.ipc.connections import BEAT_S, LONGEST, Frames, Malformed
+from service.ipc.connections import HEARTBEAT_S, LONGEST, Frames, Malformed
 from service.link.protocol import (
     AT_REPLICA,
     NONCE,
@@ -39,7 +39,7 @@ _SECRET = 32
 #: seconds in which a connection must prove itself, and the most connections that have not
 _PROVEN_S, _UNPROVEN = 5.0, 64
 #: seconds between two lines of the log about connections that were not proven
-_NOTED_S = 60.0
+_LOG_INTERVAL_S = 60.0
 
 
 class RequestHandler(Protocol):
@@ -57,13 +57,13 @@ class LinkServer:
 
     address: Address
     _listening: asyncio.Server
-    _beating: asyncio.Task[None]
+    _heartbeat: asyncio.Task[None]
 
     def __init__(self, replica: RequestHandler) -> None:
         self._replica = replica
         self._connections: set[_Connection] = set()
         self._unproven: dict[_Connection, None] = {}  # the oldest first
-        self._noted, self._refused = -_NOTED_S, 0
+        self._logged_at, self._num_refused = -_LOG_INTERVAL_S, 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
@@ -78,7 +78,7 @@ class LinkServer:
         )
         port = server._listening.sockets[0].getsockname()[1]
         server.address = Address(host, port, secrets.token_hex(_SECRET))
-        server._beating = asyncio.create_task(server._beat())
+        server._heartbeat = asyncio.create_task(server._send_heartbeats())
         return server
 
     @property
@@ -90,7 +90,7 @@ class LinkServer:
         self.draining = True
         self._listening.close()
         for connection in list(self._unproven):
-            connection.cut()
+            connection.abort()
         for connection in self._connections:
             connection.send(DrainNotice())
         try:
@@ -98,11 +98,11 @@ class LinkServer:
                 await self._idle.wait()
         except TimeoutError:
             pass
-        self._beating.cancel()
+        self._heartbeat.cancel()
         for connection in list(self._connections):
             connection.end()
 
-    def connected(self, connection: _Connection) -> None:
+    def add_unproven(self, connection: _Connection) -> None:
         """Adds a connection without a proof. The oldest makes room for it: an ingress proves itself at once."""
         if len(self._unproven) >= _UNPROVEN:
             oldest = next(iter(self._unproven))
@@ -110,28 +110,30 @@ class LinkServer:
             oldest.refuse(f"{_UNPROVEN} others came after it")
         self._unproven[connection] = None
 
-    def joined(self, connection: _Connection) -> None:
+    def accept(self, connection: _Connection) -> None:
         del self._unproven[connection]
         self._connections.add(connection)
 
-    def refused(self, host: object, why: str) -> None:
+    def log_refusal(self, host: object, why: str) -> None:
         """A connection was not proven. The first of a minute is named in the log, the others are counted."""
-        self._refused += 1
-        if time.monotonic() >= self._noted + _NOTED_S:
-            _log.warning("%d connections, the last of %s, did not prove to be ingresses: %s", self._refused, host, why)
-            self._noted, self._refused = time.monotonic(), 0
+        self._num_refused += 1
+        if time.monotonic() >= self._logged_at + _LOG_INTERVAL_S:
+            _log.warning(
+                "%d connections, the last of %s, did not prove to be ingresses: %s", self._num_refused, host, why
+            )
+            self._logged_at, self._num_refused = time.monotonic(), 0
 
-    def left(self, connection: _Connection) -> None:
+    def remove(self, connection: _Connection) -> None:
         self._unproven.pop(connection, None)
         self._connections.discard(connection)
-        self.changed()
+        self.update_idle()
 
-    def changed(self) -> None:
+    def update_idle(self) -> None:
         (self._idle.clear if self.calls else self._idle.set)()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
             for connection in self._connections:
                 connection.send(ReplicaAlive())
 
@@ -166,7 +168,7 @@ class _Connection(Frames):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._server.connected(self)
+        self._server.add_unproven(self)
         reason = f"no proof came within {_PROVEN_S:g} s"
         self._deadline = asyncio.get_running_loop().call_later(_PROVEN_S, self.refuse, reason)
 
@@ -191,7 +193,7 @@ class _Connection(Frames):
         elif not is_proof(content, self._expected):
             raise Malformed("it does not know the secret")
         else:
-            self._server.joined(self)
+            self._server.accept(self)
             self.longest = LONGEST
             self._cancel_deadline()
 
@@ -204,14 +206,14 @@ class _Connection(Frames):
         if self._deadline is None:
             super().refuse(why)
             return
-        self._server.refused(self._transport.get_extra_info("peername"), why)
-        self.cut()
+        self._server.log_refusal(self._transport.get_extra_info("peername"), why)
+        self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
         self._cancel_deadline()
         for task in self.calls.values():
             task.cancel()
-        self._server.left(self)
+        self._server.remove(self)
 
     def end(self) -> None:
         self._flush()
@@ -224,8 +226,8 @@ class _Connection(Frames):
         task = asyncio.get_running_loop().create_task(self._server.answer(self, call))
         self.calls[call.number] = task
         task.add_done_callback(lambda _: self._ended(call.number))
-        self._server.changed()
+        self._server.update_idle()
 
     def _ended(self, number: int) -> None:
         self.calls.pop(number, None)
-        self._server.changed()
+        self._server.update_idle()

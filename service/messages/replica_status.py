@@ -1,37 +1,84 @@
-"""The data of replicas that crosses by Ray: status, model card, metrics, and changes with their results."""
+"""The data of replicas that crosses by Ray: status, model card, metrics, and control commands with their results."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from service.decode.knobs import KnobValue
-from service.errors import MrpServeError
+from service.errors import GenerationChangeFailed, MrpServeError, WeightUpdateFailed
 from service.ipc.data import Data
 from service.messages.wire import Weights
 from service.quality.presets import Presets
 from service.text.tools.formats import ReasoningFormat
 
 
-class GenerationState(Data, frozen=True):
-    """Whether replicas generate. `number`: every change has a higher one, and the highest counts; 0 at the start.
+class PauseState(Data, frozen=True):
+    """Whether replicas are paused or asleep."""
 
-    `paused`: requests stay as they are. `sleep_level`: 1: the KV cache has no memory; 2: the weights have none, either.
-    """
-
-    number: int = 0
-    paused: bool = False
-    sleep_level: int = 0
+    number: int = 0  # every change has a higher one, and the highest counts; 0 at the start
+    paused: bool = False  # requests stay as they are
+    sleep_level: int = 0  # 1: the KV cache has no memory; 2: the weights have none, either
 
     @property
-    def stands(self) -> bool:
+    def halted(self) -> bool:
         """Whether no request makes progress."""
         return self.paused or self.sleep_level > 0
 
-    def older_than(self, other: GenerationState) -> bool:
+    def older_than(self, other: PauseState) -> bool:
         """Whether `other` is newer. Of two states of one number, every process takes the same for newer."""
         return (self.number, self.paused, self.sleep_level) < (other.number, other.paused, other.sleep_level)
+
+
+# --- control ---------------------------------------------------------------------------------------
+
+
+class CheckWeights(Data, frozen=True, tag=1):
+    """Checks whether a replica could serve these weights. Nothing is changed.
+
+    The result has the weights with the folders that are still needed, and with MRP's version.
+    """
+
+    failed: ClassVar[type[MrpServeError]] = WeightUpdateFailed
+
+    weights: Weights
+
+
+class UpdateWeights(Data, frozen=True, tag=2):
+    """Makes a replica serve these weights, unless it serves them or newer ones."""
+
+    failed: ClassVar[type[MrpServeError]] = WeightUpdateFailed
+
+    weights: Weights
+
+
+class SetPause(Data, frozen=True, tag=3):
+    """Makes a replica pause, continue, sleep or wake up, unless it has the state or a newer one."""
+
+    failed: ClassVar[type[MrpServeError]] = GenerationChangeFailed
+
+    state: PauseState
+    wait: bool = False  # running requests finish before a pause
+
+
+#: A command for every replica. Only the ingress's routes and the engine's process know the kinds. `failed`: the error
+#: of a command that not all replicas could carry out.
+ControlCommand = CheckWeights | UpdateWeights | SetPause
+
+
+@dataclass(frozen=True, slots=True)
+class ControlResult:
+    """The result of a command at one replica."""
+
+    replica: str
+    weights: Weights  # the weights that it serves now; after a check, those that it could serve
+    pause: PauseState = PauseState()
+    seconds: float = 0.0  # the duration
+    error: MrpServeError | None = None  # why the replica is as it was; None if the command succeeded
+
+
+# --- the state of a replica ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +92,9 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """The served model, for clients and the ingress.
+    """The served model, for clients and the ingress."""
 
-    `name`: its name in answers. `aliases`: further names that requests may use. `any_name`: whether any name will do.
-    `created`: the time of the checkpoint's configuration file, in seconds since 1970.
-    `quality`: the presets of the checkpoint. `examples`: prompts of its card. `slots`: requests that a replica takes
-    at once; on the card of the service, the sum over all replicas. `replica_slots`: the slots of one replica, on either
-    card. `tool_format`: the format of its tool calls; None if it cannot call tools, with the reason in
-    `tools_problem`. `thinking`: the format of its reasoning, None if it does not reason.
-    `weights`: the weights that answer. `num_outdated`: the number of the service's replicas that have older weights.
-    """
-
-    name: str
+    name: str  # its name in answers
     block_size: int
     vocab_size: int
     max_model_len: int
@@ -65,18 +103,18 @@ class ModelCard:
     default_mode: str
     defaults: Mapping[str, Mapping[str, KnobValue]]
     chat: bool
-    quality: Presets
-    examples: tuple[Example, ...] = ()
-    slots: int = 1
-    replica_slots: int = 1
-    tool_format: str | None = None
-    tools_problem: str = "this checkpoint has no chat template"
-    thinking: ReasoningFormat | None = None
-    weights: Weights = Weights()
-    num_outdated: int = 0
-    created: int = 0
-    aliases: tuple[str, ...] = ()
-    any_name: bool = False
+    quality: Presets  # the presets of the checkpoint
+    examples: tuple[Example, ...] = ()  # prompts of the checkpoint's card
+    slots: int = 1  # requests that a replica takes at once; on the card of the service, the sum over all replicas
+    replica_slots: int = 1  # the slots of one replica, on either card
+    tool_format: str | None = None  # the format of its tool calls; None if it cannot call tools
+    tools_problem: str = "this checkpoint has no chat template"  # why it cannot
+    thinking: ReasoningFormat | None = None  # the format of its reasoning; None if it does not reason
+    weights: Weights = Weights()  # the weights that answer
+    num_outdated: int = 0  # the number of the service's replicas that have older weights
+    created: int = 0  # the time of the checkpoint's configuration file, in seconds since 1970
+    aliases: tuple[str, ...] = ()  # further names that requests may use
+    any_name: bool = False  # whether any name will do
 
     def has_name(self, name: str) -> bool:
         """Whether a request may call the model by this name."""
@@ -115,40 +153,10 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The state of a replica. `failure`: why it cannot generate, None if it can. `card`: the served model.
-
-    `address`: the address of its links; None before it takes any. `generation`: whether it generates. A replica that
-    is paused or asleep is healthy, and takes requests.
-    """
+    """The state of a replica. One that is paused or asleep is healthy, and takes requests."""
 
     replica: str
-    failure: str | None
-    card: ModelCard
-    address: Address | None = None
-    generation: GenerationState = field(default_factory=GenerationState)
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationResult:
-    """The result of a change at one replica. `generation`: its state now. `seconds`: the duration.
-
-    `error`: why it has not changed; None if it has.
-    """
-
-    replica: str
-    generation: GenerationState
-    seconds: float = 0.0
-    error: MrpServeError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WeightUpdateResult:
-    """The result of a weight update at one replica. `weights`: the weights that it serves now. `seconds`: the duration.
-
-    `error`: why it still serves other weights; None if it does not.
-    """
-
-    replica: str
-    weights: Weights
-    seconds: float = 0.0
-    error: MrpServeError | None = None
+    failure: str | None  # why it cannot generate; None if it can
+    card: ModelCard  # the served model
+    address: Address | None = None  # the address of its links; None before it takes any
+    pause: PauseState = PauseState()

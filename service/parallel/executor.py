@@ -134,8 +134,15 @@ class TensorParallelExecutor:
         self._workers = [WorkerHandle(rank, folder, self._lost) for rank in range(1, size)]
         try:
             self._answers(_START_S)
-            store, threads = str(folder / "store"), torch.get_num_threads()
-            join = messages.Join(0, size, self._device(0), store, timeout_s, deterministic, threads)
+            join = messages.Join(
+                rank=0,
+                size=size,
+                device=self._device(0),
+                store=str(folder / "store"),
+                timeout_s=timeout_s,
+                ordered=deterministic,
+                threads=torch.get_num_threads(),
+            )
             for worker in self._workers:
                 worker.send(structs.replace(join, rank=worker.rank, device=self._device(worker.rank)))
             self._group = ProcessGroup(join)

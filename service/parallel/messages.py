@@ -22,19 +22,15 @@ MemoryPart = Literal["kv_cache", "weights"]
 
 
 class Join(Data, frozen=True, tag=1):
-    """The first message to rank `rank` of `size`: its device, and the store by which the ranks find each other.
-
-    `store`: a file in a folder of its own. `timeout_s`: the limit of one collective operation. `ordered`: sums are made
-    in the order of the ranks. `threads`: the number of torch's threads on the CPU.
-    """
+    """The first message to rank `rank` of `size`."""
 
     rank: int
     size: int
     device: str
-    store: str
-    timeout_s: float
-    ordered: bool
-    threads: int
+    store: str  # a file in a folder of its own, by which the ranks find each other
+    timeout_s: float  # the limit of one collective operation
+    ordered: bool  # sums are made in the order of the ranks
+    threads: int  # of torch, on the CPU
 
 
 class LoadCheckpoint(Data, frozen=True, tag=2):
@@ -69,23 +65,20 @@ class OpenNetworks(Data, frozen=True, tag=5):
 
 
 class SentRow(NamedTuple):
-    """A row without the fields that only predictions need. `block_index`: its `Row.index`. `table`: a table's index."""
+    """A row without the fields that only predictions need."""
 
     tokens: tuple[int, ...]
-    block_index: int
+    block_index: int  # its `Row.index`
     writes_kv: bool
-    table: int
+    table: int  # the index of its sequence's table
 
 
 class ForwardCommand(Data, frozen=True, tag=6):
-    """A group of rows for one of the networks. `tables`: the pages that the rows of each sequence read or write.
-
-    Anchors of MRP's rows follow as a tensor.
-    """
+    """A group of rows for one of the networks. Anchors of MRP's rows follow as a tensor."""
 
     which: Network
     rows: list[SentRow]
-    tables: list[list[int]]
+    tables: list[list[int]]  # for each sequence, the pages that its rows read or write
     width: int | None
 
     @classmethod
@@ -125,13 +118,10 @@ class SetMemory(Data, frozen=True, tag=8):
 
 
 class WorkerReady(Data, frozen=True, tag=1):
-    """The last message is handled. `memory`: the memory of the device, if a checkpoint was loaded.
+    """The last message is handled."""
 
-    `problem`: why weights could not be loaded, or memory not be taken; the rank goes on as it was.
-    """
-
-    memory: DeviceMemory | None = None
-    problem: MrpServeError | None = None
+    memory: DeviceMemory | None = None  # of the device, if a checkpoint was loaded
+    problem: MrpServeError | None = None  # the error of a failed load or allocation; the rank keeps its state
 
 
 class WorkerFailed(Data, frozen=True, tag=2):

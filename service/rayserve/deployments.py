@@ -23,9 +23,9 @@ from ray.exceptions import TaskCancelledError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Weights
-from service.rayserve.private_ray import keep_serve_on_loopback
+from service.rayserve.network import keep_serve_on_loopback
 from service.rayserve.scaling import WANTED
 from service.routing.affinity import RoutingReason
 from service.settings.settings import Settings
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ray.serve")
 
 #: seconds between two checks for a stopped engine, and the time its requests have to get their error
-_WATCH_S = 0.1
-_LAST_WORDS_S = 0.3
+_POLL_S = 0.1
+_GRACE_S = 0.3
 #: seconds after which an ingress does work that no request needs to wait for
 _LATER_S = 0.005
 
@@ -56,38 +56,32 @@ class GeneratorDeployment:
         keep_serve_on_loopback(address)
         if ray.get_runtime_context().get_actor_id():
             _leave_torch_out()
-        from service.engine.gil_and_gc import tune_interpreter
+        from service.ipc.connections import tune_interpreter
         from service.link.server import LinkServer
-        from service.rayserve.tls import link_tls
-        from service.replica.remote import start_replica
+        from service.rayserve.network import link_tls
+        from service.replica.start import start_replica
         from service.telemetry.logs import install_logs
 
         install_logs(settings)
-        self._generator = await start_replica(_replica_name(), settings, self.deps)
+        self._replica = await start_replica(_replica_name(), settings, self.deps)
         tune_interpreter()
-        self._links = await LinkServer.start(self._generator, address, link_tls(ssl.PROTOCOL_TLS_SERVER))
+        self._links = await LinkServer.start(self._replica, address, link_tls(ssl.PROTOCOL_TLS_SERVER))
         self._patience_s = settings.request_timeout_s
-        self._watch = asyncio.create_task(_exit_when_failed(self._generator))
+        self._watch = asyncio.create_task(_exit_when_failed(self._replica))
 
     async def status(self) -> Status:
         """Whether the replica can generate, its card, and where it takes links."""
-        return replace(self._generator.status(), address=self._links.address)
+        return replace(self._replica.status(), address=self._links.address)
 
     async def snapshot(self) -> Snapshot:
-        return self._generator.snapshot()
+        return self._replica.snapshot()
 
-    async def check_weights(self, weights: Weights) -> WeightUpdateResult:
-        return await self._generator.check_weights(weights)
-
-    async def update_weights(self, weights: Weights) -> WeightUpdateResult:
-        return await self._generator.update_weights(weights)
-
-    async def set_generation(self, state: GenerationState, wait: bool) -> GenerationResult:
-        return await self._generator.set_generation(state, wait=wait)
+    async def control(self, command: ControlCommand) -> ControlResult:
+        return await self._replica.control(command)
 
     async def check_health(self) -> None:
         """Serve calls this. It replaces a replica that raises here because its engine has stopped."""
-        failure = self._generator.status().failure
+        failure = self._replica.status().failure
         if failure is not None:
             raise RuntimeError(failure)
 
@@ -95,8 +89,8 @@ class GeneratorDeployment:
         # Serve has taken this replica out of its broadcasts. The links wait for the requests that it has.
         if links := getattr(self, "_links", None):
             await links.close(self._patience_s)
-        if hasattr(self, "_generator"):
-            self._generator.close()
+        if hasattr(self, "_replica"):
+            self._replica.close()
 
 
 class ServeDisconnectAdapter:
@@ -137,7 +131,7 @@ class IngressDeployment:
         context = serve.get_replica_context()
         ingresses = serve.get_deployment_handle(context.deployment, context.app_name)
         registry = Registry("ingress")
-        links = _links(settings, registry, on_wait=lambda: self._backend.look())  # noqa: PLW0108 - made below
+        links = _links(settings, registry, on_wait=lambda: self._backend.poll())  # noqa: PLW0108 - made below
         self._backend = RayBackend(links, generator, ingresses, scales_to_zero=settings.num_replicas == 0)
         self._ingress = Ingress(_replica_name(), settings, self._backend, start_tracing(settings), registry)
         self._patience_s = settings.request_timeout_s
@@ -169,13 +163,13 @@ class IngressDeployment:
         """Refuses new requests from now on. Returns the number of requests in progress."""
         return self._ingress.draining.begin()
 
-    async def cut(self) -> None:
+    async def abort_requests(self) -> None:
         self._ingress.draining.abort()
 
     async def stop_listening(self) -> None:
         """Refuses new connections, so that none is broken off when the process is killed."""
         if self._listener is not None:
-            await self._listener.close(_LAST_WORDS_S)
+            await self._listener.close(_GRACE_S)
 
     async def __del__(self) -> None:
         if (listener := getattr(self, "_listener", None)) is not None:
@@ -185,7 +179,7 @@ class IngressDeployment:
 def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) -> ReplicaLinks:
     """An ingress's links, which count in `registry`."""
     from service.link.requests import ReplicaLinks
-    from service.rayserve.tls import link_tls
+    from service.rayserve.network import link_tls
     from service.routing.router import Router, slack
 
     def on_route(reason: RoutingReason) -> None:
@@ -196,16 +190,16 @@ def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) 
     return ReplicaLinks(router, partial(registry.set, "replicas_linked"), on_wait, link_tls(ssl.PROTOCOL_TLS_CLIENT))
 
 
-async def _exit_when_failed(generator: Replica) -> None:
+async def _exit_when_failed(replica: Replica) -> None:
     """Ends the process of a replica whose engine has stopped.
 
     Serve needs three failed health checks to replace a replica and routes requests to it meanwhile. A dead process
     gets no more requests at once.
     """
-    while (failure := generator.status().failure) is None:
-        await asyncio.sleep(_WATCH_S)
+    while (failure := replica.status().failure) is None:
+        await asyncio.sleep(_POLL_S)
     _log.critical("the engine stopped, so this replica's process exits: %s", failure)
-    await asyncio.sleep(_LAST_WORDS_S)
+    await asyncio.sleep(_GRACE_S)
     logging.shutdown()
     os._exit(1)
 

@@ -10,26 +10,19 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from service.errors import (
-    EngineFailed,
-    GenerationChangeFailed,
-    MrpServeError,
-    NotReady,
-    ScaledToZero,
-    WeightUpdateFailed,
-)
+from service.errors import EngineFailed, MrpServeError, NotReady, ScaledToZero
 from service.link.requests import ReplicaLinks
-from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Weights
-from service.rayserve.serve_state import is_scaled_to_zero, why_none
+from service.rayserve.serve_state import describe_missing, is_scaled_to_zero
 from service.tracebacks import without_message
 
 _log = logging.getLogger(__name__)
 
-#: seconds: limit of a control call to the replicas; the pause between two calls while a request waits for a link.
-#: While a replica hangs, a call takes its whole limit, and a link to it two seconds. No request waits for that.
+#: seconds: the limit of a poll of the replicas, and the pause between two polls while a request waits for a link. While
+#: a replica hangs, a poll takes its whole limit, and a link to it two seconds. No request waits for that.
 _CONTROL_S = 3.0
-_LOOK_S = 1.0
+_POLL_S = 1.0
 #: seconds that reading weights, or waiting for requests to finish, may take
 _UPDATE_S = 3600.0
 #: seconds after which a client may try again
@@ -56,15 +49,15 @@ class RayBackend:
         self.count, self.stream = links.count, links.stream
         self._replicas, self._ingresses = replicas, ingresses
         self._scales_to_zero = scales_to_zero
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._statuses: list[Status] = []
         self._snapshots: list[Snapshot] = []
-        self._last_words = ""
+        self._last_error = ""
 
     def note_error(self, error: MrpServeError) -> None:
         """Keeps the error of a stopped engine for later questions, when the replica's process is gone."""
         if isinstance(error, EngineFailed):
-            self._last_words = f"; before, {error.message}"
+            self._last_error = f"; before, {error.message}"
 
     # --- the replicas ------------------------------------------------------------------------------
 
@@ -77,7 +70,7 @@ class RayBackend:
         try:
             self._statuses = await _of_all(self._replicas, "status", Status)
             if self._statuses:
-                self._last_words = ""
+                self._last_error = ""
                 self._statuses = await self._links.update(self._statuses)
         except TimeoutError:
             _log.warning("a replica does not answer within %s s", _CONTROL_S)
@@ -86,15 +79,15 @@ class RayBackend:
         handle = self._replicas
         if self._scales_to_zero and await asyncio.to_thread(is_scaled_to_zero, handle.app_name, handle.deployment_name):
             raise ScaledToZero("no replica runs without requests; the next request starts one", retry_after=_RETRY_S)
-        why = await asyncio.to_thread(why_none, handle.app_name, handle.deployment_name)
-        raise NotReady(f"{why}{self._last_words}", retry_after=5.0)
+        why = await asyncio.to_thread(describe_missing, handle.app_name, handle.deployment_name)
+        raise NotReady(f"{why}{self._last_error}", retry_after=5.0)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Asks for the replicas every second until no request waits for a link. A request that waits calls this."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._keep_looking())
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._keep_polling())
 
-    async def _keep_looking(self) -> None:
+    async def _keep_polling(self) -> None:
         while self._links.waiting:
             try:
                 await self.statuses()
@@ -102,15 +95,14 @@ class RayBackend:
                 pass
             except Exception as error:  # noqa: BLE001 - requests wait on while Serve's controller is away
                 _log.warning("the replicas could not be asked", extra={"exception": without_message(error)})
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
-    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
-        """Whether every replica that answers could take these weights."""
-        return await self._of_weights("check_weights", weights)
-
-    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
-        """Makes every replica that answers take these weights. A replica that is lost meanwhile is left out."""
-        return await self._of_weights("update_weights", weights)
+    async def control(self, command: ControlCommand) -> list[ControlResult]:
+        """The results of all replicas that answer. A replica that is lost meanwhile is left out."""
+        try:
+            return await _of_all(self._replicas, "control", ControlResult, command, timeout_s=_UPDATE_S)
+        except TimeoutError:
+            raise command.failed(f"a replica has not answered within {_UPDATE_S:g} s") from None
 
     async def announce(self, weights: Weights) -> None:
         """Tells all ingresses that older weights may no longer answer. One that hangs learns it from the replicas."""
@@ -118,19 +110,6 @@ class RayBackend:
             await _of_all(self._ingresses, "require_weights", type(None), weights)
         except TimeoutError:
             _log.warning("an ingress does not answer within %s s", _CONTROL_S)
-
-    async def set_generation(self, state: GenerationState, *, wait: bool) -> list[GenerationResult]:
-        """Makes every replica that answers take this state. A replica that is lost meanwhile is left out."""
-        try:
-            return await _of_all(self._replicas, "set_generation", GenerationResult, state, wait, timeout_s=_UPDATE_S)
-        except TimeoutError:
-            raise GenerationChangeFailed(f"a replica has not answered within {_UPDATE_S:g} s") from None
-
-    async def _of_weights(self, method: str, weights: Weights) -> list[WeightUpdateResult]:
-        try:
-            return await _of_all(self._replicas, method, WeightUpdateResult, weights, timeout_s=_UPDATE_S)
-        except TimeoutError:
-            raise WeightUpdateFailed(f"a replica has not answered within {_UPDATE_S:g} s") from None
 
     async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """The metrics of all processes that answer. While a replica hangs, the last metrics of all replicas."""

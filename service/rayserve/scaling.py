@@ -44,10 +44,10 @@ def policy(
     for deployment, context in contexts.items():
         if context.deployment_name == GENERATOR:
             # Without the reports of all ingresses any replica may have requests, so none is stopped.
-            fewest = 0.0 if complete else float(context.target_num_replicas)
+            minimum = 0.0 if complete else float(context.target_num_replicas)
             if context.target_num_replicas and not context.current_num_replicas:
-                fewest = max(fewest, 1.0)  # lets the first replica start even if that takes longer than the delay
-            decisions[deployment] = max(wanted, fewest)
+                minimum = max(minimum, 1.0)  # lets the first replica start even if that takes longer than the delay
+            decisions[deployment] = max(wanted, minimum)
     return decisions, {}
 
 

@@ -20,7 +20,7 @@ _LOST = "ActorDiedError"
 _SLOW = re.compile(r"have taken more than \d+s to initialize")
 
 
-def why_none(app_name: str, deployment_name: str) -> str:
+def describe_missing(app_name: str, deployment_name: str) -> str:
     """Why no replica can generate: the number of replicas by state, and the failure of the last one."""
     return describe(serve.status().applications[app_name].deployments[deployment_name])
 

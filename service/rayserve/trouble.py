@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 #: free bytes below which Ray's processes cannot be expected to start
-LEAST_FREE = 64 * 2**20
+MIN_FREE = 64 * 2**20
 #: bytes at the end of a worker's file that are read, its age in seconds at most, and characters that are shown
 _READ, _RECENT_S, _SHOWN = 4096, 120.0, 200
 _ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception)(?:: .*)?)$", re.MULTILINE)
@@ -31,7 +31,7 @@ def full_disk(folder: Path) -> str:
     except OSError:
         return ""
     free = disk.f_bavail * disk.f_frsize
-    return f"the disk of {folder} is full ({free / 2**20:.0f} MiB are free)" if free < LEAST_FREE else ""
+    return f"the disk of {folder} is full ({free / 2**20:.0f} MiB are free)" if free < MIN_FREE else ""
 
 
 def last_error(logs: Path) -> str:

@@ -16,16 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.decode.modes import MODES
 from service.decode.registry import default_knobs, default_mode
+from service.engine_process.messages import EngineInfo
 from service.errors import SettingsError
 from service.messages.replica_status import Example, ModelCard
-from service.messages.wire import Weights
-from service.model.files import pinned
 from service.quality.presets import presets_of
-from service.replica.messages import EngineInfo
 from service.settings.settings import ANY_NAME, Settings, slots_of
 from service.text import TextCodec
 
-_MOST_EXAMPLES, _TITLE_LETTERS = 12, 60
+_MAX_EXAMPLES, _TITLE_LENGTH = 12, 60
 
 
 def make_card(settings: Settings, info: EngineInfo, codec: TextCodec) -> ModelCard:
@@ -56,7 +54,7 @@ def make_card(settings: Settings, info: EngineInfo, codec: TextCodec) -> ModelCa
         tool_format=codec.tool_format.name if codec.tool_format else None,
         tools_problem=codec.tools_problem,
         thinking=codec.thinking,
-        weights=Weights(0, pinned(settings.model, info.path), settings.model),
+        weights=info.weights,
         created=int((info.path / "config.json").stat().st_mtime),
         aliases=settings.model_names[1:],
         any_name=ANY_NAME in settings.served_model_name,
@@ -85,7 +83,7 @@ def read_examples(folder: Path) -> tuple[Example, ...]:
         widgets = _front_matter(card).get("widget")
     except (OSError, ValueError, yaml.YAMLError):
         return ()
-    return tuple(_examples(widgets if isinstance(widgets, list) else []))[:_MOST_EXAMPLES]
+    return tuple(_examples(widgets if isinstance(widgets, list) else []))[:_MAX_EXAMPLES]
 
 
 def _front_matter(card: str) -> dict[str, Any]:
@@ -112,4 +110,4 @@ def _examples(widgets: list[Any]) -> Iterator[Example]:
 
 def _title(widget: _Widget, prompt: str) -> str:
     title = widget.example_title or " ".join(prompt.split())
-    return title if len(title) <= _TITLE_LETTERS else f"{title[: _TITLE_LETTERS - 1]}…"
+    return title if len(title) <= _TITLE_LENGTH else f"{title[: _TITLE_LENGTH - 1]}…"

@@ -1,80 +1,16 @@
-"""The metrics of a replica: the engine's steps and events, and the ends of requests.
-
-`EngineMetrics` counts in the engine's process, into `Sums`. The replica adds these sums to its registry.
-"""
+"""The metrics of a replica: the ends of requests, and the sums of its engine's process."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-
-from service.decode.block import Step
-from service.engine.observer import EngineState, StepReport
-from service.engine.request import BlockEvent, FinishReason, GenerationRequest, Stats
+from service.engine.observer import EngineState
+from service.engine.request import FinishReason, Stats
+from service.engine_process.metrics import EngineMetrics
 from service.messages.replica_status import Family
 from service.messages.wire import Weights
-from service.telemetry.metrics import Registry, Sums
+from service.telemetry.metrics import Registry
 
 #: the most ended requests that wait to be counted
 _UNCOUNTED = 256
-
-
-class EngineMetrics:
-    """Implements the engine's `Observer`: counts into `sink`."""
-
-    def __init__(self, sink: Registry | Sums) -> None:
-        self._sink = sink
-        self._last_block: dict[str, float] = {}
-
-    def on_step(self, report: StepReport) -> None:
-        self._sink.observe("engine_step_seconds", report.seconds)
-        if report.rows:
-            self._sink.observe("rows_per_forward", report.rows)
-        for kind, count in report.forwards.items():
-            self._sink.add("forwards_total", count, kind=kind)
-        if report.eager_forwards:
-            self._sink.add("eager_forwards_total", report.eager_forwards)
-        if report.tokens_looked_up:
-            self._sink.add("prefix_cache_queries_total", report.tokens_looked_up)
-            self._sink.add("prefix_cache_hits_total", report.tokens_cached)
-
-    def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
-        mode = request.mode.name
-        previous = self._last_block.pop(request.request_id, None)
-        if event.finish_reason is None:
-            self._last_block[request.request_id] = event.stats.total_s
-        begins = previous is None and not request.num_continued  # the request's first block on any replica
-        if begins and event.stats.forwards.denoise + event.stats.forwards.verify:
-            self._sink.add("prompt_tokens_total", len(request.prompt_token_ids))
-        if event.token_ids:
-            self._sink.add("generation_tokens_total", len(event.token_ids), mode=mode)
-        if event.token_ids and begins:
-            arrived_to_block = request.waited_s + event.stats.total_s
-            self._sink.observe("time_to_first_block_seconds", arrived_to_block, mode=mode)
-        elif event.token_ids and previous is not None:
-            self._sink.observe("inter_block_latency_seconds", event.stats.total_s - previous, mode=mode)
-        self._steps(mode, steps)
-
-    def _steps(self, mode: str, steps: Sequence[Step]) -> None:
-        """Sums first: to add to a metric takes longer than to look at a step."""
-        revealed: Counter[str] = Counter()
-        accepted: Counter[int] = Counter()
-        revoked = drafted = 0
-        for step in steps:
-            proposed = step.proposed
-            revealed["mrp" if step.kind == "mrp" else "draft"] += proposed
-            revealed["grammar" if step.kind == "forced" else "backbone"] += len(step.revealed) - proposed
-            revoked += len(step.remasked)
-            drafted += len(step.drafted)
-            accepted[step.accepted] += 1
-        for source, count in revealed.items():
-            self._sink.add("tokens_revealed_total", count, mode=mode, source=source)
-        self._sink.add("tokens_remasked_total", revoked)
-        self._sink.add("spec_decode_num_draft_tokens_total", drafted)
-        self._sink.add("spec_decode_num_accepted_tokens_total", sum(n * count for n, count in accepted.items()))
-        for position in range(max(accepted, default=0)):
-            deep = sum(count for length, count in accepted.items() if length > position)
-            self._sink.add("spec_decode_num_accepted_tokens_per_pos_total", deep, position=str(position))
 
 
 class ReplicaMetrics(EngineMetrics):

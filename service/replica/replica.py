@@ -21,17 +21,16 @@ from msgspec import structs
 from service.decode.block import MASKED
 from service.engine import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.request import LogprobsRequest, Stats
+from service.engine_process.client import EngineProcessClient
 from service.errors import MrpServeError, PromptTooLong
-from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
-from service.messages.wire import Chunk, Ending, Failure, Items, Progress, ReplicaRequest, Scoring, Weights, too_late
+from service.messages.replica_status import Snapshot, Status
+from service.messages.wire import Chunk, Ending, Failure, Items, Progress, ReplicaRequest, Scoring, too_late
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
-from service.replica.generation import GenerationControl
+from service.replica.control import ReplicaControl
 from service.replica.metrics import ReplicaMetrics
-from service.replica.remote import EngineProcessClient
 from service.replica.scoring import PositionScorer
 from service.replica.spans import Timeline, trace_request
-from service.replica.weight_update import WeightUpdater
 from service.settings.settings import Settings
 from service.telemetry.tracing import Tracing
 from service.text import TextCodec
@@ -64,9 +63,8 @@ class Replica:
             _log.warning("%s", self._codec.chat_warning)
         self._eos = frozenset(info.config.eos_token_ids)
         self._scorer = PositionScorer(self._codec, info.config.mask_token_id, info.config.vocab_size)
-        changing = asyncio.Lock()
-        self._weights = WeightUpdater(replica, make_card(settings, info, self._codec), engine, settings, changing)
-        self._generation = GenerationControl(replica, engine, self._weights, changing)
+        self._control = ReplicaControl(replica, make_card(settings, info, self._codec), engine, settings)
+        self.control = self._control.run
         self._encoder = ThreadPoolExecutor(1, "encode")
         self._in_flight = 0
 
@@ -111,7 +109,7 @@ class Replica:
         self, replica_request: ReplicaRequest
     ) -> tuple[AnswerBlocks, AsyncGenerator[BlockEvent | BlockProgress]]:
         """The answer to a request, and the engine's events that fill it."""
-        self._weights.admit(replica_request)
+        self._control.check_version(replica_request)
         prompt = await self._encode(replica_request)
         waited_s = replica_request.arrived.waited_s()
         request = self._request(replica_request, prompt, waited_s)
@@ -141,7 +139,7 @@ class Replica:
 
     async def _score(self, replica_request: ReplicaRequest, scoring: Scoring) -> Ending:
         """Scores the positions of a prompt: one request to the engine that has one event."""
-        self._weights.admit(replica_request)
+        self._control.check_version(replica_request)
         length = sum(len(message["content"]) for message in replica_request.messages or ())
         length += len(replica_request.text or "")
         prompt = await self._run(length, lambda: self._scorer.prompt(replica_request, scoring))
@@ -234,24 +232,12 @@ class Replica:
 
     # --- the replica -------------------------------------------------------------------------------
 
-    async def check_weights(self, weights: Weights) -> WeightUpdateResult:
-        """Whether the replica could serve these weights. Nothing is changed."""
-        return await self._weights.check(weights)
-
-    async def update_weights(self, weights: Weights) -> WeightUpdateResult:
-        """Serves these weights from now on, unless it serves them or newer ones."""
-        return await self._weights.update(weights)
-
-    async def set_generation(self, state: GenerationState, *, wait: bool) -> GenerationResult:
-        """Pauses, continues, sleeps or wakes up, unless the replica has a newer state."""
-        return await self._generation.set(state, wait=wait)
-
     def status(self) -> Status:
-        """Whether the replica is healthy, its card, and whether it generates."""
-        return Status(self._replica, self._engine.failure, self._weights.card, generation=self._generation.state)
+        """Whether the replica is healthy, its card, and whether it is paused."""
+        return Status(self._replica, self._engine.failure, self._control.card, pause=self._control.pause)
 
     def snapshot(self) -> Snapshot:
-        families = self._metrics.families(self._engine.state(), self._weights.card.weights, self._replica)
+        families = self._metrics.families(self._engine.state(), self._control.card.weights, self._replica)
         return Snapshot(self._replica, self._in_flight, families)
 
     def close(self) -> None:

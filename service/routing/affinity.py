@@ -20,7 +20,7 @@ from service.routing.keys import PrefixKeys
 #: a replica with more than this many times the mean load gets no request for its cached prefix
 BOUND = 1.25
 #: a cached prefix counts only if it is at least this share of the prompt
-LEAST_SHARE = 0.25
+MIN_SHARE = 0.25
 #: the most prefixes that an ingress remembers, about 200 bytes each, and the most replicas of one
 TABLE_KEYS, MAX_HOLDERS = 65_536, 16
 
@@ -34,7 +34,7 @@ ROUTING_REASONS: tuple[RoutingReason, ...] = get_args(RoutingReason)
 
 @dataclass(frozen=True, slots=True)
 class RoutingDecision:
-    """The replica for a request, and why."""
+    """The replica for a request, and the reason."""
 
     replica: str
     reason: RoutingReason
@@ -44,7 +44,7 @@ class PrefixTable:
     """Key -> the replicas that have served the prefix, the most recent one last. Drops the least recently used keys.
 
     The table estimates the contents of the replicas' prefix caches. A replica may have evicted a prefix since.
-    `size`: the most keys.
+    `size`: the maximal number of keys.
     """
 
     def __init__(self, size: int) -> None:
@@ -54,10 +54,10 @@ class PrefixTable:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def longest(self, keys: PrefixKeys, least: float, alive: Container[str]) -> tuple[str, ...]:
-        """The holders of the longest known prefix that covers at least the share `least` of the prompt."""
+    def longest(self, keys: PrefixKeys, min_share: float, alive: Container[str]) -> tuple[str, ...]:
+        """The holders of the longest known prefix that covers at least `min_share` of the prompt."""
         for key, share in zip(reversed(keys.keys), reversed(keys.shares), strict=True):
-            if share < least:
+            if share < min_share:
                 break
             if holders := self.holders(key, alive):
                 return holders
@@ -98,7 +98,7 @@ class Affinity:
     def choose(self, keys: PrefixKeys, loads: Mapping[str, float]) -> RoutingDecision:
         """The replica for a prompt. `loads`: replica -> its requests, at least one replica."""
         latest = self._table.holders(keys.session, loads)[-1:] if keys.session is not None else ()
-        holders = self._table.longest(keys, LEAST_SHARE, loads)
+        holders = self._table.longest(keys, MIN_SHARE, loads)
         bound = self.bound(loads)
         if not latest and not holders:
             return RoutingDecision(self._unknown(keys, loads, bound), "load")
@@ -109,7 +109,6 @@ class Affinity:
         return RoutingDecision(self._by_load(None, free or list(loads), loads), "overloaded")
 
     def record(self, keys: PrefixKeys, replica: str) -> None:
-        """Records that `replica` serves a prompt with these keys."""
         self._table.record(keys, replica)
 
     def bound(self, loads: Mapping[str, float]) -> float:
@@ -136,8 +135,8 @@ class Affinity:
         return first if loads[first] <= loads[second] else second
 
     def _least_loaded(self, names: Sequence[str], loads: Mapping[str, float], home: int | None) -> str:
-        least = min(loads[name] for name in names)
-        return self._home(home or 0, [name for name in names if loads[name] == least])
+        minimum = min(loads[name] for name in names)
+        return self._home(home or 0, [name for name in names if loads[name] == minimum])
 
     def _home(self, key: int, names: Sequence[str]) -> str:
         """The home of a key, by rendezvous hashing: if a replica comes or goes, only its own keys move."""

@@ -43,14 +43,11 @@ REASONS = tuple(error.code for error in (*_LOSSES, *_ELSEWHERE, WeightsChanged, 
 
 @dataclass(frozen=True, slots=True)
 class FailoverPolicy:
-    """The attempts that a request may have. `count` gets every error that leads to another attempt.
-
-    `newest_weights`: the oldest weights that may answer; None: any.
-    """
+    """The attempts that a request may have."""
 
     max_failovers: int
-    count: Callable[[MrpServeError], None] = lambda _: None
-    newest_weights: Callable[[], Weights | None] = lambda: None
+    count: Callable[[MrpServeError], None] = lambda _: None  # gets every error that leads to another attempt
+    newest_weights: Callable[[], Weights | None] = lambda: None  # the oldest weights that may answer; None: any
 
 
 class Attempts:

@@ -29,15 +29,12 @@ _HOME = 4
 
 @dataclass(frozen=True, slots=True)
 class PrefixKeys:
-    """The keys of a prompt, the shortest prefix first. `shares[i]`: the part of the prompt that `keys[i]` covers.
+    """The keys of a prompt."""
 
-    `session`: the key of the conversation, if the client names one. `home`: the key by which every ingress picks the
-    same replica for an unknown prompt; None if the prompt is too short.
-    """
-
-    keys: tuple[int, ...] = ()
-    shares: tuple[float, ...] = ()
-    session: int | None = None
+    keys: tuple[int, ...] = ()  # the shortest prefix first
+    shares: tuple[float, ...] = ()  # the part of the prompt that each key covers
+    session: int | None = None  # the key of the conversation, if the client names one
+    #: the key by which every ingress picks the same replica for an unknown prompt; None if the prompt is too short
     home: int | None = None
 
 

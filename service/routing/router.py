@@ -19,10 +19,10 @@ _REPORT_S = 5.0
 
 @dataclass(slots=True)
 class _ReplicaLoad:
-    """The requests of this ingress at a replica, and the requests of other ingresses, known until `expiry`."""
+    """The requests at a replica, as one ingress knows them."""
 
-    own_requests: int = 0
-    other_requests: int = 0
+    own_requests: int = 0  # of this ingress
+    other_requests: int = 0  # of other ingresses, valid until `expiry`
     expiry: float = 0.0
 
 
@@ -59,7 +59,6 @@ class InflightCounts:
             replica.own_requests += 1
 
     def end(self, name: str) -> None:
-        """Counts the end of a request."""
         if replica := self._replicas.get(name):
             replica.own_requests = max(0, replica.own_requests - 1)
 
@@ -78,10 +77,8 @@ def slack(slots: int) -> int:
 class Router:
     """The choice of replicas. `inflight`: the replicas by name, and their requests.
 
-    `slack`: requests above the mean that a replica may always have.
-
-    `by_prefix`: whether a replica that has a prompt's prefix is preferred. `on_route` then gets every reason.
-    `later`: calls a function when no request waits for it.
+    `slack`: requests above the mean that a replica may always have. `by_prefix`: whether a replica that has a prompt's
+    prefix is preferred. `on_route` then gets every reason. `later`: calls a function when no request waits for it.
     """
 
     def __init__(

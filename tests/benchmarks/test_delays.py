@@ -10,7 +10,7 @@ import pytest
 from benchmarks.host import Delays, loop_delays
 from benchmarks.steps import HOST_COSTS
 from service.decode.modes import Speculative, Static
-from service.engine.gil_and_gc import tune_interpreter
+from service.ipc.connections import tune_interpreter
 from tests.tiny import tiny_checkpoint
 
 

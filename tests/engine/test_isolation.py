@@ -132,7 +132,7 @@ def test_an_observer_that_fails_changes_nothing(checkpoint: Checkpoint) -> None:
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_what_a_request_leaves_needs_no_garbage_collection(checkpoint: Checkpoint, overlap: str) -> None:
-    """Collections of everything are rare (`gil_and_gc.py`), so a cycle would stay for long."""
+    """Collections of everything are rare (`tune_interpreter`), so a cycle would stay for long."""
     engine = Engine(checkpoint, EngineConfig(overlap=overlap, kv_cache_tokens=4096))
     requests = random_requests(random.Random(9), checkpoint, 24)
     gc.collect()

@@ -13,11 +13,12 @@ import pytest
 from service.decode.modes import Static
 from service.engine import AsyncEngine, BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine import thread as thread_module
+from service.engine_process.core import EngineCore
 from service.errors import DeadlineExceeded, MrpServeError, OutOfMemory, ReplicaStopping
+from service.messages.replica_status import PauseState, SetPause
+from service.messages.wire import Weights
 from service.model import LoadOptions, load_checkpoint
 from service.model.attention import PagedCache
-from service.replica.core import EngineCore
-from service.replica.messages import SetGeneration
 from service.settings.settings import Settings
 from tests.engine.helpers import ALL_MODES, FAIR, Recorder, request
 from tests.engine.test_golden import expected, requests
@@ -42,7 +43,8 @@ class Sleeper:
         self.thread.start()
 
     async def change(self, *, paused: bool = False, level: int = 0, wait: bool = False) -> None:
-        await self.core.set_generation(self.thread, SetGeneration(paused, level, wait, (self.settings.model,)))
+        state = PauseState(self.core.pause.number + 1, paused, level)
+        await self.core.control(self.thread, SetPause(state, wait))
 
     def ask(self, one: GenerationRequest) -> asyncio.Task[tuple[int, ...]]:
         return asyncio.ensure_future(self._collect(one))
@@ -258,9 +260,10 @@ async def test_weights_without_their_folder_do_not_wake_up(sleepers: list[Sleepe
     sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0])
     sleepers.append(sleeper)
     await sleeper.change(level=2)
-    gone = SetGeneration(paused=False, sleep_level=0, wait=False, folders=(str(tmp_path / "gone"),))
+    served, sleeper.core.weights = sleeper.core.weights, Weights(model=str(tmp_path / "gone"))
     with pytest.raises(MrpServeError, match="gone"):
-        await sleeper.core.set_generation(sleeper.thread, gone)
+        await sleeper.change()
     assert sleeper.engine.stands
+    sleeper.core.weights = served
     await sleeper.change()
     assert not sleeper.engine.stands

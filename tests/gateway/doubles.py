@@ -20,12 +20,12 @@ from service.gateway.backend import Backend
 from service.gateway.draining import Draining
 from service.gateway.pipeline import RequestPipeline
 from service.messages.replica_status import (
-    GenerationResult,
-    GenerationState,
+    ControlCommand,
+    ControlResult,
     ModelCard,
+    SetPause,
     Snapshot,
     Status,
-    WeightUpdateResult,
 )
 from service.messages.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Weights
 from service.quality.presets import Presets
@@ -160,14 +160,10 @@ class Scripted:
             raise self.down
         return [Status("r0", None, self.served)]
 
-    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
-        return [WeightUpdateResult("r0", weights)]
-
-    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
-        return [WeightUpdateResult("r0", weights)]
-
-    async def set_generation(self, state: GenerationState, *, wait: bool) -> list[GenerationResult]:
-        return [GenerationResult("r0", state)]
+    async def control(self, command: ControlCommand) -> list[ControlResult]:
+        if isinstance(command, SetPause):
+            return [ControlResult("r0", Weights(), command.state)]
+        return [ControlResult("r0", command.weights)]
 
     async def announce(self, weights: Weights) -> None:
         pass

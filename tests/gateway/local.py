@@ -5,7 +5,7 @@ from __future__ import annotations
 from service.errors import InvalidRequest, MrpServeError
 from service.ipc.connections import Unsendable
 from service.link.protocol import AT_REPLICA, ReplicaCall
-from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Failure, Items, ReplicaRequest, Weights
 from service.replica.replica import Replica
 
@@ -31,17 +31,9 @@ class LocalBackend:
         """The generator's."""
         return [self._generator.status()]
 
-    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
+    async def control(self, command: ControlCommand) -> list[ControlResult]:
         """The generator's answer."""
-        return [await self._generator.check_weights(weights)]
-
-    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
-        """The generator's answer."""
-        return [await self._generator.update_weights(weights)]
-
-    async def set_generation(self, state: GenerationState, *, wait: bool) -> list[GenerationResult]:
-        """The generator's answer."""
-        return [await self._generator.set_generation(state, wait=wait)]
+        return [await self._generator.control(command)]
 
     async def announce(self, weights: Weights) -> None:
         """There is one ingress."""

@@ -49,7 +49,7 @@ class Replica:
     """Answers with its name. A request named `wait` waits for ever, `bug` raises, `fail` fails."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.begun, self.cancelled = name, 0, 0
+        self.name, self.started, self.cancelled = name, 0, 0
         self.may_go_on = asyncio.Event()
 
     async def count(self, request: ReplicaRequest) -> int | Failure:
@@ -68,7 +68,7 @@ class Replica:
 
     @asynccontextmanager
     async def _counted(self) -> AsyncIterator[None]:
-        self.begun += 1
+        self.started += 1
         try:
             yield
         except (asyncio.CancelledError, GeneratorExit):
@@ -79,7 +79,7 @@ class Replica:
         if request.request_id == "wait":
             await self.may_go_on.wait()
         if request.request_id == "bug":
-            raise ValueError("a prompt that must not be told")
+            raise ValueError("a prompt that must not be shown")
 
 
 class Service:
@@ -120,7 +120,7 @@ async def answers_of_a_drain(service: Service) -> list[Answer | Failure]:
     """The answers to three requests that run while their replica drains."""
     ingress, replica = await service.ingress(), service.replicas["a"]
     calls = [asyncio.create_task(ingress.complete(replica_request("wait"))) for _ in range(3)]
-    await eventually(lambda: replica.begun == 3)
+    await eventually(lambda: replica.started == 3)
     closing = asyncio.create_task(service.servers["a"].close(60.0))
     await asyncio.sleep(0)
     replica.may_go_on.set()

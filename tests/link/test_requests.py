@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from service.messages import wire
 from service.messages.replica_status import Address, Status
 from service.messages.wire import Answer, Chunk, Ending, Failure, Resume
 from tests.gateway.helpers import eventually
-from tests.link.doubles import CARD, Service, answer, answers_of_a_drain, replica_request
+from tests.link.doubles import CARD, Service, answer, replica_request
 
 UNLINKED = "the ingress has no connection to it"
 
@@ -54,16 +53,16 @@ async def test_a_failure_is_an_answer_and_a_bug_shows_only_the_requests_id(
     assert isinstance(failed.error, EngineFailed)
     assert isinstance(bug, Failure)
     assert type(bug.error) is MrpServeError
-    assert "must not be told" not in str(bug.error) + caplog.text
+    assert "must not be shown" not in str(bug.error) + caplog.text
     items = [item async for item in ingress.stream(replica_request("bug"))]
     assert [type(item) for item in items] == [Chunk, Failure]
 
 
-async def test_who_leaves_is_cancelled_in_the_replica(service: Service) -> None:
+async def test_a_disconnect_cancels_the_call_in_the_replica(service: Service) -> None:
     ingress, replica = await service.ingress(), service.replicas["a"]
-    asked = asyncio.create_task(ingress.complete(replica_request("wait")))
-    await eventually(lambda: replica.begun == 1)
-    asked.cancel()
+    call = asyncio.create_task(ingress.complete(replica_request("wait")))
+    await eventually(lambda: replica.started == 1)
+    call.cancel()
     await eventually(lambda: replica.cancelled == 1)
     async with aclosing(ingress.stream(replica_request("wait"))) as items:
         await anext(items)
@@ -73,11 +72,11 @@ async def test_who_leaves_is_cancelled_in_the_replica(service: Service) -> None:
 
 async def test_an_ingress_that_is_gone_has_no_calls(service: Service) -> None:
     ingress, replica = await service.ingress(), service.replicas["a"]
-    asked = asyncio.create_task(ingress.complete(replica_request("wait")))
-    await eventually(lambda: replica.begun == 1)
+    call = asyncio.create_task(ingress.complete(replica_request("wait")))
+    await eventually(lambda: replica.started == 1)
     ingress._links["a"]._transport.close()
     with pytest.raises(ReplicaLost):
-        await asked
+        await call
     await eventually(lambda: replica.cancelled == 1)
 
 
@@ -104,7 +103,7 @@ async def test_a_replica_that_drains_finishes_its_calls_and_takes_no_more(servic
     ingress, draining = await service.ingress(), service.replicas["a"]
     await service.add("b")
     running = [asyncio.create_task(ingress.complete(replica_request("wait"))) for _ in range(2)]
-    await eventually(lambda: draining.begun == 2)
+    await eventually(lambda: draining.started == 2)
     await ingress.update(service.statuses())
     closing = asyncio.create_task(service.servers["a"].close(60.0))
     await eventually(lambda: not ingress._links["a"].usable)
@@ -126,23 +125,19 @@ async def test_a_call_that_crosses_the_notice_goes_to_another_replica(service: S
         service.servers[name].draining = True  # the ingress does not know yet
     answers = await asyncio.gather(*(ingress.complete(replica_request()) for _ in range(32)))
     assert all(isinstance(item, Answer) for item in answers)
-    assert [service.replicas[name].begun for name in "abc"] == [0, 0, 0]
+    assert [service.replicas[name].started for name in "abc"] == [0, 0, 0]
 
 
-async def test_the_last_words_of_a_replica_that_drains_arrive(service: Service) -> None:
-    assert await answers_of_a_drain(service) == [answer("a")] * 3
-
-
-async def test_a_replica_out_of_patience_ends_its_calls(service: Service) -> None:
+async def test_a_drain_timeout_ends_the_calls(service: Service) -> None:
     ingress = await service.ingress()
-    asked = asyncio.create_task(ingress.complete(replica_request("wait")))
-    await eventually(lambda: service.replicas["a"].begun == 1)
+    call = asyncio.create_task(ingress.complete(replica_request("wait")))
+    await eventually(lambda: service.replicas["a"].started == 1)
     await service.servers["a"].close(0.01)
     with pytest.raises(ReplicaLost):
-        await asked
+        await call
 
 
-async def test_who_waits_too_long_for_the_first_word_is_told(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_without_a_first_item_in_time_fails(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linked, "patience_s", lambda request: 0.01)
     ingress, replica = await service.ingress(), service.replicas["a"]
     with pytest.raises(DeadlineExceeded, match=r"timeout_s is 0\.5"):
@@ -150,7 +145,7 @@ async def test_who_waits_too_long_for_the_first_word_is_told(service: Service, m
     await eventually(lambda: replica.cancelled == 1)
 
 
-async def test_only_the_first_word_has_a_limit(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_first_item_has_a_limit(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     limited: list[str] = []
     monkeypatch.setattr(linked, "patience_s", lambda request: limited.append(request.request_id) or 60.0)
     ingress = await service.ingress()
@@ -208,34 +203,21 @@ async def test_a_request_waits_for_a_replica_no_longer_than_its_time(
 async def test_a_replica_that_hangs_loses_its_calls_and_its_link(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_client, "HUNG_S", 1.0)
+    monkeypatch.setattr(link_client, "HEARTBEAT_TIMEOUT_S", 1.0)
     ingress = await service.ingress()
-    asked = asyncio.create_task(ingress.complete(replica_request("wait")))
+    call = asyncio.create_task(ingress.complete(replica_request("wait")))
     await asyncio.sleep(1.6)
-    assert not asked.done()  # the replica says that it is alive
-    service.servers["a"]._beating.cancel()
+    assert not call.done()  # the replica sends heartbeats
+    service.servers["a"]._heartbeat.cancel()
     with pytest.raises(ReplicaLost):
-        await asked
+        await call
     assert ingress._links["a"].lost
 
 
-async def test_a_replica_without_a_first_word_has_no_link(
-    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its machine accepts connections for a process that is stopped."""
-    monkeypatch.setattr(linked, "_OPEN_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as stopped:
-        address = Address("127.0.0.1", stopped.getsockname()[1], "s")
-        ingress = await service.ingress()
-        [_, seen] = await ingress.update([*service.statuses(), Status("b", None, CARD, address)])
-    assert "no link to b" in caplog.text
-    assert seen.failure == UNLINKED
-
-
-async def test_a_replica_tells_of_other_ingresses(service: Service) -> None:
+async def test_a_replica_reports_the_requests_of_other_ingresses(service: Service) -> None:
     first, second = await service.ingress(), await service.ingress()
     busy = [asyncio.create_task(first.complete(replica_request("wait"))) for _ in range(5)]
-    await eventually(lambda: service.replicas["a"].begun == 5)
+    await eventually(lambda: service.replicas["a"].started == 5)
     assert await second.complete(replica_request()) == answer("a")
     assert second._router.inflight.now() == {"a": 5}
     for call in busy:
@@ -244,14 +226,14 @@ async def test_a_replica_tells_of_other_ingresses(service: Service) -> None:
     await eventually(lambda: first._router.inflight.now() == {"a": 0})
 
 
-async def test_two_questions_at_once_open_one_link(service: Service) -> None:
+async def test_concurrent_updates_open_one_link(service: Service) -> None:
     ingress = service.links()
     await asyncio.gather(*(ingress.update(service.statuses()) for _ in range(5)))
     await ingress.complete(replica_request())
     assert len(service.servers["a"]._connections) == 1
 
 
-async def test_what_has_no_encoding_is_refused(service: Service) -> None:
+async def test_a_request_without_an_encoding_is_refused(service: Service) -> None:
     ingress, deep = await service.ingress(), list[Any]()
     for _ in range(300):
         deep = [deep]
@@ -264,7 +246,7 @@ async def test_what_has_no_encoding_is_refused(service: Service) -> None:
     assert ingress._router.inflight.now() == {"a": 0}
 
 
-async def test_what_a_replica_cannot_send_fails_that_request_alone(service: Service) -> None:
+async def test_an_answer_without_an_encoding_fails_its_request_alone(service: Service) -> None:
     ingress = await service.ingress()
     service.replicas["a"].name = "half a character: \ud800"
     failed = await ingress.complete(replica_request())

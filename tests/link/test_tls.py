@@ -1,4 +1,4 @@
-"""Links in a cluster whose Ray encrypts: certificates of one authority at both ends, and nobody without one."""
+"""Links in a cluster whose Ray encrypts: both ends have certificates of one authority."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.errors import ReplicaLost, SettingsError
 from service.ipc.connections import framed
 from service.link.protocol import make_nonce
 from service.messages.wire import Chunk
-from service.rayserve.tls import link_tls
+from service.rayserve.network import link_tls
 from tests.gateway.helpers import eventually
 from tests.link.certificates import Authority
 from tests.link.doubles import Service, answer, answers_of_a_drain, replica_request
@@ -56,14 +56,14 @@ async def test_requests_are_answered_over_tls(encrypted: Service) -> None:
     assert connection._transport.get_extra_info("peercert")  # both ends have shown a certificate
 
 
-async def test_a_replica_that_drains_says_its_last_words_over_tls(encrypted: Service) -> None:
+async def test_answers_of_a_draining_replica_arrive_over_tls(encrypted: Service) -> None:
     assert await answers_of_a_drain(encrypted) == [answer("a")] * 3
 
 
 async def test_a_replica_that_is_lost_is_noticed_over_tls(encrypted: Service) -> None:
     ingress, replica = await encrypted.ingress(), encrypted.replicas["a"]
     call = asyncio.create_task(ingress.complete(replica_request("wait")))
-    await eventually(lambda: replica.begun == 1)
+    await eventually(lambda: replica.started == 1)
     await encrypted.servers["a"].close()
     with pytest.raises(ReplicaLost):
         await call
@@ -91,7 +91,7 @@ async def test_a_certificate_of_another_authority_is_refused_at_both_ends(
     assert "no link to b" in caplog.text
 
 
-async def test_who_shows_no_certificate_begins_nothing(encrypted: Service) -> None:
+async def test_a_client_without_a_certificate_starts_nothing(encrypted: Service) -> None:
     anonymous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anonymous.check_hostname, anonymous.verify_mode = False, ssl.CERT_NONE
     address = encrypted.servers["a"].address
@@ -109,7 +109,7 @@ def test_links_are_plain_where_ray_is(monkeypatch: pytest.MonkeyPatch) -> None:
         assert link_tls(ssl.PROTOCOL_TLS_SERVER) is link_tls(ssl.PROTOCOL_TLS_CLIENT) is None
 
 
-def test_what_is_missing_or_wrong_is_named(node: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_wrong_certificate_is_named(node: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     contexts(monkeypatch, node)
     monkeypatch.setenv("RAY_TLS_CA_CERT", "/nowhere.crt")
     with pytest.raises(SettingsError, match=r"RAY_TLS_CA_CERT is '/nowhere.crt': .*No such file"):

@@ -11,5 +11,5 @@ from service.parallel import TensorParallelExecutor
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[TensorParallelExecutor]:
-    with TensorParallelExecutor(2, "cpu") as team:
-        yield team
+    with TensorParallelExecutor(2, "cpu") as ranks:
+        yield ranks

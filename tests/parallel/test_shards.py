@@ -37,8 +37,8 @@ def test_the_parts_of_a_feed_forward_add_up(name: str, size: int) -> None:
     x = torch.randn(3, 4, whole.config.hidden_size, generator=torch.Generator().manual_seed(1), dtype=exact)
     for number, module in enumerate(modules_of(whole)):
         for layer in range(len(module.layers)):
-            together = sum(feed_forward(modules_of(part)[number], layer, x) for part in parts)
-            torch.testing.assert_close(together, feed_forward(module, layer, x), rtol=0, atol=1e-12)
+            total = sum(feed_forward(modules_of(part)[number], layer, x) for part in parts)
+            torch.testing.assert_close(total, feed_forward(module, layer, x), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -51,16 +51,16 @@ def test_each_rank_has_its_heads_and_several_have_the_same_keys_where_there_are_
         q, k, v = module.layers[0].self_attn.qkv_proj.weight.split([heads * dim, kv_heads * dim, kv_heads * dim])
         for rank, part in enumerate(parts):
             attention = modules_of(part)[number].layers[0].self_attn
-            own = slice(rank * heads // size * dim, (rank + 1) * heads // size * dim)
+            rows = slice(rank * heads // size * dim, (rank + 1) * heads // size * dim)
             first = rank * kv_heads // size
             keys = slice(first * dim, (first + max(1, kv_heads // size)) * dim)
-            assert torch.equal(attention.qkv_proj.weight, torch.cat([q[own], k[keys], v[keys]]))
-            assert torch.equal(attention.o_proj.weight, module.layers[0].self_attn.o_proj.weight[:, own])
+            assert torch.equal(attention.qkv_proj.weight, torch.cat([q[rows], k[keys], v[keys]]))
+            assert torch.equal(attention.o_proj.weight, module.layers[0].self_attn.o_proj.weight[:, rows])
             assert part.shard_config.num_kv_heads == max(1, kv_heads // size)
             assert part.config == config
 
 
-def test_what_is_not_divided_is_whole() -> None:
+def test_undivided_weights_are_whole() -> None:
     whole = load_checkpoint(GOLDEN / EXPERTS_NAME)
     for part in shards(GOLDEN / EXPERTS_NAME, 2):
         for name in ("embed_tokens.weight", "lm_head.weight", "norm.weight", "layers.1.mlp.gate.weight"):
@@ -109,6 +109,6 @@ def test_a_weight_of_the_wrong_shape_is_named_by_the_whole_shape(tmp_path: Path)
 def test_a_size_that_does_not_divide_the_model_is_refused(size: int, changes: dict[str, int], allowed: str) -> None:
     with pytest.raises(
         SettingsError, match=f"tensor_parallel_size is {size}, this checkpoint allows {allowed}:"
-    ) as told:
+    ) as error:
         Shard(0, size).divide(parse_config(tiny_config(**changes)))
-    assert told.value.param == "tensor_parallel_size"
+    assert error.value.param == "tensor_parallel_size"

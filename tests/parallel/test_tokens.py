@@ -26,29 +26,28 @@ from tests.other_weights import other_weights
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
 
 
-def engine_of(team: TensorParallelExecutor, name: str, **limits: Any) -> Engine:
+def engine_of(ranks: TensorParallelExecutor, name: str, **limits: Any) -> Engine:
     """On the processes of a team, which forget the engine before."""
-    checkpoint = team.load(GOLDEN / name, LoadOptions())
+    checkpoint = ranks.load(GOLDEN / name, LoadOptions())
     config = EngineConfig(**({"kv_cache_tokens": 4096} | limits))
-    return Engine(checkpoint, config, deps=EngineDeps(costs=FAIR, ranks=team))
+    return Engine(checkpoint, config, deps=EngineDeps(costs=FAIR, ranks=ranks))
 
 
-def one_of_each_mode(name: str) -> Iterable[tuple[dict[str, Any], GenerationRequest]]:
+def a_request_of_each_mode(name: str) -> Iterable[tuple[dict[str, Any], GenerationRequest]]:
     pairs = zip(expected(name), requests(name), strict=True)
-    return {entry["mode"]: (entry, one) for entry, one in pairs}.values()
+    return {entry["mode"]: (entry, request) for entry, request in pairs}.values()
 
 
-#: a dense checkpoint and those with experts
-FAST = {GOLDEN_NAMES[2], EXPERTS_NAME, LLADA2_NAME}
+#: a dense checkpoint and one with experts; the others are slow tests
+FAST = {GOLDEN_NAMES[2], LLADA2_NAME}
+CHECKPOINTS = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
-)
+@pytest.mark.parametrize("name", CHECKPOINTS)
 def test_every_mode_alone_and_all_in_one_batch(pair: TensorParallelExecutor, name: str) -> None:
     engine = engine_of(pair, name)
-    for entry, one in one_of_each_mode(name):
-        (done,) = engine.generate([one])
+    for entry, request in a_request_of_each_mode(name):
+        (done,) = engine.generate([request])
         assert_golden(entry, done)
     for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
         assert_golden(entry, done)
@@ -62,7 +61,9 @@ def test_every_mode_alone_and_all_in_one_batch(pair: TensorParallelExecutor, nam
         (GOLDEN_NAMES[2], {"max_rows": 18, "prefix_cache": False, "overlap": "on"}),
     ],
 )
-def test_however_rows_are_grouped(pair: TensorParallelExecutor, name: str, limits: dict[str, Any]) -> None:
+def test_the_tokens_do_not_depend_on_the_groups_of_rows(
+    pair: TensorParallelExecutor, name: str, limits: dict[str, Any]
+) -> None:
     engine = engine_of(pair, name, **limits)
     for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
         assert_golden(entry, done)
@@ -71,20 +72,20 @@ def test_however_rows_are_grouped(pair: TensorParallelExecutor, name: str, limit
 def test_drafts_that_the_engine_prices_are_lossless(pair: TensorParallelExecutor) -> None:
     name = GOLDEN_NAMES[1]
     engine = engine_of(pair, name)
-    for entry, one in one_of_each_mode(name):
-        if one.mode == Static() or entry["mode"] == "speculative":
-            (done,) = engine.generate([replace(one, mode=Speculative("auto"))])
+    for entry, request in a_request_of_each_mode(name):
+        if request.mode == Static() or entry["mode"] == "speculative":
+            (done,) = engine.generate([replace(request, mode=Speculative("auto"))])
             assert list(done.token_ids) == entry["token_ids"]
 
 
-@pytest.mark.parametrize("form", ["int8", "w8a8"])
+@pytest.mark.parametrize("form", [pytest.param("int8", marks=pytest.mark.slow), "w8a8"])
 def test_drafts_are_lossless_where_each_rank_quantizes_its_part(pair: TensorParallelExecutor, form: str) -> None:
     name = GOLDEN_NAMES[2]
     checkpoint = pair.load(GOLDEN / name, LoadOptions(quantization=form))
     engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FAIR, ranks=pair))
-    asked = [one for entry, one in one_of_each_mode(name) if entry["mode"] == "static"]
-    (static,) = engine.generate([replace(one, mode=Static()) for one in asked])
-    (drafted,) = engine.generate([replace(one, mode=Speculative(2)) for one in asked])
+    prompts = [request for entry, request in a_request_of_each_mode(name) if entry["mode"] == "static"]
+    (static,) = engine.generate([replace(request, mode=Static()) for request in prompts])
+    (drafted,) = engine.generate([replace(request, mode=Speculative(2)) for request in prompts])
     assert drafted.token_ids == static.token_ids
 
 
@@ -97,14 +98,14 @@ def hidden_of(networks: Any, group: RowGroup) -> torch.Tensor:
     return back
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CHECKPOINTS)
 def test_hidden_states_differ_by_rounding_alone(pair: TensorParallelExecutor, name: str) -> None:
     whole, part = load_checkpoint(GOLDEN / name), pair.load(GOLDEN / name, LoadOptions())
     made = (whole, 8, ShapePolicy(1, fixed_shapes=False), ExecutionConfig())
     alone, together = LocalModelForward(*made), pair.networks(part, *made[1:])
     size, pages = whole.config.block_size, [2, 0, 5]
     tokens = torch.randint(0, 500, (3, size), generator=torch.Generator().manual_seed(3)).tolist()
-    rows = [Row(Block(tuple(own)), index, pages, writes_kv=index < 2) for index, own in enumerate(tokens)]
+    rows = [Row(Block(tuple(row)), index, pages, writes_kv=index < 2) for index, row in enumerate(tokens)]
     for some in (rows[:2], rows[2:], rows):
         group = RowGroup(some, range(len(some)))
         torch.testing.assert_close(hidden_of(together, group), hidden_of(alone, group), rtol=0, atol=1e-5)
@@ -114,11 +115,11 @@ def test_hidden_states_differ_by_rounding_alone(pair: TensorParallelExecutor, na
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_four_ranks(deterministic: bool) -> None:
     """More than there are key-value heads in three of the four checkpoints."""
-    with TensorParallelExecutor(4, "cpu", deterministic=deterministic) as team:
+    with TensorParallelExecutor(4, "cpu", deterministic=deterministic) as ranks:
         for name in NAMES:
-            engine = engine_of(team, name, deterministic=deterministic)
-            for entry, one in one_of_each_mode(name):
-                (done,) = engine.generate([one])
+            engine = engine_of(ranks, name, deterministic=deterministic)
+            for entry, request in a_request_of_each_mode(name):
+                (done,) = engine.generate([request])
                 assert_golden(entry, done)
             for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
                 assert_golden(entry, done)
@@ -128,30 +129,32 @@ def test_four_ranks(deterministic: bool) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_golden_request_alone(pair: TensorParallelExecutor, name: str) -> None:
     engine = engine_of(pair, name)
-    for entry, one in zip(expected(name), requests(name), strict=True):
-        (done,) = engine.generate([one])
+    for entry, request in zip(expected(name), requests(name), strict=True):
+        (done,) = engine.generate([request])
         assert_golden(entry, done)
 
 
 def test_all_ranks_take_other_weights(pair: TensorParallelExecutor, tmp_path: Path) -> None:
     """In the same processes, after a refusal that changes nothing."""
     name = GOLDEN_NAMES[0]
-    engine, asked = engine_of(pair, name), requests(name)
+    engine, golden = engine_of(pair, name), requests(name)
     other = other_weights(tmp_path / "other", GOLDEN / name)
     with pytest.raises(CheckpointError, match="has shape"):
         pair.fetch([str(GOLDEN / GOLDEN_NAMES[1])], LoadOptions())
-    for entry, done in zip(expected(name), engine.generate(asked), strict=True):
+    for entry, done in zip(expected(name), engine.generate(golden), strict=True):
         assert_golden(entry, done)
     fresh = pair.fetch([str(other)], LoadOptions())
     engine.update_weights(lambda: pair.apply(fresh), 1)
-    wanted = Engine(load_checkpoint(other), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FAIR))
-    assert [one.token_ids for one in engine.generate(asked)] == [one.token_ids for one in wanted.generate(asked)]
+    fresh = Engine(load_checkpoint(other), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FAIR))
+    assert [answer.token_ids for answer in engine.generate(golden)] == [
+        answer.token_ids for answer in fresh.generate(golden)
+    ]
 
 
 def test_all_ranks_sleep_and_wake_up(pair: TensorParallelExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after a rank had no memory: then all ranks have given theirs back."""
     name = GOLDEN_NAMES[0]
-    engine, asked = engine_of(pair, name), requests(name)
+    engine, golden = engine_of(pair, name), requests(name)
     part = pair._loaded()
     engine.sleep(2)
     pair.drop_weights()
@@ -164,7 +167,7 @@ def test_all_ranks_sleep_and_wake_up(pair: TensorParallelExecutor, monkeypatch: 
     pair.restore_weights()
     pair.apply(pair.fetch([str(GOLDEN / name)], LoadOptions()))
     engine.wake_up()
-    for entry, done in zip(expected(name), engine.generate(asked), strict=True):
+    for entry, done in zip(expected(name), engine.generate(golden), strict=True):
         assert_golden(entry, done)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +16,23 @@ from service.engine.request import SamplingParams, Stats
 from service.errors import (
     EngineFailed,
     GenerationChangeFailed,
+    MrpServeError,
     NotReady,
     ScaledToZero,
     WeightUpdateFailed,
 )
 from service.gateway.backend import serving
 from service.ipc.data import Arrival
-from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.messages.replica_status import (
+    CheckWeights,
+    ControlCommand,
+    ControlResult,
+    PauseState,
+    SetPause,
+    Snapshot,
+    Status,
+    UpdateWeights,
+)
 from service.messages.wire import Answer, Chunk, Ending, Failure, ReplicaRequest, Weights
 from service.rayserve import ray_backend, serve_state
 from service.rayserve.ray_backend import RayBackend
@@ -32,6 +42,7 @@ from tests.gateway.helpers import eventually
 CARD = replace(doubles.CARD, name="m", slots=1)
 ANSWER = Answer("a", (1,), Ending("length", 1, 1, Stats()))
 CHUNK = Chunk(0, "a", (1,), Stats())
+STATUS = Status("r0", None, CARD)
 
 
 def request(timeout_s: float = 60.0) -> ReplicaRequest:
@@ -39,7 +50,7 @@ def request(timeout_s: float = 60.0) -> ReplicaRequest:
 
 
 class Links:
-    """The links: answers with `items`. Every replica that is told of has a link."""
+    """The links: answers with `items`. Every reported replica has a link."""
 
     def __init__(self, *items: Any) -> None:
         self.items, self.waiting = items, 0
@@ -59,20 +70,22 @@ class Links:
 
 
 class Handle:
-    """A deployment's handle: control calls get what `control` returns or raises."""
+    """A deployment's handle. Each broadcast returns or raises the next of `answers`, the last one again and again."""
 
     app_name, deployment_name = "mrp", "Generator"
 
-    def __init__(self, control: Callable[[str], list[Any]] = lambda method: []) -> None:
-        self._control, self.calls = control, 0
-        self.told: list[tuple[Any, ...]] = []
+    def __init__(self, *answers: list[Any] | Exception) -> None:
+        self._answers = list(answers) or [[]]
+        self.broadcasts: list[tuple[Any, ...]] = []
 
     def broadcast(self, method: str, *args: Any) -> Any:
-        self.calls += 1
-        self.told.append((method, *args))
+        self.broadcasts.append((method, *args))
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
 
         async def results_async(timeout_s: float, return_exceptions: bool) -> list[Any]:
-            return self._control(method)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
 
         return SimpleNamespace(results_async=results_async)
 
@@ -81,57 +94,66 @@ def backend(handle: Handle, *, links: Links | None = None, ingresses: Handle | N
     return RayBackend(links or Links(), handle, ingresses or Handle(), **more)  # type: ignore[arg-type]
 
 
-async def test_answers_and_blocks_come_through() -> None:
+@pytest.fixture
+def missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason that Serve gives for a service without replicas."""
+    monkeypatch.setattr(ray_backend, "describe_missing", lambda app, deployment: "gone")
+
+
+async def test_answers_and_counts_come_from_the_links() -> None:
     items = [item async for item in backend(Handle(), links=Links(CHUNK, ANSWER.ending)).stream(request())]
     assert items == [CHUNK, ANSWER.ending]
     assert await backend(Handle(), links=Links(13)).count(request()) == 13
 
 
 async def test_the_links_get_the_statuses_of_the_replicas_that_answer() -> None:
-    statuses, links = [Status("r0", None, CARD)], Links()
-    await backend(Handle(lambda method: [*statuses, ActorDiedError()]), links=links).statuses()
-    assert links.updates == [statuses]
+    links = Links()
+    await backend(Handle([STATUS, ActorDiedError()]), links=links).statuses()
+    assert links.updates == [[STATUS]]
 
 
-async def test_a_service_whose_only_replica_drains_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("missing")
+async def test_a_service_whose_only_replica_drains_has_none() -> None:
     links = Links()
     links.update = AsyncMock(return_value=[])  # type: ignore[method-assign]
-    monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
     with pytest.raises(NotReady, match="gone"):
-        await backend(Handle(lambda method: [Status("r0", None, CARD)]), links=links).statuses()
+        await backend(Handle([STATUS]), links=links).statuses()
 
 
-async def test_while_a_request_waits_for_a_link_the_replicas_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_backend, "_LOOK_S", 0.0)
-    monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
-    said: list[list[Any]] = [[], [], [Status("r0", None, CARD)]]
-    handle, links = Handle(lambda method: said.pop(0)), Links()
+@pytest.mark.usefixtures("missing")
+async def test_while_a_request_waits_for_a_link_the_replicas_are_polled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_backend, "_POLL_S", 0.0)
+    handle, links = Handle([], [], [STATUS]), Links()
     links.waiting = 2
-    made = backend(handle, links=links)
-    made.look()
-    made.look()
-    await eventually(lambda: made._looking is not None and made._looking.done())
-    assert (handle.calls, len(links.updates)) == (3, 1)
+    polling = backend(handle, links=links)
+    polling.poll()
+    polling.poll()
+    await eventually(lambda: polling._polling is not None and polling._polling.done())
+    assert (len(handle.broadcasts), len(links.updates)) == (3, 1)
 
 
-async def test_replicas_that_failed_or_do_not_answer_are_told_apart() -> None:
-    mixed = Handle(lambda method: [ActorDiedError(), Status("r1", "broken", CARD), Status("r2", None, CARD)])
-    assert [status.replica for status in await backend(mixed).statuses()] == ["r1", "r2"]
-    assert serving(await backend(mixed).statuses()) == CARD
+async def test_failed_replicas_have_a_status_and_lost_ones_have_none() -> None:
+    mixed = backend(Handle([ActorDiedError(), Status("r1", "broken", CARD), Status("r2", None, CARD)]))
+    statuses = await mixed.statuses()
+    assert [status.replica for status in statuses] == ["r1", "r2"]
+    assert serving(statuses) == CARD
     with pytest.raises(NotReady, match="r1: broken"):
-        serving(await backend(Handle(lambda method: [Status("r1", "broken", CARD)])).statuses())
+        serving(statuses[:1])
+
+
+def serve_status(monkeypatch: pytest.MonkeyPatch, **deployment: Any) -> None:
+    """Sets the state of the deployment that Serve's controller reports."""
+    overview = SimpleNamespace(
+        applications={"mrp": SimpleNamespace(deployments={"Generator": SimpleNamespace(**deployment)})}
+    )
+    monkeypatch.setattr(serve_state.serve, "status", lambda: overview)
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), ActorDiedError()])
-async def test_without_a_replica_it_says_what_serve_says(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(method: str) -> list[Any]:
-        raise error
-
-    deployment = SimpleNamespace(replica_states={"STARTING": 2}, message="no GPU is free", status="UPDATING")
-    status = SimpleNamespace(applications={"mrp": SimpleNamespace(deployments={"Generator": deployment})})
-    monkeypatch.setattr(serve_state.serve, "status", lambda: status)
+async def test_without_a_replica_the_reason_is_that_of_serve(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_status(monkeypatch, replica_states={"STARTING": 2}, message="no GPU is free", status="UPDATING")
     with pytest.raises(NotReady, match=r"2 starting\): no GPU is free") as caught:
-        await backend(Handle(none)).statuses()
+        await backend(Handle(error)).statuses()
     assert caught.value.retry_after
 
 
@@ -147,119 +169,87 @@ async def test_without_a_replica_it_says_what_serve_says(error: Exception, monke
         ("DEPLOY_FAILED", {}, False),
     ],
 )
-async def test_sleep_is_told_from_failure(
+async def test_a_service_scaled_to_zero_is_no_failure(
     status: str, states: dict[str, int], asleep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deployment = SimpleNamespace(replica_states=states, message="", status=status)
-    overview = SimpleNamespace(applications={"mrp": SimpleNamespace(deployments={"Generator": deployment})})
-    monkeypatch.setattr(serve_state.serve, "status", lambda: overview)
+    serve_status(monkeypatch, replica_states=states, message="", status=status)
     for scales_to_zero in (True, False):
         with pytest.raises(NotReady) as caught:
             await backend(Handle(), scales_to_zero=scales_to_zero).statuses()
         assert isinstance(caught.value, ScaledToZero) is (asleep and scales_to_zero)
 
 
-async def test_what_replicas_said_last_holds_while_one_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("missing")
+async def test_the_last_statuses_hold_while_a_replica_hangs() -> None:
     """Serve gives the answers of all replicas or none."""
-    monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
-    said: list[list[Any] | Exception] = [[Status("r0", None, CARD)], TimeoutError(), TimeoutError(), []]
-
-    def control(method: str) -> list[Any]:
-        answer = said.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
     links = Links()
-    asked = backend(Handle(control), links=links)
-    assert [await asked.statuses() for _ in range(3)] == [[Status("r0", None, CARD)]] * 3
+    hanging = backend(Handle([STATUS], TimeoutError(), TimeoutError(), []), links=links)
+    assert [await hanging.statuses() for _ in range(3)] == [[STATUS]] * 3
     assert len(links.updates) == 1  # an address of the last statuses may be another program's by now
     with pytest.raises(NotReady, match="gone"):
-        await asked.statuses()
+        await hanging.statuses()
 
 
-async def test_it_says_what_the_last_replica_ended_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [[], [Status("r1", None, CARD)], []]
+@pytest.mark.usefixtures("missing")
+async def test_the_reason_names_the_error_of_the_last_engine() -> None:
     failed = Failure(EngineFailed("the engine stopped: ValueError: bad"))
-    asked = backend(Handle(lambda method: answers.pop(0)), links=Links(failed))
-    monkeypatch.setattr(ray_backend, "why_none", lambda app, deployment: "none")
-    assert await anext(asked.stream(request())) == failed
-    asked.note_error(failed.error)
-    with pytest.raises(NotReady, match="none; before, the engine stopped: ValueError: bad"):
-        await asked.statuses()
-    assert await asked.statuses()
-    with pytest.raises(NotReady, match=r"none$"):
-        await asked.statuses()
+    failing = backend(Handle([], [STATUS], []), links=Links(failed))
+    assert await anext(failing.stream(request())) == failed
+    failing.note_error(failed.error)
+    with pytest.raises(NotReady, match="gone; before, the engine stopped: ValueError: bad"):
+        await failing.statuses()
+    assert await failing.statuses()
+    with pytest.raises(NotReady, match=r"gone$"):
+        await failing.statuses()
 
 
 async def test_metrics_come_from_all_processes() -> None:
-    here, there, replica = (Snapshot(name, 0, ()) for name in ("here", "there", "r0"))
-    asked = backend(Handle(lambda method: [replica]), ingresses=Handle(lambda method: [here, there]))
-    assert await asked.snapshots(here) == ([here, there], [replica])
-
-    alone = backend(Handle())
-    assert await alone.snapshots(here) == ([here], [])
+    first, second, replica = (Snapshot(name, 0, ()) for name in ("i0", "i1", "r0"))
+    assert await backend(Handle([replica]), ingresses=Handle([first, second])).snapshots(first) == (
+        [first, second],
+        [replica],
+    )
+    assert await backend(Handle()).snapshots(first) == ([first], [])
 
 
 async def test_the_last_metrics_hold_while_a_replica_hangs() -> None:
     """Otherwise the dashboard would be empty, and its alert pending, just when they are needed most."""
-    here, replica = Snapshot("here", 0, ()), Snapshot("r0", 0, ())
-    said: list[list[Any] | Exception] = [TimeoutError(), [replica], TimeoutError(), []]
-
-    def control(method: str) -> list[Any]:
-        answer = said.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    asked = backend(Handle(control), ingresses=Handle(lambda method: [here]))
-    assert [(await asked.snapshots(here))[1] for _ in range(4)] == [[], [replica], [replica], []]
+    ingress, replica = Snapshot("i0", 0, ()), Snapshot("r0", 0, ())
+    hanging = backend(Handle(TimeoutError(), [replica], TimeoutError(), []), ingresses=Handle([ingress]))
+    assert [(await hanging.snapshots(ingress))[1] for _ in range(4)] == [[], [replica], [replica], []]
 
 
 NEW = Weights(2, "step-7", "m")
 
 
-async def test_all_replicas_are_given_weights_and_lost_ones_are_left_out() -> None:
-    taken = WeightUpdateResult("r1", NEW, 0.5)
-    said: dict[str, list[Any]] = {
-        "check_weights": [taken],
-        "update_weights": [ActorDiedError(), taken],
-    }
-    handle = Handle(lambda method: said[method])
-    asked = backend(handle)
-    assert await asked.check_weights(NEW) == await asked.update_weights(NEW) == [taken]
-    assert handle.told == [("check_weights", NEW), ("update_weights", NEW)]
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        (CheckWeights(NEW), WeightUpdateFailed),
+        (UpdateWeights(NEW), WeightUpdateFailed),
+        (SetPause(PauseState(1, True, 2), wait=True), GenerationChangeFailed),
+    ],
+)
+async def test_a_command_goes_to_all_replicas_and_lost_ones_are_left_out(
+    command: ControlCommand, error: type[MrpServeError]
+) -> None:
+    result = ControlResult("r1", NEW, seconds=0.5)
+    handle = Handle([ActorDiedError(), result], TimeoutError())
+    assert await backend(handle).control(command) == [result]
+    assert handle.broadcasts == [("control", command)]
+    with pytest.raises(error, match="has not answered within 3600 s"):
+        await backend(handle).control(command)
 
 
-async def test_all_replicas_are_given_a_state_and_lost_ones_are_left_out() -> None:
-    def hang(method: str) -> list[Any]:
-        raise TimeoutError
-
-    state = GenerationState(1, True, 2)
-    taken = GenerationResult("r1", state, 0.5)
-    handle = Handle(lambda method: [ActorDiedError(), taken])
-    assert await backend(handle).set_generation(state, wait=True) == [taken]
-    assert handle.told == [("set_generation", state, True)]
-    with pytest.raises(GenerationChangeFailed, match="has not answered within 3600 s"):
-        await backend(Handle(hang)).set_generation(state, wait=False)
-
-
-async def test_all_ingresses_are_told_and_one_that_hangs_is_not_waited_for() -> None:
-    def hang(method: str) -> list[Any]:
-        raise TimeoutError
-
-    ingress = Handle(lambda method: [None, None])
-    await backend(Handle(), ingresses=ingress).announce(NEW)
-    assert ingress.told == [("require_weights", NEW)]
-    await backend(Handle(), ingresses=Handle(hang)).announce(NEW)
-    with pytest.raises(WeightUpdateFailed, match="has not answered within 3600 s"):
-        await backend(Handle(hang)).update_weights(NEW)
+async def test_all_ingresses_get_the_weights_and_a_hanging_one_is_not_waited_for() -> None:
+    ingresses = Handle([None, None], TimeoutError())
+    for _ in range(2):
+        await backend(Handle(), ingresses=ingresses).announce(NEW)
+    assert ingresses.broadcasts == [("require_weights", NEW)] * 2
 
 
 def test_the_card_is_that_of_replicas_with_the_newest_weights() -> None:
     """Those of another deployment, which an update brings, count for themselves."""
-    cards = [
-        replace(CARD, weights=Weights(*one)) for one in ((1, "a", "m"), (2, "b", "m"), (2, "b", "m"), (0, "n", "n"))
-    ]
-    card = serving([Status("r", None, one) for one in cards])
+    versions = ((1, "a", "m"), (2, "b", "m"), (2, "b", "m"), (0, "n", "n"))
+    card = serving([Status("r", None, replace(CARD, weights=Weights(*version))) for version in versions])
     assert (card.weights, card.slots, card.num_outdated) == (Weights(2, "b", "m"), 3, 1)

@@ -19,8 +19,8 @@ NOW = 1000.0
 
 
 def deployment(name: str, running: list[str], target: int, reports: dict[str, tuple[float, float]]) -> Any:
-    """Reports: how old, and what they say."""
-    series = {who: [SimpleNamespace(timestamp=NOW - age, value=said)] for who, (age, said) in reports.items()}
+    """A deployment with the reports of ingresses: age and value by name."""
+    series = {ingress: [SimpleNamespace(timestamp=NOW - age, value=value)] for ingress, (age, value) in reports.items()}
     return SimpleNamespace(
         deployment_name=name,
         deployment_id=name,
@@ -33,8 +33,8 @@ def deployment(name: str, running: list[str], target: int, reports: dict[str, tu
     )
 
 
-def decided(*ingresses: tuple[str, float, float], running: int | None = None, target: int = 3) -> float:
-    reports = {name: (age, said) for name, age, said in ingresses}
+def target_of(*ingresses: tuple[str, float, float], running: int | None = None, target: int = 3) -> float:
+    reports = {name: (age, value) for name, age, value in ingresses}
     names = [name for name, *_ in ingresses]
     ingress = deployment("Ingress", names[:running], running or len(names), reports)
     decisions, state = policy({"i": ingress, "g": deployment(GENERATOR, ["g0"], target, {})})
@@ -44,19 +44,19 @@ def decided(*ingresses: tuple[str, float, float], running: int | None = None, ta
 
 
 @pytest.mark.parametrize("wanted", [0.0, 0.01, 1.9, 7.3])
-def test_what_one_ingress_wants(wanted: float) -> None:
-    assert decided(("a", 1.0, wanted)) == wanted
+def test_the_target_is_the_number_that_an_ingress_reports(wanted: float) -> None:
+    assert target_of(("a", 1.0, wanted)) == wanted
 
 
 def test_ingresses_are_added_up() -> None:
-    assert decided(("a", 1.0, 0.7), ("b", 2.0, 0.8)) == pytest.approx(1.5)
+    assert target_of(("a", 1.0, 0.7), ("b", 2.0, 0.8)) == pytest.approx(1.5)
 
 
-def test_who_has_ended_counts_no_more() -> None:
-    assert decided(("a", 1.0, 0.7), ("b", 1.0, 4.0), running=1) == 0.7
+def test_an_ended_ingress_does_not_count() -> None:
+    assert target_of(("a", 1.0, 0.7), ("b", 1.0, 4.0), running=1) == 0.7
 
 
-def test_without_a_report_it_stays_as_it_is() -> None:
+def test_without_a_report_the_target_stays() -> None:
     contexts = {"i": deployment("Ingress", ["a"], 1, {}), "g": deployment(GENERATOR, [], 2, {})}
     assert policy(contexts)[0] == {"g": 2}
     assert policy({"g": deployment(GENERATOR, [], 2, {})})[0] == {"g": 2}
@@ -64,13 +64,13 @@ def test_without_a_report_it_stays_as_it_is() -> None:
     assert policy(contexts)[0] == {"g": 2}
 
 
-@pytest.mark.parametrize(("said", "then"), [(0.5, 3.0), (4.0, 4.5)])
-def test_while_one_is_silent_there_may_be_more_and_not_fewer(said: float, then: float) -> None:
-    assert decided(("a", 1.0, 0.5), ("b", STALE_S, 9.0)) == 3
-    assert decided(("a", 1.0, said), ("b", 1.0, 0.5), ("c", STALE_S + 1, 9.0)) == then
+@pytest.mark.parametrize(("value", "expected"), [(0.5, 3.0), (4.0, 4.5)])
+def test_without_a_fresh_report_of_every_ingress_the_target_may_only_rise(value: float, expected: float) -> None:
+    assert target_of(("a", 1.0, 0.5), ("b", STALE_S, 9.0)) == 3
+    assert target_of(("a", 1.0, value), ("b", 1.0, 0.5), ("c", STALE_S + 1, 9.0)) == expected
 
 
-def test_while_one_is_being_replaced_there_are_not_fewer() -> None:
+def test_while_an_ingress_is_replaced_the_target_does_not_fall() -> None:
     contexts = {
         "i": deployment("Ingress", ["a"], 2, {"a": (1.0, 0.5)}),
         "g": deployment(GENERATOR, [], 2, {}),
@@ -78,13 +78,15 @@ def test_while_one_is_being_replaced_there_are_not_fewer() -> None:
     assert policy(contexts)[0] == {"g": 2}
 
 
-@pytest.mark.parametrize(("running", "target", "then"), [([], 0, 0), ([], 1, 1), ([], 4, 1), (["g0"], 1, 0)])
-def test_the_first_one_starts_even_if_it_is_wanted_no_more(running: list[str], target: int, then: int) -> None:
+@pytest.mark.parametrize(("running", "target", "expected"), [([], 0, 0), ([], 1, 1), ([], 4, 1), (["g0"], 1, 0)])
+def test_the_first_replica_starts_even_if_no_request_needs_it_any_more(
+    running: list[str], target: int, expected: int
+) -> None:
     contexts = {
         "i": deployment("Ingress", ["a"], 1, {"a": (1.0, 0.0)}),
         "g": deployment(GENERATOR, running, target, {}),
     }
-    assert policy(contexts)[0] == {"g": then}
+    assert policy(contexts)[0] == {"g": expected}
 
 
 def test_an_application_of_fixed_size_is_left_alone() -> None:
@@ -101,8 +103,8 @@ def test_serve_calls_it_for_each_deployment_and_the_generator_follows_the_ingres
 ) -> None:
     """Serve pickles the policy of each deployment. Both must be the function of one module in the controller."""
     monkeypatch.setattr(scaling, "_deployments", {})
-    named = [AutoscalingPolicy(policy_function="service.hooks:deployment_autoscaling_policy") for _ in range(2)]
-    of_generator, of_ingress = (pickle.loads(policy.get_serialized_policy_def()) for policy in named)
+    policies = [AutoscalingPolicy(policy_function="service.hooks:deployment_autoscaling_policy") for _ in range(2)]
+    of_generator, of_ingress = (pickle.loads(policy.get_serialized_policy_def()) for policy in policies)
     assert of_generator is of_ingress is deployment_policy
     generator = deployment(GENERATOR, [], 0, {})
     assert of_generator(generator) == (0, {})  # no ingress is known yet
@@ -115,7 +117,7 @@ def test_serve_calls_it_for_each_deployment_and_the_generator_follows_the_ingres
     assert of_generator(other) == (4, {})
 
 
-def test_serve_takes_one_for_the_application_from_a_file() -> None:
+def test_a_file_may_name_a_policy_of_the_application() -> None:
     named = {"policy_function": "service.hooks:autoscaling_policy"}
     application = ServeApplicationSchema(import_path="service.app:build", autoscaling_policy=named)
     assert application.autoscaling_policy == named

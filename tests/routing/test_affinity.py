@@ -38,8 +38,8 @@ def test_the_turns_of_a_chat_stay_with_their_replica() -> None:
     fleet, homes = Fleet(4), {}
     for turn in range(6):
         for session in range(12):
-            said = [f"session {session} turn {n}: " + "y" * 40 for n in range(2 * turn + 1)]
-            taken, decision = fleet.route(prefix_keys(request(messages=chat(*said))))
+            texts = [f"session {session} turn {n}: " + "y" * 40 for n in range(2 * turn + 1)]
+            taken, decision = fleet.route(prefix_keys(request(messages=chat(*texts))))
             assert decision.reason == ("prefix" if turn else "load")
             assert homes.setdefault(session, taken) == taken
             fleet.end(taken)
@@ -93,7 +93,7 @@ def test_an_overloaded_holder_is_passed_over_until_it_is_not() -> None:
     fleet.loads = {name: 10.0 if name == first else 2.0 for name in fleet.loads}
     second, decision = fleet.route(prompt("a"))
     assert (decision.reason, second != first) == ("overloaded", True)
-    assert fleet.route(prompt("a"))[0] == second, "who has taken it has it, too"
+    assert fleet.route(prompt("a"))[0] == second, "the replica that decoded it has it, too"
 
 
 def test_replicas_that_are_gone_drop_out() -> None:
@@ -110,12 +110,12 @@ def test_replicas_that_are_gone_drop_out() -> None:
 def test_ingresses_that_know_nothing_of_each_other_find_the_same_replica() -> None:
     fleets = [Fleet(8, seed=seed) for seed in range(3)]
     for number in range(50):
-        said = [f"session {number}", "an answer", "and then?"]
-        taken = {
-            fleet.route(prefix_keys(request(messages=chat(*said[: 1 + 2 * (n % 2)]))))[0]
+        texts = [f"session {number}", "an answer", "and then?"]
+        replica = {
+            fleet.route(prefix_keys(request(messages=chat(*texts[: 1 + 2 * (n % 2)]))))[0]
             for n, fleet in enumerate(fleets)
         }
-        assert len(taken) == 1
+        assert len(replica) == 1
         for fleet in fleets:
             fleet.loads = dict.fromkeys(fleet.loads, 0)
 
@@ -125,12 +125,12 @@ def test_ingresses_that_see_other_loads_agree_on_a_named_session() -> None:
     for number in range(20):
         first, second = Fleet(2, slack=2, seed=1), Fleet(2, slack=2, seed=2)
         keys = prompt("a", session=f"s{number}")
-        taken, _ = first.route(keys)
-        second.loads[taken] += 1
-        assert second.route(keys)[0] == taken
+        replica, _ = first.route(keys)
+        second.loads[replica] += 1
+        assert second.route(keys)[0] == replica
         busy = Fleet(2, slack=2)
-        busy.loads[taken] = 9
-        assert busy.route(keys)[0] != taken
+        busy.loads[replica] = 9
+        assert busy.route(keys)[0] != replica
 
 
 @pytest.mark.parametrize("count", [4, 64])

@@ -33,26 +33,26 @@ def chat(*contents: str) -> tuple[dict[str, str], ...]:
     return tuple({"role": "assistant" if n % 2 else "user", "content": text} for n, text in enumerate(contents))
 
 
-def shared(one: PrefixKeys, other: PrefixKeys) -> float:
+def shared(first: PrefixKeys, second: PrefixKeys) -> float:
     """The share of the first prompt that the two have in common, as their keys have it."""
-    return max((share for key, share in zip(one.keys, one.shares, strict=True) if key in other.keys), default=0.0)
+    return max((share for key, share in zip(first.keys, first.shares, strict=True) if key in second.keys), default=0.0)
 
 
 @pytest.mark.parametrize("same", [70, 300, 1000, 2900])
 @pytest.mark.parametrize("ids", [False, True])
 def test_prompts_share_the_keys_of_what_they_share_and_no_more(same: int, ids: bool) -> None:
-    one, other = TEXT, TEXT[:same] + "?" + TEXT[same + 1 :]
-    found = shared(*(keys(token_ids=tuple(map(ord, text))) if ids else keys(text=text) for text in (one, other)))
-    assert 0.6 * same / 3000 <= found <= same / 3000
+    text_a, text_b = TEXT, TEXT[:same] + "?" + TEXT[same + 1 :]
+    share = shared(*(keys(token_ids=tuple(map(ord, text))) if ids else keys(text=text) for text in (text_a, text_b)))
+    assert 0.6 * same / 3000 <= share <= same / 3000
 
 
 @given(st.text(max_size=400), st.lists(st.integers(0, 2**70), min_size=1), st.sampled_from(("", "a")))
 def test_every_prompt_has_keys(text: str, ids: list[int], salt: str) -> None:
     for prompt in ({"text": text}, {"token_ids": tuple(ids)}, {"messages": chat(text, "")}):
-        found = keys(**prompt, cache_salt=salt)
-        assert len(found.keys) == len(found.shares) == len(set(found.keys)) > 0
-        assert list(found.shares) == sorted(found.shares)
-        assert found == keys(**prompt, cache_salt=salt)
+        prompt_keys = keys(**prompt, cache_salt=salt)
+        assert len(prompt_keys.keys) == len(prompt_keys.shares) == len(set(prompt_keys.keys)) > 0
+        assert list(prompt_keys.shares) == sorted(prompt_keys.shares)
+        assert prompt_keys == keys(**prompt, cache_salt=salt)
 
 
 def test_the_whole_prompt_is_known_however_short() -> None:
@@ -64,9 +64,9 @@ def test_the_whole_prompt_is_known_however_short() -> None:
 @pytest.mark.parametrize(
     "change", [{"cache_salt": "b"}, {"text": None, "messages": ({"role": "user", "content": TEXT},)}]
 )
-def test_what_never_shares_a_page_shares_no_key(change: dict[str, Any]) -> None:
-    one = request(text=TEXT, cache_salt="a")
-    assert not set(prefix_keys(one).keys) & set(prefix_keys(replace(one, **change)).keys)
+def test_prompts_that_never_share_a_page_share_no_key(change: dict[str, Any]) -> None:
+    original = request(text=TEXT, cache_salt="a")
+    assert not set(prefix_keys(original).keys) & set(prefix_keys(replace(original, **change)).keys)
 
 
 def test_every_turn_of_a_chat_is_the_beginning_of_the_next() -> None:
@@ -78,13 +78,13 @@ def test_every_turn_of_a_chat_is_the_beginning_of_the_next() -> None:
 
 
 def test_a_session_is_its_tenants_and_its_salts_own() -> None:
-    one = request(text=TEXT, session="s")
-    others = [replace(one, **change) for change in ({"session": "t"}, {"tenant": "u"}, {"cache_salt": "v"})]
-    sessions = [prefix_keys(each).session for each in (one, *others)]
+    original = request(text=TEXT, session="s")
+    changed = [replace(original, **change) for change in ({"session": "t"}, {"tenant": "u"}, {"cache_salt": "v"})]
+    sessions = [prefix_keys(each).session for each in (original, *changed)]
     assert len(set(sessions)) == 4
-    alike = [replace(one, cache_salt=salt, session=name) for salt, name in (("a", "b\x00c"), ("a\x00b", "c"))]
+    alike = [replace(original, cache_salt=salt, session=name) for salt, name in (("a", "b\x00c"), ("a\x00b", "c"))]
     assert len({prefix_keys(each).session for each in alike}) == 2
-    assert prefix_keys(one).home == sessions[0]
+    assert prefix_keys(original).home == sessions[0]
     assert keys(text=TEXT).session is None
 
 
@@ -92,11 +92,11 @@ def test_other_processes_make_the_same_keys() -> None:
     """Also where Python hashes texts by another random seed."""
     program = "from tests.routing.test_keys import *; print(keys(text=TEXT, session='s'), keys(token_ids=(1, 2, 3)))"
     command = [sys.executable, "-c", program]
-    said = {
+    outputs = {
         subprocess.run(command, env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."}, capture_output=True, check=True).stdout
         for seed in ("1", "2")
     }
-    assert said == {f"{keys(text=TEXT, session='s')} {keys(token_ids=(1, 2, 3))}\n".encode()}
+    assert outputs == {f"{keys(text=TEXT, session='s')} {keys(token_ids=(1, 2, 3))}\n".encode()}
 
 
 def test_the_keys_of_a_long_prompt_are_some_dozens() -> None:

@@ -88,7 +88,7 @@ def test_a_further_attempt_goes_by_load(router: Router, routed: list[RoutingReas
     assert len(routed) == 1
 
 
-def test_by_load_the_requests_spread_and_no_choice_is_told(clock: Clock, routed: list[RoutingReason]) -> None:
+def test_by_load_the_requests_spread_and_no_reason_is_reported(clock: Clock, routed: list[RoutingReason]) -> None:
     router = Router(2, by_prefix=False, on_route=routed.append, clock=clock)
     router.inflight.set_replicas(["a", "b", "c", "d"])
     counts = Counter(router.choose(request(PROMPT)) for _ in range(400))
@@ -136,7 +136,7 @@ def test_requests_of_other_ingresses_are_believed_for_a_while(inflight: Inflight
     clock.now = 4.9
     assert inflight.now()["a"] == 7
     clock.now = 5.1
-    assert inflight.now()["a"] == 0, "else a replica that looks busy would never be asked again"
+    assert inflight.now()["a"] == 0, "a replica that looks busy would never get a request again"
 
 
 def test_replicas_come_and_go(inflight: InflightCounts) -> None:

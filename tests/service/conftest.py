@@ -14,22 +14,22 @@ from tests.service.reading import eventually, sample, until
 from tests.service.running import Service, Services
 
 _HERE = Path(__file__).parent
-#: Tests of one service stand together, whatever the order they come in: those that a crowd before them would disturb
-#: are the first, what ends it is the last.
-_TURNS = {"calm": 1, "ending": 3, "house": 2, "service": 4}
+#: The tests of one service run one after the other, in any order of collection. Tests that earlier load would disturb
+#: come first, the test that ends the service comes last.
+_ORDER = {"idle_pair": 1, "ending_pair": 3, "pair": 2, "service": 4}
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = [place for place, item in enumerate(items) if _HERE in item.path.parents]
-    ordered = sorted((items[place] for place in places), key=_turn)
-    for place, item in zip(places, ordered, strict=True):
-        items[place] = item
+    indices = [index for index, item in enumerate(items) if _HERE in item.path.parents]
+    ordered = sorted((items[index] for index in indices), key=_position)
+    for index, item in zip(indices, ordered, strict=True):
+        items[index] = item
 
 
-def _turn(item: pytest.Item) -> int:
-    asked = getattr(item, "fixturenames", ())
-    return next((turn for name, turn in _TURNS.items() if name in asked), 0)
+def _position(item: pytest.Item) -> int:
+    fixtures = getattr(item, "fixturenames", ())
+    return next((position for name, position in _ORDER.items() if name in fixtures), 0)
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 
 @pytest.fixture
-def house(services: Services, request: pytest.FixtureRequest) -> Iterator[Service]:
+def pair(services: Services, request: pytest.FixtureRequest) -> Iterator[Service]:
     """Two replicas, whose pace the test sets, behind two ingresses that listen on all addresses."""
     pair = ("--num-replicas", 2, "--num-ingresses", 2)
     running = services.of(
@@ -48,33 +48,33 @@ def house(services: Services, request: pytest.FixtureRequest) -> Iterator[Servic
     )
     yield running
     running.pace.full()
-    if "calm" not in request.fixturenames:
-        running.left_at = time.monotonic()
+    if "idle_pair" not in request.fixturenames:
+        running.loaded_at = time.monotonic()
 
 
 @pytest.fixture
-def calm(house: Service) -> None:
+def idle_pair(pair: Service) -> None:
     """Waits until the load of the last test is forgotten: a replica's report of its requests is used for a while.
 
     Tests that use this make no such load.
     """
-    time.sleep(max(0.0, house.left_at + _REPORT_S - time.monotonic()))
+    time.sleep(max(0.0, pair.loaded_at + _REPORT_S - time.monotonic()))
 
 
 @pytest.fixture
-def visitor(house: Service) -> Iterator[httpx.Client]:
+def pair_client(pair: Service) -> Iterator[httpx.Client]:
     """A client of that service, when both replicas are healthy and idle."""
     limits = httpx.Limits(max_connections=64)
-    with httpx.Client(base_url=house.url, timeout=120, limits=limits) as opened:
+    with httpx.Client(base_url=pair.url, timeout=120, limits=limits) as opened:
         until(opened, 200, replicas=2)
         eventually(lambda: sample(opened, "num_requests_running") == 0, "requests of the last test go on")
         yield opened
 
 
 @pytest.fixture
-def ending(house: Service) -> Service:
+def ending_pair(pair: Service) -> Service:
     """The service, for a test that ends it."""
-    return house
+    return pair
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ class Pace:
         new.replace(self._file)
 
 
-def introduce(replica: str) -> None:
+def write_card(replica: str) -> None:
     """This process is that replica."""
     _card(Path(os.environ[VARIABLE]), os.getpid()).write_text(replica)
 
@@ -60,7 +60,7 @@ def _card(file: Path, process: int) -> Path:
     return file.with_name(f"replica-{process}")
 
 
-def told() -> str:
+def current_pace() -> str:
     """The current pace; none without a file."""
     try:
         return Path(os.environ[VARIABLE]).read_text()

@@ -8,9 +8,9 @@ from typing import Any
 
 from service.rayserve.deployments import GeneratorDeployment
 from service.settings.settings import Settings
-from tests.service.pace import HOLD, introduce, told
+from tests.service.pace import HOLD, current_pace, write_card
 
-_LOOK_S = 0.01
+_POLL_S = 0.01
 
 
 class PacedGenerator(GeneratorDeployment):
@@ -19,25 +19,25 @@ class PacedGenerator(GeneratorDeployment):
     deps = "tests.service.paced:DEPS"
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
-        while told() == HOLD:
-            await asyncio.sleep(_LOOK_S)
+        while current_pace() == HOLD:
+            await asyncio.sleep(_POLL_S)
         await super().__init__(settings)
-        introduce((await self.status()).replica)
+        write_card((await self.status()).replica)
 
 
-def _paced(*given: Any) -> Any:
+def _paced(*arguments: Any) -> Any:
     """A runner; torch is imported in the processes that make one only."""
     from service.engine.forward.runner import CheckpointRunner
     from tests.runners import Around
 
     class Paced(Around):
         def evaluate(self, rows: Any) -> Any:
-            while (words := told()) == HOLD:
-                time.sleep(_LOOK_S)
-            time.sleep(float(words or 0))
+            while (pace := current_pace()) == HOLD:
+                time.sleep(_POLL_S)
+            time.sleep(float(pace or 0))
             return super().evaluate(rows)
 
-    return Paced(CheckpointRunner(*given))
+    return Paced(CheckpointRunner(*arguments))
 
 
 def __getattr__(name: str) -> Any:

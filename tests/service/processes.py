@@ -14,14 +14,14 @@ def descendants(ancestor):
             parent[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
         except OSError:  # it has ended
             continue
-    found = []
+    processes = []
     for process in parent:
         above = process
         while above and above != ancestor:
             above = parent.get(above, 0)
         if above:
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes
 
 
 def command(process):
@@ -51,10 +51,10 @@ def ports(ancestor, public):
             if fields[3] == _LISTEN and (address not in _LOOPBACK) == public:
                 sockets[f"socket:[{fields[9]}]"] = int(port, 16)
     return {
-        sockets[held]: command(process)
+        sockets[name]: command(process)
         for process in (ancestor, *descendants(ancestor))
-        for held in _held(process)
-        if held in sockets
+        for name in _held(process)
+        if name in sockets
     }
 
 

@@ -12,8 +12,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-#: tokens, why they ended, usage
-Told = tuple[list[int], str, dict[str, Any]]
+#: tokens, finish reason, usage
+Outcome = tuple[list[int], str, dict[str, Any]]
 
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = 60) -> None:
@@ -44,14 +44,14 @@ def samples(client: httpx.Client, name: str) -> list[Sample]:
 
 def sample(client: httpx.Client, name: str, **labels: str) -> float:
     """The sum of those that have the labels."""
-    return sum(one.value for one in samples(client, name) if labels.items() <= one.labels.items())
+    return sum(sample.value for sample in samples(client, name) if labels.items() <= sample.labels.items())
 
 
 def by_holder(client: httpx.Client, name: str) -> dict[str, float]:
     """The sums of those of each process, by its label `replica`."""
     sums: dict[str, float] = {}
-    for one in samples(client, name):
-        sums[one.labels["replica"]] = sums.get(one.labels["replica"], 0.0) + one.value
+    for sample in samples(client, name):
+        sums[sample.labels["replica"]] = sums.get(sample.labels["replica"], 0.0) + sample.value
     return sums
 
 
@@ -72,7 +72,7 @@ class Streamed:
         self.began, self.pause, self.last = threading.Event(), 0.0, ("", {"nothing": "came"})
         self._client, self._request = client, request
 
-    def read(self) -> Told:
+    def read(self) -> Outcome:
         """Reads the whole stream, which must end with `done`."""
         tokens, since = [], time.monotonic()
         with self._client.stream("POST", "/generate", json={**self._request, "stream": True}) as response:
@@ -87,7 +87,7 @@ class Streamed:
         return tokens, data["finish_reason"], data["usage"]
 
 
-def whole(client: httpx.Client, request: dict[str, Any]) -> Told:
+def whole(client: httpx.Client, request: dict[str, Any]) -> Outcome:
     """The same of a whole answer."""
     response = client.post("/generate", json=request)
     assert response.status_code == 200, response.text

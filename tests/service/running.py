@@ -32,9 +32,9 @@ def free_port() -> int:
 
 
 class Service:
-    """The running program and its address. `{folder}` in its flags stands for a folder in which it may write.
+    """The running program and its address. `{folder}` in its flags is a folder in which it may write.
 
-    `pace`: of its replicas, if the module is `tests.service.program`. `left_at`: when the last crowd left.
+    `pace`: of its replicas, if the module is `tests.service.program`. `loaded_at`: the end of the last load.
     """
 
     def __init__(self, folder: Path, module: str, *flags: object) -> None:
@@ -48,17 +48,17 @@ class Service:
                 stderr=stderr,
                 env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: str(folder / "pace")},
             )
-        self.left_at = -math.inf
+        self.loaded_at = -math.inf
         self.url = f"http://127.0.0.1:{self.port}"
         self.health_while_loading: set[int | None] = set()
 
     @property
-    def said(self) -> str:
-        """On stderr, by now."""
+    def stderr(self) -> str:
+        """The text on stderr until now."""
         return self._stderr.read_text()
 
     def becomes_ready(self) -> bool:
-        """Polls /health until it says 200; what it said before is kept. False, and it is ended, if that takes long."""
+        """Polls /health until it is 200, and keeps the earlier states. False, after an end, if that takes long."""
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
@@ -97,7 +97,7 @@ class Services:
             self.end()
             service = Service(self.folder(), module, *flags)
             if not service.becomes_ready():
-                self._failed[kind] = f"the service did not start: {service.said}"
+                self._failed[kind] = f"the service did not start: {service.stderr}"
                 pytest.fail(self._failed[kind])
             self._running[kind] = service
         return self._running[kind]
@@ -107,8 +107,8 @@ class Services:
         while self._running:
             _, service = self._running.popitem()
             service.pace.full()
-            assert service.stop() == 0, service.said
-            assert "is served on" in service.said
-            assert "shutting down" in service.said
+            assert service.stop() == 0, service.stderr
+            assert "is served on" in service.stderr
+            assert "shutting down" in service.stderr
             with pytest.raises(httpx.TransportError):
                 httpx.get(f"{service.url}/health", timeout=5)

@@ -80,7 +80,7 @@ def test_a_single_ingress_of_one_machine_listens_itself(build, ingresses, listen
     assert ingress.init_args[2] is listens
 
 
-def test_there_are_as_many_ingresses_as_are_asked_for():
+def test_the_number_of_ingresses_is_the_setting():
     ingress = app.build(Settings(device="cpu", num_ingresses=3))._bound_deployment
     assert ingress.num_replicas == 3
     assert ingress.init_args[1]._bound_deployment.num_replicas == 1
@@ -104,13 +104,13 @@ def test_a_fixed_number_of_replicas_is_not_scaled():
     assert deployed(num_replicas=3)[0].num_replicas == 3
 
 
-@pytest.mark.parametrize(("fewest", "first"), [(2, None), (0, 1)])
-def test_replicas_are_scaled_within_the_settings(fewest, first):
+@pytest.mark.parametrize(("minimum", "first"), [(2, None), (0, 1)])
+def test_replicas_are_scaled_within_the_settings(minimum, first):
     generator, ingress = deployed(
-        num_replicas=fewest, max_replicas=5, num_ingresses=2, upscale_delay_s=3, downscale_delay_s=70, max_running=8
+        num_replicas=minimum, max_replicas=5, num_ingresses=2, upscale_delay_s=3, downscale_delay_s=70, max_running=8
     )
     scaling = generator._deployment_config.autoscaling_config
-    assert (scaling.min_replicas, scaling.max_replicas, scaling.initial_replicas) == (fewest, 5, first)
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.initial_replicas) == (minimum, 5, first)
     assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (3, 70)
     fixed = ingress._deployment_config.autoscaling_config
     assert (fixed.min_replicas, fixed.max_replicas) == (2, 2)

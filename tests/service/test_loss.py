@@ -19,15 +19,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 @pytest.fixture
 def started(tmp_path):
     service = Service(tmp_path, "service.cli.main")
-    assert service.becomes_ready(), service.said
+    assert service.becomes_ready(), service.stderr
     yield service
     service.process.kill()
     service.process.wait()
 
 
 def session_of(service):
-    [own] = [pid for pid in descendants(service.process.pid) if os.getsid(pid) == pid]
-    return own
+    [session] = [pid for pid in descendants(service.process.pid) if os.getsid(pid) == pid]
+    return session
 
 
 def gone(session, seconds=5.0):
@@ -47,7 +47,7 @@ def test_the_program_ends_with_ray(started, victim):
     os.kill(pid, signal.SIGKILL)
     assert started.process.wait(10) == Exit.LOST
     assert gone(session)
-    assert "has ended, so the service ends; Ray's logs: " in started.said
+    assert "has ended, so the service ends; Ray's logs: " in started.stderr
 
 
 def test_ray_ends_with_the_program(started):

@@ -49,12 +49,12 @@ def test_a_completion_and_its_stream(client: openai.OpenAI) -> None:
 
 
 def test_knobs_and_stop_texts(client: openai.OpenAI) -> None:
-    asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 24}
-    plain = client.completions.create(**asked, extra_body={"mode": "static", "tokens_per_step": 2})
+    fields = {"model": MODEL, "prompt": PROMPT, "max_tokens": 24}
+    plain = client.completions.create(**fields, extra_body={"mode": "static", "tokens_per_step": 2})
     [choice] = plain.choices
     assert choice.stats["mode"] == "static"
     word = choice.text.split()[5]
-    cut = client.completions.create(**asked, stop=[word], extra_body={"mode": "static", "tokens_per_step": 2})
+    cut = client.completions.create(**fields, stop=[word], extra_body={"mode": "static", "tokens_per_step": 2})
     assert cut.choices[0].text == choice.text[: choice.text.index(word)]
     assert cut.choices[0].finish_reason == "stop"
 
@@ -73,13 +73,13 @@ def test_errors_and_the_clients_own_time_limit(service: Service, client: openai.
 class _BusyOnce(BaseHTTPRequestHandler):
     """Passes requests on to the service, but says 429 first."""
 
-    asked: list[str]
+    retry_counts: list[str]
     upstream: str
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        self.asked.append(self.headers["x-stainless-retry-count"])
-        if len(self.asked) == 1:
+        self.retry_counts.append(self.headers["x-stainless-retry-count"])
+        if len(self.retry_counts) == 1:
             self._send(429, json.dumps({"error": {"message": "busy", "code": "queue_full"}}).encode(), "1")
             return
         answer = httpx.post(self.upstream + self.path, content=body, headers={"authorization": "Bearer first"})
@@ -99,7 +99,7 @@ class _BusyOnce(BaseHTTPRequestHandler):
 
 
 def test_a_refusal_is_retried_by_the_client_itself(service: Service) -> None:
-    handler = type("Handler", (_BusyOnce,), {"asked": [], "upstream": service.url})
+    handler = type("Handler", (_BusyOnce,), {"retry_counts": [], "upstream": service.url})
     with HTTPServer(("127.0.0.1", 0), handler) as front:
         thread = threading.Thread(target=front.serve_forever)
         thread.start()
@@ -111,20 +111,20 @@ def test_a_refusal_is_retried_by_the_client_itself(service: Service) -> None:
             front.shutdown()
             thread.join()
     assert answer.choices[0].token_ids
-    assert handler.asked == ["0", "1"]
+    assert handler.retry_counts == ["0", "1"]
 
 
 def test_the_routes_of_other_apis(service: Service) -> None:
     """Anthropic's messages and counts, decision reads and Responses, through the ingress and a replica's process."""
-    said = {"model": MODEL, "messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 8}
+    message = {"model": MODEL, "messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 8}
     with httpx.Client(base_url=service.url, headers={"x-api-key": "first"}, timeout=60) as http:
         ids = {"model": MODEL, "items": [{"prompt_token_ids": [5, None, 7]}, {"prompt_token_ids": PROMPT}]}
         answer = http.post("/v1/score", json=ids | {"label_token_ids": [8, 9], "top_logprobs": 2})
         assert answer.status_code == 200, answer.text
-        assert [[position["position"] for position in one["positions"]] for one in answer.json()["data"]] == [[1], [3]]
+        assert [[position["position"] for position in row["positions"]] for row in answer.json()["data"]] == [[1], [3]]
         for path, body in (
-            ("/v1/messages", said),
-            ("/v1/messages/count_tokens", said),
+            ("/v1/messages", message),
+            ("/v1/messages/count_tokens", message),
             ("/v1/responses", {"model": MODEL, "input": "w5"}),
         ):
             refused = http.post(path, json=body)  # this checkpoint has no chat template

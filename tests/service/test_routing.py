@@ -10,7 +10,7 @@ import pytest
 from tests.service.reading import by_holder, eventually, sample
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
-SESSIONS, TURNS, BLOCK = 6, 4, 4
+SESSIONS, TURNS, BLOCK = 4, 3, 4
 
 
 def ask(client, prompt, **more):
@@ -30,62 +30,62 @@ def ended(client):
     return Counter(by_holder(client, "request_success_total"))
 
 
-def all_linked(visitor):
-    visitor.get("/health").raise_for_status()  # makes one of the ingresses ask for the replicas
-    return sample(visitor, "replicas_linked") == 4
+def all_linked(pair_client):
+    pair_client.get("/health").raise_for_status()  # makes one of the ingresses ask for the replicas
+    return sample(pair_client, "replicas_linked") == 4
 
 
-def test_the_turns_of_a_session_find_the_last_ones_pages(visitor, calm):
+def test_the_turns_of_a_session_find_the_last_ones_pages(pair_client, idle_pair):
     """Through whichever of two ingresses. A new session that finds its home busy goes by load, and only one of them
     knows where: so every process has answered a question before the next turn, and knows that the last one is over."""
-    eventually(partial(all_linked, visitor), "an ingress has no links")
-    rng, before, hits = random.Random(5), routed(visitor), 0
+    eventually(partial(all_linked, pair_client), "an ingress has no links")
+    rng, before, hits = random.Random(5), routed(pair_client), 0
     prompts = [rng.choices(range(500), k=80) for _ in range(SESSIONS)]
     for _ in range(TURNS):
         for prompt in prompts:
-            answer = ask(visitor, prompt)
+            answer = ask(pair_client, prompt)
             hits += answer["stats"]["cached_tokens"] >= (len(prompt) - 32) // BLOCK * BLOCK
             prompt.extend(answer["token_ids"] + rng.choices(range(500), k=24))
-            eventually(lambda: sample(visitor, "num_requests_running") == 0, "a request never ended")
+            eventually(lambda: sample(pair_client, "num_requests_running") == 0, "a request never ended")
     assert hits == SESSIONS * (TURNS - 1), "half of them would be chance"
-    now = routed(visitor)
-    found = {by: now[by] - before[by] for by in now}
-    assert found["prefix"] >= SESSIONS
-    assert sum(found.values()) == SESSIONS * TURNS
+    now = routed(pair_client)
+    counts = {by: now[by] - before[by] for by in now}
+    assert counts["prefix"] >= SESSIONS
+    assert sum(counts.values()) == SESSIONS * TURNS
 
 
-def test_both_ingresses_reach_both_replicas_by_links(visitor):
-    eventually(partial(all_linked, visitor), "an ingress has no links")
+def test_both_ingresses_reach_both_replicas_by_links(pair_client):
+    eventually(partial(all_linked, pair_client), "an ingress has no links")
 
 
-def test_what_has_the_same_cache_key_goes_to_the_same_replica(visitor, calm):
-    rng, before = random.Random(6), ended(visitor)
+def test_requests_with_one_cache_key_go_to_one_replica(pair_client, idle_pair):
+    rng, before = random.Random(6), ended(pair_client)
     for _ in range(20):
-        ask(visitor, rng.choices(range(500), k=24), prompt_cache_key="a session of mine")
-    taken = counted(visitor, before, 20)
-    assert max(taken) >= 17
+        ask(pair_client, rng.choices(range(500), k=24), prompt_cache_key="a session of mine")
+    counts = counted(pair_client, before, 20)
+    assert max(counts) >= 17
 
 
 def counted(client, before, requests):
     """Requests that each replica has ended since; /metrics may show what was so a moment ago."""
-    taken = []
+    counts = []
 
     def all_of_them():
-        taken[:] = [count - before[name] for name, count in ended(client).items()]
-        return sum(taken) == requests
+        counts[:] = [count - before[name] for name, count in ended(client).items()]
+        return sum(counts) == requests
 
     eventually(all_of_them, f"not all of {requests} requests are counted")
-    return taken
+    return counts
 
 
-def test_choices_and_clients_at_the_same_time_are_all_answered(visitor):
+def test_choices_and_clients_at_the_same_time_are_all_answered(pair_client):
     """The choices of one request share the id by which Serve's unordered routers identify a call."""
     rng = random.Random(7)
-    [model] = visitor.get("/v1/models").json()["data"]
+    [model] = pair_client.get("/v1/models").json()["data"]
     request = {"model": model["id"], "max_tokens": 8, "n": 6, "ignore_eos": True}
     prompts = [rng.choices(range(500), k=24) for _ in range(6)]
     with ThreadPoolExecutor(6) as pool:
         answers = list(
-            pool.map(lambda prompt: visitor.post("/v1/completions", json={**request, "prompt": prompt}), prompts)
+            pool.map(lambda prompt: pair_client.post("/v1/completions", json={**request, "prompt": prompt}), prompts)
         )
     assert [len(answer.json()["choices"]) for answer in answers] == [6] * 6

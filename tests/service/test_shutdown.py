@@ -24,16 +24,16 @@ LONG = {**SHORT, "max_new_tokens": 2000}
 SLOW = 0.02
 
 
-def test_only_the_service_listens_to_others(visitor, house):
+def test_only_the_service_listens_to_others(pair_client, pair):
     if node_ip_address_from_perspective().startswith("127."):
         pytest.skip("this machine has no network card; tests/loopback makes one, with iproute2")
-    [(port, listener)] = ports(house.process.pid, public=True).items()
-    assert port == house.port
+    [(port, listener)] = ports(pair.process.pid, public=True).items()
+    assert port == pair.port
     assert "ProxyActor" in listener
 
 
-def test_replicas_ask_for_rays_token(visitor, house):
-    refusals = dict.fromkeys((*processes_of(house, "Generator"), *processes_of(house, "Ingress")), 0)
+def test_replicas_ask_for_rays_token(pair_client, pair):
+    refusals = dict.fromkeys((*processes_of(pair, "Generator"), *processes_of(pair, "Ingress")), 0)
     for replica in refusals:
         for port in ports(replica, public=False):
             with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
@@ -47,24 +47,24 @@ def has_torch(process):
     return "libtorch" in Path(f"/proc/{process}/maps").read_text()
 
 
-def test_only_the_model_has_torch_in_its_process(visitor, house):
-    replicas = processes_of(house, "Generator")
+def test_only_the_model_has_torch_in_its_process(pair_client, pair):
+    replicas = processes_of(pair, "Generator")
     assert [has_torch(process) for process in replicas] == [False, False]
     assert all(any(has_torch(engine) for engine in descendants(replica)) for replica in replicas)
-    eventually(lambda: len(processes_of(house, "Ingress")) == 2, "two ingresses never came")
-    assert [has_torch(process) for process in processes_of(house, "Ingress")] == [False, False]
+    eventually(lambda: len(processes_of(pair, "Ingress")) == 2, "two ingresses never came")
+    assert [has_torch(process) for process in processes_of(pair, "Ingress")] == [False, False]
 
 
-def test_requests_spread_over_the_ingresses_and_any_of_them_tells_of_all(visitor, house):
-    eventually(lambda: len(by_holder(visitor, "queue_blocks_left")) == 2, "two ingresses never came")
-    both, sent = by_holder(visitor, "queue_blocks_left").keys(), 0
+def test_requests_spread_over_the_ingresses_and_any_of_them_tells_of_all(pair_client, pair):
+    eventually(lambda: len(by_holder(pair_client, "queue_blocks_left")) == 2, "two ingresses never came")
+    both, sent = by_holder(pair_client, "queue_blocks_left").keys(), 0
 
     def refused():
-        found = by_holder(visitor, "request_rejected_total")
-        return {name: found.get(name, 0) for name in both}
+        counts = by_holder(pair_client, "request_rejected_total")
+        return {name: counts.get(name, 0) for name in both}
 
     def ask(_):
-        assert httpx.post(f"{house.url}/generate", json={}, timeout=60).status_code == 422
+        assert httpx.post(f"{pair.url}/generate", json={}, timeout=60).status_code == 422
 
     before = refused()
     while not all(now > before[name] for name, now in refused().items()):
@@ -75,39 +75,39 @@ def test_requests_spread_over_the_ingresses_and_any_of_them_tells_of_all(visitor
     assert {sum(refused().values()) - sum(before.values()) for _ in range(8)} == {sent}
 
 
-def test_any_ingress_tells_what_all_replicas_have(visitor, house):
-    house.pace.slow(0.1)
-    streams = [Streamed(visitor, {**LONG, "max_new_tokens": 100}) for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool, house.pace.released():
+def test_any_ingress_tells_what_all_replicas_have(pair_client, pair):
+    pair.pace.slow(0.1)
+    streams = [Streamed(pair_client, {**LONG, "max_new_tokens": 100}) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool, pair.pace.released():
         for stream in streams:
             pool.submit(stream.read)
         assert all(stream.began.wait(60) for stream in streams)
-        house.pace.hold()
-        assert [sample(visitor, "num_requests_running") for _ in range(8)] == [4] * 8
-        assert sample(visitor, "num_requests_waiting") == 0
-        assert visitor.get("/health").json()["replicas_ready"] == 2
-        house.pace.full()
+        pair.pace.hold()
+        assert [sample(pair_client, "num_requests_running") for _ in range(8)] == [4] * 8
+        assert sample(pair_client, "num_requests_waiting") == 0
+        assert pair_client.get("/health").json()["replicas_ready"] == 2
+        pair.pace.full()
 
 
-def test_sigterm_lets_streams_finish_and_cuts_those_that_take_too_long(visitor, ending):
-    assert visitor.get("/live").json() == {"status": "ok"}
-    ending.pace.slow(SLOW)
-    long, short = [Streamed(visitor, LONG) for _ in range(8)], Streamed(visitor, SHORT)
-    with ThreadPoolExecutor(9) as pool, ending.pace.released():
+def test_sigterm_lets_streams_finish_and_cuts_those_that_take_too_long(pair_client, ending_pair):
+    assert pair_client.get("/live").json() == {"status": "ok"}
+    ending_pair.pace.slow(SLOW)
+    long, short = [Streamed(pair_client, LONG) for _ in range(8)], Streamed(pair_client, SHORT)
+    with ThreadPoolExecutor(9) as pool, ending_pair.pace.released():
         cut = [pool.submit(stream.read) for stream in long]
         assert all(stream.began.wait(60) for stream in long)
         finished = pool.submit(short.read)
         assert short.began.wait(60)
-        ending.pace.hold()
-        ending.process.send_signal(signal.SIGTERM)
-        until(visitor, 503)
-        ending.pace.slow(SLOW)
-        assert ending.process.wait(60) == 0, ending.said
+        ending_pair.pace.hold()
+        ending_pair.process.send_signal(signal.SIGTERM)
+        until(pair_client, 503)
+        ending_pair.pace.slow(SLOW)
+        assert ending_pair.process.wait(60) == 0, ending_pair.stderr
         assert finished.result()[1] == "length"
         for stream in cut:
             with pytest.raises(AssertionError, match="not_ready"):
                 stream.result()
     assert {stream.last[0] for stream in long} == {"error"}
-    assert "requests were cut after 2 s" in ending.said
-    assert "Traceback" not in ending.said
-    assert "(raylet)" not in ending.said
+    assert "requests were cut after 2 s" in ending_pair.stderr
+    assert "Traceback" not in ending_pair.stderr
+    assert "(raylet)" not in ending_pair.stderr

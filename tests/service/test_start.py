@@ -24,9 +24,9 @@ def test_a_checkpoint_that_cannot_be_loaded(tmp_path):
     command = [sys.executable, "-m", "service.cli.main", "serve", "--model", str(broken), "--port", str(free_port())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 1
-    said = [line for line in done.stderr.splitlines() if line.startswith("mrp-serve: ")]
-    assert said[-1] == (
+    stderr = [line for line in done.stderr.splitlines() if line.startswith("mrp-serve: ")]
+    assert stderr[-1] == (
         f"mrp-serve: the service did not start: CheckpointError: {broken}: weight 'model.norm.weight' is missing"
     )
-    assert said[:-1] in (["mrp-serve: loading broken …"], ["mrp-serve: loading broken …", _WAITS])
+    assert stderr[:-1] in (["mrp-serve: loading broken …"], ["mrp-serve: loading broken …", _WAITS])
     assert "Traceback" not in done.stderr

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from service.engine import Engine, EngineDeps
+from service.engine_process.core import load_core
 from service.model import LoadOptions
 from service.parallel import TensorParallelExecutor
-from service.replica.core import load_core
 from service.settings.settings import Settings
 from tests.engine.helpers import FREE, Recorder
 from tests.tiny import GOLDEN, GOLDEN_NAMES

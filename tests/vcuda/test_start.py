@@ -16,8 +16,8 @@ from service.engine.forward.model_forward import ExecutionConfig, LocalModelForw
 from service.engine.observer import StepReport
 from service.engine.request import LogprobsRequest
 from service.engine.thread import EngineThread
+from service.engine_process.core import _limits, load_core
 from service.model import LoadOptions, experts, load_checkpoint
-from service.replica.core import _limits, load_core
 from service.settings.settings import Settings
 from tests.engine.helpers import FAIR, Recorder
 from tests.thinned import fast_only, fast_rows

@@ -20,14 +20,16 @@ from service.api.parse import RequestContext, parse_generate, to_replica_request
 from service.constraints import Constraint
 from service.engine import BlockEvent, GenerationRequest
 from service.engine.request import LogprobsRequest
+from service.engine_process import client as client_module
+from service.engine_process.client import EngineProcessClient
+from service.engine_process.messages import AT_REPLICA, EngineAlive, StepOutputs
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
-from service.ipc.connections import HUNG_S, LOOK_S
-from service.messages.wire import Chunk
-from service.replica import remote as remote_module
-from service.replica.messages import AT_REPLICA, EngineAlive, SetGeneration, StepOutputs
+from service.ipc.connections import HEARTBEAT_TIMEOUT_S, POLL_S
+from service.messages.replica_status import CheckWeights, PauseState, SetPause, UpdateWeights
+from service.messages.wire import Chunk, Weights
 from service.replica.metrics import ReplicaMetrics
-from service.replica.remote import EngineProcessClient, start_replica
 from service.replica.replica import Replica
+from service.replica.start import start_replica
 from service.routing.failover import FailoverPolicy
 from service.settings.settings import Settings
 from service.telemetry.metrics import SumsData
@@ -37,7 +39,7 @@ from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, e
 from tests.gateway.generate.test_ranks import ThenElsewhere
 from tests.gateway.helpers import eventually, idle, over, samples_of
 from tests.other_weights import other_weights
-from tests.parallel.test_team import alive
+from tests.parallel.test_failures import alive
 from tests.process_deps import path_of
 
 UNMEASURED = path_of("UNMEASURED")
@@ -222,10 +224,12 @@ class TestWeights:
             before = await blocks(engine, request())
             other = other_weights(tmp_path / "other", Path(settings.model))
             with pytest.raises(CheckpointError):
-                await engine.check_weights((str(tmp_path),), is_partial=False)
-            await engine.check_weights((str(other),), is_partial=False)
-            assert await engine.load_weights((str(other),), newest_only=False) == other
-            await engine.apply_weights((3, 3), abort=False)
+                await engine.control(CheckWeights(Weights(3, str(tmp_path), settings.model)))
+            checked = await engine.control(CheckWeights(Weights(3, str(other), settings.model)))
+            assert checked.weights is not None
+            assert checked.weights.mrp_version == 3
+            updated = await engine.control(UpdateWeights(checked.weights))
+            assert updated.weights == checked.weights
             after = await blocks(engine, request())
             assert {event.version for event in before} == {0}
             assert {event.version for event in after} == {3}
@@ -261,7 +265,7 @@ class TestEnds:
         with pytest.raises(ReplicaStopping, match="has ended"):
             await blocks(lost._engine, request())
         with pytest.raises(ReplicaStopping, match="has ended"):
-            await lost._engine.check_weights((settings.model,), is_partial=False)
+            await lost._engine.control(CheckWeights(Weights(1, settings.model, settings.model)))
         lost.close()
 
     async def test_closing_ends_what_waits(self, settings: Settings) -> None:
@@ -298,7 +302,7 @@ class TestEnds:
         """Its thread reports while a request waits. Requests go on afterwards, or move on if it is killed."""
         engine = await start(settings)
         whole = await blocks(engine, request())
-        await engine.set_generation(SetGeneration(True, level, False, (settings.model,)))
+        await engine.control(SetPause(PauseState(1, True, level)))
         for name in ("b", "lost"):
             waiting = asyncio.create_task(blocks(engine, request(name)))
             await eventually(lambda: engine.state().num_waiting == 1)
@@ -311,16 +315,16 @@ class TestEnds:
                 with pytest.raises(ReplicaLost):
                     await waiting
             else:
-                await engine.set_generation(SetGeneration(False, 0, False, (settings.model,)))
+                await engine.control(SetPause(PauseState(2)))
                 done = await waiting
                 assert [block.token_ids for block in done] == [block.token_ids for block in whole]
                 await eventually(lambda: not engine.state().paused)
-                await engine.set_generation(SetGeneration(True, level, False, (settings.model,)))
+                await engine.control(SetPause(PauseState(3, True, level)))
         engine.close()
 
     async def test_closing_ends_a_process_that_stands(self, settings: Settings) -> None:
         engine = await start(settings)
-        await engine.set_generation(SetGeneration(True, 1, False, (settings.model,)))
+        await engine.control(SetPause(PauseState(1, True, 1)))
         waiting = asyncio.create_task(blocks(engine, request()))
         await eventually(lambda: engine.state().num_waiting == 1)
         engine.close()
@@ -331,7 +335,7 @@ class TestEnds:
     async def test_a_stopped_process_is_killed_and_its_requests_go_on_elsewhere(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(remote_module, "HUNG_S", 1.0)
+        monkeypatch.setattr(client_module, "HEARTBEAT_TIMEOUT_S", 1.0)
         engine = await start(settings, path_of("HANGING"))
         waiting = asyncio.create_task(blocks(engine, request()))
         await eventually(lambda: bool(engine._requests))
@@ -345,7 +349,7 @@ class TestEnds:
     async def test_a_long_step_is_no_silence(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = await start(settings, path_of("HANGING"))
         ends: list[float] = []
-        monkeypatch.setattr(engine._silence, "end", lambda: ends.append(engine._silence.look()))
+        monkeypatch.setattr(engine._heartbeats, "observe", lambda: ends.append(engine._heartbeats.poll()))
         waiting = asyncio.create_task(blocks(engine, request()))
         await eventually(lambda: len(ends) > 3)
         engine.close()
@@ -355,20 +359,29 @@ class TestEnds:
     async def test_only_what_may_hold_up_python_may_be_silent_for_longer(self, clock: Clock) -> None:
         engine = EngineProcessClient(None, lambda added: None, 60.0, clock)  # type: ignore[arg-type]
 
-        def stands_still(seconds: float) -> str | None:
-            for _ in range(round(seconds / LOOK_S)):
-                clock.now += LOOK_S
-                why = engine._stands_still()
+        def hang(seconds: float) -> str | None:
+            for _ in range(round(seconds / POLL_S)):
+                clock.now += POLL_S
+                why = engine._hang()
             return why
 
-        assert stands_still(HUNG_S) is None
-        assert str(stands_still(LOOK_S)).endswith("silent for 7 s, allowed are 7")
+        assert hang(HEARTBEAT_TIMEOUT_S) is None
+        assert str(hang(POLL_S)).endswith("silent for 7 s, allowed are 7")
         engine._calls[0] = asyncio.get_running_loop().create_future()  # reads weights
-        assert stands_still(50.0) is None
-        assert str(stands_still(5.0)).endswith("allowed are 60")
+        assert hang(50.0) is None
+        assert str(hang(5.0)).endswith("allowed are 60")
         engine.received(AT_REPLICA.content([AT_REPLICA.encode(EngineAlive())]))
         engine._calls.clear()
-        assert stands_still(HUNG_S) is None
+        assert hang(HEARTBEAT_TIMEOUT_S) is None
+
+    async def test_a_control_command_may_take_the_engines_thread_for_longer_than_a_step(self, clock: Clock) -> None:
+        engine = EngineProcessClient(None, lambda added: None, 60.0, clock)  # type: ignore[arg-type]
+        engine._add("request")
+        for controlled in (True, False):
+            for _ in range(61):
+                clock.now += 1.0
+                engine.received(AT_REPLICA.content([AT_REPLICA.encode(EngineAlive(controlled))]))
+            assert (engine._hang() is None) is controlled
 
     async def test_a_checkpoint_that_cannot_be_loaded(self, settings: Settings, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError):

@@ -2,9 +2,9 @@
 
 import pytest
 
+from service.engine_process import core
 from service.errors import SettingsError
 from service.model.device import DeviceMemory
-from service.replica import core
 
 MIB = 2**20
 

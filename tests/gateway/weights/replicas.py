@@ -1,4 +1,4 @@
-"""Several replicas in this process, each with weights of its own, behind several ingresses."""
+"""Several replicas in this process, each with weights of its own, behind several ingresses; calls of /admin/weights."""
 
 from __future__ import annotations
 
@@ -10,47 +10,52 @@ from typing import Any
 
 import httpx
 
+from service.decode.modes import Static
+from service.engine import Engine, EngineDeps, GenerationRequest
 from service.errors import MrpServeError, ReplicaLost
 from service.gateway.ingress import Ingress
-from service.messages.replica_status import GenerationResult, GenerationState, Snapshot, Status, WeightUpdateResult
+from service.gateway.weights import KnownWeights, UpdateWeightsAnswer
+from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Failure, Items, ReplicaRequest, Weights
 from service.model import load_checkpoint
 from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.gateway.conftest import UNMEASURED
-from tests.gateway.helpers import client
+from tests.gateway.generate.helpers import PROMPT, body, problem
+from tests.gateway.helpers import assert_shape, client
+from tests.other_weights import FIRST
 from tests.replicas import local_generator
 
 ADMIN = {"Authorization": "Bearer boss"}
 WEIGHTS = "/admin/weights"
+TOKENS = 16
+REQUEST = body(max_new_tokens=TOKENS, ignore_eos=True)
 
 
 class Replicas:
-    """A backend over several generators, which take turns. The test starts them again, as Serve would.
+    """A backend over several replicas, which take turns. The test restarts them, as Serve would."""
 
-    `lost_after`: so many items of the next stream come, then its replica is lost, and `at_loss` is called.
-    `refuses`: what a replica answers to new weights instead of taking them, by its number.
-    """
-
-    def __init__(self, model: Path, count: int = 2, **changes: Any) -> None:
-        given: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_cache_tokens": 4096}
-        self.settings = Settings(model=str(model), **(given | {"admin_keys": ("boss",)} | changes))
-        self.generators = [self._started(number) for number in range(count)]
-        self.requests: list[tuple[int, ReplicaRequest]] = []
+    def __init__(self, count: int = 2, deps: EngineDeps = UNMEASURED, **changes: Any) -> None:
+        defaults: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_cache_tokens": 4096}
+        self.settings = Settings(model=str(FIRST), **(defaults | {"admin_keys": ("boss",)} | changes))
+        self._deps = deps
+        self.replicas = [self._start(number) for number in range(count)]
+        self.requests: list[ReplicaRequest] = []
+        #: so many items of the next stream come, then its replica is lost, and `at_loss` is called
         self.lost_after: int | None = None
         self.at_loss: Callable[[], Awaitable[object]] | None = None
-        self.refuses: dict[int, Exception] = {}
+        #: the errors that replicas return for commands, by the number of the replica and the kind of the command
+        self.errors: dict[tuple[int, type[ControlCommand]], MrpServeError] = {}
         self.ingresses: list[Ingress] = []
-        self._turn = 0
 
-    def _started(self, number: int) -> Replica:
+    def _start(self, number: int) -> Replica:
         checkpoint = load_checkpoint(self.settings.model)
-        return local_generator(f"r{number}", checkpoint, self.settings, deps=UNMEASURED)
+        return local_generator(f"r{number}", checkpoint, self.settings, deps=self._deps)
 
-    def start_again(self, number: int) -> None:
-        """A replica that was lost comes back, with the weights of the setting `model`."""
-        self.generators[number].close()
-        self.generators[number] = self._started(number)
+    def restart(self, number: int) -> None:
+        """Replaces a replica by a new one with the weights of the setting `model`."""
+        self.replicas[number].close()
+        self.replicas[number] = self._start(number)
 
     def ingress(self) -> httpx.AsyncClient:
         """A client of one more ingress."""
@@ -58,16 +63,20 @@ class Replicas:
         return client(self.ingresses[-1].app(answers_request_id=True))
 
     def close(self) -> None:
-        for generator in self.generators:
-            generator.close()
+        for replica in self.replicas:
+            replica.close()
 
     # --- the backend ---------------------------------------------------------------------------------
 
     def _next(self, request: ReplicaRequest) -> Replica:
-        number = self._turn % len(self.generators)
-        self._turn += 1
-        self.requests.append((number, request))
-        return self.generators[number]
+        replica = self.next_replica
+        self.requests.append(request)
+        return replica
+
+    @property
+    def next_replica(self) -> Replica:
+        """The replica for the next request."""
+        return self.replicas[len(self.requests) % len(self.replicas)]
 
     async def count(self, request: ReplicaRequest) -> int | Failure:
         return await self._next(request).count(request)
@@ -87,29 +96,50 @@ class Replicas:
         pass
 
     async def statuses(self) -> list[Status]:
-        return [generator.status() for generator in self.generators]
+        return [replica.status() for replica in self.replicas]
 
-    async def check_weights(self, weights: Weights) -> list[WeightUpdateResult]:
-        return await asyncio.gather(*(generator.check_weights(weights) for generator in self.generators))
+    async def control(self, command: ControlCommand) -> list[ControlResult]:
+        return await asyncio.gather(*(self._control(number, command) for number in range(len(self.replicas))))
 
-    async def update_weights(self, weights: Weights) -> list[WeightUpdateResult]:
-        return await asyncio.gather(*(self._give(number, weights) for number in range(len(self.generators))))
-
-    async def _give(self, number: int, weights: Weights) -> WeightUpdateResult:
-        generator = self.generators[number]
-        error: Any = self.refuses.get(number)
-        if error is not None:
-            status = generator.status()
-            return WeightUpdateResult(status.replica, status.card.weights, 0.0, error)
-        return await generator.update_weights(weights)
-
-    async def set_generation(self, state: GenerationState, *, wait: bool) -> list[GenerationResult]:
-        calls = (generator.set_generation(state, wait=wait) for generator in self.generators)
-        return await asyncio.gather(*calls)
+    async def _control(self, number: int, command: ControlCommand) -> ControlResult:
+        replica, error = self.replicas[number], self.errors.get((number, type(command)))
+        if error is None:
+            return await replica.control(command)
+        status = replica.status()
+        return ControlResult(status.replica, status.card.weights, status.pause, error=error)
 
     async def announce(self, weights: Weights) -> None:
         for ingress in self.ingresses:
             ingress.require_weights(weights)
 
-    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
-        return [own], [generator.snapshot() for generator in self.generators]
+    async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+        return [ingress], [replica.snapshot() for replica in self.replicas]
+
+
+async def update(http: httpx.AsyncClient, model: Path, **fields: Any) -> dict[str, Any]:
+    """POST /admin/weights."""
+    response = await http.post(WEIGHTS, json={"model": str(model), **fields}, headers=ADMIN)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    assert_shape(UpdateWeightsAnswer, answer)
+    return answer
+
+
+async def refused(http: httpx.AsyncClient, status: int, **fields: Any) -> dict[str, Any]:
+    """The error of POST /admin/weights."""
+    return problem(await http.post(WEIGHTS, json=fields, headers=ADMIN), status)
+
+
+async def listed(http: httpx.AsyncClient) -> dict[str, Any]:
+    """GET /admin/weights."""
+    response = await http.get(WEIGHTS, headers=ADMIN)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    assert_shape(KnownWeights, answer)
+    return answer
+
+
+def fresh_answer(checkpoint: Path, request: GenerationRequest | None = None) -> list[int]:
+    """The answer to `REQUEST`, or to another request, of an engine that starts with a checkpoint."""
+    request = request or GenerationRequest("x", tuple(PROMPT), Static(), max_new_tokens=TOKENS)
+    return list(Engine(load_checkpoint(checkpoint), deps=UNMEASURED).generate([request])[0].token_ids)

@@ -1,10 +1,10 @@
-"""POST /admin/weights over several replicas: one version answers, whatever starts again, is lost or comes between."""
+"""POST /admin/weights over several replicas: one version answers, whatever restarts, is lost or comes between."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,136 +12,79 @@ import httpx
 import jsonschema
 import pytest
 from safetensors.torch import load_file, save_file
-from starlette.types import ASGIApp
 
 from service.api.models import Models
-from service.decode.modes import Static
-from service.engine import Engine, GenerationRequest
+from service.engine.thread import EngineThread
 from service.errors import NotReady, OutOfMemory
-from service.gateway import admin
-from service.gateway.ingress import Ingress
-from service.gateway.weights import KnownWeights, UpdateWeightsAnswer
+from service.messages.replica_status import CheckWeights, UpdateWeights
 from service.messages.wire import Weights
-from service.model import load_checkpoint
-from service.replica.replica import Replica
-from service.routing import failover
-from service.settings.settings import Settings
-from tests.gateway.conftest import UNMEASURED
 from tests.gateway.engines import Held
-from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, frames, problem
-from tests.gateway.helpers import assert_shape, client, eventually, page
-from tests.gateway.weights.replicas import ADMIN, WEIGHTS, Replicas
+from tests.gateway.generate.helpers import GENERATE, ask, frames, problem
+from tests.gateway.helpers import assert_shape, eventually, page
+from tests.gateway.weights.conftest import MakeReplicas
+from tests.gateway.weights.replicas import ADMIN, REQUEST, TOKENS, WEIGHTS, Replicas, listed, refused, update
 from tests.other_weights import FIRST, other_weights
-from tests.replicas import local_generator
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 
-Make = Callable[..., Replicas]
-TOKENS = 24
-REQUEST = body(max_new_tokens=TOKENS, ignore_eos=True)
+Answers = dict[Path, list[int]]
 
 
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return other_weights(tmp_path_factory.mktemp("weights") / "step-7")
+async def ask_all(http: httpx.AsyncClient, count: int = 2) -> list[list[int]]:
+    """The answers to concurrent requests, which the replicas take in turns."""
+    return [answer["token_ids"] for answer in await asyncio.gather(*(ask(http, REQUEST) for _ in range(count)))]
 
 
-@pytest.fixture(scope="module")
-def third(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return other_weights(tmp_path_factory.mktemp("weights") / "step-8", seed=8)
+# --- updates ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "_PAUSE_S", 0.001)
-    monkeypatch.setattr(failover, "_LONGEST_PAUSE_S", 0.01)
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """make(count, **settings) -> replicas, closed after the test."""
-    made: list[Replicas] = []
-
-    def make(count: int = 2, **settings: Any) -> Replicas:
-        made.append(Replicas(FIRST, count, **settings))
-        return made[-1]
-
-    yield make
-    for replicas in made:
-        replicas.close()
-
-
-@pytest.fixture
-def replicas(make: Make) -> Replicas:
-    return make()
-
-
-@pytest.fixture
-async def http(replicas: Replicas) -> AsyncIterator[httpx.AsyncClient]:
-    async with replicas.ingress() as http:
-        yield http
-
-
-@pytest.fixture(scope="module")
-def steady() -> Iterator[ASGIApp]:
-    """One replica whose weights no test changes."""
-    replicas = Replicas(FIRST, 1)
-    yield Ingress("i0", replicas.settings, replicas).app(answers_request_id=True)
-    replicas.close()
-
-
-@pytest.fixture(scope="module")
-def answers(other: Path, third: Path) -> dict[Path, list[int]]:
-    """What fresh services of the checkpoints answer to `REQUEST`."""
-    asked = GenerationRequest("x", tuple(PROMPT), Static(), max_new_tokens=TOKENS)
-    engines = {path: Engine(load_checkpoint(path), deps=UNMEASURED) for path in (FIRST, other, third)}
-    return {path: list(engine.generate([asked])[0].token_ids) for path, engine in engines.items()}
-
-
-async def give(http: httpx.AsyncClient, model: Path, **fields: Any) -> dict[str, Any]:
-    response = await http.post(WEIGHTS, json={"model": str(model), **fields}, headers=ADMIN)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    assert_shape(UpdateWeightsAnswer, answer)
-    return answer
-
-
-async def refused(http: httpx.AsyncClient, status: int, **fields: Any) -> dict[str, Any]:
-    return problem(await http.post(WEIGHTS, json=fields, headers=ADMIN), status)
-
-
-async def known(http: httpx.AsyncClient) -> dict[str, Any]:
-    response = await http.get(WEIGHTS, headers=ADMIN)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    assert_shape(KnownWeights, answer)
-    return answer
-
-
-async def answered(http: httpx.AsyncClient, count: int = 4) -> list[list[int]]:
-    """The answers to so many requests at once: every replica gets some."""
-    return [one["token_ids"] for one in await asyncio.gather(*(ask(http, REQUEST) for _ in range(count)))]
-
-
-async def test_all_replicas_answer_with_the_new_weights_and_say_so(
-    replicas: Replicas, http: httpx.AsyncClient, other: Path, answers: dict[Path, list[int]]
+async def test_all_replicas_answer_with_the_new_weights_and_report_them(
+    service: Replicas, http: httpx.AsyncClient, other: Path, answers: Answers
 ) -> None:
-    assert await answered(http) == [answers[FIRST]] * 4
-    told = await give(http, other)
-    assert (told["model"], told["version"]) == (str(other), 1)
-    rows = [(one["replica"], one["model"], one["version"]) for one in told["replicas"]]
+    assert await ask_all(http) == [answers[FIRST]] * 2
+    answer = await update(http, other)
+    assert (answer["model"], answer["version"]) == (str(other), 1)
+    rows = [(row["replica"], row["model"], row["version"]) for row in answer["replicas"]]
     assert rows == [("r0", str(other), 1), ("r1", str(other), 1)]
-    assert all(one["seconds"] > 0 for one in told["replicas"])
-    assert await answered(http) == [answers[other]] * 4 != [answers[FIRST]] * 4
-    assert [one["behind"] for one in (await known(http))["replicas"]] == [False, False]
+    assert all(row["seconds"] > 0 for row in answer["replicas"])
+    assert await ask_all(http) == [answers[other]] * 2 != [answers[FIRST]] * 2
+    assert [row["behind"] for row in (await listed(http))["replicas"]] == [False, False]
     models = (await http.get("/v1/models")).json()
     assert_shape(Models, models)
     assert models["data"][0]["weights"] == {"model": "step-7", "version": 1}
     assert (await page(http))("mrp_weights_version", replica="r1") == 1
-    assert {request.weights.version for _, request in replicas.requests[-4:] if request.weights} == {1}
+    assert {request.weights.version for request in service.requests[-2:] if request.weights} == {1}
 
 
-async def test_the_routes_have_keys_of_their_own(make: Make, other: Path) -> None:
-    async with make(1, admin_keys=()).ingress() as http:
+async def test_versions_grow(make: MakeReplicas, other: Path, third: Path, answers: Answers) -> None:
+    http = make(1).ingress()
+    assert (await update(http, other, version=7))["version"] == 7
+    for version in (6, 7):
+        error = await refused(http, 409, model=str(third), version=version)
+        assert (error["code"], error["param"]) == ("weights_conflict", "version")
+        assert f"version is {version}, allowed is more than 7" in error["message"]
+    assert (await update(http, other, version=7))["version"] == 7  # sent again
+    assert (await update(http, third))["version"] == 8
+    assert await ask_all(http) == [answers[third]] * 2
+
+
+async def test_the_calibration_of_the_new_weights_is_read(make: MakeReplicas, tmp_path: Path) -> None:
+    """A calibration of another checkpoint is not used, and the reason is reported."""
+    http = make(1).ingress()
+    folder = other_weights(tmp_path / "calibrated")
+    quality = Path("service/demo/quality.json").resolve()
+    (folder / "quality.json").write_text(quality.read_text("utf-8"), "utf-8")
+    before = (await http.get("/v1/models")).json()["data"][0]["quality"]["missing"]
+    await update(http, folder)
+    after = (await http.get("/v1/models")).json()["data"][0]["quality"]["missing"]
+    assert "has no quality.json" in before
+    assert "was made for another checkpoint" in after
+
+
+# --- the routes ------------------------------------------------------------------------------------
+
+
+async def test_the_routes_have_keys_of_their_own(make: MakeReplicas, other: Path) -> None:
+    async with make(0, admin_keys=()).ingress() as http:
         assert problem(await http.post(WEIGHTS, json={"model": "x"}, headers=ADMIN), 404)["code"] == "not_found"
     async with make(1, api_keys=("user",)).ingress() as http:
         user = {"Authorization": "Bearer user"}
@@ -150,7 +93,7 @@ async def test_the_routes_have_keys_of_their_own(make: Make, other: Path) -> Non
             wrong = await http.request(method, WEIGHTS, json={"model": "x"}, headers=user)
             assert "admin_keys` is wrong" in problem(wrong, 401)["message"]
         assert problem(await http.post(GENERATE, json=REQUEST, headers=ADMIN), 401)
-        await give(http, other)
+        await update(http, other)
         posted = (await http.get("/openapi.json")).json()["paths"][WEIGHTS]["post"]
         assert posted["responses"].keys() >= {"200", "401", "409", "413", "422", "503"}
         content = posted["requestBody"]["content"]["application/json"]
@@ -158,7 +101,7 @@ async def test_the_routes_have_keys_of_their_own(make: Make, other: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("sent", "param", "said"),
+    ("fields", "param", "message"),
     [
         ({}, "model", "model is missing"),
         ({"model": ""}, "model", "at least 1 character"),
@@ -170,243 +113,201 @@ async def test_the_routes_have_keys_of_their_own(make: Make, other: Path) -> Non
         ({"model": str(GOLDEN / GOLDEN_NAMES[1])}, "model", "that of the served weights is"),
     ],
 )
-async def test_what_cannot_be_taken_is_refused_and_nothing_changes(
-    steady: ASGIApp, sent: dict[str, Any], param: str, said: str
+async def test_a_wrong_body_or_checkpoint_is_refused_and_nothing_changes(
+    steady_http: httpx.AsyncClient, fields: dict[str, Any], param: str, message: str
 ) -> None:
-    async with client(steady) as http:
-        detail = await refused(http, 422, **sent)
-        assert detail["param"] == param
-        assert said in detail["message"]
-        assert (await known(http))["version"] == 0
+    error = await refused(steady_http, 422, **fields)
+    assert error["param"] == param
+    assert message in error["message"]
+    assert (await listed(steady_http))["version"] == 0
 
 
-@pytest.mark.parametrize("path", ["/admin%2fweights", "/%61dmin/weights", "/admin/we%69ghts"])
-async def test_the_routes_have_one_spelling(steady: ASGIApp, path: str) -> None:
+async def test_the_routes_have_one_spelling(steady_http: httpx.AsyncClient) -> None:
     """A proxy that keeps clients from /admin/ may compare the path as it is sent."""
-    async with client(steady) as http:
+    for path in ("/admin%2fweights", "/%61dmin/weights", "/admin/we%69ghts"):
         for headers in (ADMIN, {}):
-            assert (await http.get(path, headers=headers)).status_code == 404
-            assert (await http.post(path, headers=headers, json={})).status_code == 404
-        assert (await http.get(WEIGHTS, headers=ADMIN)).status_code == 200
+            assert (await steady_http.get(path, headers=headers)).status_code == 404
+            assert (await steady_http.post(path, headers=headers, json={})).status_code == 404
 
 
 async def test_a_number_that_is_not_finite_changes_nothing(
-    steady: ASGIApp, tmp_path: Path, answers: dict[Path, list[int]]
+    steady_http: httpx.AsyncClient, tmp_path: Path, answers: Answers
 ) -> None:
     """A diverged training must not replace good weights."""
     diverged = other_weights(tmp_path / "diverged")
     weights = load_file(diverged / "model.safetensors")
     weights["lm_head.weight"].view(-1)[0] = float("nan")
     save_file(weights, diverged / "model.safetensors")
-    async with client(steady) as http:
-        detail = await refused(http, 422, model=str(diverged))
-        assert (detail["code"], detail["param"]) == ("weights_refused", "model")
-        assert (
-            "'lm_head.weight' has numbers that are not finite as torch.float32; the old weights stay"
-            in detail["message"]
-        )
-        assert (await known(http))["version"] == 0
-        assert (await ask(http, REQUEST))["token_ids"] == answers[FIRST]
+    error = await refused(steady_http, 422, model=str(diverged))
+    assert (error["code"], error["param"]) == ("weights_refused", "model")
+    reason = "'lm_head.weight' has numbers that are not finite as torch.float32; the old weights stay"
+    assert reason in error["message"]
+    assert (await listed(steady_http))["version"] == 0
+    assert (await ask(steady_http, REQUEST))["token_ids"] == answers[FIRST]
 
 
-async def test_no_replica_changes_if_one_cannot(
-    replicas: Replicas, http: httpx.AsyncClient, other: Path, answers: dict[Path, list[int]]
+# --- replicas that fail ----------------------------------------------------------------------------
+
+
+async def test_no_replica_changes_if_the_check_fails_at_one(
+    steady: Replicas, steady_http: httpx.AsyncClient, other: Path, answers: Answers
 ) -> None:
-    """The folder is missing where one of them runs."""
-
-    async def missing(folders: tuple[str, ...], *, is_partial: bool) -> None:
-        raise NotReady(f"{folders[-1]} is not here")
-
-    replicas.generators[1]._weights._engine.check_weights = missing  # type: ignore[method-assign]
-    assert "is not here" in (await refused(http, 503, model=str(other)))["message"]
-    assert await answered(http) == [answers[FIRST]] * 4
+    steady.errors[1, CheckWeights] = NotReady("the folder is not here")
+    try:
+        assert "is not here" in (await refused(steady_http, 503, model=str(other)))["message"]
+    finally:
+        steady.errors.clear()
+    assert await ask_all(steady_http) == [answers[FIRST]] * 2
 
 
-async def test_versions_grow(make: Make, other: Path, third: Path, answers: dict[Path, list[int]]) -> None:
-    http = make(1).ingress()
-    assert (await give(http, other, version=7))["version"] == 7
-    for version in (6, 7):
-        detail = await refused(http, 409, model=str(third), version=version)
-        assert (detail["code"], detail["param"]) == ("weights_conflict", "version")
-        assert f"version is {version}, allowed is more than 7" in detail["message"]
-    assert (await give(http, other, version=7))["version"] == 7  # sent again
-    assert (await give(http, third))["version"] == 8
-    assert await answered(http) == [answers[third]] * 4
-
-
-async def test_a_replica_that_started_again_answers_nothing_before_it_has_the_newest(
-    replicas: Replicas, http: httpx.AsyncClient, other: Path, answers: dict[Path, list[int]]
+async def test_if_no_replica_takes_the_weights_the_old_ones_stay(
+    steady: Replicas, steady_http: httpx.AsyncClient, other: Path, answers: Answers
 ) -> None:
-    await give(http, other)
-    replicas.start_again(1)
-    assert await answered(http, 8) == [answers[other]] * 8
-    refusals = (await page(http))("mrp_request_failovers_total", reason="weights_behind")
-    assert refusals > 0
-    await eventually(lambda: replicas.generators[1].status().card.weights.version == 1)
-
-
-async def test_other_ingresses_and_new_ones_know_the_newest(
-    replicas: Replicas, http: httpx.AsyncClient, other: Path, answers: dict[Path, list[int]]
-) -> None:
-    async with replicas.ingress() as second:
-        assert await answered(second) == [answers[FIRST]] * 4
-        await give(http, other)
-        replicas.start_again(0)
-        replicas.start_again(1)
-        assert await answered(second) == [answers[other]] * 4
-        replicas.start_again(0)
-        async with replicas.ingress() as later:
-            assert await answered(later) == [answers[other]] * 4
-
-
-async def test_all_replicas_that_started_again_are_given_the_newest_by_a_question(
-    replicas: Replicas, http: httpx.AsyncClient, other: Path
-) -> None:
-    await give(http, other)
-    replicas.start_again(0)
-    rows = (await known(http))["replicas"]
-    assert [(one["version"], one["behind"]) for one in rows] == [(0, True), (1, False)]
-    await eventually(lambda: replicas.generators[0].status().card.weights.version == 1)
+    no_memory = OutOfMemory("no memory for the new weights")
+    steady.errors |= {(number, UpdateWeights): no_memory for number in range(2)}
+    try:
+        assert (await refused(steady_http, 503, model=str(other)))["code"] == "out_of_memory"
+    finally:
+        steady.errors.clear()
+    assert await ask_all(steady_http) == [answers[FIRST]] * 2
 
 
 async def test_a_replica_that_fails_is_named_and_answers_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-    replicas: Replicas,
-    http: httpx.AsyncClient,
-    other: Path,
-    answers: dict[Path, list[int]],
+    service: Replicas, http: httpx.AsyncClient, other: Path, answers: Answers
 ) -> None:
-    monkeypatch.setattr(admin, "AGAIN_S", 0.01)
-    replicas.refuses = {1: OutOfMemory("no memory for the new weights")}
-    detail = await refused(http, 503, model=str(other))
-    assert detail["code"] == "exchange_failed"
-    assert "1 of 2 replicas could not take the weights" in detail["message"]
-    assert "r1: no memory for the new weights" in detail["message"]
-    assert await answered(http) == [answers[other]] * 4
-    assert [(one["version"], one["behind"]) for one in (await known(http))["replicas"]] == [(1, False), (0, True)]
-    replicas.refuses = {}
-    await ask(http, REQUEST)
+    service.errors[1, UpdateWeights] = OutOfMemory("no memory for the new weights")
+    error = await refused(http, 503, model=str(other))
+    assert error["code"] == "exchange_failed"
+    assert "1 of 2 replicas could not take the weights" in error["message"]
+    assert "r1: no memory for the new weights" in error["message"]
+    assert await ask_all(http) == [answers[other]] * 2
+    assert [(row["version"], row["behind"]) for row in (await listed(http))["replicas"]] == [(1, False), (0, True)]
+    service.errors.clear()
     await asyncio.sleep(0.02)
-    await known(http)
-    await eventually(lambda: replicas.generators[1].status().card.weights.version == 1)
+    await listed(http)
+    await eventually(lambda: service.replicas[1].status().card.weights.version == 1)
 
 
-async def test_if_no_replica_can_the_old_weights_stay(
-    replicas: Replicas, http: httpx.AsyncClient, other: Path, answers: dict[Path, list[int]]
+# --- replicas that restart, other ingresses ----------------------------------------------------------
+
+
+async def test_a_restarted_replica_answers_nothing_before_it_has_the_newest_weights(
+    service: Replicas, http: httpx.AsyncClient, other: Path, answers: Answers
 ) -> None:
-    replicas.refuses = dict.fromkeys(range(2), OutOfMemory("no memory for the new weights"))
-    assert (await refused(http, 503, model=str(other)))["code"] == "out_of_memory"
-    assert await answered(http) == [answers[FIRST]] * 4
+    await update(http, other)
+    service.restart(1)
+    assert await ask_all(http, 4) == [answers[other]] * 4
+    refusals = (await page(http))("mrp_request_failovers_total", reason="weights_behind")
+    assert refusals > 0
+    await eventually(lambda: service.replicas[1].status().card.weights.version == 1)
+
+
+async def test_other_and_later_ingresses_know_the_newest_weights(
+    service: Replicas, http: httpx.AsyncClient, other: Path, answers: Answers
+) -> None:
+    async with service.ingress() as second:
+        assert await ask_all(second) == [answers[FIRST]] * 2
+        await update(http, other)
+        service.restart(0)
+        service.restart(1)
+        assert await ask_all(second) == [answers[other]] * 2
+        service.restart(0)
+        rows = (await listed(http))["replicas"]
+        assert [(row["version"], row["behind"]) for row in rows] == [(0, True), (1, False)]
+        async with service.ingress() as later:
+            assert await ask_all(later) == [answers[other]] * 2
+    await eventually(lambda: service.replicas[0].status().card.weights.version == 1)
 
 
 async def test_two_updates_at_once_leave_one_version_everywhere(
-    replicas: Replicas, http: httpx.AsyncClient, other: Path, third: Path, answers: dict[Path, list[int]]
+    service: Replicas, http: httpx.AsyncClient, other: Path, third: Path, answers: Answers
 ) -> None:
-    """By two ingresses, which do not know of each other."""
-    async with replicas.ingress() as second:
-        sent = [
-            asyncio.ensure_future(one.post(WEIGHTS, json={"model": str(path), "version": 1}, headers=ADMIN))
-            for one, path in ((http, other), (second, third))
+    """They come to two ingresses, which do not know of each other."""
+    async with service.ingress() as second:
+        updates = [
+            asyncio.ensure_future(ingress.post(WEIGHTS, json={"model": str(path), "version": 1}, headers=ADMIN))
+            for ingress, path in ((http, other), (second, third))
         ]
-        statuses = sorted([(await response).status_code for response in sent])
+        statuses = sorted([(await response).status_code for response in updates])
         assert statuses in ([200, 409], [200, 200])
-        [model] = {generator.status().card.weights.model for generator in replicas.generators}
-        assert await answered(http) == [answers[Path(model)]] * 4
+        [model] = {replica.status().card.weights.model for replica in service.replicas}
+        assert await ask_all(http) == [answers[Path(model)]] * 2
 
 
-async def test_a_cut_stream_is_not_continued_by_other_weights(
-    replicas: Replicas, http: httpx.AsyncClient, other: Path
+# --- requests under way ----------------------------------------------------------------------------
+
+
+async def test_a_lost_stream_is_continued_by_the_same_weights_only(
+    service: Replicas, http: httpx.AsyncClient, other: Path, third: Path, answers: Answers
 ) -> None:
-    """The other replica has newer ones by then."""
-    new = Weights(1, str(other), replicas.settings.model)
-    replicas.lost_after, replicas.at_loss = 1, lambda: replicas.generators[1].update_weights(new)
-    *blocks, (last, said) = await frames(http, REQUEST)
-    assert [name for name, _ in blocks] == ["block"]
-    assert (last, said["error"]["code"]) == ("error", "weights_changed")
-    assert "weights of version 0 began this answer" in said["error"]["message"]
-
-
-async def test_a_cut_stream_goes_on_with_the_same_weights(
-    replicas: Replicas, http: httpx.AsyncClient, other: Path, answers: dict[Path, list[int]]
-) -> None:
-    await give(http, other)
-    replicas.lost_after = 2
+    await update(http, other)
+    service.lost_after = 1
     *blocks, (last, _) = await frames(http, REQUEST)
     assert last == "done"
     assert [token for _, block in blocks for token in block["token_ids"]] == answers[other]
-    assert replicas.requests[-1][1].resume.version == 1
+    assert service.requests[-1].resume.version == 1
+
+    newer = UpdateWeights(Weights(2, str(third), service.settings.model))
+    service.lost_after, service.at_loss = 1, lambda: service.next_replica.control(newer)
+    *blocks, (last, data) = await frames(http, REQUEST)
+    assert [name for name, _ in blocks] == ["block"]
+    assert (last, data["error"]["code"]) == ("error", "weights_changed")
+    assert "weights of version 1 began this answer" in data["error"]["message"]
 
 
-class Holding:
-    """One replica whose engine waits before its forwards, and a client."""
+class GatedService:
+    """One replica whose engine waits before each forward, and a client."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.held = Held()
-        self.replicas = Replicas(FIRST, 0, **settings)
-        self.replicas.generators.append(_held(self.replicas.settings, self.held))
-        self.http = self.replicas.ingress()
+    def __init__(self, make: MakeReplicas, **settings: Any) -> None:
+        self.gate = Held()
+        service = make(1, deps=self.gate.deps, **settings)
+        self.replica, self.http = service.replicas[0], service.ingress()
 
-    def send(self, path: str, sent: dict[str, Any]) -> asyncio.Task[httpx.Response]:
-        return asyncio.ensure_future(self.http.post(path, json=sent, headers=ADMIN))
+    def send(self, path: str, body: dict[str, Any]) -> asyncio.Task[httpx.Response]:
+        return asyncio.ensure_future(self.http.post(path, json=body, headers=ADMIN))
 
     @property
-    def holds_for_weights(self) -> bool:
-        return self.replicas.generators[0]._engine._engine._task is not None
-
-
-def _held(settings: Settings, held: Held) -> Replica:
-    return local_generator("r0", load_checkpoint(settings.model), settings, deps=held.deps)
+    def thread(self) -> EngineThread:
+        return self.replica._engine._engine  # type: ignore[attr-defined,no-any-return]
 
 
 @pytest.fixture
-def holding() -> Iterator[Callable[..., Holding]]:
-    made: list[Holding] = []
-
-    def make(**settings: Any) -> Holding:
-        made.append(Holding(**settings))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.held.release()
-        one.replicas.close()
+async def gated(make: MakeReplicas, request: pytest.FixtureRequest) -> AsyncIterator[GatedService]:
+    service = GatedService(make, **getattr(request, "param", {}))
+    yield service
+    service.gate.release()
 
 
-async def test_under_load_nothing_is_lost_and_nothing_is_mixed(
-    holding: Callable[..., Holding], other: Path, answers: dict[Path, list[int]]
+async def test_requests_before_an_update_finish_and_later_ones_get_the_new_weights(
+    gated: GatedService, other: Path, answers: Answers
 ) -> None:
-    one = holding()
-    before = [one.send(GENERATE, REQUEST) for _ in range(3)]
-    await one.held.holds()
-    await eventually(lambda: one.replicas.generators[0].snapshot().in_flight == 3)
-    change = one.send(WEIGHTS, {"model": str(other)})
-    one.held.let(1)  # a step of the engine, which takes in all that came
-    await eventually(
-        lambda: one.replicas.generators[0]._engine._engine._inbox.task is not None or one.holds_for_weights
-    )
-    after = [one.send(GENERATE, REQUEST) for _ in range(3)]
-    await eventually(lambda: one.replicas.generators[0].snapshot().in_flight == 6)
+    before = [gated.send(GENERATE, REQUEST) for _ in range(3)]
+    await gated.gate.holds()
+    await eventually(lambda: gated.replica.snapshot().in_flight == 3)
+    change = gated.send(WEIGHTS, {"model": str(other)})
+    gated.gate.let(1)  # a step of the engine, which empties its inbox
+    await eventually(lambda: gated.thread._inbox.task is not None or gated.thread._task is not None)
+    after = [gated.send(GENERATE, REQUEST) for _ in range(3)]
+    await eventually(lambda: gated.replica.snapshot().in_flight == 6)
     assert not change.done()
-    one.held.release()
+    gated.gate.release()
     assert [(await response).json()["token_ids"] for response in before] == [answers[FIRST]] * 3
     assert [(await response).json()["token_ids"] for response in after] == [answers[other]] * 3
     assert (await change).status_code == 200
 
 
-async def test_by_abort_whole_answers_begin_again_and_begun_streams_end(
-    holding: Callable[..., Holding], other: Path, answers: dict[Path, list[int]]
+@pytest.mark.parametrize("gated", [{"weights_update": "abort"}], indirect=True)
+async def test_an_aborting_update_restarts_whole_answers_and_ends_streams(
+    gated: GatedService, other: Path, answers: Answers
 ) -> None:
-    one = holding(weights_update="abort")
-    whole, stream = one.send(GENERATE, REQUEST), one.send(GENERATE, {**REQUEST, "stream": True})
-    await eventually(
-        lambda: len(one.replicas.generators[0]._engine._engine._undelivered) == 2
-    )  # both are at the engine
-    blocks = TOKENS // 2
-    one.held.let(blocks)  # forwards: some blocks are there, and no answer is whole
-    await one.held.holds(blocks + 1)
-    change = one.send(WEIGHTS, {"model": str(other)})
-    await eventually(lambda: one.replicas.generators[0]._engine._engine._inbox.task is not None)
-    one.held.release()
+    whole, stream = gated.send(GENERATE, REQUEST), gated.send(GENERATE, {**REQUEST, "stream": True})
+    await eventually(lambda: len(gated.thread._undelivered) == 2)
+    forwards = TOKENS // 2  # some blocks are finished, and no answer is complete
+    gated.gate.let(forwards)
+    await gated.gate.holds(forwards + 1)
+    change = gated.send(WEIGHTS, {"model": str(other)})
+    await eventually(lambda: gated.thread._inbox.task is not None)
+    gated.gate.release()
     assert (await whole).json()["token_ids"] == answers[other]
     events = (await stream).text.strip().split("\n\n")
     name, data = events[-1].split("\n")
@@ -414,15 +315,3 @@ async def test_by_abort_whole_answers_begin_again_and_begun_streams_end(
     assert json.loads(data.removeprefix("data: "))["error"]["code"] == "weights_changed"
     assert len(events) > 1
     assert (await change).status_code == 200
-
-
-async def test_the_calibration_of_the_new_weights_is_read(http: httpx.AsyncClient, other: Path, tmp_path: Path) -> None:
-    """One that was made for others is not used, and it is said why."""
-    folder = other_weights(tmp_path / "calibrated")
-    quality = Path("service/demo/quality.json").resolve()
-    (folder / "quality.json").write_text(quality.read_text("utf-8"), "utf-8")
-    before = (await http.get("/v1/models")).json()["data"][0]["quality"]["missing"]
-    await give(http, folder)
-    after = (await http.get("/v1/models")).json()["data"][0]["quality"]["missing"]
-    assert "has no quality.json" in before
-    assert "was made for another checkpoint" in after

@@ -1,8 +1,8 @@
 """Pause and sleep of all replicas, by routes under /admin. A trainer uses them between two weight updates.
 
-While the replicas stand, they are healthy and requests wait: in the replicas, then in the queue of the ingress. Every
-change has a number, and the highest one counts. An ingress learns the newest state from the replicas. A replica that
-starts later gets it within seconds.
+Halted replicas are healthy. Requests wait in the replicas, then in the queue of the ingress. Every change has a number,
+and the highest one counts. An ingress learns the newest state from the replicas. A replica that starts later gets it
+within seconds.
 """
 
 from __future__ import annotations
@@ -11,33 +11,32 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from service.api.openapi import body_docs, errors, route_docs
-from service.api.parse import parse_json
 from service.errors import GenerationChangeFailed, NotReady
-from service.gateway.admin import AGAIN_S, CatchUp, failures_of, parse_body
+from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, read_body
 from service.gateway.backend import Backend
-from service.messages.replica_status import GenerationResult, GenerationState, Status
+from service.messages.replica_status import ControlResult, PauseState, SetPause, Status
 
 
-class ServiceGeneration:
-    """The state of the service's replicas, at one ingress. `look` asks them, and has `see` called with the answers."""
+class ServicePause:
+    """The state of the service's replicas, at one ingress. `poll` asks them, and then `observe` is called."""
 
-    def __init__(self, backend: Backend, look: Callable[[], Awaitable[list[Status]]]) -> None:
-        self.newest = GenerationState()
-        self.look = look
+    def __init__(self, backend: Backend, poll: Callable[[], Awaitable[list[Status]]]) -> None:
+        self.newest = PauseState()
+        self.poll = poll
         self._backend = backend
         self._changing = asyncio.Lock()
         self._catch_up = CatchUp("the present pause or sleep", self._repeat)
 
-    def see(self, statuses: Sequence[Status]) -> None:
+    def observe(self, statuses: Sequence[Status]) -> None:
         """Notes the newest state. Replicas that have missed it get it, in the background."""
-        states = [status.generation for status in statuses if status.failure is None]
+        states = [status.pause for status in statuses if status.failure is None]
         for state in states:
             self._note(state)
         if any(state.older_than(self.newest) for state in states):
@@ -45,22 +44,22 @@ class ServiceGeneration:
 
     async def change(
         self, *, paused: bool | None = None, sleep_level: int | None = None, wait: bool = False
-    ) -> list[GenerationResult]:
+    ) -> list[ControlResult]:
         """Gives all replicas a new state. None: as it is. `wait`: running requests finish before a pause.
 
         A deeper sleep stays. GenerationChangeFailed if replicas could not take it, or another change came first.
         """
         async with self._changing:
-            await self.look()
+            await self.poll()
             level = self.newest.sleep_level
-            state = GenerationState(
+            state = PauseState(
                 self.newest.number + 1,
                 self.newest.paused if paused is None else paused,
                 level if sleep_level is None else sleep_level and max(sleep_level, level),
             )
-            results = await self._backend.set_generation(state, wait=wait)
+            results = await self._backend.control(SetPause(state, wait))
             for result in results:
-                self._note(result.generation)
+                self._note(result.pause)
             if failures := failures_of(results):
                 raise GenerationChangeFailed(
                     f"{len(failures)} of {len(results)} replicas stay as they were: {'; '.join(failures)}",
@@ -69,47 +68,38 @@ class ServiceGeneration:
             if self.newest != state:
                 raise GenerationChangeFailed("another change came first; send the request again", retry_after=AGAIN_S)
             with suppress(NotReady):
-                await self.look()  # the admission controller knows the state from now on
+                await self.poll()  # the admission controller knows the state from now on
             return results
 
-    def _note(self, state: GenerationState) -> None:
+    def _note(self, state: PauseState) -> None:
         if self.newest.older_than(state):
             self.newest = state
 
-    async def _repeat(self) -> list[GenerationResult]:
-        return await self._backend.set_generation(self.newest, wait=False)
+    async def _repeat(self) -> list[ControlResult]:
+        return await self._backend.control(SetPause(self.newest))
 
 
 # --- the routes ------------------------------------------------------------------------------------
 
 
-_Order = TypeVar("_Order", bound=BaseModel)
-
-
-class PauseRequest(BaseModel):
+class PauseRequest(AdminBody):
     """POST /admin/pause."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     mode: Literal["keep", "wait"] = Field(
         "keep", description="keep: running requests stay as they are, with their KV; wait: they finish first"
     )
 
 
-class SleepRequest(BaseModel):
+class SleepRequest(AdminBody):
     """POST /admin/sleep."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     level: Annotated[int, Field(ge=1, le=2)] = Field(
         1, description="1: the memory of the KV cache is given back; 2: that of the weights, too"
     )
 
 
-class NoFields(BaseModel):
+class NoFields(AdminBody):
     """The body of POST /admin/continue and /admin/wake_up: empty."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class ReplicaGeneration(BaseModel):
@@ -128,52 +118,46 @@ class ServiceGenerationAnswer(BaseModel):
     replicas: list[ReplicaGeneration]
 
 
-def add_generation_routes(router: APIRouter, generation: ServiceGeneration) -> None:
+def add_pause_routes(router: APIRouter, service: ServicePause) -> None:
     """Adds the routes to the router of the admin routes."""
     listed = {200: {"model": ServiceGenerationAnswer}, **errors(401, 503)}
 
     @router.get("/generation", summary="Whether the replicas are paused or asleep", responses=listed)
     async def states() -> Response:
-        statuses = [status for status in await generation.look() if status.failure is None]
-        return _answer(generation.newest, {status.replica: status.generation for status in statuses})
+        statuses = [status for status in await service.poll() if status.failure is None]
+        return _answer(service.newest, {status.replica: status.pause for status in statuses})
 
     async def change(**fields: Any) -> Response:
-        results = await generation.change(**fields)
-        return _answer(generation.newest, {result.replica: result.generation for result in results})
+        results = await service.change(**fields)
+        return _answer(service.newest, {result.replica: result.pause for result in results})
 
     @router.post("/pause", **_docs("Decode nothing until /admin/continue; requests wait", PauseRequest))
     async def pause(request: Request) -> Response:
-        order = await _body(request, PauseRequest)
+        order = await read_body(request, PauseRequest)
         return await change(paused=True, wait=order.mode == "wait")
 
     @router.post("/continue", **_docs("Go on after /admin/pause", NoFields))
     async def go_on(request: Request) -> Response:
-        await _body(request, NoFields)
+        await read_body(request, NoFields)
         return await change(paused=False)
 
     @router.post("/sleep", **_docs("Give memory back until /admin/wake_up; requests wait", SleepRequest))
     async def sleep(request: Request) -> Response:
-        order = await _body(request, SleepRequest)
+        order = await read_body(request, SleepRequest)
         return await change(sleep_level=order.level)
 
     @router.post("/wake_up", **_docs("Take the memory again after /admin/sleep", NoFields))
     async def wake_up(request: Request) -> Response:
-        await _body(request, NoFields)
+        await read_body(request, NoFields)
         return await change(sleep_level=0)
 
 
-async def _body(request: Request, kind: type[_Order]) -> _Order:
-    """The typed body. An empty one has no fields."""
-    body = await request.body()
-    return parse_body(parse_json(body) if body else {}, kind)
-
-
-def _answer(state: GenerationState, replicas: Mapping[str, GenerationState]) -> Response:
+def _answer(state: PauseState, replicas: Mapping[str, PauseState]) -> Response:
     rows = [{"replica": name, **_fields(replica)} for name, replica in replicas.items()]
     return JSONResponse({**_fields(state), "replicas": rows})
 
 
-def _fields(state: GenerationState) -> dict[str, Any]:
+def _fields(state: PauseState) -> dict[str, Any]:
     return {"paused": state.paused, "sleep_level": state.sleep_level}
 
 

@@ -1,4 +1,4 @@
-"""The ends of a team: a rank that dies, hangs or fails; rank 0 that is killed; checkpoints that cannot be loaded."""
+"""Failures: a rank that dies, hangs or fails; a killed rank 0; checkpoints that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tests.tiny import GOLDEN, GOLDEN_NAMES
 NAME = GOLDEN / GOLDEN_NAMES[0]
 
 
-def engine_on(team: TensorParallelExecutor) -> Engine:
-    checkpoint = team.load(NAME, LoadOptions())
-    return Engine(checkpoint, EngineConfig(kv_cache_tokens=512), deps=EngineDeps(costs=FAIR, ranks=team))
+def engine_on(ranks: TensorParallelExecutor) -> Engine:
+    checkpoint = ranks.load(NAME, LoadOptions())
+    return Engine(checkpoint, EngineConfig(kv_cache_tokens=512), deps=EngineDeps(costs=FAIR, ranks=ranks))
 
 
 def request(name: str = "one") -> GenerationRequest:
@@ -56,31 +56,31 @@ def alive(process: int) -> bool:
     return state != "Z"
 
 
-def eventually(true: Callable[[], bool]) -> None:
+def eventually(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
-    while not true():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_a_rank_that_is_killed_ends_the_team_and_blames_no_request() -> None:
-    with TensorParallelExecutor(2, "cpu") as team:
-        engine = engine_on(team)
+def test_a_killed_rank_ends_the_executor_and_blames_no_request() -> None:
+    with TensorParallelExecutor(2, "cpu") as ranks:
+        engine = engine_on(ranks)
         engine.submit(request())
         engine.step()
-        assert team.failure is None
-        os.kill(team.pids[0], signal.SIGKILL)
+        assert ranks.failure is None
+        os.kill(ranks.pids[0], signal.SIGKILL)
         with pytest.raises(ReplicaLost, match="the process of rank 1 has ended"):
             run(engine)
-        assert team.failure == "the process of rank 1 has ended"
+        assert ranks.failure == "the process of rank 1 has ended"
         with pytest.raises(ReplicaLost):
             engine.step()
-    assert not alive(team.pids[0])
+    assert not alive(ranks.pids[0])
 
 
-def test_a_rank_that_fails_says_why_and_the_team_ends() -> None:
-    with TensorParallelExecutor(2, "cpu", timeout_s=30) as team:
-        engine = engine_on(team)
+def test_the_error_of_a_failed_rank_ends_the_executor() -> None:
+    with TensorParallelExecutor(2, "cpu", timeout_s=30) as ranks:
+        engine = engine_on(ranks)
         engine.submit(request())
         engine.step()
         networks = engine._executor._runner._model  # type: ignore[attr-defined]
@@ -90,11 +90,11 @@ def test_a_rank_that_fails_says_why_and_the_team_ends() -> None:
             forward.run()
         with pytest.raises(EngineFailed):
             engine.step()
-        assert "IndexError" in str(team.failure)
+        assert "IndexError" in str(ranks.failure)
 
 
 @pytest.mark.parametrize("codec", [AT_WORKER, AT_DRIVER], ids=["to rank 0", "to a worker"])
-def test_a_malformed_message_ends_the_connection_and_says_so(
+def test_a_malformed_message_ends_the_connection_with_a_line_in_the_log(
     codec: MessagePack, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender, receiver = socket.socketpair()
@@ -106,12 +106,13 @@ def test_a_malformed_message_ends_the_connection_and_says_so(
     assert "the connection to rank 7 ends: 8 bytes are no message" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_rank_that_gets_a_malformed_message_ends() -> None:
-    with TensorParallelExecutor(2, "cpu") as team:
-        team._workers[0]._channel._end.sendall(framed(b"nonsense"))
-        eventually(lambda: team.failure is not None)
-        assert team.failure == "the process of rank 1 has ended"
-        eventually(lambda: not alive(team.pids[0]))
+    with TensorParallelExecutor(2, "cpu") as ranks:
+        ranks._workers[0]._channel._end.sendall(framed(b"nonsense"))
+        eventually(lambda: ranks.failure is not None)
+        assert ranks.failure == "the process of rank 1 has ended"
+        eventually(lambda: not alive(ranks.pids[0]))
 
 
 def test_a_rank_that_sends_a_malformed_message_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,31 +128,31 @@ def test_a_rank_that_sends_a_malformed_message_is_lost(monkeypatch: pytest.Monke
         assert lost.wait(10)
 
 
-def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
-    with TensorParallelExecutor(2, "cpu") as team:
+def test_a_checkpoint_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    with TensorParallelExecutor(2, "cpu") as ranks:
         with pytest.raises(CheckpointError, match="neither a folder nor a hub name"):
-            team.load(tmp_path / "none", LoadOptions())
-        team.load(NAME, LoadOptions())  # nobody was told of the other
+            ranks.load(tmp_path / "none", LoadOptions())
+        ranks.load(NAME, LoadOptions())  # no rank got the other name
         (tmp_path / "config.json").write_text((NAME / "config.json").read_text())
         with pytest.raises(CheckpointError, match=r"model\.safetensors is missing"):
-            team.load(tmp_path, LoadOptions())
+            ranks.load(tmp_path, LoadOptions())
 
 
 @pytest.mark.parametrize(("size", "device", "message"), [(2, "cuda:1", "allowed are"), (64, "cuda", "torch sees")])
-def test_devices_that_there_are_not(size: int, device: str, message: str) -> None:
+def test_missing_devices_are_refused(size: int, device: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         TensorParallelExecutor(size, device)
 
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_lost_when_the_time_is_over() -> None:
-    with TensorParallelExecutor(2, "cpu", timeout_s=1) as team:
-        engine = engine_on(team)
+    with TensorParallelExecutor(2, "cpu", timeout_s=1) as ranks:
+        engine = engine_on(ranks)
         engine.submit(request())
-        os.kill(team.pids[0], signal.SIGSTOP)
+        os.kill(ranks.pids[0], signal.SIGSTOP)
         with pytest.raises(ReplicaLost, match="failed or took too long"):
             run(engine)
-    assert not alive(team.pids[0])
+    assert not alive(ranks.pids[0])
 
 
 @pytest.mark.slow
@@ -159,7 +160,7 @@ def test_a_rank_that_hangs_is_lost_when_the_time_is_over() -> None:
 def test_no_rank_outlives_rank_0(tmp_path: Path, busy: bool) -> None:
     program = f"""
 import sys, time
-from tests.parallel.test_team import TensorParallelExecutor, engine_on, request
+from tests.parallel.test_failures import TensorParallelExecutor, engine_on, request
 with TensorParallelExecutor(2, "cpu") as team:
     engine = engine_on(team)
     engine.submit(request())

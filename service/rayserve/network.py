@@ -1,7 +1,13 @@
-"""TLS of the links, by the certificates that Ray itself uses: `RAY_USE_TLS` and the three `RAY_TLS_…` variables.
+"""The network of a service's processes: TLS of the links, and the address of Serve's own port.
 
-Both ends show a certificate, and check that the cluster's authority has signed the other's. Names in certificates are
-not checked: a replica proves by its secret who it is (`link/protocol.py`).
+Links use the certificates that Ray itself uses: `RAY_USE_TLS` and the three `RAY_TLS_…` variables. Both ends show a
+certificate, and check that the cluster's authority has signed the other's. Names in certificates are not checked: a
+replica proves by its secret who it is (`link/protocol.py`).
+
+`keep_serve_on_loopback` is the only use of a private part of Ray Serve. Serve opens a gRPC port for every replica, on
+all addresses, and neither a setting nor a public call chooses another address. Ray's token protects the port. But
+`mrp-serve serve` promises that one machine's service listens to others at `host` and `port` only.
+`tests/test_ray_version.py` and `tests/service/test_shutdown.py` hold this.
 """
 
 from __future__ import annotations
@@ -10,10 +16,25 @@ import os
 import ssl
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from typing import Any
 
 from service.errors import SettingsError
 
+_LOOPBACK = "127.0.0.1"
 _CERTIFICATE, _KEY, _AUTHORITY = "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"
+
+
+def keep_serve_on_loopback(node_address: str) -> None:
+    """Makes Serve open this process's port on loopback if the node's address is loopback.
+
+    For deployments' constructors: Serve opens the port afterwards, by `add_port_to_grpc_server`.
+    """
+    if node_address != _LOOPBACK:
+        return
+    replica: Any = import_module("ray.serve._private.replica")
+    add = replica.add_port_to_grpc_server
+    replica.add_port_to_grpc_server = lambda server, where: add(server, where.replace("[::]", _LOOPBACK))
 
 
 def link_tls(protocol: ssl._SSLMethod) -> ssl.SSLContext | None:

@@ -6,23 +6,27 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Literal
+
+from msgspec import structs
 
 from service.constraints import Constraint, GrammarCompiler, Owner
 from service.constraints.vocabulary import TokenVocabulary
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, Observer
 from service.engine.memory_plan import MemoryPlan, RequestedSizes, plan_memory
 from service.engine.thread import EngineThread
+from service.engine_process.messages import EngineInfo
+from service.messages.replica_status import CheckWeights, ControlCommand, PauseState, SetPause, UpdateWeights
+from service.messages.wire import Weights
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.config import CheckedUpdate
 from service.model.device import is_out_of_memory, memory_of, pick_device, pick_dtype
+from service.model.files import pinned
 from service.model.weight_update import apply_update, check_update, drop_weights, load_update, restore_weights
 from service.parallel import TensorParallelExecutor
-from service.replica.messages import EngineInfo, SetGeneration
 from service.settings.settings import Settings, slots_of
 from service.text import TextCodec
 
@@ -32,7 +36,7 @@ _log = logging.getLogger(__name__)
 class EngineCore:
     """A checkpoint and its engine. `deps`: the engine's dependencies, whose ranks end with it.
 
-    `codec`: loads the tokenizer. `has_weights`: whether the weights have memory. Sleep of level 2 takes it.
+    `codec`: loads the tokenizer. `weights`: the served weights. `pause`: whether the engine is paused or asleep.
     """
 
     def __init__(
@@ -47,19 +51,23 @@ class EngineCore:
         limits = _limits(settings, checkpoint, deps)
         self.engine = engine = Engine(checkpoint, limits, observer, deps)
         self.info = EngineInfo(
-            str(checkpoint.path),
-            checkpoint.config,
-            checkpoint.activation_parts,
-            engine.max_model_len,
-            engine.max_running,
-            settings.deterministic,
+            folder=str(checkpoint.path),
+            config=checkpoint.config,
+            activation_parts=checkpoint.activation_parts,
+            max_model_len=engine.max_model_len,
+            max_running=engine.max_running,
+            deterministic=settings.deterministic,
+            weights=Weights(0, pinned(settings.model, checkpoint.path), settings.model),
         )
         # The ingress limits the waiting requests. The engine has room for all that the ingress admits.
         self.room = settings.max_waiting + max(settings.slots, slots_of(engine.max_running))
         load = codec or partial(TextCodec.load, checkpoint.path)
         self.compiler = GrammarCompiler(lambda: TokenVocabulary.for_checkpoint(load(), checkpoint.config))
         self._checkpoint, self._device = checkpoint, checkpoint.device
-        self.has_weights = True
+        self._has_weights = True  # whether the weights have memory, which sleep of level 2 gives back
+        self.weights, self.pause = self.info.weights, PauseState()
+        self.controls_thread = False  # whether a command has the engine's thread, or waits for it
+        self._changing, self._aborts = asyncio.Lock(), settings.weights_update == "abort"
         self._options = LoadOptions(
             checkpoint.dtype,
             "cpu",
@@ -81,70 +89,112 @@ class EngineCore:
         grammar = await self.compiler.compile(constraint, Owner(request.tenant, request.cache_salt))
         return replace(request, grammar=grammar, delay_s=time.monotonic() - began)
 
-    def check_weights(self, folders: Sequence[str], *, is_partial: bool) -> CheckedUpdate:
-        """Whether other weights could be loaded. Raises the errors of `model.weight_update.check_update`. Blocks."""
-        return check_update(folders, self.info.config, self._options, partial=is_partial)
+    # --- control -----------------------------------------------------------------------------------
 
-    def load_weights(self, folders: Sequence[str], *, newest_only: bool) -> tuple[Callable[[], None], Path]:
-        """Loads new weights. Returns the function that applies them, and the newest folder. Blocks.
+    async def control(self, thread: EngineThread, command: ControlCommand) -> tuple[Weights, PauseState]:
+        """Carries out a command. Returns the weights, as in `ControlResult`, and the present pause.
 
-        `newest_only`: only the weights of the last folder, unless the others are not in memory. The function raises
-        OutOfMemory if there is no memory for weights that had none.
+        `thread`: the engine's thread. Changes come one after the other. Raises the errors of `EngineThread.run`;
+        CheckpointError if weights cannot be served or read. The state is then as before.
         """
-        newest_only = newest_only and self.has_weights
-        if self.ranks is None:
-            fresh = load_update(folders, self.info.config, self._options, newest_only=newest_only)
-        else:
-            fresh = self.ranks.fetch(folders, self._options, newest_only=newest_only)
-        return partial(self._apply, fresh), fresh.path
+        if isinstance(command, CheckWeights):
+            return await asyncio.to_thread(self._check, command.weights), self.pause
+        async with self._changing:
+            match command:
+                case UpdateWeights(weights):
+                    if self.weights.older_than(weights):
+                        await self._update(thread, weights)
+                        self.weights = weights
+                case SetPause(state, wait):
+                    if self.pause.older_than(state):
+                        await self._set_pause(thread, state, wait=wait)
+                        self.pause = state
+        return self.weights, self.pause
+
+    def _check(self, weights: Weights) -> Weights:
+        folders, has_mrp = check_update(weights.all_folders, self.info.config, self._options, partial=weights.partial)
+        mrp_version = weights.version if has_mrp else weights.mrp_version
+        return structs.replace(weights, folders=folders, mrp_version=mrp_version)
+
+    async def _update(self, thread: EngineThread, weights: Weights) -> None:
+        """New weights are loaded beside the served ones, and applied when no request runs."""
+        newest_only = self._has_weights and _follows(weights, self.weights)
+        apply = await asyncio.to_thread(self._load, weights, newest_only=newest_only)
+        versions = (weights.version, weights.mrp_version)
+        with self._controlling():
+            await thread.update_weights(apply, versions, cut=self._aborts)
+
+    def _load(self, weights: Weights, *, newest_only: bool) -> Callable[[], None]:
+        """Loads weights. Returns the function that applies them. Blocks.
+
+        The function raises OutOfMemory if there is no memory for weights that had none.
+        """
+        load = partial(load_update, served=self.info.config) if self.ranks is None else self.ranks.fetch
+        fresh = load(weights.all_folders, options=self._options, newest_only=newest_only)
+        return partial(self._apply, fresh)
 
     def _apply(self, fresh: Checkpoint) -> None:
-        if not self.has_weights:
+        if not self._has_weights:
             if self.ranks is None:
                 restore_weights(self._checkpoint, self._device)
             else:
                 self.ranks.restore_weights()
-            self.has_weights = True
+            self._has_weights = True
         if self.ranks is None:
             apply_update(self._checkpoint, fresh)
         else:
             self.ranks.apply(fresh)
 
-    async def set_generation(self, thread: EngineThread, change: SetGeneration) -> None:
-        """Pauses or resumes the engine, puts it to sleep or wakes it up. `thread`: the engine's thread.
+    async def _set_pause(self, thread: EngineThread, state: PauseState, *, wait: bool) -> None:
+        """Running requests finish before sleep, paused ones included.
 
-        Running requests finish before sleep, paused ones included. Waking up reads weights that have no memory from
-        their folders. Raises the errors of `EngineThread.run`; CheckpointError if a folder cannot be read. The engine
-        then sleeps on.
+        Waking up reads weights that have no memory from their folders. If that fails, the engine sleeps on.
         """
         engine = self.engine
-        if change.paused and (change.wait or not engine.paused):
-            await thread.run(engine.pause, when_idle=change.wait)
-        if change.sleep_level > engine.sleep_level:
-            await thread.run(partial(self._sleep, change.sleep_level), when_idle=True)
-        elif not change.sleep_level and engine.sleep_level:
-            if not self.has_weights:
-                apply, _ = await asyncio.to_thread(self.load_weights, change.folders, newest_only=False)
-                await thread.run(apply)
-            await thread.run(engine.wake_up)
-        if engine.paused and not change.paused:
-            await thread.run(engine.resume)
+        with self._controlling():
+            if state.paused and (wait or not engine.paused):
+                await thread.run(engine.pause, when_idle=wait)
+            if state.sleep_level > engine.sleep_level:
+                await thread.run(partial(self._sleep, state.sleep_level), when_idle=True)
+            elif not state.sleep_level and engine.sleep_level:
+                if not self._has_weights:
+                    await thread.run(await asyncio.to_thread(self._load, self.weights, newest_only=False))
+                await thread.run(engine.wake_up)
+            if engine.paused and not state.paused:
+                await thread.run(engine.resume)
+
+    @contextmanager
+    def _controlling(self) -> Iterator[None]:
+        self.controls_thread = True
+        try:
+            yield
+        finally:
+            self.controls_thread = False
 
     def _sleep(self, level: int) -> None:
         self.engine.sleep(level)
-        if level < 2 or not self.has_weights:
+        if level < 2 or not self._has_weights:
             return
         if self.ranks is None:
             drop_weights(self._checkpoint)
         else:
             self.ranks.drop_weights()
-        self.has_weights = False
+        self._has_weights = False
 
     def close(self) -> None:
-        """Ends its ranks and the threads that compile grammars."""
         if self.ranks:
             self.ranks.close()
         self.compiler.close()
+
+
+def _follows(weights: Weights, served: Weights) -> bool:
+    """Whether only the newest folder of `weights` differs from the served weights.
+
+    Its other folders are then served folders in the same order. Folders between them are overlaid by the newest one.
+    """
+    *earlier, _ = weights.all_folders
+    served_folders = iter(served.all_folders)
+    return bool(earlier) and all(folder in served_folders for folder in earlier)
 
 
 def load_core(

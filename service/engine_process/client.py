@@ -1,4 +1,4 @@
-"""The engine of a replica in a process of its own (`process.py`), on the same machine, and the start of a replica.
+"""The engine of a replica as the replica sees it: a process of its own (`process.py`), on the same machine.
 
 Python runs one thread of a process at a time. So an engine on a thread of the replica waits for every block that the
 replica makes text of and sends, and the event loop waits for the engine's Python.
@@ -15,26 +15,19 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from copy import copy
 from functools import partial
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from service.constraints import Constraint
 from service.engine.observer import EngineState
 from service.engine.request import BlockEvent, BlockProgress, GenerationRequest, RequestFailed, validate
 from service.engine.streams import RequestStreams
+from service.engine_process import messages
 from service.errors import InvalidRequest, MrpServeError, ReplicaLost, ReplicaStopping
-from service.ipc.connections import HUNG_S, LOOK_S, Frames, Silence, start_child
-from service.model.config import CheckedUpdate
-from service.replica import messages
-from service.replica.metrics import ReplicaMetrics
+from service.ipc.connections import HEARTBEAT_TIMEOUT_S, POLL_S, Frames, HeartbeatMonitor, start_child
+from service.messages.replica_status import ControlCommand
 from service.settings.settings import Settings
 from service.telemetry.metrics import SumsData
-from service.telemetry.tracing import start_tracing
 from service.tracebacks import type_and_line
-
-if TYPE_CHECKING:
-    from service.replica.replica import Replica
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +36,7 @@ _END_S = 1.0
 
 
 class EngineProcessClient(Frames):
-    """A running engine. `start` makes it. All is called on one event loop. `process`: the engine's process.
+    """A running engine. `start` makes it. All is called on one event loop.
 
     `add_sums`: gets the metrics of the engine's process, a little later, since answers go first. `failure`: why the
     engine stopped, or that its process is gone; None while it can decode.
@@ -69,8 +62,8 @@ class EngineProcessClient(Frames):
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[messages.EngineReply]] = {}
         self._ready: asyncio.Future[messages.EngineInfo] = asyncio.get_running_loop().create_future()
-        self._last_step, self._changing, self._closed = clock(), False, False
-        self._silence = Silence(clock)
+        self._last_step, self._closed = clock(), False
+        self._heartbeats = HeartbeatMonitor(clock)
         self.failure: str | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -81,13 +74,13 @@ class EngineProcessClient(Frames):
         EngineFailed for an unexpected error; ReplicaLost if the process ends. `deps`: `module:name` of the
         engine's `EngineDeps`, if not the default ones.
         """
-        process, end = start_child("service.replica.process", *filter(None, [deps]))
+        process, end = start_child("service.engine_process.process", *filter(None, [deps]))
         engine = cls(process, add_sums, settings.stall_timeout_s)
         await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=end)
         try:
             engine.send(messages.Start(settings.to_json()))
             engine.info = await engine._ready
-            engine._silence = Silence(engine._clock)
+            engine._heartbeats = HeartbeatMonitor(engine._clock)
             engine._watching = asyncio.create_task(engine._watch())
         except BaseException:
             engine.close()
@@ -148,44 +141,13 @@ class EngineProcessClient(Frames):
         if request_id in self._requests or request_id in self._compiling:
             self.send(messages.Abort(request_id))
 
-    # --- weights and sleep -------------------------------------------------------------------------
-
-    async def check_weights(self, folders: tuple[str, ...], *, is_partial: bool) -> CheckedUpdate:
-        """Checks whether the engine could serve other weights. Raises `check_update`'s errors."""
-        checked = (await self._call(messages.CheckWeights(folders, is_partial))).checked
-        if checked is None:
-            raise AssertionError("the reply to a check has no result")
-        return checked
-
-    async def load_weights(self, folders: tuple[str, ...], *, newest_only: bool) -> Path:
-        """Loads new weights beside the served ones. Returns the newest folder. Raises `check_update`'s errors."""
-        return Path((await self._call(messages.LoadWeights(folders, newest_only))).path)
-
-    async def apply_weights(self, versions: tuple[int, int], *, abort: bool) -> None:
-        """Replaces the served weights by the loaded ones. `versions`: the versions of the weights and of MRP.
-
-        `abort`: running requests end; else they finish first.
-        """
-        await self._change(messages.ApplyWeights(*versions, abort))
-
-    async def set_generation(self, change: messages.SetGeneration) -> None:
-        """Pauses or resumes, puts to sleep or wakes up. Raises the errors of `EngineCore.set_generation`."""
-        await self._change(change)
-
-    async def _change(self, procedure: messages.Procedure) -> None:
-        """Calls a procedure that may take the engine's thread for longer than a step."""
-        self._changing = True
-        try:
-            await self._call(procedure)
-        finally:
-            self._last_step, self._changing = self._clock(), False
-
-    async def _call(self, procedure: messages.Procedure) -> messages.EngineReply:
+    async def control(self, command: ControlCommand) -> messages.EngineReply:
+        """Carries out a command. Raises the errors of `EngineCore.control`; ReplicaStopping if the engine stops."""
         self._check_running()
         number = next(self._numbers)
         reply: asyncio.Future[messages.EngineReply] = asyncio.get_running_loop().create_future()
         self._calls[number] = reply
-        self.send(messages.EngineCall(number, procedure))
+        self.send(messages.EngineCall(number, command))
         try:
             return await reply
         finally:
@@ -194,7 +156,7 @@ class EngineProcessClient(Frames):
     # --- messages ----------------------------------------------------------------------------------
 
     def received(self, content: bytes) -> None:
-        self._silence.end()
+        self._heartbeats.observe()
         for message in self.codec.decode(content):
             match message:
                 case messages.StepOutputs():
@@ -207,6 +169,8 @@ class EngineProcessClient(Frames):
                 case messages.EngineReply():
                     self._last_step = self._clock()
                     self._settle(message)
+                case messages.EngineAlive(controlled=True):
+                    self._last_step = self._clock()
                 case messages.EngineReady(info) if not self._ready.done():
                     self._ready.set_result(info)
                 case messages.EngineStartFailed(error) if not self._ready.done():
@@ -252,27 +216,29 @@ class EngineProcessClient(Frames):
     # --- the end -----------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Adds the metrics, and ends a process that stands still, or whose step takes too long."""
+        """Adds the metrics, and ends a process that hangs, or whose step takes too long."""
         while self.failure is None:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             self._decode_sums()
-            if (reason := self._stands_still()) is not None:
+            if (reason := self._hang()) is not None:
                 self._lose(reason)
                 self._process.kill()
 
-    def _stands_still(self) -> str | None:
+    def _hang(self) -> str | None:
         """Why the process counts as hung. A tokenizer or weights that it reads may hold up Python for longer."""
         held_up = bool(self._calls or self._compiling)
-        silent, allowed = self._silence.look(), max(HUNG_S, self._stall_timeout_s) if held_up else HUNG_S
+        silent, allowed = (
+            self._heartbeats.poll(),
+            max(HEARTBEAT_TIMEOUT_S, self._stall_timeout_s) if held_up else HEARTBEAT_TIMEOUT_S,
+        )
         if silent > allowed:
             return f"the engine's process has been silent for {silent:.0f} s, allowed are {allowed:g}"
         seconds = self._clock() - self._last_step
-        if self._requests and not self._changing and seconds > self._stall_timeout_s:
+        if self._requests and seconds > self._stall_timeout_s:
             return f"the engine's step has taken {seconds:.0f} s, allowed are {self._stall_timeout_s:g}"
         return None
 
     def _lose(self, reason: str) -> None:
-        """The process is lost."""
         self.failure = self.failure or reason
         self._end(ReplicaLost(reason))
 
@@ -297,22 +263,3 @@ class EngineProcessClient(Frames):
         self._process.kill()
         self._process.wait()
         self._end(ReplicaStopping("the server is shutting down", retry_after=1.0))
-
-
-async def start_replica(replica: str, settings: Settings, deps: str = "") -> Replica:
-    """Loads the engine. `replica`: its name in metrics. `deps`: as in `EngineProcessClient.start`.
-
-    Raises the errors of loading. The tokenizer's libraries take a second to import. The engine's process loads the
-    checkpoint meanwhile.
-    """
-    metrics = ReplicaMetrics()
-    starting = asyncio.create_task(EngineProcessClient.start(settings, metrics.add_sums, deps))
-    await asyncio.to_thread(import_module, "service.replica.replica")
-    engine = await starting
-    try:
-        from service.replica.replica import Replica
-
-        return Replica(replica, engine, metrics, settings, start_tracing(settings))
-    except BaseException:
-        engine.close()
-        raise

@@ -1,4 +1,4 @@
-"""The process of a replica's engine: `python -m service.replica.process DESCRIPTOR [DEPS]`, started by `remote.py`.
+"""The process of a replica's engine, started by `client.py`: `python -m service.engine_process.process FD [DEPS]`.
 
 The engine shares no Python lock with the replica's event loop. The engine's thread sends the results of a step itself,
 so this process's own event loop only wakes for messages that come. The process ends when its socket closes.
@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from importlib import import_module
 from math import inf
 from typing import Any, NoReturn
@@ -24,16 +23,15 @@ from typing import Any, NoReturn
 from service.constraints import Constraint
 from service.decode.block import Step
 from service.engine import BlockEvent, EngineDeps, GenerationRequest, StepReport
-from service.engine.gil_and_gc import tune_interpreter
 from service.engine.request import RequestFailed
 from service.engine.streams import EngineOutput
 from service.engine.thread import EngineThread
+from service.engine_process import messages
+from service.engine_process.core import EngineCore, load_core
+from service.engine_process.metrics import EngineMetrics
 from service.errors import EngineFailed, MrpServeError
-from service.ipc.connections import BEAT_S, Channel, Frames
+from service.ipc.connections import HEARTBEAT_S, Channel, Frames, tune_interpreter
 from service.model.device import set_threads
-from service.replica import messages
-from service.replica.core import EngineCore, load_core
-from service.replica.metrics import EngineMetrics
 from service.settings.settings import Settings
 from service.telemetry.logs import install_logs
 from service.telemetry.metrics import Sums
@@ -56,7 +54,7 @@ class _Steps:
         self._metrics = EngineMetrics(self._sums)
         self._finished: list[str] = []
         self._due = inf
-        self._stood = False
+        self._halted = False
 
     def on_step(self, report: StepReport) -> None:
         self._metrics.on_step(report)
@@ -71,12 +69,12 @@ class _Steps:
     def deliver(self, items: list[EngineOutput]) -> None:
         """Sends the items. Metrics come with the end of a request, so they count every answer that a client has.
 
-        While the engine is paused or asleep, every look of its thread is sent, too: the thread lives.
+        While the engine is paused or asleep, every poll of its thread is sent, too: the thread lives.
         """
         failure, state = self.thread.failure, self.thread.state()
         due = bool(self._finished) or time.monotonic() > self._due
-        stood, self._stood = self._stood, state.paused or state.sleep_level > 0
-        if not (items or due or failure or stood or self._stood):
+        was_halted, self._halted = self._halted, state.paused or state.sleep_level > 0
+        if not (items or due or failure or was_halted or self._halted):
             return
         finished, self._finished = self._finished, []
         sums = b""
@@ -94,7 +92,6 @@ class EngineProcess(Frames):
         self._channel = Channel(end, messages.AT_REPLICA)
         self._steps = _Steps(self._send)
         self._core: EngineCore
-        self._apply: Callable[[], None] | None = None
         self._compiling: dict[str, GenerationRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -110,7 +107,7 @@ class EngineProcess(Frames):
                 case messages.Abort(request_id):
                     self._abort(request_id)
                 case messages.EngineCall():
-                    self._begin(self._reply(message))
+                    self._begin(self._control(message))
                 case messages.Start(settings):
                     self._begin(self._start(settings))
 
@@ -143,19 +140,19 @@ class EngineProcess(Frames):
             self._send(messages.EngineStartFailed(EngineFailed(type_and_line(error))))
             return
         tune_interpreter()
-        # The replica knows steps that take too long by their silence.
+        # The replica knows steps that take too long by the missing messages.
         self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room, inf)
         self._steps.thread.start()
         self._send(messages.EngineReady(self._core.info))
-        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True).start()
         if self._core.ranks:
             await self._watch()
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         """Runs on a thread that a long step, or a long compilation, does not hold up."""
         while True:
-            time.sleep(BEAT_S)
-            self._send(messages.EngineAlive())
+            time.sleep(HEARTBEAT_S)
+            self._send(messages.EngineAlive(self._core.controls_thread))
 
     async def _watch(self) -> None:
         """Reports that a rank is lost. Without a request, no step would notice it."""
@@ -200,36 +197,15 @@ class EngineProcess(Frames):
         """Ends a request that did not reach the engine."""
         self._send(messages.StepOutputs([RequestFailed(request_id, error)], [request_id], self._steps.thread.state()))
 
-    # --- weights and sleep -------------------------------------------------------------------------
-
-    async def _reply(self, call: messages.EngineCall) -> None:
-        error: MrpServeError | None = None
-        reply = messages.EngineReply(call.number)
+    async def _control(self, call: messages.EngineCall) -> None:
         try:
-            reply = await self._run(call)
-        except MrpServeError as problem:
-            error = problem
-        except Exception as problem:  # noqa: BLE001 - the log gets its place, the replica no message
-            error = unexpected_error(problem, "")
-        self._send(reply if error is None else messages.EngineReply(call.number, error))
-
-    async def _run(self, call: messages.EngineCall) -> messages.EngineReply:
-        match call.procedure:
-            case messages.CheckWeights(folders, is_partial):
-                checked = await asyncio.to_thread(self._core.check_weights, folders, is_partial=is_partial)
-                return messages.EngineReply(call.number, checked=checked)
-            case messages.LoadWeights(folders, newest_only):
-                load = partial(self._core.load_weights, folders, newest_only=newest_only)
-                self._apply, path = await asyncio.to_thread(load)
-                return messages.EngineReply(call.number, path=str(path))
-            case messages.ApplyWeights(version, mrp_version, abort):
-                apply, self._apply = self._apply, None
-                if apply is None:
-                    raise AssertionError("weights are to be applied before they are loaded")
-                await self._steps.thread.update_weights(apply, (version, mrp_version), cut=abort)
-            case messages.SetGeneration() as change:
-                await self._core.set_generation(self._steps.thread, change)
-        return messages.EngineReply(call.number)
+            weights, pause = await self._core.control(self._steps.thread, call.command)
+            reply = messages.EngineReply(call.number, None, weights, pause)
+        except MrpServeError as error:
+            reply = messages.EngineReply(call.number, error)
+        except Exception as error:  # noqa: BLE001 - the log gets its place, the replica no message
+            reply = messages.EngineReply(call.number, unexpected_error(error, ""))
+        self._send(reply)
 
 
 def _named_deps(name: str) -> EngineDeps:

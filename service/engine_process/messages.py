@@ -12,8 +12,9 @@ from service.engine.streams import EngineOutput
 from service.errors import MrpServeError
 from service.ipc.data import Data
 from service.ipc.messagepack import MessagePack
+from service.messages.replica_status import ControlCommand, PauseState
+from service.messages.wire import Weights
 from service.model import ModelConfig
-from service.model.config import CheckedUpdate
 from service.telemetry.metrics import SumsData
 
 # --- to the engine's process -----------------------------------------------------------------------
@@ -38,72 +39,29 @@ class Abort(Data, frozen=True, tag=3):
     request_id: str
 
 
-class CheckWeights(Data, frozen=True, tag=1):
-    """Checks whether the engine could serve the weights of these folders. `partial`: as in `check_update`."""
-
-    folders: tuple[str, ...]
-    partial: bool
-
-
-class LoadWeights(Data, frozen=True, tag=2):
-    """Loads new weights beside the served ones. `newest_only`: only those of the last folder."""
-
-    folders: tuple[str, ...]
-    newest_only: bool
-
-
-class ApplyWeights(Data, frozen=True, tag=3):
-    """Replaces the served weights by the loaded ones. `abort`: running requests end; else they finish first.
-
-    `version`, `mrp_version`: the versions of the new weights, and of MRP among them.
-    """
-
-    version: int
-    mrp_version: int
-    abort: bool
-
-
-class SetGeneration(Data, frozen=True, tag=4):
-    """Pauses or resumes the engine, puts it to sleep or wakes it up. The first fields are `GenerationState`'s.
-
-    `wait`: running requests finish before a pause. `folders`: the folders of the served weights.
-    """
-
-    paused: bool
-    sleep_level: int
-    wait: bool
-    folders: tuple[str, ...]
-
-
-Procedure = CheckWeights | LoadWeights | ApplyWeights | SetGeneration
-
-
 class EngineCall(Data, frozen=True, tag=4):
-    """The call of a procedure. Its `EngineReply` has the same number."""
+    """A control command. Its `EngineReply` has the same number."""
 
     number: int
-    procedure: Procedure
+    command: ControlCommand
 
 
 # --- from the engine's process ---------------------------------------------------------------------
 
 
 class EngineInfo(Data, frozen=True):
-    """The served model and its limits. `folder`: the checkpoint's folder. `max_model_len`: tokens of prompt and answer.
+    """The served model and its limits."""
 
-    `activation_parts`: as in `Checkpoint`. `deterministic`: whether answers may not depend on the load.
-    """
-
-    folder: str
+    folder: str  # the checkpoint's folder
     config: ModelConfig
-    activation_parts: int
-    max_model_len: int
+    activation_parts: int  # as in `Checkpoint`
+    max_model_len: int  # tokens of prompt and answer
     max_running: int
-    deterministic: bool
+    deterministic: bool  # whether answers may not depend on the load
+    weights: Weights  # the weights of the start
 
     @property
     def path(self) -> Path:
-        """The checkpoint's folder."""
         return Path(self.folder)
 
 
@@ -120,17 +78,13 @@ class EngineStartFailed(Data, frozen=True, tag=2):
 
 
 class StepOutputs(Data, frozen=True, tag=3):
-    """The items of requests since the last message, and the engine's state.
-
-    `finished`: requests that the engine no longer has, aborted ones included. `failure`: why the engine has stopped,
-    None if it has not. `sums`: encoded metrics (`encode_sums`), empty if they come with a later message.
-    """
+    """The items of requests since the last message, and the engine's state."""
 
     items: list[EngineOutput]
-    finished: list[str]
+    finished: list[str]  # requests that the engine no longer has, aborted ones included
     state: EngineState
-    failure: str | None = None
-    sums: bytes = b""
+    failure: str | None = None  # why the engine has stopped
+    sums: bytes = b""  # encoded metrics (`encode_sums`), empty if they come with a later message
 
 
 class Compiled(Data, frozen=True, tag=4):
@@ -140,16 +94,18 @@ class Compiled(Data, frozen=True, tag=4):
 
 
 class EngineAlive(Data, frozen=True, tag=5):
-    """The process runs. Sent when there is nothing else to send."""
+    """The process runs. Sent regularly."""
+
+    controlled: bool = False  # whether a command has the engine's thread, which may take longer than a step
 
 
 class EngineReply(Data, frozen=True, tag=6):
-    """The result of an `EngineCall`. `path`: the folder of loaded weights. `checked`: the result of `CheckWeights`."""
+    """The result of an `EngineCall`."""
 
     number: int
     error: MrpServeError | None = None
-    path: str = ""
-    checked: CheckedUpdate | None = None
+    weights: Weights | None = None  # as in `ControlResult`; None beside an error
+    pause: PauseState = PauseState()
 
 
 #: the codecs of the two ends, by the messages that come there

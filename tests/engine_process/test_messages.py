@@ -24,15 +24,17 @@ from service.engine.forward.model_forward import ShapePolicy
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.engine.request import LogprobsRequest, RequestFailed
+from service.engine_process import messages
+from service.engine_process.messages import EngineInfo
 from service.errors import CheckpointError, EngineFailed, InvalidRequest
 from service.ipc.connections import Malformed
 from service.ipc.messagepack import MessagePack
+from service.messages.replica_status import CheckWeights, PauseState, SetPause, UpdateWeights
+from service.messages.wire import Weights
 from service.model import LoadOptions, load_checkpoint
-from service.model.config import CheckedUpdate, Shard
+from service.model.config import Shard
 from service.model.device import DeviceMemory
 from service.parallel import messages as ranks
-from service.replica import messages
-from service.replica.messages import EngineInfo
 from service.settings.settings import Settings
 from service.telemetry.metrics import Sums
 from tests.engine.helpers import ALL_MODES
@@ -48,7 +50,7 @@ EVENT = BlockEvent("a", 3, (5, 6), STATS, "stop", STEPS, constraint_met=True, ve
 FOUND = BlockEvent("a", 0, (), STATS, "stop", position_logprobs=((3, PositionLogprobs(((5, -0.5),), (-1.0,))),))
 
 
-def again(codec: MessagePack, message: Any) -> Any:
+def crossed(codec: MessagePack, message: Any) -> Any:
     [received] = codec.decode(codec.content([codec.encode(message)]))
     return received
 
@@ -67,41 +69,38 @@ def test_a_request_comes_back_equal(params: Any) -> None:
     )
     for constraint in (None, Constraint.regex("a+")):
         sent = messages.Submit(request, constraint)
-        assert again(messages.AT_ENGINE, sent) == sent
+        assert crossed(messages.AT_ENGINE, sent) == sent
     assert {mode.name for mode in ALL_MODES} == set(MODES)
 
 
 @pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])
 def test_every_message_of_the_engines_process_comes_back_equal(name: str) -> None:
-    info = EngineInfo("folder", load_checkpoint(GOLDEN / name).config, 1, 128, 4, deterministic=False)
+    info = EngineInfo(
+        "folder", load_checkpoint(GOLDEN / name).config, 1, 128, 4, deterministic=False, weights=Weights()
+    )
     sent = [
         messages.EngineReady(info),
         messages.StepOutputs([EVENT, FOUND, BlockProgress("a", 3, 4, STEPS, 0.5)], ["b"], STATE, "why", b"x"),
         messages.Compiled("a"),
         messages.EngineAlive(),
-        messages.EngineReply(3, path="folder"),
-        messages.EngineReply(3, checked=CheckedUpdate(("a", "b"), has_mrp=True)),
+        messages.EngineReply(3, None, Weights(1, "m"), PauseState(2, True)),
     ]
-    assert [again(messages.AT_REPLICA, message) for message in sent] == sent
+    assert [crossed(messages.AT_REPLICA, message) for message in sent] == sent
 
 
 def test_every_message_to_the_engines_process_comes_back_equal() -> None:
-    procedures = [
-        messages.CheckWeights(("m",), partial=True),
-        messages.LoadWeights(("m", "n"), newest_only=True),
-        messages.ApplyWeights(3, 2, abort=True),
-        messages.SetGeneration(True, 2, True, ("m", "n")),
-    ]
-    sent = [messages.Start("{}"), messages.Abort("a"), *(messages.EngineCall(1, procedure) for procedure in procedures)]
-    assert [again(messages.AT_ENGINE, message) for message in sent] == sent
+    weights = Weights(3, "n", "m", ("m", "n"), 2, partial=True)
+    commands = [CheckWeights(weights), UpdateWeights(weights), SetPause(PauseState(1, True, 2), wait=True)]
+    sent = [messages.Start("{}"), messages.Abort("a"), *(messages.EngineCall(1, command) for command in commands)]
+    assert [crossed(messages.AT_ENGINE, message) for message in sent] == sent
 
 
 def test_errors_keep_their_kind() -> None:
     failed = RequestFailed("a", InvalidRequest("wrong", param="prompt"))
-    [item] = again(messages.AT_REPLICA, messages.StepOutputs([failed], [], STATE)).items
+    [item] = crossed(messages.AT_REPLICA, messages.StepOutputs([failed], [], STATE)).items
     assert (type(item.error), item.error.message, item.error.param) == (InvalidRequest, "wrong", "prompt")
     for message in (messages.EngineStartFailed(CheckpointError("no")), messages.EngineReply(1, CheckpointError("no"))):
-        assert type(again(messages.AT_REPLICA, message).error) is CheckpointError
+        assert type(crossed(messages.AT_REPLICA, message).error) is CheckpointError
 
 
 def test_counts_come_back_equal() -> None:
@@ -118,14 +117,14 @@ def test_settings_cross_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings.from_json(settings.to_json()) == settings.model_copy(update={"api_keys": (), "admin_keys": ()})
 
 
-def test_what_the_other_end_never_sends_is_refused() -> None:
+def test_a_message_of_the_wrong_direction_is_refused() -> None:
     for codec, message in (
         (messages.AT_ENGINE, messages.StepOutputs([], [], STATE)),
         (messages.AT_REPLICA, messages.Submit(GenerationRequest("a", (1,)))),
         (ranks.AT_WORKER, ranks.WorkerFailed(EngineFailed("x"))),
     ):
         with pytest.raises(Malformed):
-            again(codec, message)
+            crossed(codec, message)
 
 
 def test_every_message_of_ranks_comes_back_equal() -> None:
@@ -139,15 +138,15 @@ def test_every_message_of_ranks_comes_back_equal() -> None:
         ranks.OpenNetworks(8, ShapePolicy(1, fixed_shapes=True), "eager", cuda_graphs=True),
         ranks.SealGraphs(),
     ]
-    assert [again(ranks.AT_WORKER, message) for message in sent] == sent
+    assert [crossed(ranks.AT_WORKER, message) for message in sent] == sent
     answers = [ranks.WorkerReady(), ranks.WorkerReady(DeviceMemory("cpu", 1, 2))]
-    assert [again(ranks.AT_DRIVER, message) for message in answers] == answers
+    assert [crossed(ranks.AT_DRIVER, message) for message in answers] == answers
 
 
 def test_rows_of_one_sequence_share_their_pages() -> None:
     pages = [4, 5, 6]
     rows = [Row(Block((1, -1)), 2, pages, writes_kv=False), Row(Block((1, 3)), 1, pages, writes_kv=True)]
-    message = again(ranks.AT_WORKER, ranks.ForwardCommand.from_group("backbone", RowGroup(rows, range(2), None)))
+    message = crossed(ranks.AT_WORKER, ranks.ForwardCommand.from_group("backbone", RowGroup(rows, range(2), None)))
     first, second = message.group.members
     assert first.pages is second.pages
     assert list(first.pages) == [4, 5]

@@ -1,0 +1,34 @@
+"""Starts a replica."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from service.engine_process.client import EngineProcessClient
+from service.replica.metrics import ReplicaMetrics
+from service.settings.settings import Settings
+from service.telemetry.tracing import start_tracing
+
+if TYPE_CHECKING:
+    from service.replica.replica import Replica
+
+
+async def start_replica(replica: str, settings: Settings, deps: str = "") -> Replica:
+    """Loads the engine. `replica`: its name in metrics. `deps`: as in `EngineProcessClient.start`.
+
+    Raises the errors of loading. The tokenizer's libraries take a second to import. The engine's process loads the
+    checkpoint meanwhile.
+    """
+    metrics = ReplicaMetrics()
+    starting = asyncio.create_task(EngineProcessClient.start(settings, metrics.add_sums, deps))
+    await asyncio.to_thread(import_module, "service.replica.replica")
+    engine = await starting
+    try:
+        from service.replica.replica import Replica
+
+        return Replica(replica, engine, metrics, settings, start_tracing(settings))
+    except BaseException:
+        engine.close()
+        raise
