@@ -8,18 +8,19 @@ from functools import partial
 from pathlib import Path
 
 from service.constraints import Constraint
-from service.engine import AsyncEngine, BlockEvent, BlockProgress, EngineState, GenerationRequest
+from service.engine import BlockEvent, BlockProgress, EngineState, GenerationRequest
 from service.model.config import CheckedUpdate
 from service.replica.core import EngineCore
 from service.replica.messages import EngineInfo, SetGeneration
+from tests.async_engine import AsyncEngine
 
 
 class InProcessEngine:
-    """Implements `EngineClient`. It starts at once. A step may take `stall_timeout_s`."""
+    """Implements `EngineClient`. It starts at once."""
 
-    def __init__(self, core: EngineCore, stall_timeout_s: float) -> None:
+    def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._engine = AsyncEngine(core.engine, core.room, stall_timeout_s)
+        self._engine = AsyncEngine(core.engine, core.room)
         self._apply: Callable[[], None] | None = None
         self._engine.start()
 
@@ -57,7 +58,7 @@ class InProcessEngine:
 
     async def apply_weights(self, versions: tuple[int, int], *, abort: bool) -> None:
         assert self._apply is not None
-        await self._engine.update_weights(self._apply, versions, cut=abort)
+        await self._engine.update_weights(self._apply, versions, abort=abort)
 
     async def set_generation(self, change: SetGeneration) -> None:
         await self._core.set_generation(self._engine, change)

@@ -18,12 +18,8 @@ class Around:
     """Does what the real runner does, at once. A test overrides the part that it is about."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self.runner, self.config, self.device = runner, runner.config, runner.device
-        self.num_pages = runner.num_pages
-
-    @property
-    def graph_sizes(self) -> Sequence[int]:
-        return self.runner.graph_sizes
+        self.runner, self.model = runner, runner.model
+        self.config, self.device = runner.config, runner.device
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         return done(self.evaluate(rows) if network == "backbone" else self.refine(rows))
@@ -33,15 +29,6 @@ class Around:
 
     def measure_bytes(self, max_rows: int) -> int:
         return self.runner.measure_bytes(max_rows)
-
-    def pop_eager_forwards(self) -> int:
-        return self.runner.pop_eager_forwards()
-
-    def release_cache(self) -> None:
-        self.runner.release_cache()
-
-    def restore_cache(self) -> None:
-        self.runner.restore_cache()
 
     def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         return self.runner.begin("backbone", rows)()

@@ -87,9 +87,9 @@ class MicroBatch:
         for running, rows, predictions in _served(self._plan, self._executor.wait(self._pending)):
             try:
                 if self._refines:
-                    kinds.append(running.accept_refinement(predictions))
+                    kinds.append(running.receive_refinement(predictions))
                 else:
-                    kinds.append(running.accept(rows, predictions))
+                    kinds.append(running.receive_predictions(rows, predictions))
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
         counts.update(chain.from_iterable(kinds))
@@ -116,14 +116,14 @@ class TwoBatchOverlap:
             return 1
         if self._setting == "on":
             return 2
-        return 2 if self._asynchronous and num_running > _FEW and self._pays(num_running) else 1
+        return 2 if self._asynchronous and num_running > _FEW and self._is_faster(num_running) else 1
 
-    def note(self, seconds: float, requests: int) -> None:
+    def record(self, seconds: float, requests: int) -> None:
         """Counts the host's time for a micro-batch. `requests`: the number of its requests."""
         if requests:
             self._host += _FRESH * (seconds / requests - self._host)
 
-    def _pays(self, num_running: int) -> bool:
+    def _is_faster(self, num_running: int) -> bool:
         half = -(-num_running // 2)
         host, forwards = self._host, self._planner.forward_time
         return 2 * max(forwards(half), host * half) < _GAIN * (forwards(num_running) + host * num_running)

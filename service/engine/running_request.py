@@ -68,7 +68,7 @@ class RunningRequest:
                 self._matcher.advance(request.prompt_token_ids[-request.num_continued :])
             self._canvas.grammar = BlockGrammar(self._matcher, self._head)
             self._canvas.begin()
-        self._go_on(next(self._decoding, None))
+        self._continue(next(self._decoding, None))
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class RunningRequest:
         """Rows for the next backbone forward: at most `budget`, and at most `prompt_budget` of the prompt.
 
         Blocks to store come first. The evaluation follows if all of it fits. Empty if nothing fits. The caller must
-        call `accept` with a prediction for every row.
+        call `receive_predictions` with a prediction for every row.
         """
         if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
             return list(islice(self._unwritten, min(budget, prompt_budget)))
@@ -131,8 +131,8 @@ class RunningRequest:
 
     # --- predictions -------------------------------------------------------------------------------
 
-    def accept(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
-        """Accepts the backbone's predictions of the rows of `next_rows`. Returns the counted kinds of forward."""
+    def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
+        """Receives the backbone's predictions of the rows of `next_rows`. Returns the counted kinds of forward."""
         stored = min(len(rows), len(self._unwritten))  # they come first
         for row, prediction in zip(rows[:stored], predictions, strict=False) if stored else ():
             self._unwritten.popleft()
@@ -151,18 +151,18 @@ class RunningRequest:
             kinds = (*kinds, kind) if kinds else (kind,)
         self.stats.count(kinds)
         if evaluated:
-            self._answer(tuple(predictions[stored:]))
+            self._send(tuple(predictions[stored:]))
         return kinds
 
-    def accept_refinement(self, predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
-        """Accepts MRP's predictions of the rows of `next_refinement`. Returns the counted kinds of forward."""
+    def receive_refinement(self, predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
+        """Receives MRP's predictions of the rows of `next_refinement`. Returns the counted kinds of forward."""
         if self._for_mrp:
             self.written.extend(row.state.tokens for row in self._for_mrp)
             self._for_mrp.clear()
         self.stats.count(("mrp",))
         if isinstance(self._query, Refine):
             self._drafts.refinements += 1
-            self._answer((predictions[-1],))
+            self._send((predictions[-1],))
         return ("mrp",)
 
     def expire(self, reason: FinishReason) -> None:
@@ -192,7 +192,7 @@ class RunningRequest:
         self._canvas = Canvas(
             Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._drafts.budget, ends=self._settled
         )
-        self._num_noted = 0
+        self._num_recorded = 0
         if self._adjuster is not None:
             self._canvas.without_bad_words = self._adjuster.without_bad_words
         if self._matcher is not None:
@@ -200,7 +200,7 @@ class RunningRequest:
             self._canvas.begin()
         self._decoding = self.request.mode.decode(self._canvas)
 
-    def _answer(self, predictions: tuple[Prediction, ...]) -> None:
+    def _send(self, predictions: tuple[Prediction, ...]) -> None:
         """Sends predictions to the policy. Ends the block when it is complete or the answer ends in it."""
         evaluated = len(predictions) if isinstance(self._query, Evaluate) else 0
         query: Query | None
@@ -208,11 +208,11 @@ class RunningRequest:
             query = self._decoding.send(predictions)
         except StopIteration:
             query = None
-        self._note(evaluated)
-        self._go_on(query)
+        self._record_steps(evaluated)
+        self._continue(query)
 
-    def _go_on(self, query: Query | None) -> None:
-        """Goes on to a query of the policy. None: the block is complete, and the next block's first query follows."""
+    def _continue(self, query: Query | None) -> None:
+        """Continues with a query. None: the block is complete, and the next block's first query follows."""
         while query is None:
             self._end_block(None)
             if self.finish_reason is not None:
@@ -236,14 +236,14 @@ class RunningRequest:
             states = query.states if isinstance(query, Evaluate) else (query.state,)
             self._masks = {state: grammar.mask(state) for state in states}
 
-    def _note(self, evaluated: int) -> None:
-        """Notes the steps that followed the last predictions. `evaluated`: the number of states that were read."""
-        first, steps = self._num_noted, self._canvas.steps
+    def _record_steps(self, evaluated: int) -> None:
+        """Records the steps that followed the last predictions. `evaluated`: the number of states that were read."""
+        first, steps = self._num_recorded, self._canvas.steps
         if not evaluated and first == len(steps):
             return
-        self._num_noted = len(steps)
+        self._num_recorded = len(steps)
         new_steps = steps[first:]
-        self._drafts.note(evaluated, new_steps)
+        self._drafts.record(evaluated, new_steps)
         if self.request.report_steps and new_steps:
             self.stats.add_progress(self._num_blocks, first, new_steps)
 
@@ -269,8 +269,8 @@ class RunningRequest:
         return not self.request.stop_token_ids.isdisjoint(tokens[leading:end])
 
     def _end_block(self, expired: FinishReason | None) -> None:
-        if self._num_noted < len(self._canvas.steps):
-            self._note(0)
+        if self._num_recorded < len(self._canvas.steps):
+            self._record_steps(0)
         tokens, reason = self._new_tokens(self._canvas.block)
         self._decoding.close()
         self._query = None

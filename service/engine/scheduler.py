@@ -75,12 +75,12 @@ class Scheduler:
         ticket = Ticket(arrived, request.tenant, request.weight, request.priority, cost)
         self.waiting.push(Waiting(request, submitted, blocks), ticket)
 
-    def admit(self) -> list[RunningRequest]:
+    def start_waiting(self) -> list[RunningRequest]:
         """Moves requests from the queue to the running set while pages and slots are free.
 
         The next request blocks all later requests until its pages are free, so that long requests are served, too.
         """
-        admitted, expected = [], min(self._max_running, len(self.running) + len(self.waiting))
+        started, expected = [], min(self._max_running, len(self.running) + len(self.waiting))
         while len(self.running) < self._max_running and (first := self.waiting.peek()) is not None:
             request, mode = first.request, first.request.mode
             mrp_steps = self._planner.mrp_steps(request, expected)
@@ -89,15 +89,15 @@ class Scheduler:
             if lease is None:
                 break
             self.waiting.pop()
-            drafts = self._planner.admit(request, mrp_steps)
+            drafts = self._planner.plan_drafts(request, mrp_steps)
             kind = ScoringRequest if isinstance(mode, ScoreMode) else RunningRequest
             running = kind(request, self._block_size, lease, first.submitted, drafts)
             if self._pages.shares:
                 looked_up, cached = self._lookups
                 self._lookups = looked_up + len(request.prompt_token_ids), cached + running.stats.cached_tokens
             self.running.append(running)
-            admitted.append(running)
-        return admitted
+            started.append(running)
+        return started
 
     def pop_lookups(self) -> tuple[int, int]:
         """The prompt tokens looked up in the prefix cache since the last call, and the tokens found there."""
@@ -213,7 +213,7 @@ class Scheduler:
         if not any(offers):
             return served
         certain = sum([len(rows) - len(gains) for (_, rows), gains in zip(served, offers, strict=True)])
-        counts = self._planner.accepted(certain, offers, served[0][0].request.tenant)
+        counts = self._planner.affordable_drafts(certain, offers, served[0][0].request.tenant)
         return [
             (running, rows[: len(rows) - len(gains) + count])
             for (running, rows), gains, count in zip(served, offers, counts, strict=True)

@@ -143,8 +143,7 @@ class EngineProcess(Frames):
             self._send(messages.EngineStartFailed(EngineFailed(type_and_line(error))))
             return
         tune_interpreter()
-        # The replica knows steps that take too long by their silence.
-        self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room, inf)
+        self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room)
         self._steps.thread.start()
         self._send(messages.EngineReady(self._core.info))
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
@@ -226,7 +225,7 @@ class EngineProcess(Frames):
                 apply, self._apply = self._apply, None
                 if apply is None:
                     raise AssertionError("weights are to be applied before they are loaded")
-                await self._steps.thread.update_weights(apply, (version, mrp_version), cut=abort)
+                await self._steps.thread.update_weights(apply, (version, mrp_version), abort=abort)
             case messages.SetGeneration() as change:
                 await self._core.set_generation(self._steps.thread, change)
         return messages.EngineReply(call.number)

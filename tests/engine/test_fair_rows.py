@@ -74,7 +74,7 @@ def scheduler(costs: StepCosts, *tenants: tuple[str, int], prompt: int = 1) -> S
         for number in range(count):
             one = replace(request(f"{tenant}{number}", [1] * prompt, Static()), tenant=tenant, cache_salt=tenant)
             target.enqueue(one, 0.0)
-    for running_request in target.admit():
+    for running_request in target.start_waiting():
         running_request.start()
     return target
 

@@ -11,10 +11,11 @@ import pytest
 from service.decode.canvas import Canvas
 from service.decode.modes import Direct, Static
 from service.decode.policy import Decoding
-from service.engine import AsyncEngine, BlockEvent, Engine, EngineConfig, GenerationRequest, StepReport
+from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, StepReport
 from service.engine.running_request import RunningRequest
 from service.errors import DecodingFailed
 from service.model import Checkpoint
+from tests.async_engine import AsyncEngine
 from tests.engine.helpers import audit, events_of, random_requests, request
 from tests.tiny import tiny_checkpoint
 
@@ -87,7 +88,7 @@ def test_the_request_ends_with_an_error_and_the_others_as_ever(
 def test_it_can_be_aborted_before_it_is_collected(checkpoint: Checkpoint) -> None:
     engine = Engine(checkpoint)
     engine.submit(bad("bad"))
-    engine.admit()
+    engine.start_waiting()
     engine.abort("bad")
     assert not engine.has_work
     assert engine.state().kv_pages_used == 0

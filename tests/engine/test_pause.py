@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from service.decode.modes import Static
-from service.engine import AsyncEngine, BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest
+from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine import thread as thread_module
 from service.errors import DeadlineExceeded, MrpServeError, OutOfMemory, ReplicaStopping
 from service.model import LoadOptions, load_checkpoint
@@ -19,6 +19,7 @@ from service.model.attention import PagedCache
 from service.replica.core import EngineCore
 from service.replica.messages import SetGeneration
 from service.settings.settings import Settings
+from tests.async_engine import AsyncEngine
 from tests.engine.helpers import ALL_MODES, FAIR, Recorder, request
 from tests.engine.test_golden import expected, requests
 from tests.engine.test_worker import Gate, eventually
@@ -113,11 +114,11 @@ async def test_golden_requests_after_sleep_have_the_same_tokens(sleepers: list[S
     await sleeper.gate.holds(sleeper.thread)
     await sleeper.steps(3)
     sleep = asyncio.ensure_future(sleeper.change(level=level))
-    await eventually(lambda: sleeper.engine.held or sleep.done())
+    await eventually(lambda: sleeper.engine.queue_held or sleep.done())
     after = [sleeper.ask(one) for one in asked[half:]]
     await sleep
     assert sleeper.engine.state().num_running == 0
-    cache = sleeper.engine._runner._model._cache  # type: ignore[attr-defined]
+    cache = sleeper.engine._runner.model._cache  # type: ignore[attr-defined]
     assert cache.keys.numel() == cache.values.numel() == 0
     weights = [*sleeper.core._checkpoint.backbone.parameters()]
     assert {weight.is_meta for weight in weights} == {level == 2}
@@ -186,7 +187,7 @@ async def test_requests_end_in_time_while_the_engine_stands(sleepers: list[Sleep
 
 async def test_an_engine_that_stands_does_not_spin(sleepers: list[Sleeper], monkeypatch: pytest.MonkeyPatch) -> None:
     """With a request that runs and one that waits, it looks at their time limits now and then."""
-    monkeypatch.setattr(thread_module, "_LOOK_S", 0.05)
+    monkeypatch.setattr(thread_module, "_POLL_S", 0.05)
     sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0], max_running=1)
     sleepers.append(sleeper)
     looks, expire = [0], sleeper.engine.expire
@@ -243,8 +244,8 @@ async def test_without_memory_the_engine_sleeps_on(
         for _ in range(2):
             with pytest.raises(OutOfMemory, match="no memory for"):
                 await sleeper.change()
-            assert sleeper.engine.stands
-            assert sleeper.engine._runner._model._cache.keys.numel() == 0  # type: ignore[attr-defined]
+            assert sleeper.engine.halted
+            assert sleeper.engine._runner.model._cache.keys.numel() == 0  # type: ignore[attr-defined]
     answer = sleeper.ask(replace(one, request_id="y"))
     await sleeper.change()
     assert await answer == before
@@ -261,6 +262,6 @@ async def test_weights_without_their_folder_do_not_wake_up(sleepers: list[Sleepe
     gone = SetGeneration(paused=False, sleep_level=0, wait=False, folders=(str(tmp_path / "gone"),))
     with pytest.raises(MrpServeError, match="gone"):
         await sleeper.core.set_generation(sleeper.thread, gone)
-    assert sleeper.engine.stands
+    assert sleeper.engine.halted
     await sleeper.change()
-    assert not sleeper.engine.stands
+    assert not sleeper.engine.halted

@@ -9,8 +9,9 @@ import pytest
 from service.decode.block import Step
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.engine import AsyncEngine, BlockEvent, BlockProgress, Engine, GenerationRequest
+from service.engine import BlockEvent, BlockProgress, Engine, GenerationRequest
 from service.model import Checkpoint, load_checkpoint
+from tests.async_engine import AsyncEngine
 from tests.tiny import GOLDEN
 
 PROMPT = tuple(range(3, 10))

@@ -37,7 +37,7 @@ def queue(target: Scheduler, *requests) -> None:
 
 def admit(target: Scheduler) -> list[RunningRequest]:
     """Admits as the engine does."""
-    admitted = target.admit()
+    admitted = target.start_waiting()
     for running_request in admitted:
         running_request.start()
     return admitted

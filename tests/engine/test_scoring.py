@@ -133,7 +133,7 @@ def test_what_is_not_a_question_is_refused_and_reads_can_be_aborted() -> None:
         with pytest.raises(error):
             engine.submit(read("a", prompt))
     engine.submit(read("a", (1, MASKED)))
-    engine.admit()
+    engine.start_waiting()
     engine.abort("a")
     assert not engine.has_work
     assert engine.state().kv_pages_used == 0

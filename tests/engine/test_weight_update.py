@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from service.decode.modes import Speculative, Static
-from service.engine import AsyncEngine, BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest
+from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.errors import EngineFailed, ReplicaStopping, WeightsChanged
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.weight_update import apply_update, load_update
+from tests.async_engine import AsyncEngine
 from tests.engine.helpers import FAIR, request
 from tests.engine.test_golden import expected, requests
 from tests.engine.test_worker import Gate, eventually
@@ -124,8 +125,8 @@ class Running:
             [token async for event in self.worker.generate(one) for token in event.token_ids]  # type: ignore[union-attr]
         )
 
-    def update_weights(self, new: Callable[[], None], *, cut: bool = False) -> asyncio.Task[None]:
-        return asyncio.ensure_future(self.worker.update_weights(new, (1, 1), cut=cut))
+    def update_weights(self, new: Callable[[], None], *, abort: bool = False) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self.worker.update_weights(new, (1, 1), abort=abort))
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ async def test_requests_that_run_can_be_ended_and_waiting_ones_are_not(
 ) -> None:
     before = [running.ask(f"before {number}", tokens=200) for number in range(2)]
     await running.gate.holds(running.worker)
-    change, after = running.update_weights(new, cut=True), running.ask("after")
+    change, after = running.update_weights(new, abort=True), running.ask("after")
     await eventually(lambda: len(running.worker._inbox.submitted) == 1)
     running.gate.open.set()
     for ended in await asyncio.gather(*before, return_exceptions=True):

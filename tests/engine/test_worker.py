@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import pytest
 
-from service.decode.modes import Dynamic, Speculative
-from service.engine import AsyncEngine, BlockEvent, Engine, EngineConfig, GenerationRequest
-from service.engine import streams as streams_module
+from service.decode.modes import Speculative
+from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest
 from service.errors import EngineFailed, InvalidRequest, MrpServeError, QueueFull, ReplicaLost, ReplicaStopping
 from service.model import Checkpoint
-from tests.engine.helpers import Clock, Recorder, random_requests, request
+from tests.async_engine import AsyncEngine
+from tests.engine.helpers import Recorder, random_requests, request
 from tests.tiny import tiny_checkpoint
 
 PROMPT = (5, 6, 7, 8, 9, 10)
@@ -91,20 +91,20 @@ async def test_a_stream_is_what_the_engine_gives(checkpoint: Checkpoint, start: 
     assert [event.finish_reason for event in events] == [None, None, None, "length"]
 
 
-async def test_items_that_come_together_are_the_same_and_wake_the_loop_less_often(
+async def test_outputs_delivered_together_are_the_same_in_fewer_deliveries(
     checkpoint: Checkpoint, start: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wakes: list[int] = []
-    put = streams_module._enqueue
-    monkeypatch.setattr(streams_module, "_enqueue", lambda pairs: (wakes.append(len(pairs)), put(pairs)))
-    asked, (worker, _) = request("a", PROMPT, tokens=5 * checkpoint.config.block_size), start()
-    apart = [event async for event in worker.generate(asked)]
-    once, wakes[:] = len(wakes), []
-    together = [event async for event in worker.generate(replace(asked, together=3))]
+    generation, (worker, _) = request("a", PROMPT, tokens=5 * checkpoint.config.block_size), start()
+    deliveries, deliver = list[int](), worker._streams.deliver
+    monkeypatch.setattr(worker._streams, "deliver", lambda outputs: (deliveries.append(len(outputs)), deliver(outputs)))
+    apart = [event async for event in worker.generate(generation)]
+    assert deliveries == [1] * len(apart)
+    deliveries.clear()
+    together = [event async for event in worker.generate(replace(generation, together=3))]
     assert [event.token_ids for event in together] == [event.token_ids for event in apart]
     assert together[-1].finish_reason == "length"
-    assert once == len(apart) > 3
-    assert wakes == [3] * (len(apart) // 3) + [len(apart) % 3] * (len(apart) % 3 > 0)
+    assert len(apart) > 3
+    assert deliveries == [3] * (len(apart) // 3) + [len(apart) % 3] * (len(apart) % 3 > 0)
 
 
 async def test_many_at_once(checkpoint: Checkpoint, start: Callable) -> None:
@@ -125,26 +125,6 @@ async def test_requests_are_decoded_together(start: Callable) -> None:
     gate.open.set()
     await asyncio.gather(*tasks)
     assert max(report.state.num_running for report in heard.reports) >= 5
-
-
-def test_two_event_loops_share_a_worker(checkpoint: Checkpoint, start: Callable) -> None:
-    worker, _ = start()
-    requests = random_requests(random.Random(8), checkpoint, 20, longest=12)
-    results: dict[str, tuple[int, ...]] = {}
-
-    def serve(mine: list[GenerationRequest]) -> None:
-        async def main() -> None:
-            done = await asyncio.gather(*(collect(worker.generate(one)) for one in mine))
-            results.update(zip([one.request_id for one in mine], done, strict=True))
-
-        asyncio.run(main())
-
-    threads = [threading.Thread(target=serve, args=(requests[n::2],)) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert results == {done.request_id: done.token_ids for done in Engine(checkpoint).generate(requests)}
 
 
 class TestLeaving:
@@ -204,20 +184,6 @@ class TestLeaving:
         await stream.aclose()
         await collect(worker.generate(request("x", PROMPT)))
         assert "abort" not in [event.finish_reason for event in heard.events]
-
-    def test_a_loop_that_is_gone_does_not_stop_the_engine(self, checkpoint: Checkpoint, start: Callable) -> None:
-        worker, engine = start()
-        gate = Gate(engine)
-        loop = asyncio.new_event_loop()
-        waiting = loop.create_task(collect(worker.generate(request("x", PROMPT, Dynamic(1e-9), tokens=LONG))))
-        loop.run_until_complete(gate.holds(worker))
-        waiting.cancel()  # its abort comes after the step at hand, whose event has nowhere to go
-        loop.run_until_complete(asyncio.gather(waiting, return_exceptions=True))
-        loop.close()
-        gate.open.set()
-        one = request("y", PROMPT)
-        assert asyncio.run(collect(worker.generate(one))) == alone(checkpoint, one)
-        assert worker.failure is None
 
 
 class TestRefusals:
@@ -334,79 +300,6 @@ class TestFailure:
         assert AsyncEngine(Engine(checkpoint)).failure == "the engine's thread is not running"
 
 
-class TestStall:
-    """A step that hangs; time is the test's own."""
-
-    @pytest.fixture
-    def clock(self) -> Clock:
-        return Clock()
-
-    @pytest.fixture
-    def stalled(self, checkpoint: Checkpoint, clock: Clock) -> Iterator[tuple[AsyncEngine, Gate]]:
-        """A worker, and the gate that holds its steps."""
-        engine = Engine(checkpoint)
-        gate = Gate(engine)
-        worker = AsyncEngine(engine, stall_timeout_s=60, clock=clock)
-        worker.start()
-        yield worker, gate
-        gate.open.set()
-        worker.stop()
-
-    async def test_it_counts_as_a_failure_while_it_lasts(
-        self, stalled: tuple[AsyncEngine, Gate], clock: Clock, checkpoint: Checkpoint
-    ) -> None:
-        worker, gate = stalled
-        one = request("x", PROMPT)
-        task = asyncio.ensure_future(collect(worker.generate(one)))
-        await gate.holds(worker)
-        clock.now += 60
-        assert worker.failure is None
-        clock.now += 1
-        assert worker.failure == "the engine's step has taken 61 s, allowed are 60"
-        with pytest.raises(ReplicaStopping, match="the engine's step has taken 61 s, allowed are 60") as caught:
-            await collect(worker.generate(request("late", PROMPT)))
-        assert caught.value.retry_after is not None
-        gate.open.set()
-        assert await task == alone(checkpoint, one)
-        assert worker.failure is None
-        assert await collect(worker.generate(one)) == alone(checkpoint, one)
-
-    async def test_each_step_has_its_own_time(self, stalled: tuple[AsyncEngine, Gate], clock: Clock) -> None:
-        worker, gate = stalled
-        step = gate._step
-
-        def slow() -> list[BlockEvent]:
-            clock.now += 50
-            return step()
-
-        gate._step = slow
-        gate.open.set()
-        await collect(worker.generate(request("x", PROMPT)))
-        assert gate.steps > 2
-        assert worker.failure is None
-
-    async def test_an_idle_engine_does_not_stall(self, stalled: tuple[AsyncEngine, Gate], clock: Clock) -> None:
-        worker, gate = stalled
-        gate.open.set()
-        await collect(worker.generate(request("x", PROMPT)))
-        clock.now += 1e6
-        assert worker.failure is None
-        await collect(worker.generate(request("y", PROMPT)))
-
-    async def test_a_hung_engine_does_not_keep_the_worker_from_stopping(
-        self, stalled: tuple[AsyncEngine, Gate], clock: Clock
-    ) -> None:
-        worker, gate = stalled
-        task = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT))))
-        await gate.holds(worker)
-        clock.now += 61
-        await asyncio.to_thread(worker.stop, 0.01)
-        assert worker.failure is not None
-        gate.open.set()
-        with pytest.raises(ReplicaStopping):
-            await task
-
-
 class TestStopping:
     async def test_streams_in_flight_are_told_to_go_elsewhere(self, start: Callable) -> None:
         worker, engine = start()
@@ -427,18 +320,29 @@ class TestStopping:
         assert gate.steps == 1
         assert worker.failure is None
 
+    async def test_a_step_that_hangs_does_not_keep_the_worker_from_stopping(self, start: Callable) -> None:
+        worker, engine = start()
+        gate = Gate(engine)
+        task = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT))))
+        await gate.holds(worker)
+        await asyncio.to_thread(worker.stop, 0.01)
+        assert worker._thread.is_alive()
+        gate.open.set()
+        with pytest.raises(ReplicaStopping):
+            await task
+
     def test_an_idle_worker_stops_at_once_and_twice_is_fine(self, start: Callable) -> None:
         worker, _ = start()
         worker.stop()
         assert not worker._thread.is_alive()
         worker.stop()
 
-    def test_an_idle_worker_sleeps(self, start: Callable) -> None:
+    async def test_an_idle_worker_sleeps(self, start: Callable) -> None:
         worker, engine = start()
         gate = Gate(engine)
         gate.open.set()
-        asyncio.run(collect(worker.generate(request("x", PROMPT))))
+        await collect(worker.generate(request("x", PROMPT)))
         steps = gate.steps
-        threading.Event().wait(0.1)
+        await asyncio.sleep(0.1)
         assert gate.steps == steps
         assert worker.state() == engine.state()

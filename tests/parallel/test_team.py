@@ -83,7 +83,7 @@ def test_a_rank_that_fails_says_why_and_the_team_ends() -> None:
         engine = engine_on(team)
         engine.submit(request())
         engine.step()
-        networks = engine._executor._runner._model  # type: ignore[attr-defined]
+        networks = engine._executor._runner.model  # type: ignore[attr-defined]
         row = Row(Block((10**6, 1, 2, 3)), 0, [0], writes_kv=True)
         forward = networks.plan("backbone", RowGroup([row], range(1)), PackedTables(torch.device("cpu")))
         with pytest.raises(EngineFailed, match=r"rank [01].* failed: IndexError"):

@@ -163,7 +163,7 @@ def test_sleep_gives_all_bytes_back(device: VirtualDevice, name: str) -> None:
     _, chosen = golden(name, 1)
     before = [done.token_ids for done in engine.generate(chosen)]
     captures, awake, place = device.counts.captures, device.live_bytes, checkpoint.device
-    cache = engine._runner._model._cache  # type: ignore[attr-defined]
+    cache = engine._runner.model._cache  # type: ignore[attr-defined]
     modules = [module for module in (checkpoint.backbone, checkpoint.mrp) if module is not None]
     weights = {id(tensor): tensor.nbytes for module in modules for tensor in module.state_dict(keep_vars=True).values()}
     engine.sleep(1)

@@ -153,7 +153,8 @@ def measure(
     row = _row(runner, _PREFIX)._replace(drafts=has_mrp)
     (prediction,) = runner.begin("backbone", [row])()
     backbone = _fastest(lambda rows: _forward(runner, "backbone", _apart(row, rows)), counts, clock)
-    backbone = replace(backbone, sizes=tuple(runner.graph_sizes))
+    graphs = runner.model.graphs
+    backbone = replace(backbone, sizes=tuple(graphs.sizes) if graphs is not None else ())
     search, draft = _searching(runner, row, clock)
     page, mrp = _reading(runner, clock), None
     if has_mrp:
@@ -166,7 +167,7 @@ def measure(
 def _row(runner: ModelRunner, prefix: int) -> Row:
     """A row of masks after `prefix` pages, or after all pages of the longest request if they are fewer."""
     size = runner.config.block_size
-    index = min(prefix, min(runner.num_pages, runner.config.max_positions // size) - 1)
+    index = min(prefix, min(runner.model.num_pages, runner.config.max_positions // size) - 1)
     return Row(Block((MASKED,) * size), index, range(index), writes_kv=False, sampling=SamplingParams())
 
 

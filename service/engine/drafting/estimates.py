@@ -50,7 +50,7 @@ class SearchGains:
     def __init__(self) -> None:
         self._counts: dict[int, tuple[float, float]] = {}  # searches and tokens, by the bits of the load
 
-    def pay(self, num_running: int, cost: float) -> bool:
+    def are_worth(self, num_running: int, cost: float) -> bool:
         """Whether a search gains more than it costs, in tokens."""
         count, gained = self._counted(num_running)
         return gained > count * cost

@@ -69,7 +69,8 @@ class Capturing:
 
     def __init__(self, times: Times, block_size: int) -> None:
         self.config = SimpleNamespace(block_size=block_size, max_positions=32768, mask_token_id=4)
-        self.num_pages, self.now, self.graph_sizes = 100_000, 0.0, GRAPH_ROWS
+        self.model = SimpleNamespace(num_pages=100_000, graphs=SimpleNamespace(sizes=GRAPH_ROWS))
+        self.now = 0.0
         self._times, self._captured = times, set[tuple[Network, int]]()
 
     def clock(self) -> float:

@@ -134,8 +134,8 @@ class Slow:
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
         self.runner, self._seconds = CheckpointRunner(tiny_checkpoint(1), 300), seconds
-        self.now, self.sizes, self.graph_sizes = 0.0, list[int](), ()
-        self.config, self.device, self.num_pages = self.runner.config, self.runner.device, self.runner.num_pages
+        self.now, self.sizes = 0.0, list[int]()
+        self.config, self.device, self.model = self.runner.config, self.runner.device, self.runner.model
 
     def clock(self) -> float:
         return self.now

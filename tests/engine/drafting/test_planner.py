@@ -18,7 +18,7 @@ AUTO = Speculative("auto")
 
 
 def admitted(planner: DraftPlanner, mode: DecodingMode = AUTO) -> RequestDrafts:
-    return planner.admit(request("x", [1], mode), planner.mrp_steps(request("x", [1], mode), 2))
+    return planner.plan_drafts(request("x", [1], mode), planner.mrp_steps(request("x", [1], mode), 2))
 
 
 def verified(gains: list[tuple[float, int]], tokens: int) -> list[Step]:
@@ -53,23 +53,23 @@ def test_a_machine_that_is_slower_as_a_whole_has_the_same_prices() -> None:
 DENTED = StepCosts(Curve(((1, 2.0), (2, 2.6), (4, 5.0), (8, 6.4), (16, 12.0))))
 
 
-def accepted(costs: StepCosts, rows: int, *gains: list[float]) -> list[int]:
+def affordable(costs: StepCosts, rows: int, *gains: list[float]) -> list[int]:
     planner = DraftPlanner(lambda: costs, 256)
     planner.begin(rows)
-    return planner.accepted(rows, gains)
+    return planner.affordable_drafts(rows, gains)
 
 
 def test_free_rows_are_all_read_and_dear_ones_are_not() -> None:
-    assert accepted(FREE, 2, [0.5, 0.1, 0.01], [0.02]) == [3, 1]
-    assert accepted(DEAR, 2, [0.99, 0.9], [0.98]) == [0, 0]
+    assert affordable(FREE, 2, [0.5, 0.1, 0.01], [0.02]) == [3, 1]
+    assert affordable(DEAR, 2, [0.99, 0.9], [0.98]) == [0, 0]
 
 
 def test_rows_that_fill_a_graph_up_are_free() -> None:
     """A token is worth two units of time. The second row costs three, the third and the fourth nothing."""
     costs = StepCosts(Curve(((1, 2.0), (8, 9.0)), sizes=(1, 4, 8)))
-    assert accepted(costs, 1, [0.7]) == [0]
-    assert accepted(costs, 1, [0.7, 0.6, 0.4]) == [3]
-    assert accepted(costs, 1, [0.7, 0.6, 0.4, 0.3]) == [3]
+    assert affordable(costs, 1, [0.7]) == [0]
+    assert affordable(costs, 1, [0.7, 0.6, 0.4]) == [3]
+    assert affordable(costs, 1, [0.7, 0.6, 0.4, 0.3]) == [3]
 
 
 def test_trees_grow_farther_where_graphs_fill_rows_up() -> None:
@@ -84,28 +84,28 @@ def test_trees_grow_farther_where_graphs_fill_rows_up() -> None:
 
 def test_a_request_stays_where_the_next_row_is_dear() -> None:
     """A token is worth two units of time. The second row costs .6, the third and the fourth 1.2 each, others .35."""
-    assert accepted(DENTED, 1, [0.25]) == [0]
-    assert accepted(DENTED, 1, [0.35]) == [1]
-    assert accepted(DENTED, 1, [0.35, 0.5, 0.5]) == [1]
-    assert accepted(DENTED, 1, [0.7, 0.7, 0.7]) == [3]
-    assert accepted(DENTED, 1, [0.35, 0.5, 0.5, 0.4, 0.3, 0.3, 0.3]) == [7]
+    assert affordable(DENTED, 1, [0.25]) == [0]
+    assert affordable(DENTED, 1, [0.35]) == [1]
+    assert affordable(DENTED, 1, [0.35, 0.5, 0.5]) == [1]
+    assert affordable(DENTED, 1, [0.7, 0.7, 0.7]) == [3]
+    assert affordable(DENTED, 1, [0.35, 0.5, 0.5, 0.4, 0.3, 0.3, 0.3]) == [7]
 
 
 def test_the_best_states_of_all_requests_share_the_forward() -> None:
     """Four requests: up to eight rows are cheap, and those with the highest gains take them."""
-    assert accepted(DENTED, 4, [0.9, 0.8, 0.1], [], [0.7, 0.2], [0.6, 0.5]) == [2, 0, 1, 1]
+    assert affordable(DENTED, 4, [0.9, 0.8, 0.1], [], [0.7, 0.2], [0.6, 0.5]) == [2, 0, 1, 1]
 
 
 def test_one_row_more_for_each_may_pay_where_one_for_one_does_not() -> None:
     """Three requests: the fourth row is dear and the fifth to the eighth are not."""
-    assert accepted(DENTED, 3, [0.8], [], []) == [0, 0, 0]
-    assert accepted(DENTED, 3, [0.8, 0.8], [0.8, 0.7], [0.8]) == [2, 2, 1]
+    assert affordable(DENTED, 3, [0.8], [], []) == [0, 0, 0]
+    assert affordable(DENTED, 3, [0.8, 0.8], [0.8, 0.7], [0.8]) == [2, 2, 1]
 
 
 def test_the_states_of_a_tree_are_kept_in_their_order() -> None:
     """A later state may promise more, since several ways lead to it. It is not read without those before it."""
-    assert accepted(DENTED, 4, [0.3, 0.9], [0.5]) == [2, 1]
-    assert accepted(DENTED, 8, [0.3, 0.9], [0.5]) == [0, 0]
+    assert affordable(DENTED, 4, [0.3, 0.9], [0.5]) == [2, 1]
+    assert affordable(DENTED, 8, [0.3, 0.9], [0.5]) == [0, 0]
 
 
 def test_the_better_the_drafts_the_dearer_the_time() -> None:
@@ -115,7 +115,7 @@ def test_the_better_the_drafts_the_dearer_the_time() -> None:
     before = planner.row()
     for _ in range(60):
         planner.begin(1)
-        drafts.note(2, verified([(0.9, 1)], 2))
+        drafts.record(2, verified([(0.9, 1)], 2))
         planner.end([])
     planner.begin(1)
     assert planner.row() == pytest.approx(before * 2 * 2 / 2.5, rel=0.1)
@@ -128,7 +128,7 @@ def test_mrps_forwards_make_time_cheaper() -> None:
     before = planner.row()
     for _ in range(60):
         planner.begin(1)
-        drafts.note(1, verified([], 1))
+        drafts.record(1, verified([], 1))
         planner.end([1, 1])
     planner.begin(1)
     assert planner.row() < before / 1.5
@@ -151,7 +151,7 @@ def test_time_is_cheaper_where_all_read_much() -> None:
     drafts.pages = 216
     for _ in range(200):
         planner.begin(1)
-        drafts.note(1, verified([], 1))
+        drafts.record(1, verified([], 1))
         planner.end([])
     planner.begin(1)
     assert planner.row(16) == pytest.approx(price(FAIR, 1) / 2, rel=0.02)
@@ -185,8 +185,8 @@ def test_broken_promises_raise_the_bar_for_drafts_of_their_kind_alone() -> None:
         before = drafts.budget().row
         for _ in range(304):
             planner.begin(1)
-            drafts.note(2, verified([(0.25, actual)], 1))
-            drafts.note(2, verified([(0.35, actual)], 1))
+            drafts.record(2, verified([(0.25, actual)], 1))
+            drafts.record(2, verified([(0.35, actual)], 1))
             planner.end([])
         planner.begin(1)
         return before, drafts.budget().row, other.budget().row
@@ -203,7 +203,7 @@ def test_drafts_that_only_need_to_be_near_say_nothing_about_others() -> None:
     planner.begin(1)
     before, chosen = strict.budget().row, planner.mrp_steps(request("x", [1], AUTO), 2)
     for _ in range(500):
-        lax.note(9, verified([(0.3, 0)] * 8, 1))
+        lax.record(9, verified([(0.3, 0)] * 8, 1))
     assert (strict.budget().row, planner.mrp_steps(request("x", [1], AUTO), 2)) == (before, chosen)
     assert planner.mrp_steps(request("x", [1], Speculative("auto", margin=0.5)), 2) != chosen
 
@@ -217,7 +217,7 @@ def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs
         drafts = admitted(planner, mode)
         assert (drafts.mrp_steps, drafts.uses_mrp) == (getattr(mode, "mrp_steps", None), mode.needs_mrp)
         planner.begin(1)
-        drafts.note(1, verified([], 1))
+        drafts.record(1, verified([], 1))
         planner.end([1])
 
 
@@ -233,7 +233,7 @@ def searching(planner: DraftPlanner, net: float, steps: int, running: int = 8) -
         assert all(searched) == any(searched)
         gain = planner.row() + net
         for drafts in requests:
-            drafts.note(1 + found, verified([(0.9, gain)] if found else [], 1))  # type: ignore[list-item]
+            drafts.record(1 + found, verified([(0.9, gain)] if found else [], 1))  # type: ignore[list-item]
         searches.append(all(searched))
         planner.end([])
     return searches[1:]
@@ -263,11 +263,11 @@ class TestSearches:
         for _ in range(300):
             planner.begin(1)
             found = drafts.budget().states > 0
-            drafts.note(1, verified([], 1))
+            drafts.record(1, verified([], 1))
             planner.end([])
             planner.begin(1)
             assert found
-            drafts.note(2, verified([(0.9, 1)], 2))
+            drafts.record(2, verified([(0.9, 1)], 2))
             planner.end([])
 
     def test_each_load_has_its_own_count(self) -> None:
