@@ -80,29 +80,19 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineDeps:
-    """The dependencies of an engine that a caller may provide, with their defaults.
-
-    A test provides a clock that stands still, fixed costs, or a runner that fails.
-
-    `clock`: monotonic seconds. `costs`: costs of forwards for `mrp_steps: "auto"` and for several tenants; None:
-    measured for the first request that needs them. `runner`: makes the runner, with the arguments of
-    `CheckpointRunner`. `ranks`: None where this process has the whole checkpoint.
-    """
+    """The dependencies of an engine that a caller may provide, such as a clock of a test or a runner that fails."""
 
     clock: Callable[[], float] = time.monotonic
+    #: costs of forwards for `mrp_steps: "auto"` and for several tenants; None: measured for the first such request
     costs: StepCosts | None = None
+    #: makes the runner, with the arguments of `CheckpointRunner`
     runner: Callable[..., ModelRunner] = CheckpointRunner
+    #: None where this process has the whole checkpoint
     ranks: Ranks | None = None
 
 
 class Engine:
-    """Decodes requests with one checkpoint. Not thread-safe.
-
-    `progress`: the decoding steps of the last `step`, for requests with `report_steps`.
-    `version`, `mrp_version`: the versions of the weights, and of MRP among them. `update_weights` sets them.
-    `queue_held`: whether waiting requests stay in the queue. `paused`: whether running requests stay as they are, too.
-    `sleep_level`: 0 while the KV cache has memory (`sleep`). The caller of a `halted` engine makes no step.
-    """
+    """Decodes requests with one checkpoint. Not thread-safe. The caller of a `halted` engine makes no step."""
 
     def __init__(
         self,
@@ -134,10 +124,12 @@ class Engine:
         self._scheduler = Scheduler(self._pages, size, config, self._planner, prompt_rows)
         self._observer = SafeObserver(observer)
         self._clock = deps.clock
-        self.version, self.sleep_level = 0, 0
-        self.queue_held = self.paused = self._prepared = False
-        self.mrp_version = 0 if has_mrp else None
-        self.progress: list[BlockProgress] = []
+        self.version, self.mrp_version = 0, 0 if has_mrp else None  # of the weights; `update_weights` sets them
+        self.queue_held = False  # whether waiting requests stay in the queue
+        self.paused = False  # whether running requests stay as they are, too
+        self.sleep_level = 0  # 0 while the KV cache has memory
+        self._prepared = False
+        self.progress: list[BlockProgress] = []  # the steps of the last `step`, for requests with `report_steps`
         self._executor = ForwardExecutor(runner, self._clock)
         self._overlap = TwoBatchOverlap(config.overlap, self._planner, asynchronous=checkpoint.device.type == "cuda")
         self._micro_batches: deque[MicroBatch] = deque()
@@ -232,7 +224,7 @@ class Engine:
         self.paused = True
 
     def resume(self) -> None:
-        """Lets requests go on after `pause`, with the same tokens as without it."""
+        """Continues the requests after `pause`, with the same tokens as without it."""
         self.paused = False
 
     def sleep(self, level: int) -> None:

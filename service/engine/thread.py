@@ -165,7 +165,7 @@ class EngineThread:
     async def run(self, work: Callable[[], None], *, when_idle: bool = False, abort: bool = False) -> None:
         """Runs `work` on the engine's thread, after the current step. One call at a time.
 
-        `when_idle`: it waits until no request runs. Waiting requests stay queued meanwhile, and paused requests go on.
+        `when_idle`: it waits until no request runs. Until then waiting requests stay queued, and paused requests run.
         Raises ReplicaStopping if the engine stops or has stopped; OutOfMemory from `work`, which then has changed
         nothing. Any other error of `work` ends the engine, and EngineFailed is raised.
         """

@@ -32,7 +32,7 @@ from service.engine.request import GenerationRequest
 
 #: weight of a step in the running means, and the number of steps after which prices follow them
 _FRESH, _REFRESH = 1 / 16, 8
-#: the steps per step that searches where searches do not pay
+#: the steps per step that searches where searches cost more than they gain
 _TRIAL = 16
 #: The share of a row's price by which trees grow where graphs fill forwards up. Some rows are free then, and
 #: `affordable_drafts` knows which.
@@ -198,7 +198,7 @@ class DraftPlanner:
         return costs.mrp.filled(count) / sharing * self._slope_and_rate(tenant)[1] if costs.mrp else 0.0
 
     def _max_states(self, num_running: int) -> int:
-        """The most drafts of a request: its share of a forward's rows, less its current state and a block to store."""
+        """The limit of a request's drafts: its share of a forward's rows, less its current state and a block to store."""
         return max(0, self._max_rows // num_running - 2)
 
 

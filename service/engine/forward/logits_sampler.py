@@ -264,8 +264,8 @@ class _Filters:
             return
         part = scores[self._indices.tensor]
         if self._min_logit is not None:
-            least = part.amax(-1, keepdim=True) + self._min_logit.tensor[:, None]
-            part = part.masked_fill_(part < least, -torch.inf)
+            threshold = part.amax(-1, keepdim=True) + self._min_logit.tensor[:, None]
+            part = part.masked_fill_(part < threshold, -torch.inf)
         if self._top_k is not None and self._top_p is not None:
             part = _apply_top_k_top_p(part, self._top_k.tensor, self._top_p.tensor)
         scores[self._indices.tensor] = part

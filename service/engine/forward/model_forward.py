@@ -57,7 +57,7 @@ class PlannedForward(Protocol):
 
 
 class ShapePolicy(NamedTuple):
-    """The shapes of all forwards. `min_rows`: their least number of rows. `fixed_shapes`: whether shapes are fixed."""
+    """The shapes of all forwards. `min_rows`: their minimum of rows. `fixed_shapes`: whether shapes are fixed."""
 
     min_rows: int
     fixed_shapes: bool

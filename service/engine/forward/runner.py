@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 #: the number of full forwards after which the limit of rows doubles
 _PATIENCE = 256
 
-#: the most rows of a warm-up forward where there are no graphs
+#: the maximum of rows of a warm-up forward where there are no graphs
 _EAGER_ROWS = 64
 
 #: Waits until a forward is done, and returns a result for every row.
