@@ -107,8 +107,8 @@ class Scheduler:
     def plan(self, busy: Collection[RunningRequest] = (), max_requests: int | None = None) -> StepRows:
         """The rows of the next forward: rows of decoding requests, then chunks of prompts.
 
-        `busy`: requests whose forward is under way. `max_requests`: the limit of requests in the forward. A request that
-        gets no rows is the first one in the next forward. A tenant gets the rows that its share of the time allows, at
+        `busy`: requests whose forward is under way. `max_requests`: the limit of requests. A request that gets no rows
+        is the first one in the next forward. A tenant gets the rows that its share of the time allows, at
         least the rows of one request.
         """
         live = [running for running in self.running if running.finish_reason is None]  # some failed when they started

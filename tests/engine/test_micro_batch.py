@@ -148,12 +148,12 @@ def test_every_forward_is_right_where_prefixes_are_shared_and_requests_leave(see
 def test_when_halves_are_taken(asked, asynchronous, host, running, turns) -> None:
     overlap = TwoBatchOverlap(asked, DraftPlanner(lambda: COSTS, 256), asynchronous=asynchronous)
     for _ in range(200):
-        overlap.note(host * running, running)
+        overlap.record(host * running, running)
     assert overlap.micro_batches(running) == turns
 
 
 def test_halves_are_taken_where_a_forwards_time_grows_with_its_rows() -> None:
     costs = StepCosts(Curve(((1, 0.1), (64, 6.4))))
     overlap = TwoBatchOverlap("auto", DraftPlanner(lambda: costs, 256), asynchronous=True)
-    overlap.note(64 * 1.0, 64)
+    overlap.record(64 * 1.0, 64)
     assert overlap.micro_batches(64) == 2

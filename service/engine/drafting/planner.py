@@ -198,7 +198,7 @@ class DraftPlanner:
         return costs.mrp.filled(count) / sharing * self._slope_and_rate(tenant)[1] if costs.mrp else 0.0
 
     def _max_states(self, num_running: int) -> int:
-        """The limit of a request's drafts: its share of a forward's rows, less its current state and a block to store."""
+        """The limit of a request's drafts: its share of a forward's rows, less its current state and a block."""
         return max(0, self._max_rows // num_running - 2)
 
 
