@@ -133,7 +133,7 @@ def checked(checkpoint: Checkpoint, costs: StepCosts | None = None, **limits: An
     return engine_over(lambda runner: CheckingRunner(runner, checkpoint), checkpoint, EngineDeps(costs=costs), **limits)
 
 
-def request(
+def request_of(
     name: str, prompt: Sequence[int], params: DecodingMode | None = None, tokens: int = 8, **more: Any
 ) -> GenerationRequest:
     return GenerationRequest(name, tuple(prompt), params or Static(), max_new_tokens=tokens, **more)
@@ -155,7 +155,7 @@ def drafted(rng: random.Random, plain: RuleMode, block_size: int) -> Speculative
 
 def some_auto(rng: random.Random, requests: list[GenerationRequest]) -> list[GenerationRequest]:
     """The requests, every other one of `speculative` left to choose its drafts."""
-    return [replace(one, mode=automatic(one.mode)) if rng.random() < 0.5 else one for one in requests]
+    return [replace(request, mode=automatic(request.mode)) if rng.random() < 0.5 else request for request in requests]
 
 
 def automatic(params: DecodingMode) -> DecodingMode:
@@ -226,9 +226,9 @@ def nodes_of(pages: PrefixCache) -> Iterator[Any]:
 
 def events_of(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str, list[BlockEvent]]:
     """All events of the requests, decoded together; errors are among them."""
-    events: dict[str, list[BlockEvent]] = {one.request_id: [] for one in requests}
-    for one in requests:
-        engine.submit(one)
+    events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        engine.submit(request)
     while engine.has_work:
         for event in engine.step():
             events[event.request_id].append(event)

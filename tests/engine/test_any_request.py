@@ -85,7 +85,7 @@ class Life:
 
     def live(self, rng: random.Random) -> dict[str, list[BlockEvent]]:
         """The events of every request; requests come while others run, some are aborted."""
-        events: dict[str, list[BlockEvent]] = {one.request_id: [] for one in self.requests}
+        events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in self.requests}
         coming = list(self.requests)
         while coming or self.engine.has_work:
             for _ in range(rng.randint(0, 6)):
@@ -104,24 +104,24 @@ def survived(seed: int, checkpoint: Checkpoint, count: int) -> int:
     life = Life.drawn(rng, checkpoint, count)
     events = life.live(rng)
     answered = 0
-    for one in life.requests:
-        answered += _right(one, events[one.request_id], checkpoint)
+    for request in life.requests:
+        answered += _right(request, events[request.request_id], checkpoint)
     assert life.engine.state().kv_pages_used == 0
     audit(life.engine._pages, [])
     return answered
 
 
-def _right(one: GenerationRequest, events: list[BlockEvent], checkpoint: Checkpoint) -> bool:
+def _right(request: GenerationRequest, events: list[BlockEvent], checkpoint: Checkpoint) -> bool:
     if not events or events[-1].finish_reason is None:  # aborted: its last event goes to the observer alone
         return False
     assert [event.error for event in events if event.error is not None] == []
     tokens = [token for event in events for token in event.token_ids]
-    assert len(tokens) <= one.max_new_tokens
+    assert len(tokens) <= request.max_new_tokens
     assert all(0 <= token < checkpoint.config.vocab_size for token in tokens)
     assert checkpoint.config.mask_token_id not in tokens
-    assert one.stop_token_ids.isdisjoint(tokens)
+    assert request.stop_token_ids.isdisjoint(tokens)
     reason = events[-1].finish_reason
-    assert (reason == "length") == (len(tokens) == one.max_new_tokens) or reason in {"stop", "timeout", "abort"}
+    assert (reason == "length") == (len(tokens) == request.max_new_tokens) or reason in {"stop", "timeout", "abort"}
     assert all(event.finish_reason is None for event in events[:-1])
     return True
 

@@ -71,9 +71,9 @@ def read(checkpoint: Checkpoint, batches: Sequence[Sequence[GenerationRequest]],
 def num_differing(left: dict, right: dict) -> int:
     assert left.keys() == right.keys()
     return sum(
-        not (torch.equal(one.handle.hidden, right[key].handle.hidden) and one.picks == right[key].picks)
-        or one.rescored != right[key].rescored
-        for key, one in left.items()
+        not (torch.equal(prediction.handle.hidden, right[key].handle.hidden) and prediction.picks == right[key].picks)
+        or prediction.rescored != right[key].rescored
+        for key, prediction in left.items()
     )
 
 
@@ -104,7 +104,7 @@ def assert_equal_to_the_bit(
     checkpoint, rng = tiny(shape, dtype), random.Random(seed)
     requests = random_requests(rng, checkpoint, count, longest)
     max_rows = checkpoint.config.block_size + 2 + more_rows
-    alone = read(checkpoint, [[one] for one in requests])
+    alone = read(checkpoint, [[request] for request in requests])
     rng.shuffle(requests)
     assert num_differing(alone, read(checkpoint, [requests], max_rows=max_rows, max_running=max_running)) == 0
 
@@ -122,14 +122,14 @@ def two_threads() -> Iterator[None]:
 def test_it_holds_with_two_threads_and_on_trained_weights(dtype: torch.dtype) -> None:
     checkpoint = load_checkpoint(CHECKPOINT, LoadOptions(dtype=dtype))
     requests = random_requests(random.Random(2), checkpoint, 10, longest=40)
-    assert num_differing(read(checkpoint, [[one] for one in requests]), read(checkpoint, [requests])) == 0
+    assert num_differing(read(checkpoint, [[request] for request in requests]), read(checkpoint, [requests])) == 0
 
 
 def test_the_measure_sees_what_a_batch_does_without_it() -> None:
     """With blocks of one token a lone row is a matrix times a vector, which rounds in its own way."""
     checkpoint = tiny(0, torch.float32)
     requests = random_requests(random.Random(1), checkpoint, 8)
-    alone = read(checkpoint, [[one] for one in requests], deterministic=False)
+    alone = read(checkpoint, [[request] for request in requests], deterministic=False)
     together = read(checkpoint, [requests], deterministic=False)
     assert num_differing({key: alone[key] for key in together if key in alone}, together) > 0
 
@@ -149,7 +149,7 @@ def test_in_bfloat16_a_request_does_not_depend_on_its_batch(name: str) -> None:
     requests = random_requests(random.Random(13), checkpoint, 8, longest=20)
     engine = Engine(checkpoint, EngineConfig(deterministic=True))
     together = [done.token_ids for done in engine.generate(requests)]
-    assert [engine.generate([one])[0].token_ids for one in requests] == together
+    assert [engine.generate([request])[0].token_ids for request in requests] == together
 
 
 @pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))
@@ -178,9 +178,9 @@ def test_in_bfloat16_speculative_is_static_for_hundreds_of_requests(name: str, t
 def test_the_prefix_cache_changes_no_bit(name: str, dtype: torch.dtype) -> None:
     checkpoint, rng = golden(name, dtype), random.Random(5)
     requests = random_requests(rng, checkpoint, 6, longest=20)
-    for one in tuple(requests):  # the same prompt, and a seed of its own: readings are told apart by it
-        sampling = structs.replace(one.sampling, seed=one.sampling.seed ^ 1)
-        requests.append(replace(one, request_id=f"{one.request_id} beside", mode=Static(), sampling=sampling))
+    for request in tuple(requests):  # the same prompt, and a seed of its own: readings are told apart by it
+        sampling = structs.replace(request.sampling, seed=request.sampling.seed ^ 1)
+        requests.append(replace(request, request_id=f"{request.request_id} beside", mode=Static(), sampling=sampling))
     without = read(checkpoint, [requests], prefix_cache=False)
     assert num_differing(without, read(checkpoint, [requests, requests])) == 0
 

@@ -78,7 +78,7 @@ def assert_as_alone(shape: int, seed: int, more_rows: int, more_pages: int, max_
     rng, checkpoint = random.Random(seed), tiny(shape)
     size = checkpoint.config.block_size
     requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(1, 5)))
-    longest = max(len(one.prompt_token_ids) + one.max_new_tokens for one in requests)
+    longest = max(len(request.prompt_token_ids) + request.max_new_tokens for request in requests)
     engine, runner = checked(
         checkpoint,
         rng.choice([FREE, FAIR, DEAR]),
@@ -87,8 +87,8 @@ def assert_as_alone(shape: int, seed: int, more_rows: int, more_pages: int, max_
         kv_cache_tokens=(-(-longest // size) + more_pages) * size,
     )
     reference = runner.reference
-    for one, done in zip(requests, engine.generate(requests), strict=True):
-        wanted = reference.generate(replace(one, mode=verified(one.mode)))
+    for request, done in zip(requests, engine.generate(requests), strict=True):
+        wanted = reference.generate(replace(request, mode=verified(request.mode)))
         assert (done.token_ids, done.finish_reason) == (wanted.token_ids, wanted.finish_reason)
         assert done.stats.forwards.denoise + done.stats.forwards.verify <= wanted.denoise_forwards
     assert runner.compared > 0
@@ -113,12 +113,14 @@ def pairs(seed: int, checkpoint: Checkpoint, temperature: float, count: int) -> 
         plain = rng.choice(
             [Static(), Static(), Static(2), Dynamic(0.3), Sequential(), Sequential(1, 6.0), Entropy(6.0)]
         )
-        one = GenerationRequest(f"plain {number}", prompt, plain, sampling, rng.randint(8, 24), frozenset([510]))
-        other = replace(one, request_id=f"speculative {number}", mode=drafted(rng, plain, checkpoint.config.block_size))
+        source = GenerationRequest(f"plain {number}", prompt, plain, sampling, rng.randint(8, 24), frozenset([510]))
+        other = replace(
+            source, request_id=f"speculative {number}", mode=drafted(rng, plain, checkpoint.config.block_size)
+        )
         if rng.random() < 0.4:
             other = replace(other, mode=automatic(other.mode))
-        noise = replace(one, request_id=f"other {number}", mode=rng.choice([Direct(2), Dynamic(0.3), Remask(0.3)]))
-        requests += [one, other, noise]
+        noise = replace(source, request_id=f"other {number}", mode=rng.choice([Direct(2), Dynamic(0.3), Remask(0.3)]))
+        requests += [source, other, noise]
     rng.shuffle(requests)
     return requests
 
@@ -130,7 +132,9 @@ def assert_pairs(requests: list[GenerationRequest], done: list[Completion], coun
         plain, speculative = by_id[f"plain {number}"], by_id[f"speculative {number}"]
         assert speculative.token_ids == plain.token_ids
         assert speculative.finish_reason == plain.finish_reason
-        used = [one.stats.forwards.denoise + one.stats.forwards.verify for one in (plain, speculative)]
+        used = [
+            completion.stats.forwards.denoise + completion.stats.forwards.verify for completion in (plain, speculative)
+        ]
         assert used[1] <= used[0]
         saved += used[0] - used[1]
     return saved
@@ -176,8 +180,8 @@ def test_a_request_does_not_depend_on_its_batch(name: str) -> None:
     requests = random_requests(random.Random(11), checkpoint, 12, longest=30)
     together = Engine(checkpoint, replace(SMALL, max_rows=64)).generate(requests)
     engine = Engine(checkpoint, replace(SMALL, max_rows=24))
-    for one, mixed in zip(requests, together, strict=True):
-        (alone,) = engine.generate([one])
+    for request, mixed in zip(requests, together, strict=True):
+        (alone,) = engine.generate([request])
         assert alone.token_ids == mixed.token_ids
         left, right = (
             [pick for block in done.blocks for step in block.steps for pick in step.revealed] for done in (alone, mixed)

@@ -70,8 +70,8 @@ def test_the_list_covers_every_published_mode_on_every_checkpoint() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_alone(name: str) -> None:
     engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=512))
-    for entry, one in zip(expected(name), requests(name), strict=True):
-        (done,) = engine.generate([one])
+    for entry, request in zip(expected(name), requests(name), strict=True):
+        (done,) = engine.generate([request])
         assert_golden(entry, done)
     assert engine.state().kv_pages_used == 0
 
@@ -89,7 +89,7 @@ LIMITS: tuple[tuple[dict[str, int | bool], tuple[str, ...]], ...] = (
 @pytest.mark.parametrize(
     ("name", "limits"),
     fast_rows(
-        lambda name, limits: (limits, name) in [(one, fast) for one, names in LIMITS for fast in names],
+        lambda name, limits: (limits, name) in [(row_limits, fast) for row_limits, names in LIMITS for fast in names],
         [(name, limits) for limits, _ in LIMITS for name in NAMES if name != LLADA2_NAME or "max_rows" not in limits],
     ),
 )
@@ -110,12 +110,12 @@ def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None
     known = costs if checkpoint(name).mrp else StepCosts(costs.backbone)
     engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=known))
     lossless = [
-        (entry, replace(one, mode=Speculative("auto")))
-        for entry, one in zip(expected(name), requests(name), strict=True)
-        if one.mode == Static() or one.mode.name == "speculative"
+        (entry, replace(request, mode=Speculative("auto")))
+        for entry, request in zip(expected(name), requests(name), strict=True)
+        if request.mode == Static() or request.mode.name == "speculative"
     ]
     assert len(lossless) >= 6
-    for (entry, _), done in zip(lossless, engine.generate([one for _, one in lossless]), strict=True):
+    for (entry, _), done in zip(lossless, engine.generate([request for _, request in lossless]), strict=True):
         if entry["mode"] == "static":
             assert_golden(entry, done)
         assert list(done.token_ids) == entry["token_ids"]
@@ -127,25 +127,25 @@ def test_again_from_the_prefix_cache(name: str) -> None:
     engine.generate(requests(name))
     size = engine.model.block_size
     again = engine.generate(requests(name))
-    for entry, one, done in zip(expected(name), requests(name), again, strict=True):
+    for entry, request, done in zip(expected(name), requests(name), again, strict=True):
         assert_golden(entry, done)
         assert done.stats.forwards.prefill == 0
-        assert done.stats.cached_tokens == len(one.prompt_token_ids) // size * size
+        assert done.stats.cached_tokens == len(request.prompt_token_ids) // size * size
     mixed = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=256))
     for entry, done in zip(expected(name) * 2, generate_twice(mixed, requests(name)), strict=True):
         assert_golden(entry, done)
 
 
 def generate_twice(engine: Engine, requests: list[GenerationRequest]) -> list[Completion]:
-    again = [replace(one, request_id=f"again {one.request_id}") for one in requests]
+    again = [replace(request, request_id=f"again {request.request_id}") for request in requests]
     return engine.generate([*requests, *again])
 
 
 @pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], EXPERTS_NAME).__contains__, NAMES))
 def test_the_reference_of_the_other_tests_agrees(name: str) -> None:
     reference = Reference(checkpoint(name))
-    for entry, one in zip(expected(name), requests(name), strict=True):
-        done = reference.generate(one)
+    for entry, request in zip(expected(name), requests(name), strict=True):
+        done = reference.generate(request)
         assert list(done.token_ids) == entry["token_ids"]
         assert done.denoise_forwards <= entry["backbone_denoise_forwards"]
 

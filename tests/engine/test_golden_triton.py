@@ -31,15 +31,16 @@ def engines(triton_device: str) -> Any:
 def short(tokens: int = 100) -> list[tuple[dict[str, Any], GenerationRequest]]:
     """One of every mode: that with the fewest rows. It is cut behind so many tokens."""
     pairs = sorted(zip(expected(NAME), requests(NAME), strict=True), key=_rows)
-    one_each = {entry["mode"]: (entry, one) for entry, one in reversed(pairs)}.values()
+    one_each = {entry["mode"]: (entry, request) for entry, request in reversed(pairs)}.values()
     return [
-        (_cut(entry, tokens), replace(one, max_new_tokens=min(one.max_new_tokens, tokens))) for entry, one in one_each
+        (_cut(entry, tokens), replace(request, max_new_tokens=min(request.max_new_tokens, tokens)))
+        for entry, request in one_each
     ]
 
 
 def _rows(pair: tuple[dict[str, Any], GenerationRequest]) -> int:
-    entry, one = pair
-    return int(entry["backbone_denoise_forwards"]) + len(one.prompt_token_ids) // 4
+    entry, request = pair
+    return int(entry["backbone_denoise_forwards"]) + len(request.prompt_token_ids) // 4
 
 
 def _cut(entry: dict[str, Any], tokens: int) -> dict[str, Any]:
@@ -52,12 +53,12 @@ def test_modes_mixed_in_one_batch(engines: Any, deterministic: bool) -> None:
     pairs = short(tokens=6 if deterministic else 3)
     assert {entry["mode"] for entry, _ in pairs} == PUBLISHED
     pairs = pairs[-2:] if deterministic else pairs  # many more programs, so two modes only
-    done = engines[deterministic].generate([one for _, one in pairs])
+    done = engines[deterministic].generate([request for _, request in pairs])
     for (entry, _), completion in zip(pairs, done, strict=True):
         assert_golden(entry, completion)
 
 
 def test_alone(engines: Any) -> None:
-    entry, one = short(tokens=6)[0]
-    (done,) = engines[False].generate([one])
+    entry, request = short(tokens=6)[0]
+    (done,) = engines[False].generate([request])
     assert_golden(entry, done)

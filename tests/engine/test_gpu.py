@@ -208,5 +208,5 @@ def test_updated_weights_decode_as_a_fresh_load(backend, quantization, monkeypat
     old = [completion.token_ids for completion in engine.generate(requests)]
     fresh = load_update([other], served.config, options)
     engine.update_weights(lambda: apply_update(served, fresh), 1)
-    wanted = [one.token_ids for one in Engine(load_checkpoint(other, options), limits).generate(requests)]
+    wanted = [completion.token_ids for completion in Engine(load_checkpoint(other, options), limits).generate(requests)]
     assert [completion.token_ids for completion in engine.generate(requests)] == wanted != old

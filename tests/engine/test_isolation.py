@@ -16,7 +16,7 @@ from service.engine.running_request import RunningRequest
 from service.errors import DecodingFailed
 from service.model import Checkpoint
 from tests.async_engine import AsyncEngine
-from tests.engine.helpers import audit, events_of, random_requests, request
+from tests.engine.helpers import audit, events_of, random_requests, request_of
 from tests.tiny import tiny_checkpoint
 
 #: when the faulty policy raises: before its first query, after a reading of the backbone, after one of MRP
@@ -58,14 +58,18 @@ def faulty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def bad(name: str) -> GenerationRequest:
-    return request(name, [1, 2, 3, 4, 5], Direct(2), 20)
+    return request_of(name, [1, 2, 3, 4, 5], Direct(2), 20)
 
 
 @pytest.mark.usefixtures("faulty")
 def test_the_request_ends_with_an_error_and_the_others_as_ever(
     checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    others = [one for one in random_requests(random.Random(5), checkpoint, 16, 12) if not isinstance(one.mode, Direct)]
+    others = [
+        request
+        for request in random_requests(random.Random(5), checkpoint, 16, 12)
+        if not isinstance(request.mode, Direct)
+    ]
     engine = Engine(checkpoint)
     wanted = events_of(engine, others)
     mixed = [*others[:6], bad("bad"), *others[6:]]
@@ -100,17 +104,17 @@ async def test_a_workers_stream_ends_with_the_error_and_it_stays_healthy(checkpo
     worker.start()
     try:
 
-        async def tokens(one: GenerationRequest) -> int:
-            return sum([len(event.token_ids) async for event in worker.generate(one)])
+        async def tokens(request: GenerationRequest) -> int:
+            return sum([len(event.token_ids) async for event in worker.generate(request)])
 
-        good = [request(f"good {n}", [n, 2, 3], Static(), 12) for n in range(8)]
+        good = [request_of(f"good {n}", [n, 2, 3], Static(), 12) for n in range(8)]
         results = await asyncio.gather(
             *map(tokens, [*good, *(bad(f"bad {n}") for n in range(4))]), return_exceptions=True
         )
         assert results[:8] == [12] * 8
         assert [type(result) for result in results[8:]] == [DecodingFailed] * 4
         assert worker.failure is None
-        assert await tokens(request("after", [1], Static(), 5)) == 5
+        assert await tokens(request_of("after", [1], Static(), 5)) == 5
     finally:
         worker.stop()
 
@@ -128,7 +132,9 @@ class Deaf:
 def test_an_observer_that_fails_changes_nothing(checkpoint: Checkpoint) -> None:
     requests = random_requests(random.Random(6), checkpoint, 8)
     heard, unheard = Engine(checkpoint, observer=Deaf()), Engine(checkpoint)
-    assert [one.token_ids for one in heard.generate(requests)] == [one.token_ids for one in unheard.generate(requests)]
+    assert [completion.token_ids for completion in heard.generate(requests)] == [
+        completion.token_ids for completion in unheard.generate(requests)
+    ]
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
@@ -140,13 +146,13 @@ def test_what_a_request_leaves_needs_no_garbage_collection(checkpoint: Checkpoin
     gc.disable()
     try:
         engine.generate(requests[:16])
-        for one in requests[16:]:
-            engine.submit(one)
+        for request in requests[16:]:
+            engine.submit(request)
         for _ in range(3):
             engine.step()
         engine.abort_running()
         for _ in range(9):  # the rest of the forwards that were under way
             engine.step()
-        assert [one for one in gc.get_objects() if isinstance(one, RunningRequest)] == []
+        assert [running for running in gc.get_objects() if isinstance(running, RunningRequest)] == []
     finally:
         gc.enable()

@@ -17,7 +17,7 @@ from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.micro_batch import TwoBatchOverlap
-from tests.engine.helpers import checked, events_of, random_requests, request
+from tests.engine.helpers import checked, events_of, random_requests, request_of
 from tests.runners import Around, engine_over
 from tests.thinned import fast_only
 from tests.tiny import tiny_checkpoint
@@ -76,7 +76,7 @@ def test_tokens_are_the_same_with_and_without(seed: int) -> None:
 def test_the_device_has_a_forward_whenever_the_host_reads_one(mode) -> None:
     engine, device = engine_over(Device, tiny_checkpoint(1), EngineDeps(costs=COSTS), overlap="on")
     for number in range(6):
-        engine.submit(request(str(number), [number + 1], mode, 40))
+        engine.submit(request_of(str(number), [number + 1], mode, 40))
     while engine.state().num_running < 6:
         engine.step()
     device.queued.clear()
@@ -91,18 +91,18 @@ def test_the_device_has_a_forward_whenever_the_host_reads_one(mode) -> None:
 
 def test_without_overlap_the_device_waits_for_the_host() -> None:
     engine, device = engine_over(Device, tiny_checkpoint(1), overlap="off")
-    events_of(engine, [request(str(number), [number + 1], Static(), 12) for number in range(4)])
+    events_of(engine, [request_of(str(number), [number + 1], Static(), 12) for number in range(4)])
     assert set(device.queued) == {0}
 
 
 def test_a_request_may_be_aborted_while_its_forward_is_under_way() -> None:
     checkpoint, mode = tiny_checkpoint(2), Speculative(2)
     engine, device = engine_over(Device, checkpoint, overlap="on")
-    requests = [request(str(number), [number + 1], mode, 24) for number in range(5)]
+    requests = [request_of(str(number), [number + 1], mode, 24) for number in range(5)]
     alone, _ = engine_over(Device, checkpoint, overlap="off")
     expected = answers(events_of(alone, requests))
-    for one in requests:
-        engine.submit(one)
+    for request in requests:
+        engine.submit(request)
     events = engine.step()
     assert device.queue
     for number in (0, 3, 4):  # of both halves
@@ -122,9 +122,9 @@ def test_every_forward_is_right_where_prefixes_are_shared_and_requests_leave(see
     limits = {"overlap": "on", "max_running": 5, "max_rows": 20, "max_prefill_tokens": 4, "kv_cache_tokens": 512}
     engine, runner = checked(checkpoint, COSTS, **limits)
     drawn = random_requests(rng, checkpoint, 8)
-    copies = [replace(one, request_id=f"{one.request_id}-{turn}") for turn in range(3) for one in drawn]
-    for one in copies:
-        engine.submit(one)
+    copies = [replace(request, request_id=f"{request.request_id}-{turn}") for turn in range(3) for request in drawn]
+    for request in copies:
+        engine.submit(request)
     while engine.has_work:
         engine.step()
         if rng.random() < 0.1:

@@ -20,7 +20,7 @@ from service.replica.core import EngineCore
 from service.replica.messages import SetGeneration
 from service.settings.settings import Settings
 from tests.async_engine import AsyncEngine
-from tests.engine.helpers import ALL_MODES, FAIR, Recorder, request
+from tests.engine.helpers import ALL_MODES, FAIR, Recorder, request_of
 from tests.engine.test_golden import expected, requests
 from tests.engine.test_worker import Gate, eventually
 from tests.thinned import fast_only
@@ -45,12 +45,12 @@ class Sleeper:
     async def change(self, *, paused: bool = False, level: int = 0, wait: bool = False) -> None:
         await self.core.set_generation(self.thread, SetGeneration(paused, level, wait, (self.settings.model,)))
 
-    def ask(self, one: GenerationRequest) -> asyncio.Task[tuple[int, ...]]:
-        return asyncio.ensure_future(self._collect(one))
+    def ask(self, request: GenerationRequest) -> asyncio.Task[tuple[int, ...]]:
+        return asyncio.ensure_future(self._collect(request))
 
-    async def _collect(self, one: GenerationRequest) -> tuple[int, ...]:
+    async def _collect(self, request: GenerationRequest) -> tuple[int, ...]:
         tokens: tuple[int, ...] = ()
-        async for event in self.thread.generate(one):
+        async for event in self.thread.generate(request):
             assert isinstance(event, BlockEvent)
             tokens += event.token_ids
             if event.finish_reason == "timeout":
@@ -73,8 +73,8 @@ class Sleeper:
 def sleepers() -> Iterator[list[Sleeper]]:
     made: list[Sleeper] = []
     yield made
-    for one in made:
-        one.close()
+    for sleeper in made:
+        sleeper.close()
 
 
 @pytest.mark.parametrize("overlap", fast_only("off".__eq__, ["off", "on"]))
@@ -85,7 +85,7 @@ async def test_golden_requests_that_are_paused_have_the_same_tokens(
     """In the middle of every mode, many times; some pauses let the running requests finish."""
     sleeper = Sleeper(GOLDEN / name, overlap=overlap)
     sleepers.append(sleeper)
-    answers = [sleeper.ask(one) for one in requests(name)]
+    answers = [sleeper.ask(request) for request in requests(name)]
     await sleeper.gate.holds(sleeper.thread)
     for turn in range(12):
         await sleeper.steps(1 + turn % 3)
@@ -98,7 +98,9 @@ async def test_golden_requests_that_are_paused_have_the_same_tokens(
         assert sleeper.thread.state() == state
         assert state.paused
         await sleeper.change()
-    assert [list(tokens) for tokens in await asyncio.gather(*answers)] == [one["token_ids"] for one in expected(name)]
+    assert [list(tokens) for tokens in await asyncio.gather(*answers)] == [
+        entry["token_ids"] for entry in expected(name)
+    ]
     assert sleeper.engine.state().kv_pages_used == 0
 
 
@@ -110,12 +112,12 @@ async def test_golden_requests_after_sleep_have_the_same_tokens(sleepers: list[S
     sleepers.append(sleeper)
     asked = requests(name)
     half = len(asked) // 2
-    before = [sleeper.ask(one) for one in asked[:half]]
+    before = [sleeper.ask(request) for request in asked[:half]]
     await sleeper.gate.holds(sleeper.thread)
     await sleeper.steps(3)
     sleep = asyncio.ensure_future(sleeper.change(level=level))
     await eventually(lambda: sleeper.engine.queue_held or sleep.done())
-    after = [sleeper.ask(one) for one in asked[half:]]
+    after = [sleeper.ask(request) for request in asked[half:]]
     await sleep
     assert sleeper.engine.state().num_running == 0
     cache = sleeper.engine._runner.model._cache  # type: ignore[attr-defined]
@@ -127,8 +129,8 @@ async def test_golden_requests_after_sleep_have_the_same_tokens(sleepers: list[S
     await asyncio.sleep(0.02)
     assert sleeper.gate.steps == steps
     await sleeper.change()
-    tokens = [list(one) for one in await asyncio.gather(*before, *after)]
-    assert tokens == [one["token_ids"] for one in expected(name)]
+    tokens = [list(answer) for answer in await asyncio.gather(*before, *after)]
+    assert tokens == [entry["token_ids"] for entry in expected(name)]
 
 
 async def test_quantized_weights_come_back(sleepers: list[Sleeper]) -> None:
@@ -136,10 +138,10 @@ async def test_quantized_weights_come_back(sleepers: list[Sleeper]) -> None:
     sleepers.append(sleeper)
     sleeper.gate.open.set()
     asked = requests(GOLDEN_NAMES[0])[::3]
-    before = await asyncio.gather(*(sleeper.ask(one) for one in asked))
+    before = await asyncio.gather(*(sleeper.ask(request) for request in asked))
     await sleeper.change(level=2)
     await sleeper.change()
-    assert await asyncio.gather(*(sleeper.ask(one) for one in asked)) == before
+    assert await asyncio.gather(*(sleeper.ask(request) for request in asked)) == before
 
 
 @pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.name)
@@ -147,10 +149,10 @@ async def test_a_paused_request_sleeps_only_after_its_end(sleepers: list[Sleeper
     """It goes on for that, and the engine is paused again afterwards."""
     sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0])
     sleepers.append(sleeper)
-    one = request("x", PROMPT, mode, tokens=48)  # type: ignore[arg-type]
+    request = request_of("x", PROMPT, mode, tokens=48)  # type: ignore[arg-type]
     alone = Engine(load_checkpoint(GOLDEN / GOLDEN_NAMES[0]), EngineConfig(kv_cache_tokens=4096))
-    (done,) = alone.generate([one])
-    answer = sleeper.ask(one)
+    (done,) = alone.generate([request])
+    answer = sleeper.ask(request)
     await sleeper.gate.holds(sleeper.thread)
     await sleeper.steps(2)
     await sleeper.change(paused=True)
@@ -158,7 +160,7 @@ async def test_a_paused_request_sleeps_only_after_its_end(sleepers: list[Sleeper
     await sleeper.change(paused=True, level=1)
     assert await answer == done.token_ids
     assert (sleeper.engine.paused, sleeper.engine.sleep_level) == (True, 1)
-    late = sleeper.ask(replace(one, request_id="late"))
+    late = sleeper.ask(replace(request, request_id="late"))
     await sleeper.change(paused=True)
     await eventually(lambda: sleeper.thread.state().num_waiting == 1)
     assert not late.done()
@@ -171,15 +173,15 @@ async def test_requests_end_in_time_while_the_engine_stands(sleepers: list[Sleep
     sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0], max_running=2)
     sleepers.append(sleeper)
     tasks = [
-        sleeper.ask(replace(request(name, PROMPT, Static(), tokens=400), timeout_s=limit))
+        sleeper.ask(replace(request_of(name, PROMPT, Static(), tokens=400), timeout_s=limit))
         for name, limit in (("late", 1.0), ("left", None), ("waits late", 1.0), ("waits left", None))
     ]
     await sleeper.gate.holds(sleeper.thread)
     await sleeper.steps(1)
     await sleeper.change(paused=True)
     assert (sleeper.engine.state().num_running, sleeper.engine.state().num_waiting) == (2, 2)
-    for one in tasks[1::2]:
-        one.cancel()
+    for task in tasks[1::2]:
+        task.cancel()
     for ended in await asyncio.gather(*tasks[::2], return_exceptions=True):
         assert isinstance(ended, DeadlineExceeded)
     await eventually(lambda: sleeper.engine.state().kv_pages_used == 0 and not sleeper.engine.has_work)
@@ -196,7 +198,7 @@ async def test_an_engine_that_stands_does_not_spin(sleepers: list[Sleeper], monk
         looks[0] += 1
         return expire()
 
-    tasks = [sleeper.ask(request(name, PROMPT, Static(), tokens=200)) for name in "ab"]
+    tasks = [sleeper.ask(request_of(name, PROMPT, Static(), tokens=200)) for name in "ab"]
     await sleeper.gate.holds(sleeper.thread)
     await sleeper.steps(1)
     await sleeper.change(paused=True)
@@ -205,14 +207,14 @@ async def test_an_engine_that_stands_does_not_spin(sleepers: list[Sleeper], monk
     await eventually(lambda: looks[0] >= 3)
     assert looks[0] <= (time.monotonic() - began) / 0.05 + 2
     assert len(sleeper.seen.reports) == sleeper.gate.steps
-    for one in tasks:
-        one.cancel()
+    for task in tasks:
+        task.cancel()
 
 
 async def test_a_standing_engine_stops(sleepers: list[Sleeper]) -> None:
     sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0])
     sleepers.append(sleeper)
-    answer = sleeper.ask(request("x", PROMPT, Static(), tokens=200))
+    answer = sleeper.ask(request_of("x", PROMPT, Static(), tokens=200))
     await sleeper.gate.holds(sleeper.thread)
     await sleeper.steps(1)
     await sleeper.change(paused=True)
@@ -229,9 +231,9 @@ async def test_without_memory_the_engine_sleeps_on(
 ) -> None:
     sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0])
     sleepers.append(sleeper)
-    one = request("x", PROMPT, Static(), tokens=24)
+    request = request_of("x", PROMPT, Static(), tokens=24)
     sleeper.gate.open.set()
-    before = await sleeper.ask(one)
+    before = await sleeper.ask(request)
     await sleeper.change(level=2)
     with monkeypatch.context() as patched:
         if part == "cache":
@@ -246,7 +248,7 @@ async def test_without_memory_the_engine_sleeps_on(
                 await sleeper.change()
             assert sleeper.engine.halted
             assert sleeper.engine._runner.model._cache.keys.numel() == 0  # type: ignore[attr-defined]
-    answer = sleeper.ask(replace(one, request_id="y"))
+    answer = sleeper.ask(replace(request, request_id="y"))
     await sleeper.change()
     assert await answer == before
 

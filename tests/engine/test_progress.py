@@ -35,12 +35,12 @@ def test_progress_of_a_block_is_the_steps_of_its_event(checkpoint: Checkpoint) -
     finished = set()
     while engine.has_work:
         events = engine.step()
-        for one in engine.progress:
-            assert (one.request_id, one.index) not in finished
-            assert one.first == len(told[one.request_id, one.index])
-            assert one.steps
-            assert one.total_s >= 0
-            told[one.request_id, one.index] += one.steps
+        for progress in engine.progress:
+            assert (progress.request_id, progress.index) not in finished
+            assert progress.first == len(told[progress.request_id, progress.index])
+            assert progress.steps
+            assert progress.total_s >= 0
+            told[progress.request_id, progress.index] += progress.steps
         for event in events:
             finished.add((event.request_id, event.index))
             assert tuple(told[event.request_id, event.index]) == event.steps

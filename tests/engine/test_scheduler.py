@@ -16,7 +16,7 @@ from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, pages_needed
 from service.errors import SettingsError
 from service.model import Checkpoint
-from tests.engine.helpers import FREE, Recorder, random_requests, request
+from tests.engine.helpers import FREE, Recorder, random_requests, request_of
 from tests.tiny import tiny_checkpoint
 
 
@@ -31,8 +31,8 @@ def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8, prompt_
 
 
 def queue(target: Scheduler, *requests) -> None:
-    for one in requests:
-        target.enqueue(one, 0.0)
+    for request in requests:
+        target.enqueue(request, 0.0)
 
 
 def admit(target: Scheduler) -> list[RunningRequest]:
@@ -56,7 +56,7 @@ class TestAdmission:
         ("prompt", "tokens", "pages"), [(1, 1, 1), (4, 4, 2), (3, 2, 2), (4, 1, 2), (9, 7, 4), (1, 3, 1), (1, 4, 2)]
     )
     def test_pages_for_the_whole_request(self, prompt: int, tokens: int, pages: int) -> None:
-        assert pages_needed(request("x", [1] * prompt, tokens=tokens), 4) == pages
+        assert pages_needed(request_of("x", [1] * prompt, tokens=tokens), 4) == pages
 
     def test_a_waiting_prompt_is_cut_into_blocks_once(self) -> None:
         cuts = list[slice]()
@@ -67,8 +67,8 @@ class TestAdmission:
                 return super().__getitem__(index)
 
         target = scheduler(pages=4)
-        waiting = replace(request("waiting", [1] * 9, tokens=7), prompt_token_ids=Prompt([1] * 9))
-        queue(target, request("first", [1] * 4, tokens=4), waiting)
+        waiting = replace(request_of("waiting", [1] * 9, tokens=7), prompt_token_ids=Prompt([1] * 9))
+        queue(target, request_of("first", [1] * 4, tokens=4), waiting)
         assert len(cuts) == 2
         for _ in range(3):
             admit(target)
@@ -76,13 +76,13 @@ class TestAdmission:
 
     def test_all_pages_are_reserved_at_admission(self) -> None:
         target = scheduler(pages=10)
-        queue(target, request("a", [1] * 9, tokens=7))
+        queue(target, request_of("a", [1] * 9, tokens=7))
         (running_request,) = admit(target)
         assert len(running_request.lease.pages) == 4
 
     def test_in_order_of_arrival_even_if_a_later_one_would_fit(self) -> None:
         target = scheduler(pages=5)
-        queue(target, *(request(name, [1] * 4, tokens=size) for name, size in [("a", 8), ("b", 12), ("c", 4)]))
+        queue(target, *(request_of(name, [1] * 4, tokens=size) for name, size in [("a", 8), ("b", 12), ("c", 4)]))
         admit(target)
         assert running(target) == ["a"]
         target.remove(target.running[0])
@@ -91,7 +91,7 @@ class TestAdmission:
 
     def test_by_priority_age_and_tenant(self) -> None:
         target = scheduler(max_running=1)
-        asked = request("a", [1])
+        asked = request_of("a", [1])
         queue(
             target,
             replace(asked, request_id="flood-1", tenant="flood"),
@@ -109,7 +109,7 @@ class TestAdmission:
 
     def test_places_are_limited(self) -> None:
         target = scheduler(max_running=2)
-        queue(target, *(request(name, [1]) for name in "abc"))
+        queue(target, *(request_of(name, [1]) for name in "abc"))
         assert len(admit(target)) == 2
         assert [waiting.request.request_id for waiting in target.waiting] == ["c"]
 
@@ -119,12 +119,12 @@ class TestAdmission:
         for count, uses_mrp in ((1, True), (8, False)):
             config = EngineConfig(max_running=8, max_rows=256)
             target = Scheduler(PrefixCache(100), 4, config, DraftPlanner(lambda: costs, 256), 2)
-            queue(target, *(request(str(index), [1], Speculative()) for index in range(count)))
-            assert [one.lease.prefix.mrp for one in admit(target)] == [uses_mrp] * count
+            queue(target, *(request_of(str(index), [1], Speculative()) for index in range(count)))
+            assert [running.lease.prefix.mrp for running in admit(target)] == [uses_mrp] * count
 
     def test_a_request_that_waits_can_be_dropped(self) -> None:
         target = scheduler(max_running=1)
-        queue(target, *(request(name, [1]) for name in "abc"))
+        queue(target, *(request_of(name, [1]) for name in "abc"))
         admit(target)
         dropped = target.drop_waiting("b")
         assert dropped is not None
@@ -137,14 +137,14 @@ class TestAdmission:
 class TestRows:
     def test_never_more_than_the_budget(self) -> None:
         target = scheduler(max_rows=8)
-        queue(target, *(request(str(n), [1] * 20, tokens=4) for n in range(5)))
+        queue(target, *(request_of(str(n), [1] * 20, tokens=4) for n in range(5)))
         admit(target)
         plan = target.plan()
         assert sum(len(rows) for _, rows in plan) <= 8
 
     def test_who_is_left_out_comes_first_next_time(self) -> None:
         target = scheduler(max_rows=6)
-        queue(target, *(request(name, [1], Static(), tokens=4) for name in "abcdefgh"))
+        queue(target, *(request_of(name, [1], Static(), tokens=4) for name in "abcdefgh"))
         admit(target)
         assert served(target) == ["a", "b", "c", "d", "e", "f"]
         assert served(target) == ["g", "h", "a", "b", "c", "d"]
@@ -152,7 +152,7 @@ class TestRows:
 
     def test_stored_blocks_go_first_and_an_evaluation_is_never_split(self) -> None:
         target = scheduler(max_rows=8)
-        queue(target, request("a", [1] * 8, Static()))
+        queue(target, request_of("a", [1] * 8, Static()))
         (running_request,) = admit(target)
         assert [row.writes_kv for row in running_request.next_rows(8)] == [True, True, False]
         assert [row.writes_kv for row in running_request.next_rows(2)] == [True, True]
@@ -174,8 +174,8 @@ class TestRows:
 
     def test_a_long_prefill_does_not_hold_up_others_for_ever(self, checkpoint: Checkpoint) -> None:
         engine = Engine(checkpoint, EngineConfig(max_rows=6))
-        engine.submit(request("long", [1] * 200, tokens=1))
-        engine.submit(request("short", [1], tokens=1))
+        engine.submit(request_of("long", [1] * 200, tokens=1))
+        engine.submit(request_of("short", [1], tokens=1))
         finished = []
         while engine.has_work:
             finished += [event.request_id for event in engine.step()]
@@ -183,8 +183,8 @@ class TestRows:
 
     def test_the_smallest_budget_lets_the_widest_verification_through(self, checkpoint: Checkpoint) -> None:
         engine = Engine(checkpoint, EngineConfig(max_rows=6))
-        done = engine.generate([request(str(n), [1, 2, 3], Speculative(4), tokens=20) for n in range(3)])
-        assert all(len(one.token_ids) == 20 for one in done)
+        done = engine.generate([request_of(str(n), [1, 2, 3], Speculative(4), tokens=20) for n in range(3)])
+        assert all(len(completion.token_ids) == 20 for completion in done)
 
     def test_less_is_refused(self, checkpoint: Checkpoint) -> None:
         with pytest.raises(SettingsError, match=r"max_rows is 5, at least 6 \(block size \+ 2\) are needed"):
@@ -205,7 +205,7 @@ class TestPages:
 
     def test_usage_is_reported(self, checkpoint: Checkpoint) -> None:
         engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=40))
-        engine.submit(request("a", [1] * 8, tokens=12))
+        engine.submit(request_of("a", [1] * 8, tokens=12))
         engine.step()
         state = engine.state()
         assert (state.num_running, state.num_waiting, state.kv_pages_used, state.kv_pages_total) == (1, 0, 5, 10)

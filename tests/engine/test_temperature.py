@@ -41,13 +41,16 @@ def demo() -> tuple[Engine, tuple[GenerationRequest, ...]]:
 def test_a_low_temperature_decodes_nearly_as_greedy(mode: DecodingMode) -> None:
     """The answers, and the forwards. At .01 two tokens change places only where they are almost as likely."""
     engine, requests = demo()
-    greedy = engine.generate([replace(one, mode=mode) for one in requests])
+    greedy = engine.generate([replace(request, mode=mode) for request in requests])
     cold = engine.generate(
-        [replace(one, mode=mode, sampling=SamplingParams(0.01, seed=n)) for n, one in enumerate(requests)]
+        [replace(request, mode=mode, sampling=SamplingParams(0.01, seed=n)) for n, request in enumerate(requests)]
     )
-    same = sum(one.token_ids == other.token_ids for one, other in zip(greedy, cold, strict=True))
+    same = sum(completion.token_ids == other.token_ids for completion, other in zip(greedy, cold, strict=True))
     assert same >= 12
-    forwards = [sum(one.stats.forwards.denoise + one.stats.forwards.verify for one in done) for done in (greedy, cold)]
+    forwards = [
+        sum(completion.stats.forwards.denoise + completion.stats.forwards.verify for completion in done)
+        for done in (greedy, cold)
+    ]
     assert forwards[1] == pytest.approx(forwards[0], rel=0.03)
 
 

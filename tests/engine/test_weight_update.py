@@ -16,7 +16,7 @@ from service.errors import EngineFailed, ReplicaStopping, WeightsChanged
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.weight_update import apply_update, load_update
 from tests.async_engine import AsyncEngine
-from tests.engine.helpers import FAIR, request
+from tests.engine.helpers import FAIR, request_of
 from tests.engine.test_golden import expected, requests
 from tests.engine.test_worker import Gate, eventually
 from tests.other_weights import FIRST, other_weights
@@ -70,7 +70,7 @@ def test_golden_requests_are_decoded_as_by_a_fresh_load(
 
 def test_weights_are_not_updated_while_requests_run(checkpoint: Checkpoint, new: Callable[[], None]) -> None:
     engine = engine_of(checkpoint)
-    engine.submit(request("x", PROMPT, tokens=64))
+    engine.submit(request_of("x", PROMPT, tokens=64))
     engine.step()
     with pytest.raises(AssertionError):
         engine.update_weights(new, 1)
@@ -83,9 +83,9 @@ def test_nothing_of_requests_that_were_ended_is_left(
 ) -> None:
     """Not even a turn that is under way."""
     engine = engine_of(checkpoint, replace(LIMITS, overlap=overlap))
-    asked = [request(str(number), PROMPT, Speculative(2), tokens=32) for number in range(4)]
-    for one in asked:
-        engine.submit(one)
+    asked = [request_of(str(number), PROMPT, Speculative(2), tokens=32) for number in range(4)]
+    for request in asked:
+        engine.submit(request)
     for _ in range(3):
         engine.step()
     assert engine.abort_running() == ["0", "1", "2", "3"]
@@ -97,8 +97,8 @@ def test_nothing_of_requests_that_were_ended_is_left(
 def test_other_weights_do_not_continue_an_answer(checkpoint: Checkpoint, new: Callable[[], None]) -> None:
     engine = engine_of(checkpoint)
     engine.update_weights(new, 3)
-    engine.submit(replace(request("old", PROMPT), version=2))
-    engine.submit(replace(request("own", PROMPT), version=3))
+    engine.submit(replace(request_of("old", PROMPT), version=2))
+    engine.submit(replace(request_of("own", PROMPT), version=3))
     events: list[BlockEvent] = []
     while engine.has_work:
         events += engine.step()
@@ -118,11 +118,11 @@ class Running:
         self.worker.start()
 
     def ask(self, name: str, tokens: int = 24) -> asyncio.Task[tuple[int, ...]]:
-        return asyncio.ensure_future(self._collect(request(name, PROMPT, Static(), tokens=tokens)))
+        return asyncio.ensure_future(self._collect(request_of(name, PROMPT, Static(), tokens=tokens)))
 
-    async def _collect(self, one: GenerationRequest) -> tuple[int, ...]:
+    async def _collect(self, request: GenerationRequest) -> tuple[int, ...]:
         return tuple(
-            [token async for event in self.worker.generate(one) for token in event.token_ids]  # type: ignore[union-attr]
+            [token async for event in self.worker.generate(request) for token in event.token_ids]  # type: ignore[union-attr]
         )
 
     def update_weights(self, new: Callable[[], None], *, abort: bool = False) -> asyncio.Task[None]:
@@ -138,7 +138,7 @@ def running(checkpoint: Checkpoint) -> Iterator[Running]:
 
 
 def answers(source: Path) -> tuple[int, ...]:
-    return decoded(engine_of(load_checkpoint(source)), request("x", PROMPT, Static(), tokens=24))[0]
+    return decoded(engine_of(load_checkpoint(source)), request_of("x", PROMPT, Static(), tokens=24))[0]
 
 
 async def test_requests_that_run_finish_with_the_old_weights_and_others_wait_for_the_new(

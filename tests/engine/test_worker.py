@@ -17,7 +17,7 @@ from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest
 from service.errors import EngineFailed, InvalidRequest, MrpServeError, QueueFull, ReplicaLost, ReplicaStopping
 from service.model import Checkpoint
 from tests.async_engine import AsyncEngine
-from tests.engine.helpers import Recorder, random_requests, request
+from tests.engine.helpers import Recorder, random_requests, request_of
 from tests.tiny import tiny_checkpoint
 
 PROMPT = (5, 6, 7, 8, 9, 10)
@@ -78,15 +78,15 @@ async def eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def alone(checkpoint: Checkpoint, one: GenerationRequest) -> tuple[int, ...]:
-    return Engine(checkpoint).generate([one])[0].token_ids
+def alone(checkpoint: Checkpoint, request: GenerationRequest) -> tuple[int, ...]:
+    return Engine(checkpoint).generate([request])[0].token_ids
 
 
 async def test_a_stream_is_what_the_engine_gives(checkpoint: Checkpoint, start: Callable) -> None:
     worker, _ = start()
-    one = request("x", PROMPT, Speculative(2), tokens=14)
-    events = [event async for event in worker.generate(one)]
-    wanted = Engine(checkpoint).generate([one])[0]
+    request = request_of("x", PROMPT, Speculative(2), tokens=14)
+    events = [event async for event in worker.generate(request)]
+    wanted = Engine(checkpoint).generate([request])[0]
     assert [event.token_ids for event in events] == [block.token_ids for block in wanted.blocks]
     assert [event.finish_reason for event in events] == [None, None, None, "length"]
 
@@ -94,7 +94,7 @@ async def test_a_stream_is_what_the_engine_gives(checkpoint: Checkpoint, start: 
 async def test_outputs_delivered_together_are_the_same_in_fewer_deliveries(
     checkpoint: Checkpoint, start: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generation, (worker, _) = request("a", PROMPT, tokens=5 * checkpoint.config.block_size), start()
+    generation, (worker, _) = request_of("a", PROMPT, tokens=5 * checkpoint.config.block_size), start()
     deliveries, deliver = list[int](), worker._streams.deliver
     monkeypatch.setattr(worker._streams, "deliver", lambda outputs: (deliveries.append(len(outputs)), deliver(outputs)))
     apart = [event async for event in worker.generate(generation)]
@@ -110,7 +110,7 @@ async def test_outputs_delivered_together_are_the_same_in_fewer_deliveries(
 async def test_many_at_once(checkpoint: Checkpoint, start: Callable) -> None:
     worker, engine = start(max_running=16)
     requests = random_requests(random.Random(3), checkpoint, 30, longest=12)
-    results = await asyncio.gather(*(collect(worker.generate(one)) for one in requests))
+    results = await asyncio.gather(*(collect(worker.generate(request)) for request in requests))
     assert results == [done.token_ids for done in Engine(checkpoint).generate(requests)]
     await eventually(lambda: worker.state().num_running == worker.state().kv_pages_used == 0)
     assert not engine.has_work
@@ -120,7 +120,7 @@ async def test_requests_are_decoded_together(start: Callable) -> None:
     heard = Recorder()
     worker, engine = start(observer=heard)
     gate = Gate(engine)
-    tasks = [asyncio.ensure_future(collect(worker.generate(request(str(n), PROMPT)))) for n in range(6)]
+    tasks = [asyncio.ensure_future(collect(worker.generate(request_of(str(n), PROMPT)))) for n in range(6)]
     await gate.holds(worker)
     gate.open.set()
     await asyncio.gather(*tasks)
@@ -131,7 +131,7 @@ class TestLeaving:
     async def test_closing_the_stream_frees_the_pages(self, start: Callable) -> None:
         heard = Recorder()
         worker, engine = start(observer=heard)
-        async with aclosing(worker.generate(request("x", PROMPT, tokens=LONG))) as stream:
+        async with aclosing(worker.generate(request_of("x", PROMPT, tokens=LONG))) as stream:
             await anext(stream)
             assert worker.state().kv_pages_used > 0
         await eventually(lambda: worker.state().kv_pages_used == 0)
@@ -142,7 +142,7 @@ class TestLeaving:
     async def test_cancelling_the_task_frees_the_pages(self, start: Callable) -> None:
         worker, engine = start()
         gate = Gate(engine)
-        task = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT, tokens=LONG))))
+        task = asyncio.ensure_future(collect(worker.generate(request_of("x", PROMPT, tokens=LONG))))
         await gate.holds(worker)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -154,10 +154,10 @@ class TestLeaving:
 
     async def test_others_do_not_notice(self, checkpoint: Checkpoint, start: Callable) -> None:
         worker, _ = start()
-        stay = request("stay", PROMPT, Speculative(2), tokens=60)
+        stay = request_of("stay", PROMPT, Speculative(2), tokens=60)
         staying = asyncio.ensure_future(collect(worker.generate(stay)))
         for n in range(5):
-            async with aclosing(worker.generate(request(str(n), PROMPT, tokens=LONG))) as stream:
+            async with aclosing(worker.generate(request_of(str(n), PROMPT, tokens=LONG))) as stream:
                 await anext(stream)
         assert await staying == alone(checkpoint, stay)
 
@@ -165,24 +165,24 @@ class TestLeaving:
         """A second request of the same name must never get the first one's events or its abort."""
         worker, engine = start()
         gate = Gate(engine)
-        first = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT, tokens=LONG))))
+        first = asyncio.ensure_future(collect(worker.generate(request_of("x", PROMPT, tokens=LONG))))
         await gate.holds(worker)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         with pytest.raises(InvalidRequest, match="request id 'x' is in use"):
-            await collect(worker.generate(request("x", PROMPT)))
+            await collect(worker.generate(request_of("x", PROMPT)))
         gate.open.set()
         await eventually(lambda: not engine.has_work)
-        again = request("x", (1, 2, 3), tokens=12)
+        again = request_of("x", (1, 2, 3), tokens=12)
         assert await collect(worker.generate(again)) == alone(checkpoint, again)
 
     async def test_closing_after_the_end_aborts_nothing(self, start: Callable) -> None:
         heard = Recorder()
         worker, _ = start(observer=heard)
-        stream = worker.generate(request("x", PROMPT))
+        stream = worker.generate(request_of("x", PROMPT))
         await collect(stream)
         await stream.aclose()
-        await collect(worker.generate(request("x", PROMPT)))
+        await collect(worker.generate(request_of("x", PROMPT)))
         assert "abort" not in [event.finish_reason for event in heard.events]
 
 
@@ -190,23 +190,23 @@ class TestRefusals:
     async def test_what_the_engine_can_never_serve(self, start: Callable) -> None:
         worker, _ = start()
         with pytest.raises(InvalidRequest, match="the prompt is empty"):
-            await collect(worker.generate(request("x", ())))
+            await collect(worker.generate(request_of("x", ())))
         assert worker.failure is None
 
     async def test_a_full_queue(self, start: Callable) -> None:
         worker, engine = start(max_waiting=3, max_running=1)
         gate = Gate(engine)
         names = iter("abcdefghij")
-        tasks = [asyncio.ensure_future(collect(worker.generate(request(next(names), PROMPT))))]
+        tasks = [asyncio.ensure_future(collect(worker.generate(request_of(next(names), PROMPT))))]
         await gate.holds(worker)
-        tasks += [asyncio.ensure_future(collect(worker.generate(request(next(names), PROMPT)))) for _ in range(3)]
+        tasks += [asyncio.ensure_future(collect(worker.generate(request_of(next(names), PROMPT)))) for _ in range(3)]
         await eventually(lambda: len(worker._inbox.submitted) == 3)
         with pytest.raises(QueueFull, match="3 requests are waiting, allowed are 3") as caught:
-            await collect(worker.generate(request(next(names), PROMPT)))
+            await collect(worker.generate(request_of(next(names), PROMPT)))
         assert caught.value.retry_after is not None
         gate.open.set()
         assert [len(tokens) for tokens in await asyncio.gather(*tasks)] == [8] * 4
-        assert len(await collect(worker.generate(request("later", PROMPT)))) == 8
+        assert len(await collect(worker.generate(request_of("later", PROMPT)))) == 8
 
     async def test_a_full_queue_is_full_during_a_step(self, start: Callable) -> None:
         """Requests that the engine's thread has taken out of its inbox still count as waiting."""
@@ -219,24 +219,24 @@ class TestRefusals:
             return real()
 
         engine.step = step  # type: ignore[method-assign]
-        tasks = [asyncio.ensure_future(collect(worker.generate(request("a", PROMPT))))]
+        tasks = [asyncio.ensure_future(collect(worker.generate(request_of("a", PROMPT))))]
         assert await asyncio.to_thread(entered.acquire, timeout=20)
-        tasks += [asyncio.ensure_future(collect(worker.generate(request(name, PROMPT)))) for name in "bcd"]
+        tasks += [asyncio.ensure_future(collect(worker.generate(request_of(name, PROMPT)))) for name in "bcd"]
         await asyncio.sleep(0)
         steps.release()  # a's first; b, c and d are in the engine by the second
         assert await asyncio.to_thread(entered.acquire, timeout=20)
         with pytest.raises(QueueFull, match="3 requests are waiting, allowed are 3"):
-            await collect(worker.generate(request("e", PROMPT)))
+            await collect(worker.generate(request_of("e", PROMPT)))
         steps.release(1000)
         assert [len(tokens) for tokens in await asyncio.gather(*tasks)] == [8] * 4
 
     async def test_an_id_in_use(self, start: Callable) -> None:
         worker, engine = start()
         gate = Gate(engine)
-        task = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT))))
+        task = asyncio.ensure_future(collect(worker.generate(request_of("x", PROMPT))))
         await gate.holds(worker)
         with pytest.raises(InvalidRequest, match="request id 'x' is in use"):
-            await collect(worker.generate(request("x", PROMPT)))
+            await collect(worker.generate(request_of("x", PROMPT)))
         gate.open.set()
         assert len(await task) == 8
 
@@ -252,7 +252,7 @@ class TestFailure:
         def explode() -> list[BlockEvent]:
             raise RuntimeError(f"cannot decode {MARK}")
 
-        tasks = [asyncio.ensure_future(collect(worker.generate(request(str(n), PROMPT)))) for n in range(3)]
+        tasks = [asyncio.ensure_future(collect(worker.generate(request_of(str(n), PROMPT)))) for n in range(3)]
         await gate.holds(worker)
         assert worker.failure is None
         gate._step = explode
@@ -264,7 +264,7 @@ class TestFailure:
         assert all(isinstance(error, EngineFailed) for error in errors)
         assert len({id(error) for error in errors}) == 3
         with pytest.raises(ReplicaStopping, match=f"the engine stopped: {place}"):
-            await collect(worker.generate(request("late", PROMPT)))
+            await collect(worker.generate(request_of("late", PROMPT)))
         (record,) = [record for record in caplog.records if record.message == "the engine stopped"]
         assert "test_worker.py" in record.exception  # type: ignore[attr-defined]
         assert MARK not in caplog.text + record.exception  # type: ignore[attr-defined]
@@ -276,7 +276,7 @@ class TestFailure:
         def lose() -> list[BlockEvent]:
             raise ReplicaLost("rank 1 has ended")
 
-        tasks = [asyncio.ensure_future(collect(worker.generate(request(str(n), PROMPT)))) for n in range(2)]
+        tasks = [asyncio.ensure_future(collect(worker.generate(request_of(str(n), PROMPT)))) for n in range(2)]
         await gate.holds(worker)
         gate._step = lose
         gate.open.set()
@@ -287,7 +287,7 @@ class TestFailure:
     async def test_a_client_that_left_before_the_failure_is_no_trouble(self, start: Callable) -> None:
         worker, engine = start()
         gate = Gate(engine)
-        task = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT))))
+        task = asyncio.ensure_future(collect(worker.generate(request_of("x", PROMPT))))
         await gate.holds(worker)
         gate._step = lambda: 1 // 0  # type: ignore[assignment, return-value]
         task.cancel()
@@ -305,13 +305,13 @@ class TestStopping:
         worker, engine = start()
         gate = Gate(engine)
         tasks = [
-            asyncio.ensure_future(collect(worker.generate(request(str(n), PROMPT, tokens=LONG)))) for n in range(3)
+            asyncio.ensure_future(collect(worker.generate(request_of(str(n), PROMPT, tokens=LONG)))) for n in range(3)
         ]
         await gate.holds(worker)
         stopping = asyncio.get_running_loop().run_in_executor(None, worker.stop)
         await eventually(lambda: worker._stopping)
         with pytest.raises(ReplicaStopping, match="shutting down"):
-            await collect(worker.generate(request("late", PROMPT)))
+            await collect(worker.generate(request_of("late", PROMPT)))
         gate.open.set()
         await stopping
         errors = await asyncio.gather(*tasks, return_exceptions=True)
@@ -323,7 +323,7 @@ class TestStopping:
     async def test_a_step_that_hangs_does_not_keep_the_worker_from_stopping(self, start: Callable) -> None:
         worker, engine = start()
         gate = Gate(engine)
-        task = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT))))
+        task = asyncio.ensure_future(collect(worker.generate(request_of("x", PROMPT))))
         await gate.holds(worker)
         await asyncio.to_thread(worker.stop, 0.01)
         assert worker._thread.is_alive()
@@ -341,7 +341,7 @@ class TestStopping:
         worker, engine = start()
         gate = Gate(engine)
         gate.open.set()
-        await collect(worker.generate(request("x", PROMPT)))
+        await collect(worker.generate(request_of("x", PROMPT)))
         steps = gate.steps
         await asyncio.sleep(0.1)
         assert gate.steps == steps

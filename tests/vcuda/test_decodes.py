@@ -53,7 +53,7 @@ LIMITS: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
 @pytest.mark.parametrize(
     ("name", "limits"),
     fast_rows(
-        lambda name, limits: (limits, name) in [(one, fast) for one, names in LIMITS for fast in names],
+        lambda name, limits: (limits, name) in [(row_limits, fast) for row_limits, names in LIMITS for fast in names],
         [(name, limits) for limits, _ in LIMITS for name in NAMES if name != LLADA2_NAME or "max_rows" not in limits],
     ),
 )

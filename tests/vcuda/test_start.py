@@ -150,9 +150,9 @@ def test_a_failed_capture_ends_neither_other_graphs_nor_the_allocator(
     assert device.stream is stream
     decode_golden(engine, NAME, 2)
     assert device.counts.replays > 0
-    one = replace(golden(NAME, 1)[1][0], request_id="alone")
+    request = replace(golden(NAME, 1)[1][0], request_id="alone")
     before = sum(report.eager_forwards for report in recorder.reports)
-    engine.generate([one])
+    engine.generate([request])
     assert sum(report.eager_forwards for report in recorder.reports) == before  # small graphs are there
 
 

@@ -17,7 +17,7 @@ from service.engine.drafting.costs import Curve, StepCosts, dented, lower_hull, 
 from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner, Pending, done
-from tests.engine.helpers import checked, request
+from tests.engine.helpers import checked, request_of
 from tests.tiny import tiny_checkpoint
 
 
@@ -83,7 +83,7 @@ def test_from_a_number_of_rows_on_the_curve_below_is_convex(rows: int) -> None:
 def test_an_engine_measures_its_own_forwards_and_changes_no_page_that_is_kept() -> None:
     """A request that comes again reads the pages of the first, and every forward is compared."""
     engine, runner = checked(tiny_checkpoint(1), max_rows=24)
-    asked = request("x", tuple(range(5, 25)), Speculative(2))
+    asked = request_of("x", tuple(range(5, 25)), Speculative(2))
     (first,) = engine.generate([asked])
     found = measure(runner.runner, 24, has_mrp=True)
     assert found.mrp is not None

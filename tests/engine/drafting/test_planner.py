@@ -12,13 +12,13 @@ from service.decode.modes import Dynamic, Speculative, Static
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.drafting.estimates import MrpChoice
 from service.engine.drafting.planner import DraftPlanner, RequestDrafts
-from tests.engine.helpers import DEAR, FAIR, FREE, request
+from tests.engine.helpers import DEAR, FAIR, FREE, request_of
 
 AUTO = Speculative("auto")
 
 
 def admitted(planner: DraftPlanner, mode: DecodingMode = AUTO) -> RequestDrafts:
-    return planner.plan_drafts(request("x", [1], mode), planner.mrp_steps(request("x", [1], mode), 2))
+    return planner.plan_drafts(request_of("x", [1], mode), planner.mrp_steps(request_of("x", [1], mode), 2))
 
 
 def verified(gains: list[tuple[float, int]], tokens: int) -> list[Step]:
@@ -201,11 +201,11 @@ def test_drafts_that_only_need_to_be_near_say_nothing_about_others() -> None:
     planner = DraftPlanner(lambda: FREE, 256)
     lax, strict = admitted(planner, Speculative("auto", margin=0.5)), admitted(planner)
     planner.begin(1)
-    before, chosen = strict.budget().row, planner.mrp_steps(request("x", [1], AUTO), 2)
+    before, chosen = strict.budget().row, planner.mrp_steps(request_of("x", [1], AUTO), 2)
     for _ in range(500):
         lax.record(9, verified([(0.3, 0)] * 8, 1))
-    assert (strict.budget().row, planner.mrp_steps(request("x", [1], AUTO), 2)) == (before, chosen)
-    assert planner.mrp_steps(request("x", [1], Speculative("auto", margin=0.5)), 2) != chosen
+    assert (strict.budget().row, planner.mrp_steps(request_of("x", [1], AUTO), 2)) == (before, chosen)
+    assert planner.mrp_steps(request_of("x", [1], Speculative("auto", margin=0.5)), 2) != chosen
 
 
 def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs() -> None:

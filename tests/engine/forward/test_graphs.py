@@ -224,7 +224,7 @@ def test_golden_decodes_with_replayed_forwards(device: str, deterministic: bool)
     deps = EngineDeps(runner=runner)
     mode = "remask" if deterministic else "speculative"
     pairs = [pair for pair in short(tokens=6) if pair[0]["mode"] == mode]
-    done = Engine(checkpoint, limits, deps=deps).generate([one for _, one in pairs])
+    done = Engine(checkpoint, limits, deps=deps).generate([request for _, request in pairs])
     for (entry, _), completion in zip(pairs, done, strict=True):
         assert_golden(entry, completion)
     assert 0 < capture.captured < capture.replayed

@@ -107,8 +107,8 @@ class TestNoise:
         for value in range(50):
             at = values | {change: value}
             sampling = SamplingParams(temperature=1.0, seed=at["seed"])
-            one = read(sampling, position=at["position"], revealed=at["revealed"])
-            tokens.append(int(choose_tokens(torch.zeros(1, 1000), batch_of(one), MASK)[0]))
+            sampled = read(sampling, position=at["position"], revealed=at["revealed"])
+            tokens.append(int(choose_tokens(torch.zeros(1, 1000), batch_of(sampled), MASK)[0]))
         assert len(set(tokens)) > 40
 
     def test_positions_are_independent(self) -> None:
@@ -231,8 +231,8 @@ class TestChoose:
         kinds = [GREEDY, SamplingParams(0.7), SamplingParams(1.3, top_p=0.6), SamplingParams(1.0, top_k=4, seed=9)]
         reads = [read(kinds[i % 4], position=i, token=3 if i % 5 == 0 else None) for i in range(24)]
         tokens, confidences, _ = choose_tokens(logits.clone(), batch_of(*reads), MASK)
-        for i, one in enumerate(reads):
-            token, confidence, _ = choose_tokens(logits[i : i + 1].clone(), batch_of(one), MASK)
+        for i, sampled in enumerate(reads):
+            token, confidence, _ = choose_tokens(logits[i : i + 1].clone(), batch_of(sampled), MASK)
             assert (int(token), float(confidence)) == (int(tokens[i]), float(confidences[i]))
 
     def test_bfloat16_logits_are_read_in_float32(self) -> None:

@@ -17,7 +17,7 @@ from service.engine.forward.runner import CheckpointRunner, OomBackoff, done
 from service.errors import EngineFailed, OutOfMemory
 from service.model import Checkpoint
 from tests.async_engine import AsyncEngine
-from tests.engine.helpers import events_of, random_requests, request
+from tests.engine.helpers import events_of, random_requests, request_of
 from tests.predictions import prediction_of
 from tests.runners import Around, engine_over
 from tests.tiny import tiny_checkpoint
@@ -201,8 +201,8 @@ class TestEngine:
     @pytest.mark.parametrize("forward", ["evaluate", "refine"])
     def test_who_never_fits_ends_with_an_error_and_the_others_go_on(self, checkpoint: Checkpoint, forward: str) -> None:
         """What never fits: rows from the sixth block on. Every mode, all in one batch."""
-        requests = [request(f"short {n}", PROMPT, Speculative(1 + n % 4), tokens=10) for n in range(4)]
-        requests += [request(f"long {n}", PROMPT, Direct(1 + n), tokens=40) for n in range(2)]
+        requests = [request_of(f"short {n}", PROMPT, Speculative(1 + n % 4), tokens=10) for n in range(4)]
+        requests += [request_of(f"long {n}", PROMPT, Direct(1 + n), tokens=40) for n in range(2)]
         wanted = {done.request_id: done.token_ids for done in Engine(checkpoint).generate(requests)}
 
         def fits(rows: Sequence[Row]) -> bool:
@@ -210,17 +210,17 @@ class TestEngine:
 
         engine, _ = scarce(checkpoint, **{f"{forward}s": fits})
         events = events_of(engine, requests)
-        for one in requests:
-            last = events[one.request_id][-1]
-            if one.request_id.startswith("short"):
-                assert tokens(events[one.request_id]) == wanted[one.request_id]
+        for request in requests:
+            last = events[request.request_id][-1]
+            if request.request_id.startswith("short"):
+                assert tokens(events[request.request_id]) == wanted[request.request_id]
                 assert last.error is None
             else:
                 assert isinstance(last.error, OutOfMemory)
                 assert (last.error.status, last.error.retry_after, last.finish_reason) == (503, 1.0, "abort")
-                sent = tokens(events[one.request_id])
+                sent = tokens(events[request.request_id])
                 assert 0 < len(sent) < 40
-                assert sent == wanted[one.request_id][: len(sent)]
+                assert sent == wanted[request.request_id][: len(sent)]
         assert engine.state().kv_pages_used == engine.state().num_running == 0
 
     def test_later_requests_are_right(self, checkpoint: Checkpoint) -> None:
@@ -233,7 +233,7 @@ class TestEngine:
             return rng.random() < 0.7
 
         engine, runner = scarce(checkpoint, often, often, kv_cache_tokens=40, max_rows=16)
-        failed = [one for one in events_of(engine, requests).values() if one[-1].error]
+        failed = [events for events in events_of(engine, requests).values() if events[-1].error]
         assert 0 < len(failed) < 12
         runner.evaluates = runner.refines = None
         assert [done.token_ids for done in engine.generate(requests)] == [done.token_ids for done in wanted]
@@ -242,7 +242,7 @@ class TestEngine:
     def test_generate_raises_it_when_all_have_ended(self, checkpoint: Checkpoint) -> None:
         engine, _ = scarce(checkpoint, lambda rows: rows[0].index < 3)
         with pytest.raises(OutOfMemory, match="ran out of memory in a step of this request"):
-            engine.generate([request("x", PROMPT, tokens=20), request("y", PROMPT, tokens=4)])
+            engine.generate([request_of("x", PROMPT, tokens=20), request_of("y", PROMPT, tokens=4)])
         assert not engine.has_work
 
 
@@ -252,15 +252,15 @@ class TestWorker:
         worker = AsyncEngine(engine)
         worker.start()
         try:
-            stream = worker.generate(request("x", PROMPT, tokens=40))
+            stream = worker.generate(request_of("x", PROMPT, tokens=40))
             seen = [await anext(stream), await anext(stream)]
             with pytest.raises(OutOfMemory):
                 await anext(stream)
-            wanted = Engine(checkpoint).generate([request("x", PROMPT, tokens=40)])[0].token_ids
+            wanted = Engine(checkpoint).generate([request_of("x", PROMPT, tokens=40)])[0].token_ids
             assert tokens(seen) == wanted[: 3 * 4 - len(PROMPT)]
             assert worker.failure is None
             runner.evaluates = None
-            again = [event async for event in worker.generate(request("x", PROMPT, tokens=40))]
+            again = [event async for event in worker.generate(request_of("x", PROMPT, tokens=40))]
             assert tokens(again) == wanted
         finally:
             worker.stop()
@@ -270,6 +270,6 @@ class TestWorker:
         worker = AsyncEngine(engine)
         worker.start()
         with pytest.raises(EngineFailed, match="ZeroDivisionError"):
-            await anext(worker.generate(request("x", PROMPT)))
+            await anext(worker.generate(request_of("x", PROMPT)))
         assert str(worker.failure).startswith("ZeroDivisionError in tests.engine.forward.test_oom_backoff, line ")
         worker.stop()

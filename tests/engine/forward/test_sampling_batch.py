@@ -45,8 +45,8 @@ def test_the_noise_of_a_position_does_not_depend_on_who_is_beside_it(asked: list
     rows = [row((5,) * revealed + (M,) * (4 - revealed), index, seed=seed) for seed, revealed, index in asked]
     together = SamplingBatch.from_rows(rows, 4)
     keys = noise_keys(together)
-    for number, one in enumerate(rows):
-        assert np.array_equal(keys[together.row == number], noise_keys(SamplingBatch.from_rows([one], 4)))
+    for number, lone_row in enumerate(rows):
+        assert np.array_equal(keys[together.row == number], noise_keys(SamplingBatch.from_rows([lone_row], 4)))
 
 
 def test_noise_differs_by_seed_position_and_progress() -> None:
