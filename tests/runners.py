@@ -14,7 +14,7 @@ from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending
 from service.model import Checkpoint
 
 
-class Around:
+class RunnerWrapper:
     """Does what the real runner does, at once. A test overrides the part that it is about."""
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -37,17 +37,17 @@ class Around:
         return self.runner.begin("mrp", rows)()
 
 
-Made = TypeVar("Made", bound=ModelRunner)
+Wrapped = TypeVar("Wrapped", bound=ModelRunner)
 
 
 def engine_over(
-    make: Callable[[CheckpointRunner], Made], checkpoint: Checkpoint, deps: EngineDeps | None = None, **limits: Any
-) -> tuple[Engine, Made]:
+    make: Callable[[CheckpointRunner], Wrapped], checkpoint: Checkpoint, deps: EngineDeps | None = None, **limits: Any
+) -> tuple[Engine, Wrapped]:
     """An engine, and its runner: what `make` puts around the usual one. By default its cache is small."""
-    made: list[Made] = []
+    made: list[Wrapped] = []
 
-    def runner(*given: Any) -> Made:
-        made.append(make(CheckpointRunner(*given)))
+    def runner(*arguments: Any) -> Wrapped:
+        made.append(make(CheckpointRunner(*arguments)))
         return made[0]
 
     engine = Engine(

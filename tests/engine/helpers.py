@@ -20,7 +20,7 @@ from service.engine.forward.runner import CheckpointRunner
 from service.engine.prefix_cache import Lease, PrefixCache
 from service.model import Checkpoint
 from tests.reference import Reference
-from tests.runners import Around, engine_over
+from tests.runners import RunnerWrapper, engine_over
 
 ALL_MODES: tuple[DecodingMode, ...] = (
     Static(), Dynamic(0.5), Sequential(1, 0.5), Entropy(), Direct(1), Speculative(1), Remask(0.5)
@@ -47,28 +47,28 @@ class Recorder:
 
     def __init__(self) -> None:
         self.reports: list[StepReport] = []
-        self._heard: list[tuple[GenerationRequest, BlockEvent]] = []
+        self._pairs: list[tuple[GenerationRequest, BlockEvent]] = []
 
     def on_step(self, report: StepReport) -> None:
         self.reports.append(report)
 
     def on_event(self, request: GenerationRequest, event: BlockEvent, steps: object) -> None:
-        self._heard.append((request, event))
+        self._pairs.append((request, event))
 
     def clear(self) -> None:
-        self._heard.clear()
+        self._pairs.clear()
 
     @property
     def events(self) -> list[BlockEvent]:
-        assert all(request.request_id == event.request_id for request, event in self._heard)
-        return [event for _, event in self._heard]
+        assert all(request.request_id == event.request_id for request, event in self._pairs)
+        return [event for _, event in self._pairs]
 
     def forwards(self, kind: str) -> int:
         """Over all steps, how many requests had a row in a forward of the kind."""
         return sum(count for report in self.reports for name, count in report.forwards.items() if name == kind)
 
 
-class CheckingRunner(Around):
+class CheckingRunner(RunnerWrapper):
     """Does what CheckpointRunner does and compares every reading with a recomputation of the whole sequence.
 
     It learns from the rows alone which clean block lies on which page, so it also finds pages that are
@@ -198,9 +198,9 @@ def random_requests(
 def audit(pages: PrefixCache, leases: Sequence[Lease]) -> None:
     """Every page is free, a live request's own, or a node's; every node has the holders it counts."""
     nodes = list(nodes_of(pages))
-    own = [page for lease in leases for page in lease.pages[lease.num_shared :]]
+    private = [page for lease in leases for page in lease.pages[lease.num_shared :]]
     outdated = [node.outdated for node in nodes if node.outdated is not None]
-    everywhere = [*pages._free, *own, *(node.page for node in nodes), *outdated]
+    everywhere = [*pages._free, *private, *(node.page for node in nodes), *outdated]
     assert len(everywhere) == len(set(everywhere)) == pages.capacity
     for node in nodes:
         readers = [lease for lease in leases if node in lease.nodes]
@@ -210,17 +210,17 @@ def audit(pages: PrefixCache, leases: Sequence[Lease]) -> None:
         assert node.mrp or not any(child.mrp for child in node.children.values())
         assert {lease.pages[lease.nodes.index(node)] for lease in readers} <= {node.page, node.outdated}
     order = list(pages._idle)
-    for place, node in enumerate(order):
-        assert not any(child in order[place:] for child in node.children.values())
+    for index, node in enumerate(order):
+        assert not any(child in order[index:] for child in node.children.values())
     assert pages.num_used == pages.capacity - len(pages._free) - len(order)
 
 
 def nodes_of(pages: PrefixCache) -> Iterator[Any]:
     """All nodes of the tree, its root left out."""
-    found = list(pages._roots.values())
-    while found:
-        node = found.pop()
-        found += node.children.values()
+    nodes = list(pages._roots.values())
+    while nodes:
+        node = nodes.pop()
+        nodes += node.children.values()
         yield node
 
 

@@ -20,7 +20,7 @@ from service.engine.scheduler import shares
 from service.model import Checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, checked, random_requests, request_of, some_auto, verified
 from tests.engine.test_exactness import SHAPES
-from tests.runners import Around, engine_over
+from tests.runners import RunnerWrapper, engine_over
 from tests.tiny import tiny_checkpoint
 
 
@@ -29,7 +29,7 @@ def tiny(shape: int) -> Checkpoint:
     return tiny_checkpoint(shape, **SHAPES[shape])
 
 
-class Forwards(Around):
+class Forwards(RunnerWrapper):
     """Keeps how many rows of each sequence were prompt blocks, and how many were states."""
 
     def __init__(self, runner: CheckpointRunner) -> None:

@@ -22,7 +22,7 @@ from service.engine.forward.runner import CheckpointRunner
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import FAIR, checked, random_requests, random_sampling
 from tests.engine.test_exactness import FAST, SHAPES, assert_pairs, pairs
-from tests.runners import Around, engine_over
+from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only, fast_rows
 from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
@@ -39,7 +39,7 @@ def golden(name: str, dtype: torch.dtype) -> Checkpoint:
     return load_checkpoint(GOLDEN / name, LoadOptions(dtype=dtype))
 
 
-class Recording(Around):
+class Recording(RunnerWrapper):
     """Does what CheckpointRunner does and keeps what was read of every state, by the request's seed and the state."""
 
     def __init__(self, runner: CheckpointRunner) -> None:

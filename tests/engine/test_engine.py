@@ -125,9 +125,9 @@ class TestWhereItEnds:
 
 class TestEvents:
     def test_one_for_each_block_and_together_the_completion(self, checkpoint: Checkpoint) -> None:
-        rng, heard = random.Random(2), Recorder()
+        rng, recorder = random.Random(2), Recorder()
         requests = random_requests(rng, checkpoint, 10)
-        for request, done in zip(requests, Engine(checkpoint, observer=heard).generate(requests), strict=True):
+        for request, done in zip(requests, Engine(checkpoint, observer=recorder).generate(requests), strict=True):
             assert tuple(token for block in done.blocks for token in block.token_ids) == done.token_ids
             assert [block.index for block in done.blocks] == list(range(len(done.blocks)))
             assert [block.finish_reason for block in done.blocks[:-1]] == [None] * (len(done.blocks) - 1)
@@ -135,7 +135,7 @@ class TestEvents:
             head = len(request.prompt_token_ids) % 4
             for number, block in enumerate(done.blocks[:-1]):
                 assert len(block.token_ids) == (4 - head if number == 0 else 4)
-            assert [event for event in heard.events if event.request_id == request.request_id] == list(done.blocks)
+            assert [event for event in recorder.events if event.request_id == request.request_id] == list(done.blocks)
 
     def test_a_block_is_sent_when_it_is_final_not_when_it_is_stored(self, engine: Engine) -> None:
         engine.submit(request_of("x", PROMPT[:4], Dynamic(1e-9), tokens=8))
@@ -180,11 +180,11 @@ class TestForwards:
 
     @pytest.mark.parametrize("params", [Direct(1), Speculative(1), Remask(0.5)])
     def test_mrp_does_nothing_for_a_request_that_is_over(self, checkpoint: Checkpoint, params: DecodingMode) -> None:
-        heard = Recorder()
-        engine = Engine(checkpoint, EngineConfig(prefix_cache=False), heard)
+        recorder = Recorder()
+        engine = Engine(checkpoint, EngineConfig(prefix_cache=False), recorder)
         (done,) = engine.generate([request_of("x", [1] * 7, params, tokens=1)])
         assert done.stats.forwards == ForwardCounts(prefill=1, denoise=1)
-        assert heard.forwards("mrp") == 0
+        assert recorder.forwards("mrp") == 0
 
     def test_kinds_of_a_verification(self, engine: Engine) -> None:
         forwards = self.forwards(engine, Speculative(2))
@@ -228,11 +228,11 @@ class TestForwards:
         assert (len(done.token_ids), done.stats.decoded_tokens) == (0, 1)
 
     def test_the_observers_counts_are_the_sum_of_the_requests(self, checkpoint: Checkpoint) -> None:
-        heard = Recorder()
+        recorder = Recorder()
         requests = random_requests(random.Random(9), checkpoint, 8)
-        done = Engine(checkpoint, EngineConfig(max_rows=16), heard).generate(requests)
+        done = Engine(checkpoint, EngineConfig(max_rows=16), recorder).generate(requests)
         for kind in ("prefill", "denoise", "verify", "commit", "mrp"):
-            assert heard.forwards(kind) == sum(getattr(completion.stats.forwards, kind) for completion in done)
+            assert recorder.forwards(kind) == sum(getattr(completion.stats.forwards, kind) for completion in done)
 
     def test_remasking_happens_somewhere(self, engine: Engine) -> None:
         """Otherwise the remask tests above would test nothing."""
@@ -242,13 +242,13 @@ class TestForwards:
 
 class TestTime:
     def timed(self, checkpoint: Checkpoint, **limits: int) -> tuple[Engine, Clock, Recorder]:
-        clock, heard = Clock(), Recorder()
-        return Engine(checkpoint, EngineConfig(**limits), heard, EngineDeps(clock=clock)), clock, heard
+        clock, recorder = Clock(), Recorder()
+        return Engine(checkpoint, EngineConfig(**limits), recorder, EngineDeps(clock=clock)), clock, recorder
 
     def test_a_running_request_ends_with_what_is_final(self, checkpoint: Checkpoint) -> None:
-        engine, clock, heard = self.timed(checkpoint)
+        engine, clock, recorder = self.timed(checkpoint)
         whole = decode(engine, request_of("x", PROMPT, tokens=40))
-        heard.clear()
+        recorder.clear()
         engine.submit(request_of("x", PROMPT, tokens=40, timeout_s=5.0))
         events = run_until_first_block(engine)
         clock.now += 4.9
@@ -263,7 +263,7 @@ class TestTime:
         assert len(tokens) >= 2
         assert events[-1].finish_reason == "timeout"
         assert events[-1].stats.total_s == pytest.approx(5.0)
-        assert heard.events == events
+        assert recorder.events == events
 
     def test_final_tokens_of_the_unfinished_block_are_kept(self, checkpoint: Checkpoint) -> None:
         engine, clock, _ = self.timed(checkpoint)
@@ -281,7 +281,7 @@ class TestTime:
                 assert [event.token_ids for event in events] == [whole.token_ids[:leading]]
 
     def test_a_waiting_request_ends_with_nothing(self, checkpoint: Checkpoint) -> None:
-        engine, clock, heard = self.timed(checkpoint, max_running=1)
+        engine, clock, recorder = self.timed(checkpoint, max_running=1)
         engine.submit(request_of("running", PROMPT, tokens=40))
         engine.submit(request_of("waiting", PROMPT, tokens=40, timeout_s=2.0))
         engine.step()
@@ -290,7 +290,7 @@ class TestTime:
         assert (event.token_ids, event.finish_reason, event.index) == ((), "timeout", 0)
         assert event.stats == Stats(queue_s=2.0, total_s=2.0)
         assert engine.state().num_waiting == 0
-        assert event in heard.events
+        assert event in recorder.events
 
     def test_times_in_the_stats(self, checkpoint: Checkpoint) -> None:
         engine, clock, _ = self.timed(checkpoint, max_running=1)
@@ -306,33 +306,33 @@ class TestTime:
         assert (first.stats.total_s, last.stats.total_s) == (3.0, 4.0)
 
     def test_the_report_of_a_step(self, checkpoint: Checkpoint) -> None:
-        engine, _, heard = self.timed(checkpoint)
+        engine, _, recorder = self.timed(checkpoint)
         engine.submit(request_of("x", PROMPT, tokens=8))
         engine.step()
-        (report,) = heard.reports
+        (report,) = recorder.reports
         assert (report.rows, dict(report.forwards)) == (2, {"prefill": 1, "denoise": 1})
         assert (report.seconds, report.state) == (0.0, engine.state())
 
 
 class TestAbort:
     def test_a_running_request_frees_its_pages_at_once(self, checkpoint: Checkpoint) -> None:
-        heard = Recorder()
-        engine = Engine(checkpoint, observer=heard)
+        recorder = Recorder()
+        engine = Engine(checkpoint, observer=recorder)
         engine.submit(request_of("x", PROMPT, tokens=40))
         engine.step()
         assert engine.state().kv_pages_used > 0
         engine.abort("x")
         assert engine.state().kv_pages_used == 0
         assert not engine.has_work
-        assert [(event.request_id, event.finish_reason) for event in heard.events] == [("x", "abort")]
+        assert [(event.request_id, event.finish_reason) for event in recorder.events] == [("x", "abort")]
 
     def test_a_waiting_request_leaves_the_queue(self, checkpoint: Checkpoint) -> None:
-        heard = Recorder()
-        engine = Engine(checkpoint, observer=heard)
+        recorder = Recorder()
+        engine = Engine(checkpoint, observer=recorder)
         engine.submit(request_of("x", PROMPT))
         engine.abort("x")
         assert not engine.has_work
-        assert [event.finish_reason for event in heard.events] == ["abort"]
+        assert [event.finish_reason for event in recorder.events] == ["abort"]
 
     def test_unknown_and_finished_ids_are_ignored(self, engine: Engine) -> None:
         engine.generate([request_of("x", PROMPT)])
@@ -359,7 +359,7 @@ class TestAbort:
 
 class TestValidation:
     @pytest.mark.parametrize(
-        ("one", "param", "message"),
+        ("invalid", "param", "message"),
         [
             (request_of("x", []), "prompt", "the prompt is empty"),
             (request_of("x", [1, 64]), "prompt_token_ids", "has 64, allowed are 0 to 63"),
@@ -370,12 +370,12 @@ class TestValidation:
             (request_of("x", [1], Remask(0.0)), "threshold", r"threshold is 0\.0"),
         ],
     )
-    def test_what_is_not_allowed_is_named(
-        self, engine: Engine, request: GenerationRequest, param: str, message: str
+    def test_an_invalid_request_is_refused_with_its_parameter(
+        self, engine: Engine, invalid: GenerationRequest, param: str, message: str
     ) -> None:
         for call in (engine.validate, engine.submit):
             with pytest.raises(InvalidRequest, match=message) as caught:
-                call(request)
+                call(invalid)
             assert caught.value.param == param
         assert not engine.has_work
 

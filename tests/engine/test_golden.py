@@ -107,8 +107,8 @@ def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int | bool]) 
     ),
 )
 def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None:
-    known = costs if checkpoint(name).mrp else StepCosts(costs.backbone)
-    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=known))
+    available = costs if checkpoint(name).mrp else StepCosts(costs.backbone)
+    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=available))
     lossless = [
         (entry, replace(request, mode=Speculative("auto")))
         for entry, request in zip(expected(name), requests(name), strict=True)
@@ -175,7 +175,7 @@ def test_the_other_kinds(name: str, kind: str, together: int) -> None:
     group = kinds()[name, kind]
     other = load_checkpoint(GOLDEN / name, LoadOptions(**{kind: group[0][kind]}))
     engine = Engine(other, EngineConfig(together, kv_cache_tokens=4096))
-    asked = [
+    generations = [
         GenerationRequest(
             str(number),
             tuple(entry["prompt_token_ids"]),
@@ -185,10 +185,10 @@ def test_the_other_kinds(name: str, kind: str, together: int) -> None:
         )
         for number, entry in enumerate(group)
     ]
-    for entry, done in zip(group, engine.generate(asked), strict=True):
+    for entry, done in zip(group, engine.generate(generations), strict=True):
         assert_golden(entry, done)
     static, drafted = (
-        [done.token_ids for done in engine.generate([replace(request, mode=params) for request in asked])]
+        [done.token_ids for done in engine.generate([replace(request, mode=params) for request in generations])]
         for params in (Static(), Speculative(3))
     )
     assert static == drafted

@@ -35,10 +35,10 @@ def checkpoint() -> Checkpoint:
 @pytest.fixture(params=MOMENTS)
 def faulty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """`direct` raises at the moment of the parameter."""
-    moment, begun = request.param, []
+    moment, canvases = request.param, []
 
     def policy(canvas: Canvas, params: Direct) -> Decoding:
-        begun.append(canvas)
+        canvases.append(canvas)
         if moment == MOMENTS[0]:
             raise Fault("a prompt may stand here")
         decoding = decode(params, canvas)
@@ -46,7 +46,7 @@ def faulty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         while True:
             readings = yield query
             refined = query.__class__.__name__ == "Refine"
-            if moment == MOMENTS[1 + refined] or (moment == MOMENTS[3] and len(begun) > 1):
+            if moment == MOMENTS[1 + refined] or (moment == MOMENTS[3] and len(canvases) > 1):
                 raise Fault("a prompt may stand here")
             try:
                 query = decoding.send(readings)
@@ -65,19 +65,19 @@ def bad(name: str) -> GenerationRequest:
 def test_the_request_ends_with_an_error_and_the_others_as_ever(
     checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    others = [
+    healthy = [
         request
         for request in random_requests(random.Random(5), checkpoint, 16, 12)
         if not isinstance(request.mode, Direct)
     ]
     engine = Engine(checkpoint)
-    wanted = events_of(engine, others)
-    mixed = [*others[:6], bad("bad"), *others[6:]]
-    found = events_of(engine, mixed)
-    *_, last = found.pop("bad")
+    wanted = events_of(engine, healthy)
+    mixed = [*healthy[:6], bad("bad"), *healthy[6:]]
+    events_by_id = events_of(engine, mixed)
+    *_, last = events_by_id.pop("bad")
     assert isinstance(last.error, DecodingFailed)
     assert last.finish_reason == "abort"
-    for name, events in found.items():
+    for name, events in events_by_id.items():
         assert [event.token_ids for event in events] == [event.token_ids for event in wanted[name]]
     assert engine.state().kv_pages_used == engine.state().num_running == 0
     audit(engine._pages, [])
@@ -119,7 +119,7 @@ async def test_a_workers_stream_ends_with_the_error_and_it_stays_healthy(checkpo
         worker.stop()
 
 
-class Deaf:
+class FailingObserver:
     """An observer that fails at everything."""
 
     def on_step(self, report: StepReport) -> None:
@@ -131,14 +131,14 @@ class Deaf:
 
 def test_an_observer_that_fails_changes_nothing(checkpoint: Checkpoint) -> None:
     requests = random_requests(random.Random(6), checkpoint, 8)
-    heard, unheard = Engine(checkpoint, observer=Deaf()), Engine(checkpoint)
-    assert [completion.token_ids for completion in heard.generate(requests)] == [
-        completion.token_ids for completion in unheard.generate(requests)
+    observed, unobserved = Engine(checkpoint, observer=FailingObserver()), Engine(checkpoint)
+    assert [completion.token_ids for completion in observed.generate(requests)] == [
+        completion.token_ids for completion in unobserved.generate(requests)
     ]
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
-def test_what_a_request_leaves_needs_no_garbage_collection(checkpoint: Checkpoint, overlap: str) -> None:
+def test_a_finished_request_is_freed_without_garbage_collection(checkpoint: Checkpoint, overlap: str) -> None:
     """Collections of everything are rare (`gil_and_gc.py`), so a cycle would stay for long."""
     engine = Engine(checkpoint, EngineConfig(overlap=overlap, kv_cache_tokens=4096))
     requests = random_requests(random.Random(9), checkpoint, 24)

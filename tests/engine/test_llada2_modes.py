@@ -27,7 +27,7 @@ def checkpoint() -> Checkpoint:
 
 def requests() -> list[GenerationRequest]:
     """Each rule alone, verified by the tree of a fixed size, and by what the engine chooses."""
-    found = []
+    generations = []
     for number, rule in enumerate(RULES):
         prompt = torch.randint(0, 60, (7 + 9 * number,), generator=torch.Generator().manual_seed(number)).tolist()
         plain = request_of(
@@ -35,9 +35,9 @@ def requests() -> list[GenerationRequest]:
         )
         for name, steps, drafts in (("tree", 0, 6), ("auto", "auto", None)):
             drafted = Speculative(steps, drafts, verify=rule.name, **structs.asdict(rule))
-            found.append(replace(plain, request_id=f"{number} {name}", mode=drafted))
-        found.append(plain)
-    return found
+            generations.append(replace(plain, request_id=f"{number} {name}", mode=drafted))
+        generations.append(plain)
+    return generations
 
 
 def test_every_mode_is_a_full_recomputation_in_a_batch_and_drafts_change_nothing(checkpoint: Checkpoint) -> None:

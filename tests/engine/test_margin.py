@@ -27,7 +27,7 @@ from tests.constraints.checkpoints import DEMO, text_of
 from tests.engine.constrained import check, constrained, engine_of
 from tests.engine.helpers import DEAR, FAIR, FREE, checked
 from tests.reference import Reference
-from tests.runners import Around, engine_over
+from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
 
@@ -193,7 +193,7 @@ def test_an_answer_goes_on_after_any_of_its_blocks() -> None:
 # --- who pays --------------------------------------------------------------------------------------
 
 
-class Noted(Around):
+class Noted(RunnerWrapper):
     """Keeps what every row asks, of the backbone and of MRP."""
 
     def __init__(self, runner: object) -> None:
@@ -211,11 +211,11 @@ class Noted(Around):
 
 
 def asked_by(
-    mode: Speculative | RuleMode, asked: LogprobsRequest | None = None
+    mode: Speculative | RuleMode, logprobs: LogprobsRequest | None = None
 ) -> tuple[set[LogprobsRequest | None], set[LogprobsRequest | None]]:
     """What rows of one request ask of the backbone and of MRP."""
     engine, runner = engine_over(Noted, golden(FAST), EngineDeps(costs=FREE), kv_cache_tokens=512)
-    engine.generate([GenerationRequest("x", tuple(range(20)), mode, max_new_tokens=24, logprobs=asked)])
+    engine.generate([GenerationRequest("x", tuple(range(20)), mode, max_new_tokens=24, logprobs=logprobs)])
     read = {row.logprobs for row in runner.evaluated if row.sampling is not None}
     return read, {row.logprobs for row in runner.refined}
 
@@ -245,7 +245,7 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize("name", fast_only((DEMO, FAST).__contains__, (DEMO, *GOLDEN_NAMES)))
-def test_what_the_margin_accepts_keeps_to_the_grammar(name: str) -> None:
+def test_drafts_accepted_by_a_margin_satisfy_the_grammar(name: str) -> None:
     constraint, engine = Constraint.json(SCHEMA, "response_format"), engine_of(name, FREE)
     rules = ({"verify": "sequential"}, {"verify": "sequential", "entropy_bound": 0.5}, {"tokens_per_step": 2}, {})
     changed = 0

@@ -18,7 +18,7 @@ from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.micro_batch import TwoBatchOverlap
 from tests.engine.helpers import checked, events_of, random_requests, request_of
-from tests.runners import Around, engine_over
+from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only
 from tests.tiny import tiny_checkpoint
 
@@ -26,7 +26,7 @@ from tests.tiny import tiny_checkpoint
 COSTS = StepCosts(Curve(((1, 1.0), (64, 1.5))), Curve(((1, 0.1), (64, 0.2))))
 
 
-class Device(Around):
+class Device(RunnerWrapper):
     """An asynchronous device: a queue of forwards. A forward is computed when the host asks for it or for a later one.
 
     `queued`: forwards behind the one that the host waits for, at each time that it waits.
@@ -38,23 +38,23 @@ class Device(Around):
         self.queued: list[int] = []
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Callable[[], list[Prediction]]:
-        found: list[Prediction] = []
-        work = lambda: found.extend(self.runner.begin(network, rows)())  # noqa: E731 - identified in the queue
+        predictions: list[Prediction] = []
+        work = lambda: predictions.extend(self.runner.begin(network, rows)())  # noqa: E731 - identified in the queue
         self.queue.append(work)
 
         def wait() -> list[Prediction]:
             while work in self.queue:
                 self.queue.pop(0)()
             self.queued.append(len(self.queue))
-            return found
+            return predictions
 
         return wait
 
 
 def answers(events: dict[str, list[BlockEvent]]) -> dict[str, tuple[tuple[int, ...], str | None]]:
     return {
-        name: (tuple(token for event in own for token in event.token_ids), own[-1].finish_reason)
-        for name, own in events.items()
+        name: (tuple(token for event in request_events for token in event.token_ids), request_events[-1].finish_reason)
+        for name, request_events in events.items()
     }
 
 
@@ -62,14 +62,14 @@ def answers(events: dict[str, list[BlockEvent]]) -> dict[str, tuple[tuple[int, .
 def test_tokens_are_the_same_with_and_without(seed: int) -> None:
     checkpoint = tiny_checkpoint(seed)
     requests = random_requests(random.Random(seed), checkpoint, 13)
-    found = {}
+    tokens = {}
     for overlap in ("on", "off"):
         limits = {"overlap": overlap, "max_running": 7, "max_rows": 24, "max_prefill_tokens": 8}
         engine, device = engine_over(Device, checkpoint, EngineDeps(costs=COSTS), **limits)
-        found[overlap] = answers(events_of(engine, requests))
+        tokens[overlap] = answers(events_of(engine, requests))
         assert not device.queue
         assert engine.state().num_running == 0
-    assert found["on"] == found["off"]
+    assert tokens["on"] == tokens["off"]
 
 
 @pytest.mark.parametrize("mode", [Static(), Direct(2), Remask(0.3), Speculative(2), Speculative(2, 3)])
@@ -110,8 +110,8 @@ def test_a_request_may_be_aborted_while_its_forward_is_under_way() -> None:
     while engine.has_work:
         events += engine.step()
     for number in (1, 2):
-        own = [event for event in events if event.request_id == str(number)]
-        assert answers({str(number): own})[str(number)] == expected[str(number)]
+        request_events = [event for event in events if event.request_id == str(number)]
+        assert answers({str(number): request_events})[str(number)] == expected[str(number)]
     assert engine.state().kv_pages_used == 0
 
 
@@ -134,7 +134,7 @@ def test_every_forward_is_right_where_prefixes_are_shared_and_requests_leave(see
 
 
 @pytest.mark.parametrize(
-    ("asked", "asynchronous", "host", "running", "turns"),
+    ("setting", "asynchronous", "host", "running", "turns"),
     [
         ("on", False, 0.0, 2, 2),
         ("on", True, 9.0, 1, 1),  # one request has no halves
@@ -145,8 +145,8 @@ def test_every_forward_is_right_where_prefixes_are_shared_and_requests_leave(see
         ("auto", True, 0.1, 64, 2),  # the host takes four times the forward
     ],
 )
-def test_when_halves_are_taken(asked, asynchronous, host, running, turns) -> None:
-    overlap = TwoBatchOverlap(asked, DraftPlanner(lambda: COSTS, 256), asynchronous=asynchronous)
+def test_when_halves_are_taken(setting, asynchronous, host, running, turns) -> None:
+    overlap = TwoBatchOverlap(setting, DraftPlanner(lambda: COSTS, 256), asynchronous=asynchronous)
     for _ in range(200):
         overlap.record(host * running, running)
     assert overlap.micro_batches(running) == turns

@@ -110,14 +110,14 @@ async def test_golden_requests_after_sleep_have_the_same_tokens(sleepers: list[S
     """Running requests finish first, waiting ones stay in the queue. No key or value is left from before."""
     sleeper = Sleeper(GOLDEN / name)
     sleepers.append(sleeper)
-    asked = requests(name)
-    half = len(asked) // 2
-    before = [sleeper.ask(request) for request in asked[:half]]
+    generations = requests(name)
+    half = len(generations) // 2
+    before = [sleeper.ask(request) for request in generations[:half]]
     await sleeper.gate.holds(sleeper.thread)
     await sleeper.steps(3)
     sleep = asyncio.ensure_future(sleeper.change(level=level))
     await eventually(lambda: sleeper.engine.queue_held or sleep.done())
-    after = [sleeper.ask(request) for request in asked[half:]]
+    after = [sleeper.ask(request) for request in generations[half:]]
     await sleep
     assert sleeper.engine.state().num_running == 0
     cache = sleeper.engine._runner.model._cache  # type: ignore[attr-defined]
@@ -137,11 +137,11 @@ async def test_quantized_weights_come_back(sleepers: list[Sleeper]) -> None:
     sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0], quantization="int8")
     sleepers.append(sleeper)
     sleeper.gate.open.set()
-    asked = requests(GOLDEN_NAMES[0])[::3]
-    before = await asyncio.gather(*(sleeper.ask(request) for request in asked))
+    generations = requests(GOLDEN_NAMES[0])[::3]
+    before = await asyncio.gather(*(sleeper.ask(request) for request in generations))
     await sleeper.change(level=2)
     await sleeper.change()
-    assert await asyncio.gather(*(sleeper.ask(request) for request in asked)) == before
+    assert await asyncio.gather(*(sleeper.ask(request) for request in generations)) == before
 
 
 @pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.name)

@@ -21,11 +21,11 @@ def cache(pages: int = 10, *, shares: bool = True) -> PrefixCache:
 
 def lease(target: PrefixCache, *blocks: tuple[int, ...], more: int = 0, salt: str = "", mrp: bool = False) -> Lease:
     """The pages of a prompt and `more`; the prompt is written."""
-    found = target.reserve(len(blocks) + more, Prefix(blocks, salt, mrp))
-    assert found is not None
-    for tokens in blocks[found.num_shared :]:
-        target.publish(found, tokens)
-    return found
+    reserved = target.reserve(len(blocks) + more, Prefix(blocks, salt, mrp))
+    assert reserved is not None
+    for tokens in blocks[reserved.num_shared :]:
+        target.publish(reserved, tokens)
+    return reserved
 
 
 def leave(target: PrefixCache, *blocks: tuple[int, ...], salt: str = "", mrp: bool = False) -> list[int]:
@@ -42,7 +42,7 @@ def shared(target: PrefixCache, *blocks: tuple[int, ...], salt: str = "", mrp: b
 
 
 class TestSharing:
-    def test_what_was_written_is_found_again_as_far_as_it_is_the_same(self) -> None:
+    def test_the_longest_equal_prefix_is_shared(self) -> None:
         target = cache()
         pages = leave(target, A, B, C)
         assert shared(target, A, B, C, D) == pages
@@ -73,7 +73,7 @@ class TestSharing:
         assert shared(target, A, B) == shared(target, A, B, salt="theirs") == []
         assert shared(target, A, B, salt="ours") == pages
 
-    def test_what_is_reserved_and_not_written_is_not_found(self) -> None:
+    def test_reserved_pages_that_are_not_written_are_not_shared(self) -> None:
         target = cache()
         held = target.reserve(2, Prefix([A, B]))
         assert held is not None
@@ -81,7 +81,7 @@ class TestSharing:
         target.release(held)
         assert shared(target, A) == []
 
-    def test_who_wrote_the_same_goes_on_with_the_trees_page(self) -> None:
+    def test_a_request_that_wrote_an_equal_block_uses_the_trees_page(self) -> None:
         target = cache()
         first, second = (target.reserve(3, Prefix([A, B])) for _ in range(2))
         assert first is not None
@@ -118,7 +118,7 @@ class TestMrp:
         assert target.capacity - len(target._free) == 2
         audit(target, [])
 
-    def test_who_reads_the_old_page_may_go_on(self) -> None:
+    def test_a_replaced_page_stays_readable(self) -> None:
         target = cache()
         reader = lease(target, A, B, more=1)
         old = list(reader.pages)
@@ -155,7 +155,7 @@ class TestEviction:
         left = [len(shared(target, *blocks)) for blocks in ([C], [A, B], [(9, 9)], [(0, 1), (0, 2)])]
         assert left == [1, 0, 1, 2]
 
-    def test_what_is_held_stays(self) -> None:
+    def test_held_pages_are_not_evicted(self) -> None:
         target = cache(4)
         held = lease(target, A, B)
         leave(target, C, D)
@@ -203,12 +203,12 @@ def test_any_course_of_events_keeps_the_books(seed: int, pages: int, mrp: bool) 
         if action < 0.4:
             blocks = [rng.choice([A, B]) for _ in range(rng.randint(0, 4))]
             prefix = Prefix(blocks, rng.choice(["", "x"]), mrp and rng.random() < 0.5)
-            if found := target.reserve(len(blocks) + rng.randint(1, 2), prefix):
-                for index in range(found.num_shared):
-                    salt, path, with_mrp = content[found.pages[index]]
+            if reserved := target.reserve(len(blocks) + rng.randint(1, 2), prefix):
+                for index in range(reserved.num_shared):
+                    salt, path, with_mrp = content[reserved.pages[index]]
                     assert (salt, path) == (prefix.salt, blocks[: index + 1])
                     assert with_mrp or not prefix.mrp
-                live.append((found, blocks[: found.num_shared]))
+                live.append((reserved, blocks[: reserved.num_shared]))
         elif live and action < 0.8:
             held, path = rng.choice(live)
             if held.num_shared < len(held.pages):

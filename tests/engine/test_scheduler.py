@@ -91,14 +91,14 @@ class TestAdmission:
 
     def test_by_priority_age_and_tenant(self) -> None:
         target = scheduler(max_running=1)
-        asked = request_of("a", [1])
+        generation = request_of("a", [1])
         queue(
             target,
-            replace(asked, request_id="flood-1", tenant="flood"),
-            replace(asked, request_id="flood-2", tenant="flood"),
-            replace(asked, request_id="late", tenant="other"),
-            replace(asked, request_id="urgent", tenant="other", priority=0),
-            replace(asked, request_id="old", tenant="other", priority=9, waited_s=1000.0),
+            replace(generation, request_id="flood-1", tenant="flood"),
+            replace(generation, request_id="flood-2", tenant="flood"),
+            replace(generation, request_id="late", tenant="other"),
+            replace(generation, request_id="urgent", tenant="other", priority=0),
+            replace(generation, request_id="old", tenant="other", priority=9, waited_s=1000.0),
         )
         order = []
         while target.waiting:
@@ -142,7 +142,7 @@ class TestRows:
         plan = target.plan()
         assert sum(len(rows) for _, rows in plan) <= 8
 
-    def test_who_is_left_out_comes_first_next_time(self) -> None:
+    def test_requests_left_out_of_a_forward_are_first_in_the_next(self) -> None:
         target = scheduler(max_rows=6)
         queue(target, *(request_of(name, [1], Static(), tokens=4) for name in "abcdefgh"))
         admit(target)
@@ -166,11 +166,11 @@ class TestRows:
         self, checkpoint: Checkpoint, max_rows: int
     ) -> None:
         requests = random_requests(random.Random(5), checkpoint, 8)
-        heard = Recorder()
+        recorder = Recorder()
         wide = Engine(checkpoint, EngineConfig(max_rows=500)).generate(requests)
-        narrow = Engine(checkpoint, EngineConfig(max_rows=max_rows), heard).generate(requests)
+        narrow = Engine(checkpoint, EngineConfig(max_rows=max_rows), recorder).generate(requests)
         assert [done.token_ids for done in narrow] == [done.token_ids for done in wide]
-        assert max(report.rows for report in heard.reports) <= max_rows
+        assert max(report.rows for report in recorder.reports) <= max_rows
 
     def test_a_long_prefill_does_not_hold_up_others_for_ever(self, checkpoint: Checkpoint) -> None:
         engine = Engine(checkpoint, EngineConfig(max_rows=6))
@@ -195,10 +195,10 @@ class TestPages:
     def test_when_pages_are_short_requests_wait_and_all_get_done(self, checkpoint: Checkpoint) -> None:
         requests = random_requests(random.Random(6), checkpoint, 10, longest=16)
         roomy = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096)).generate(requests)
-        heard = Recorder()
-        tight = Engine(checkpoint, EngineConfig(kv_cache_tokens=32), heard)
+        recorder = Recorder()
+        tight = Engine(checkpoint, EngineConfig(kv_cache_tokens=32), recorder)
         assert [done.token_ids for done in tight.generate(requests)] == [done.token_ids for done in roomy]
-        states = [report.state for report in heard.reports]
+        states = [report.state for report in recorder.reports]
         assert all(state.kv_pages_used <= state.kv_pages_total == 8 for state in states)
         assert any(state.num_waiting for state in states)
         assert tight.state().kv_pages_used == 0

@@ -27,7 +27,7 @@ from tests.engine.helpers import (
     request_of,
 )
 from tests.reference import Reference
-from tests.runners import Around, engine_over
+from tests.runners import RunnerWrapper, engine_over
 from tests.tiny import tiny_checkpoint
 
 PROMPT = tuple(range(5, 15))  # two blocks and a half
@@ -108,19 +108,19 @@ class TestWhatIsShared:
         ]
 
     def test_switched_off(self, checkpoint: Checkpoint) -> None:
-        heard = Recorder()
-        engine = Engine(checkpoint, EngineConfig(prefix_cache=False), heard)
+        recorder = Recorder()
+        engine = Engine(checkpoint, EngineConfig(prefix_cache=False), recorder)
         first, second = ask(engine, PROMPT), ask(engine, PROMPT)
         assert second.stats.forwards == first.stats.forwards
-        assert second.stats.cached_tokens == sum(report.tokens_looked_up for report in heard.reports) == 0
+        assert second.stats.cached_tokens == sum(report.tokens_looked_up for report in recorder.reports) == 0
 
     def test_the_observer_hears_what_was_looked_up_and_found(self, checkpoint: Checkpoint) -> None:
-        heard = Recorder()
-        engine = Engine(checkpoint, observer=heard)
+        recorder = Recorder()
+        engine = Engine(checkpoint, observer=recorder)
         done = [ask(engine, PROMPT[:length]) for length in (3, 10, 10, 8)]
-        assert sum(report.tokens_looked_up for report in heard.reports) == 3 + 10 + 10 + 8
+        assert sum(report.tokens_looked_up for report in recorder.reports) == 3 + 10 + 10 + 8
         assert (
-            sum(report.tokens_cached for report in heard.reports)
+            sum(report.tokens_cached for report in recorder.reports)
             == sum(completion.stats.cached_tokens for completion in done)
             == 16
         )
@@ -166,12 +166,12 @@ class TestWhatIsBeingWritten:
     def test_a_long_prompt_is_stored_by_one_of_them(self, checkpoint: Checkpoint, mode: DecodingMode) -> None:
         engine, runner = checked(checkpoint)
         many = [request_of(name, self.LONG, mode, sampling=SamplingParams(0.9, seed=1)) for name in "abcdef"]
-        first, *others = engine.generate(many)
+        first, *followers = engine.generate(many)
         assert (first.stats.cached_tokens, first.stats.forwards.prefill) == (0, 1)
-        assert {(completion.stats.cached_tokens, completion.stats.forwards.prefill) for completion in others} == {
+        assert {(completion.stats.cached_tokens, completion.stats.forwards.prefill) for completion in followers} == {
             (80, 0)
         }
-        assert {completion.token_ids for completion in others} == {first.token_ids}
+        assert {completion.token_ids for completion in followers} == {first.token_ids}
         assert runner.compared
         assert engine.state().kv_pages_used == 0
 
@@ -218,7 +218,7 @@ class TestWhatIsBeingWritten:
         done = engine.generate([request_of(name, self.LONG) for name in "ab"])
         assert [completion.stats.forwards.prefill for completion in done] == [1, 1]
 
-    def test_what_was_read_counts_as_looked_up_in_the_cache(self, checkpoint: Checkpoint) -> None:
+    def test_shared_blocks_count_as_cached_tokens(self, checkpoint: Checkpoint) -> None:
         reports = Recorder()
         engine = Engine(checkpoint, observer=reports)
         engine.generate([request_of(name, self.LONG) for name in "abc"])
@@ -231,7 +231,7 @@ class TestWhatIsNotWritten:
         def fail(self: object, rows: object) -> None:
             raise RuntimeError("broken")
 
-        engine, _ = engine_over(type("Failing", (Around,), {broken: fail}), checkpoint)
+        engine, _ = engine_over(type("Failing", (RunnerWrapper,), {broken: fail}), checkpoint)
         engine.submit(request_of("x", PROMPT, Direct(1)))
         with pytest.raises(RuntimeError, match="broken"):
             engine.step()
@@ -284,7 +284,9 @@ def related_requests(rng: random.Random, reference: Reference, count: int) -> li
     size = reference.config.block_size
     requests: list[GenerationRequest] = []
     for number in range(count):
-        prompt = tuple(rng.choice([3, 7]) * (place + 1) % 60 for _ in range(rng.randint(0, 3)) for place in range(size))
+        prompt = tuple(
+            rng.choice([3, 7]) * (offset + 1) % 60 for _ in range(rng.randint(0, 3)) for offset in range(size)
+        )
         prompt += tuple(rng.choices(range(60), k=rng.randint(0 if prompt else 1, size)))
         if requests and rng.random() < 0.4:
             earlier = rng.choice(requests)

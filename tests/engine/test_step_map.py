@@ -183,13 +183,13 @@ def test_of_an_answer_with_a_grammar(rule: DecodingMode, drafts: Sequence[Decodi
     engine, constraint = engine_of(name, FREE), Constraint.regex("so (yes|no|nor), [a-f]{2,9} or [0-9]{1,4} end")
     modes = [rule, *(mode for mode in drafts if isinstance(mode, Speculative))]
     for seed in range(4):
-        plain, *others = engine.generate(
+        plain, *verified = engine.generate(
             constrained(name, str(index), constraint, mode, SamplingParams(0.7, seed=seed), 60)
             for index, mode in enumerate(modes)
         )
         assert plain.stats.forced_tokens
         assert len(plain.step_map) == len(plain.token_ids) + (plain.finish_reason == "stop")
-        for completion in others:
+        for completion in verified:
             assert completion.token_ids == plain.token_ids
             close(completion.step_map, plain.step_map, 1e-4)
             steps = [step for block in completion.blocks for step in block.steps]

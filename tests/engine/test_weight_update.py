@@ -47,23 +47,23 @@ def engine_of(checkpoint: Checkpoint, config: EngineConfig = LIMITS) -> Engine:
     return Engine(checkpoint, config, deps=EngineDeps(costs=FAIR))
 
 
-def decoded(engine: Engine, *asked: GenerationRequest) -> list[tuple[int, ...]]:
-    return [done.token_ids for done in engine.generate(asked)]
+def decoded(engine: Engine, *generations: GenerationRequest) -> list[tuple[int, ...]]:
+    return [done.token_ids for done in engine.generate(generations)]
 
 
 def test_golden_requests_are_decoded_as_by_a_fresh_load(
     checkpoint: Checkpoint, other: Path, new: Callable[[], None]
 ) -> None:
     """In all modes. Nothing is found in the prefix cache."""
-    engine, asked = engine_of(checkpoint), requests(GOLDEN_NAMES[0])[::2]
+    engine, generations = engine_of(checkpoint), requests(GOLDEN_NAMES[0])[::2]
     old = [tuple(entry["token_ids"]) for entry in expected(GOLDEN_NAMES[0])[::2]]
-    assert decoded(engine, *asked) == old
+    assert decoded(engine, *generations) == old
     engine.update_weights(new, 1)
-    first = engine.generate([asked[0]])[0]
+    first = engine.generate([generations[0]])[0]
     assert first.stats.cached_tokens == 0
     assert {event.version for event in first.blocks} == {1}
-    wanted = decoded(engine_of(load_checkpoint(other)), *asked)
-    assert decoded(engine, *asked) == wanted
+    wanted = decoded(engine_of(load_checkpoint(other)), *generations)
+    assert decoded(engine, *generations) == wanted
     assert wanted != old
     assert engine.state().kv_pages_used == 0
 
@@ -83,15 +83,15 @@ def test_nothing_of_requests_that_were_ended_is_left(
 ) -> None:
     """Not even a turn that is under way."""
     engine = engine_of(checkpoint, replace(LIMITS, overlap=overlap))
-    asked = [request_of(str(number), PROMPT, Speculative(2), tokens=32) for number in range(4)]
-    for request in asked:
+    generations = [request_of(str(number), PROMPT, Speculative(2), tokens=32) for number in range(4)]
+    for request in generations:
         engine.submit(request)
     for _ in range(3):
         engine.step()
     assert engine.abort_running() == ["0", "1", "2", "3"]
     engine.update_weights(new, 1)
     assert not engine._micro_batches
-    assert decoded(engine, *asked) == decoded(engine_of(load_checkpoint(other)), *asked)
+    assert decoded(engine, *generations) == decoded(engine_of(load_checkpoint(other)), *generations)
 
 
 def test_other_weights_do_not_continue_an_answer(checkpoint: Checkpoint, new: Callable[[], None]) -> None:
@@ -201,12 +201,12 @@ async def test_weights_that_are_half_taken_end_the_engine(running: Running) -> N
         await running.update_weights(fail)
 
 
-async def test_who_waits_for_an_update_hears_of_the_end(running: Running, new: Callable[[], None]) -> None:
-    asked = running.ask("x", tokens=200)
+async def test_a_pending_update_fails_when_the_engine_stops(running: Running, new: Callable[[], None]) -> None:
+    answer = running.ask("x", tokens=200)
     await running.gate.holds(running.worker)
     change = running.update_weights(new)
     await asyncio.sleep(0)
     running.worker._stopping = True
     running.gate.open.set()
-    for ended in await asyncio.gather(asked, change, return_exceptions=True):
+    for ended in await asyncio.gather(answer, change, return_exceptions=True):
         assert isinstance(ended, ReplicaStopping)

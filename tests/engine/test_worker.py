@@ -117,27 +117,27 @@ async def test_many_at_once(checkpoint: Checkpoint, start: Callable) -> None:
 
 
 async def test_requests_are_decoded_together(start: Callable) -> None:
-    heard = Recorder()
-    worker, engine = start(observer=heard)
+    recorder = Recorder()
+    worker, engine = start(observer=recorder)
     gate = Gate(engine)
     tasks = [asyncio.ensure_future(collect(worker.generate(request_of(str(n), PROMPT)))) for n in range(6)]
     await gate.holds(worker)
     gate.open.set()
     await asyncio.gather(*tasks)
-    assert max(report.state.num_running for report in heard.reports) >= 5
+    assert max(report.state.num_running for report in recorder.reports) >= 5
 
 
 class TestLeaving:
     async def test_closing_the_stream_frees_the_pages(self, start: Callable) -> None:
-        heard = Recorder()
-        worker, engine = start(observer=heard)
+        recorder = Recorder()
+        worker, engine = start(observer=recorder)
         async with aclosing(worker.generate(request_of("x", PROMPT, tokens=LONG))) as stream:
             await anext(stream)
             assert worker.state().kv_pages_used > 0
         await eventually(lambda: worker.state().kv_pages_used == 0)
         assert not engine.has_work
-        assert heard.events[-1].finish_reason == "abort"
-        assert sum(len(event.token_ids) for event in heard.events) < LONG
+        assert recorder.events[-1].finish_reason == "abort"
+        assert sum(len(event.token_ids) for event in recorder.events) < LONG
 
     async def test_cancelling_the_task_frees_the_pages(self, start: Callable) -> None:
         worker, engine = start()
@@ -177,17 +177,17 @@ class TestLeaving:
         assert await collect(worker.generate(again)) == alone(checkpoint, again)
 
     async def test_closing_after_the_end_aborts_nothing(self, start: Callable) -> None:
-        heard = Recorder()
-        worker, _ = start(observer=heard)
+        recorder = Recorder()
+        worker, _ = start(observer=recorder)
         stream = worker.generate(request_of("x", PROMPT))
         await collect(stream)
         await stream.aclose()
         await collect(worker.generate(request_of("x", PROMPT)))
-        assert "abort" not in [event.finish_reason for event in heard.events]
+        assert "abort" not in [event.finish_reason for event in recorder.events]
 
 
 class TestRefusals:
-    async def test_what_the_engine_can_never_serve(self, start: Callable) -> None:
+    async def test_a_request_that_the_engine_can_never_serve_is_refused(self, start: Callable) -> None:
         worker, _ = start()
         with pytest.raises(InvalidRequest, match="the prompt is empty"):
             await collect(worker.generate(request_of("x", ())))
@@ -258,12 +258,12 @@ class TestFailure:
         gate._step = explode
         gate.open.set()
         errors = await asyncio.gather(*tasks, return_exceptions=True)
-        place = rf"RuntimeError in {re.escape(__name__)}, line {explode.__code__.co_firstlineno + 1}"
-        assert re.fullmatch(place, str(worker.failure))
+        origin = rf"RuntimeError in {re.escape(__name__)}, line {explode.__code__.co_firstlineno + 1}"
+        assert re.fullmatch(origin, str(worker.failure))
         assert [str(error) for error in errors] == [f"the engine stopped: {worker.failure}"] * 3
         assert all(isinstance(error, EngineFailed) for error in errors)
         assert len({id(error) for error in errors}) == 3
-        with pytest.raises(ReplicaStopping, match=f"the engine stopped: {place}"):
+        with pytest.raises(ReplicaStopping, match=f"the engine stopped: {origin}"):
             await collect(worker.generate(request_of("late", PROMPT)))
         (record,) = [record for record in caplog.records if record.message == "the engine stopped"]
         assert "test_worker.py" in record.exception  # type: ignore[attr-defined]

@@ -32,11 +32,11 @@ def attend(grid: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor
         if not count:
             continue
         rows = torch.arange(first, first + count) // L
-        n, own = torch.arange(start, stop), torch.arange(own_start, own_stop)
+        n, inner = torch.arange(start, stop), torch.arange(own_start, own_stop)
         page = pages[table + n // L].long()
-        key = torch.cat([keys[page, n % L], k[own].view(-1, KV_HEADS, D)])
-        value = torch.cat([values[page, n % L], v[own].view(-1, KV_HEADS, D)])
-        own_rows = own // L
+        key = torch.cat([keys[page, n % L], k[inner].view(-1, KV_HEADS, D)])
+        value = torch.cat([values[page, n % L], v[inner].view(-1, KV_HEADS, D)])
+        own_rows = inner // L
         before = (final[own_rows] > 0) & (indices[own_rows] < indices[rows][:, None])
         seen = torch.cat([torch.ones(count, len(n), dtype=torch.bool), before | (own_rows == rows[:, None])], 1)
         query = q[first : first + count].view(count, KV_HEADS, GROUP, D)

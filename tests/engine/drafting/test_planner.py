@@ -191,8 +191,8 @@ def test_broken_promises_raise_the_bar_for_drafts_of_their_kind_alone() -> None:
         planner.begin(1)
         return before, drafts.budget().row, other.budget().row
 
-    (before, broken, other), (_, kept, control) = bars(0), bars(1)
-    assert broken > max(before, kept) + 0.1
+    (before, broken, other), (_, unchanged, control) = bars(0), bars(1)
+    assert broken > max(before, unchanged) + 0.1
     assert other == pytest.approx(control, rel=0.01)
 
 
@@ -208,7 +208,7 @@ def test_drafts_that_only_need_to_be_near_say_nothing_about_others() -> None:
     assert planner.mrp_steps(request_of("x", [1], Speculative("auto", margin=0.5)), 2) != chosen
 
 
-def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs() -> None:
+def test_a_request_with_fixed_drafts_needs_no_costs() -> None:
     def never() -> StepCosts:
         raise AssertionError("costs were measured")
 
@@ -229,11 +229,11 @@ def searching(planner: DraftPlanner, net: float, steps: int, running: int = 8) -
     requests, searches = [admitted(planner) for _ in range(running)], [False]
     for _ in range(steps):
         planner.begin(running)
-        searched, found = [drafts.budget().states > 0 for drafts in requests], searches[-1]
+        searched, last = [drafts.budget().states > 0 for drafts in requests], searches[-1]
         assert all(searched) == any(searched)
         gain = planner.row() + net
         for drafts in requests:
-            drafts.record(1 + found, verified([(0.9, gain)] if found else [], 1))  # type: ignore[list-item]
+            drafts.record(1 + last, verified([(0.9, gain)] if last else [], 1))  # type: ignore[list-item]
         searches.append(all(searched))
         planner.end([])
     return searches[1:]
@@ -262,11 +262,11 @@ class TestSearches:
         drafts = admitted(planner)
         for _ in range(300):
             planner.begin(1)
-            found = drafts.budget().states > 0
+            searched = drafts.budget().states > 0
             drafts.record(1, verified([], 1))
             planner.end([])
             planner.begin(1)
-            assert found
+            assert searched
             drafts.record(2, verified([(0.9, 1)], 2))
             planner.end([])
 

@@ -36,8 +36,8 @@ def read(checkpoint: Checkpoint, requests: list[GenerationRequest], candidates: 
 def test_candidates_are_chosen_from_as_if_no_other_token_were_likely() -> None:
     torch.manual_seed(0)
     logits, reads = torch.randn(60, 50), batch_of(*(Position(SAMPLINGS[p % 3], p, p % 3) for p in range(60)))
-    others = torch.tensor([token for token in range(50) if token != MASK])
-    candidates = torch.stack([others[torch.randperm(49)[:12]] for _ in range(60)])
+    choices = torch.tensor([token for token in range(50) if token != MASK])
+    candidates = torch.stack([choices[torch.randperm(49)[:12]] for _ in range(60)])
     only = torch.full_like(logits, -torch.inf).scatter(1, candidates, logits.gather(1, candidates))
     alone = Candidates(candidates, torch.full((60,), -torch.inf))
     tokens, confidences, _ = choose_tokens(logits.gather(1, candidates), reads, MASK, alone)
@@ -69,7 +69,7 @@ def test_their_confidences_are_those_of_the_whole_vocabulary(
 
 
 @pytest.mark.parametrize("candidates", [1, 3, 20])
-def test_what_comes_out_is_the_same(candidates: int) -> None:
+def test_candidates_do_not_change_the_output(candidates: int) -> None:
     """Of all modes, mixed in one batch."""
     checkpoint = tiny_checkpoint(2, block_size=4)
     requests = random_requests(random.Random(candidates), checkpoint, 24)

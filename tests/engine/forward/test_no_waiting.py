@@ -112,7 +112,7 @@ def test_log_probabilities_that_are_asked_for_come_in_one_more_copy(
     with Watch() as watch:
         first, second, third = runner.begin("backbone", rows)()
     assert (watch.waited, len(copies)) == ([], 2)
-    known = [[pick.logprobs for pick in reading.picks] for reading in (first, second, third)]
-    assert [(len(logprobs.top), len(logprobs.by_id)) for logprobs in known[0] if logprobs] == [(4, 2)] * 3
-    assert [(len(logprobs.top), len(logprobs.by_id)) for logprobs in known[1] if logprobs] == [(0, 1)] * 3
-    assert known[2] == [None] * 3
+    collected = [[pick.logprobs for pick in reading.picks] for reading in (first, second, third)]
+    assert [(len(logprobs.top), len(logprobs.by_id)) for logprobs in collected[0] if logprobs] == [(4, 2)] * 3
+    assert [(len(logprobs.top), len(logprobs.by_id)) for logprobs in collected[1] if logprobs] == [(0, 1)] * 3
+    assert collected[2] == [None] * 3

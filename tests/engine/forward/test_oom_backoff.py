@@ -19,7 +19,7 @@ from service.model import Checkpoint
 from tests.async_engine import AsyncEngine
 from tests.engine.helpers import events_of, random_requests, request_of
 from tests.predictions import prediction_of
-from tests.runners import Around, engine_over
+from tests.runners import RunnerWrapper, engine_over
 from tests.tiny import tiny_checkpoint
 
 PROMPT = (5, 6, 7, 8, 9, 10)
@@ -36,7 +36,7 @@ def checkpoint() -> Checkpoint:
     return tiny_checkpoint(1)
 
 
-class ScarceRunner(Around):
+class ScarceRunner(RunnerWrapper):
     """Does what CheckpointRunner does for rows that fit and raises for others; counts the forwards that did not fit."""
 
     def __init__(self, runner: CheckpointRunner, evaluates: Fits | None = None, refines: Fits | None = None) -> None:
@@ -113,7 +113,7 @@ class TestRowsThatFit:
 
         assert read(OomBackoff(), forward, [self.row(0)]) == [None]
 
-    def test_what_fitted_is_remembered_and_twice_as_much_is_tried_later(self) -> None:
+    def test_the_limit_of_rows_is_remembered_and_doubled_later(self) -> None:
         room, tried, backoff = 10, [], OomBackoff()
 
         def forward(rows: Sequence[Row]) -> list[Prediction]:
@@ -169,7 +169,7 @@ class TestRowsThatFit:
         alive: list[int] = []
         held = 0
 
-        class Held:
+        class TensorDouble:
             def __init__(self) -> None:
                 nonlocal held
                 held += 1
@@ -180,10 +180,10 @@ class TestRowsThatFit:
 
         def forward(rows: Sequence[Row]) -> list[Prediction]:
             alive.append(held)
-            kept = Held()
+            tensor = TensorDouble()
             if len(rows) > 1:
                 raise torch.OutOfMemoryError
-            return [prediction_of((), handle=type(kept))] * len(rows)
+            return [prediction_of((), handle=type(tensor))] * len(rows)
 
         read(OomBackoff(), forward, [self.row(0), self.row(1)])
         assert alive == [0, 0, 0]
@@ -199,7 +199,9 @@ class TestEngine:
         assert engine.state().kv_pages_used == 0
 
     @pytest.mark.parametrize("forward", ["evaluate", "refine"])
-    def test_who_never_fits_ends_with_an_error_and_the_others_go_on(self, checkpoint: Checkpoint, forward: str) -> None:
+    def test_a_request_that_never_fits_ends_with_an_error_and_others_continue(
+        self, checkpoint: Checkpoint, forward: str
+    ) -> None:
         """What never fits: rows from the sixth block on. Every mode, all in one batch."""
         requests = [request_of(f"short {n}", PROMPT, Speculative(1 + n % 4), tokens=10) for n in range(4)]
         requests += [request_of(f"long {n}", PROMPT, Direct(1 + n), tokens=40) for n in range(2)]
