@@ -15,10 +15,9 @@ from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, Generat
 from service.errors import EngineFailed, ReplicaStopping, WeightsChanged
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.weight_update import apply_update, load_update
-from tests.async_engine import AsyncEngine
+from tests.engine.gated import GatedEngine, eventually
 from tests.engine.helpers import FAIR, request_of
 from tests.engine.test_golden import expected, requests
-from tests.engine.test_worker import Gate, eventually
 from tests.other_weights import FIRST, other_weights
 from tests.tiny import GOLDEN_NAMES
 
@@ -109,32 +108,21 @@ def test_other_weights_do_not_continue_an_answer(checkpoint: Checkpoint, new: Ca
     assert engine.state().kv_pages_used == 0
 
 
-class Running:
-    """A worker whose engine waits before each step until the test opens the gate."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.engine = engine_of(checkpoint)
-        self.worker, self.gate = AsyncEngine(self.engine), Gate(self.engine)
-        self.worker.start()
+class UpdatableEngine(GatedEngine):
+    """An engine on its thread whose weights a test updates."""
 
     def ask(self, name: str, tokens: int = 24) -> asyncio.Task[tuple[int, ...]]:
-        return asyncio.ensure_future(self._collect(request_of(name, PROMPT, Static(), tokens=tokens)))
-
-    async def _collect(self, request: GenerationRequest) -> tuple[int, ...]:
-        return tuple(
-            [token async for event in self.worker.generate(request) for token in event.token_ids]  # type: ignore[union-attr]
-        )
+        return self.generate(request_of(name, PROMPT, Static(), tokens=tokens))
 
     def update_weights(self, new: Callable[[], None], *, abort: bool = False) -> asyncio.Task[None]:
-        return asyncio.ensure_future(self.worker.update_weights(new, (1, 1), abort=abort))
+        return asyncio.ensure_future(self.thread.update_weights(new, (1, 1), abort=abort))
 
 
 @pytest.fixture
-def running(checkpoint: Checkpoint) -> Iterator[Running]:
-    made = Running(checkpoint)
-    yield made
-    made.gate.open.set()
-    made.worker.stop()
+def running(checkpoint: Checkpoint) -> Iterator[UpdatableEngine]:
+    engine = UpdatableEngine(engine_of(checkpoint))
+    yield engine
+    engine.close()
 
 
 def answers(source: Path) -> tuple[int, ...]:
@@ -142,14 +130,14 @@ def answers(source: Path) -> tuple[int, ...]:
 
 
 async def test_requests_that_run_finish_with_the_old_weights_and_others_wait_for_the_new(
-    running: Running, other: Path, new: Callable[[], None]
+    running: UpdatableEngine, other: Path, new: Callable[[], None]
 ) -> None:
     before = [running.ask(f"before {number}") for number in range(3)]
-    await running.gate.holds(running.worker)
+    await running.at_gate()
     change = running.update_weights(new)
     after = [running.ask(f"after {number}") for number in range(3)]
-    await eventually(lambda: len(running.worker._inbox.submitted) == 3)
-    running.gate.open.set()
+    await eventually(lambda: len(running.thread._inbox.submitted) == 3)
+    running.gate.set()
     old, fresh = answers(FIRST), answers(other)
     assert old != fresh
     assert await asyncio.gather(*before) == [old] * 3
@@ -158,55 +146,57 @@ async def test_requests_that_run_finish_with_the_old_weights_and_others_wait_for
     assert running.engine.version == 1
 
 
-async def test_an_update_needs_no_further_request(running: Running, new: Callable[[], None]) -> None:
+async def test_an_update_needs_no_further_request(running: UpdatableEngine, new: Callable[[], None]) -> None:
     """The engine has no work when the last running request ends."""
     before = running.ask("before")
-    await running.gate.holds(running.worker)
+    await running.at_gate()
     change = running.update_weights(new)
     await asyncio.sleep(0)
-    running.gate.open.set()
+    running.gate.set()
     assert await before == answers(FIRST)
     async with asyncio.timeout(20):
         await change
 
 
 async def test_requests_that_run_can_be_ended_and_waiting_ones_are_not(
-    running: Running, other: Path, new: Callable[[], None]
+    running: UpdatableEngine, other: Path, new: Callable[[], None]
 ) -> None:
     before = [running.ask(f"before {number}", tokens=200) for number in range(2)]
-    await running.gate.holds(running.worker)
+    await running.at_gate()
     change, after = running.update_weights(new, abort=True), running.ask("after")
-    await eventually(lambda: len(running.worker._inbox.submitted) == 1)
-    running.gate.open.set()
+    await eventually(lambda: len(running.thread._inbox.submitted) == 1)
+    running.gate.set()
     for ended in await asyncio.gather(*before, return_exceptions=True):
         assert isinstance(ended, WeightsChanged)
     assert await after == answers(other)
     await change
 
 
-async def test_an_idle_engine_takes_weights_at_once(running: Running, new: Callable[[], None], other: Path) -> None:
+async def test_an_idle_engine_takes_weights_at_once(
+    running: UpdatableEngine, new: Callable[[], None], other: Path
+) -> None:
     await running.update_weights(new)
-    running.gate.open.set()
+    running.gate.set()
     assert await running.ask("x") == answers(other)
 
 
-async def test_weights_that_are_half_taken_end_the_engine(running: Running) -> None:
+async def test_weights_that_are_half_taken_end_the_engine(running: UpdatableEngine) -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(EngineFailed, match="ZeroDivisionError"):
         await running.update_weights(fail)
-    assert "ZeroDivisionError" in str(running.worker.failure)
+    assert "ZeroDivisionError" in str(running.thread.failure)
     with pytest.raises(ReplicaStopping):
         await running.update_weights(fail)
 
 
-async def test_a_pending_update_fails_when_the_engine_stops(running: Running, new: Callable[[], None]) -> None:
+async def test_a_pending_update_fails_when_the_engine_stops(running: UpdatableEngine, new: Callable[[], None]) -> None:
     answer = running.ask("x", tokens=200)
-    await running.gate.holds(running.worker)
+    await running.at_gate()
     change = running.update_weights(new)
     await asyncio.sleep(0)
-    running.worker._stopping = True
-    running.gate.open.set()
+    running.thread._stopping = True
+    running.gate.set()
     for ended in await asyncio.gather(answer, change, return_exceptions=True):
         assert isinstance(ended, ReplicaStopping)
