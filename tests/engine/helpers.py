@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,15 +22,33 @@ from service.engine.prefix_cache import Lease, PrefixCache
 from service.model import Checkpoint
 from tests.reference import Reference
 from tests.runners import RunnerWrapper, engine_over
+from tests.tiny import EXPERTS, LLADA2, tiny_checkpoint
 
 ALL_MODES: tuple[DecodingMode, ...] = (
     Static(), Dynamic(0.5), Sequential(1, 0.5), Entropy(), Direct(1), Speculative(1), Remask(0.5)
 )  # fmt: skip
 
+#: changes of `tiny_config`: sizes of blocks, heads, kinds of MRP, experts
+SHAPES: tuple[dict[str, Any], ...] = (
+    {"block_size": 1},
+    {"block_size": 2, "num_key_value_heads": 4, "num_nextn_predict_layers": 2},
+    {"block_size": 4},
+    {"block_size": 8, "num_key_value_heads": 1, "mrp_scale": 2.0},
+    {"block_size": 4, "mrp_residual": False},
+    EXPERTS,
+    LLADA2 | {"block_size": 4, "num_nextn_predict_layers": 1},
+)
+
 #: Times of forwards. Rows are free, as on an idle GPU; cost a quarter of a forward, as on a CPU; more than they bring.
 FREE = StepCosts(Curve(((1, 10.0), (256, 10.0))), Curve(((1, 0.5), (256, 0.5))))
 FAIR = StepCosts(Curve(((1, 2.0), (256, 130.0))), Curve(((1, 0.8), (256, 60.0))))
 DEAR = StepCosts(Curve(((1, 1.0), (256, 500.0))), Curve(((1, 0.1), (256, 20.0))))
+
+
+@cache
+def shaped(shape: int, dtype: torch.dtype = torch.float64) -> Checkpoint:
+    """A tiny checkpoint of a shape."""
+    return tiny_checkpoint(shape, dtype, **SHAPES[shape])
 
 
 class Clock:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,16 +16,19 @@ from service.engine import Engine, EngineConfig, GenerationRequest
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.scheduler import shares
-from service.model import Checkpoint
-from tests.engine.helpers import DEAR, FAIR, FREE, checked, random_requests, request_of, some_auto, verified
-from tests.engine.test_exactness import SHAPES
+from tests.engine.helpers import (
+    DEAR,
+    FAIR,
+    FREE,
+    SHAPES,
+    checked,
+    random_requests,
+    request_of,
+    shaped,
+    some_auto,
+    verified,
+)
 from tests.runners import RunnerWrapper, engine_over
-from tests.tiny import tiny_checkpoint
-
-
-@cache
-def tiny(shape: int) -> Checkpoint:
-    return tiny_checkpoint(shape, **SHAPES[shape])
 
 
 class Forwards(RunnerWrapper):
@@ -61,7 +63,7 @@ def steps_until(engine: Engine, name: str) -> int:
 
 class TestChunks:
     def engine(self, **limits: int) -> tuple[Engine, Forwards]:
-        return engine_over(Forwards, tiny(2), **{"max_prefill_tokens": 16, "prefix_cache": False, **limits})
+        return engine_over(Forwards, shaped(2), **{"max_prefill_tokens": 16, "prefix_cache": False, **limits})
 
     def decoding(self, engine: Engine, count: int) -> None:
         for number in range(count):
@@ -178,7 +180,7 @@ def assert_as_plain(
     shape: int, seed: int, prefill_tokens: int, more_rows: int, deterministic: bool, longest: int
 ) -> None:
     """Every forward against a recomputation of the whole sequence, every answer against the plain way to decode."""
-    rng, checkpoint = random.Random(seed), tiny(shape)
+    rng, checkpoint = random.Random(seed), shaped(shape)
     requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(2, 4), longest))
     requests += [  # beginnings of others, whose pages may be written by then or not
         replace(request, request_id=f"{request.request_id} again", prompt_token_ids=(*request.prompt_token_ids, 3))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -20,23 +19,13 @@ from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from tests.engine.helpers import FAIR, checked, random_requests, random_sampling
-from tests.engine.test_exactness import FAST, SHAPES, assert_pairs, pairs
+from tests.engine.helpers import FAIR, SHAPES, checked, random_requests, random_sampling, shaped
+from tests.engine.test_exactness import FAST, assert_pairs, pairs
 from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_checkpoint
+from tests.tiny import GOLDEN_NAMES, golden
 
 DTYPES = (torch.float32, torch.bfloat16)
-
-
-@cache
-def tiny(shape: int, dtype: torch.dtype) -> Checkpoint:
-    return tiny_checkpoint(shape, dtype, **SHAPES[shape])
-
-
-@cache
-def golden(name: str, dtype: torch.dtype) -> Checkpoint:
-    return load_checkpoint(GOLDEN / name, LoadOptions(dtype=dtype))
 
 
 class Recording(RunnerWrapper):
@@ -101,7 +90,7 @@ def test_hidden_states_and_picks_are_equal_to_the_bit_alone_and_in_any_batch(
 def assert_equal_to_the_bit(
     dtype: torch.dtype, shape: int, seed: int, more_rows: int, max_running: int, count: int, longest: int
 ) -> None:
-    checkpoint, rng = tiny(shape, dtype), random.Random(seed)
+    checkpoint, rng = shaped(shape, dtype), random.Random(seed)
     requests = random_requests(rng, checkpoint, count, longest)
     max_rows = checkpoint.config.block_size + 2 + more_rows
     alone = read(checkpoint, [[request] for request in requests])
@@ -127,7 +116,7 @@ def test_it_holds_with_two_threads_and_on_trained_weights(dtype: torch.dtype) ->
 
 def test_the_measure_sees_what_a_batch_does_without_it() -> None:
     """With blocks of one token a lone row is a matrix times a vector, which rounds in its own way."""
-    checkpoint = tiny(0, torch.float32)
+    checkpoint = shaped(0, torch.float32)
     requests = random_requests(random.Random(1), checkpoint, 8)
     alone = read(checkpoint, [[request] for request in requests], deterministic=False)
     together = read(checkpoint, [requests], deterministic=False)
@@ -137,19 +126,10 @@ def test_the_measure_sees_what_a_batch_does_without_it() -> None:
 @pytest.mark.parametrize("shape", range(len(SHAPES)))
 def test_it_computes_what_the_reference_does(shape: int) -> None:
     """Every forward against a recomputation: no row reads another's pages, nor pages not written yet."""
-    checkpoint = tiny(shape, torch.float64)
+    checkpoint = shaped(shape, torch.float64)
     engine, runner = checked(checkpoint, deterministic=True, max_rows=20, kv_cache_tokens=1024)
     engine.generate(random_requests(random.Random(shape), checkpoint, 4, longest=16))
     assert runner.compared > 25
-
-
-@pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))
-def test_in_bfloat16_a_request_does_not_depend_on_its_batch(name: str) -> None:
-    checkpoint = golden(name, torch.bfloat16)
-    requests = random_requests(random.Random(13), checkpoint, 8, longest=20)
-    engine = Engine(checkpoint, EngineConfig(deterministic=True))
-    together = [done.token_ids for done in engine.generate(requests)]
-    assert [engine.generate([request])[0].token_ids for request in requests] == together
 
 
 @pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -18,42 +17,24 @@ from tests.engine.helpers import (
     DEAR,
     FAIR,
     FREE,
+    SHAPES,
     automatic,
     checked,
     drafted,
     random_requests,
     random_sampling,
+    shaped,
     some_auto,
     verified,
 )
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import EXPERTS, GOLDEN, GOLDEN_NAMES, LLADA2, tiny_checkpoint
+from tests.tiny import GOLDEN, GOLDEN_NAMES, golden
 
 #: room for a few requests: tests that make many engines would else need gigabytes
 SMALL = EngineConfig(kv_cache_tokens=4096)
 
 #: of the golden checkpoints the one that the fast tests decode
 FAST = GOLDEN_NAMES[1]
-
-SHAPES = (
-    {"block_size": 1},
-    {"block_size": 2, "num_key_value_heads": 4, "num_nextn_predict_layers": 2},
-    {"block_size": 4},
-    {"block_size": 8, "num_key_value_heads": 1, "mrp_scale": 2.0},
-    {"block_size": 4, "mrp_residual": False},
-    EXPERTS,
-    LLADA2 | {"block_size": 4, "num_nextn_predict_layers": 1},
-)
-
-
-@cache
-def tiny(shape: int) -> Checkpoint:
-    return tiny_checkpoint(shape, **SHAPES[shape])
-
-
-@cache
-def golden(name: str, dtype: torch.dtype) -> Checkpoint:
-    return load_checkpoint(GOLDEN / name, LoadOptions(dtype=dtype))
 
 
 @pytest.mark.parametrize("shape", range(len(SHAPES)))
@@ -75,7 +56,7 @@ def test_any_batch_is_decoded_as_each_request_alone_without_a_cache(
 
 
 def assert_as_alone(shape: int, seed: int, more_rows: int, more_pages: int, max_running: int) -> None:
-    rng, checkpoint = random.Random(seed), tiny(shape)
+    rng, checkpoint = random.Random(seed), shaped(shape)
     size = checkpoint.config.block_size
     requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(1, 5)))
     longest = max(len(request.prompt_token_ids) + request.max_new_tokens for request in requests)

@@ -13,22 +13,17 @@ from service.decode.modes import Direct, Speculative, Static
 from service.decode.registry import make_mode
 from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import StepCosts
-from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model import LoadOptions, load_checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE
 from tests.reference import Reference
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
+from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, golden
 
 NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
 KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 STOP = 510
 #: the modes of the MRP paper
 PUBLISHED = {"static", "dynamic", "direct", "speculative", "remask"}
-
-
-@cache
-def checkpoint(name: str) -> Checkpoint:
-    return load_checkpoint(GOLDEN / name)
 
 
 @cache
@@ -69,7 +64,7 @@ def test_the_list_covers_every_published_mode_on_every_checkpoint() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_alone(name: str) -> None:
-    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=512))
+    engine = Engine(golden(name), EngineConfig(kv_cache_tokens=512))
     for entry, request in zip(expected(name), requests(name), strict=True):
         (done,) = engine.generate([request])
         assert_golden(entry, done)
@@ -94,7 +89,7 @@ LIMITS: tuple[tuple[dict[str, int | bool], tuple[str, ...]], ...] = (
     ),
 )
 def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int | bool]) -> None:
-    engine = Engine(checkpoint(name), EngineConfig(**({"kv_cache_tokens": 4096} | limits)))
+    engine = Engine(golden(name), EngineConfig(**({"kv_cache_tokens": 4096} | limits)))
     for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
         assert_golden(entry, done)
 
@@ -107,8 +102,8 @@ def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int | bool]) 
     ),
 )
 def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None:
-    available = costs if checkpoint(name).mrp else StepCosts(costs.backbone)
-    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=available))
+    available = costs if golden(name).mrp else StepCosts(costs.backbone)
+    engine = Engine(golden(name), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=available))
     lossless = [
         (entry, replace(request, mode=Speculative("auto")))
         for entry, request in zip(expected(name), requests(name), strict=True)
@@ -123,7 +118,7 @@ def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None
 
 @pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], EXPERTS_NAME).__contains__, NAMES))
 def test_again_from_the_prefix_cache(name: str) -> None:
-    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=8192))
+    engine = Engine(golden(name), EngineConfig(kv_cache_tokens=8192))
     engine.generate(requests(name))
     size = engine.model.block_size
     again = engine.generate(requests(name))
@@ -131,7 +126,7 @@ def test_again_from_the_prefix_cache(name: str) -> None:
         assert_golden(entry, done)
         assert done.stats.forwards.prefill == 0
         assert done.stats.cached_tokens == len(request.prompt_token_ids) // size * size
-    mixed = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=256))
+    mixed = Engine(golden(name), EngineConfig(kv_cache_tokens=256))
     for entry, done in zip(expected(name) * 2, generate_twice(mixed, requests(name)), strict=True):
         assert_golden(entry, done)
 
@@ -143,7 +138,7 @@ def generate_twice(engine: Engine, requests: list[GenerationRequest]) -> list[Co
 
 @pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], EXPERTS_NAME).__contains__, NAMES))
 def test_the_reference_of_the_other_tests_agrees(name: str) -> None:
-    reference = Reference(checkpoint(name))
+    reference = Reference(golden(name))
     for entry, request in zip(expected(name), requests(name), strict=True):
         done = reference.generate(request)
         assert list(done.token_ids) == entry["token_ids"]

@@ -21,7 +21,7 @@ from service.engine import Completion, Engine, EngineConfig, EngineDeps, Generat
 from service.engine.forward.rows import Row
 from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest
-from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model import Checkpoint, load_checkpoint
 from service.text import TextCodec
 from tests.constraints.checkpoints import DEMO, text_of
 from tests.engine.constrained import check, constrained, engine_of
@@ -29,16 +29,11 @@ from tests.engine.helpers import DEAR, FAIR, FREE, checked
 from tests.reference import Reference
 from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
+from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, golden
 
 NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
 FAST = GOLDEN_NAMES[1]
 BOUNDED = {"verify": "sequential", "entropy_bound": 3.0}
-
-
-@cache
-def golden(name: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
-    return load_checkpoint(GOLDEN / name, LoadOptions(dtype=dtype))
 
 
 @cache

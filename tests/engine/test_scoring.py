@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import cache
 
 import pytest
 import torch
@@ -14,18 +13,13 @@ from service.decode.modes import Speculative, Static
 from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest, PromptTooLong
-from service.model import Checkpoint, load_checkpoint
+from service.model import Checkpoint
 from tests.engine.helpers import FAIR, events_of
 from tests.reference import block_causal_mask, dense_attention
 from tests.thinned import fast_rows
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
+from tests.tiny import EXPERTS_NAME, GOLDEN_NAMES, golden
 
 LABELS = (5, 17, 300)
-
-
-@cache
-def checkpoint(name: str) -> Checkpoint:
-    return load_checkpoint(GOLDEN / name)
 
 
 @torch.inference_mode()
@@ -80,7 +74,7 @@ CONFIGS += [(GOLDEN_NAMES[0], EngineConfig(deterministic=True)), (GOLDEN_NAMES[0
 )
 def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: EngineConfig) -> None:
     """Places anywhere, in one block or in several, in a batch with answers of other modes."""
-    model, rng = checkpoint(name), random.Random(3)
+    model, rng = golden(name), random.Random(3)
     engine = Engine(model, config, deps=EngineDeps(costs=FAIR))
     lengths = [(1, 1), (3, 1), (8, 2), (9, 1), (21, 3), (64, 1), (70, 9)]
     reads = [read(f"r{number}", pinned(rng, *shape)) for number, shape in enumerate(lengths)]
@@ -101,7 +95,7 @@ def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: E
 
 def test_scoring_takes_one_forward_and_its_prefix_is_cached() -> None:
     """All blocks with places are in one forward with the prompt; blocks with masks are never shared."""
-    model = checkpoint(GOLDEN_NAMES[0])
+    model = golden(GOLDEN_NAMES[0])
     size = model.config.block_size
     engine = Engine(model, deps=EngineDeps(costs=FAIR))
     lead = tuple(range(1, 2 * size + 1))
@@ -117,7 +111,7 @@ def test_scoring_takes_one_forward_and_its_prefix_is_cached() -> None:
 
 
 def test_a_long_way_between_two_places_takes_several_forwards() -> None:
-    model = checkpoint(GOLDEN_NAMES[0])
+    model = golden(GOLDEN_NAMES[0])
     size = model.config.block_size
     engine = Engine(model, EngineConfig(max_rows=size + 2), deps=EngineDeps(costs=FAIR))
     request = read("a", (MASKED, *[9] * (4 * size * size), MASKED))
@@ -127,7 +121,7 @@ def test_a_long_way_between_two_places_takes_several_forwards() -> None:
 
 
 def test_invalid_scoring_is_refused_and_scoring_can_be_aborted() -> None:
-    model = checkpoint(GOLDEN_NAMES[0])
+    model = golden(GOLDEN_NAMES[0])
     engine = Engine(model, EngineConfig(max_model_len=64), deps=EngineDeps(costs=FAIR))
     for prompt, error in [((1, 2), InvalidRequest), ((600, MASKED), InvalidRequest), ((MASKED,) * 65, PromptTooLong)]:
         with pytest.raises(error):

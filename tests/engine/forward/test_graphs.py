@@ -25,7 +25,7 @@ from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.attention import attention_backend
 from service.model.transfer import PackedTables
 from tests.engine.test_golden import assert_golden
-from tests.engine.test_golden_triton import NAME, short
+from tests.engine.test_triton import NAME, short
 from tests.model.attention_world import Kind, Shape, World
 from tests.tiny import GOLDEN, tiny_checkpoint
 
