@@ -153,12 +153,12 @@ def checked(checkpoint: Checkpoint, costs: StepCosts | None = None, **limits: An
 
 
 def request_of(
-    name: str, prompt: Sequence[int], params: DecodingMode | None = None, tokens: int = 8, **more: Any
+    name: str, prompt: Sequence[int], mode: DecodingMode | None = None, tokens: int = 8, **more: Any
 ) -> GenerationRequest:
-    return GenerationRequest(name, tuple(prompt), params or Static(), max_new_tokens=tokens, **more)
+    return GenerationRequest(name, tuple(prompt), mode or Static(), max_new_tokens=tokens, **more)
 
 
-def random_params(rng: random.Random, block_size: int) -> DecodingMode:
+def random_mode(rng: random.Random, block_size: int) -> DecodingMode:
     count, threshold = rng.randint(1, block_size), rng.choice([0.05, 0.2, 0.4, 0.7, 1.0])
     bound = rng.choice([0.0, 0.5, 3.0, 12.0])
     plain = rng.choice([Static(count), Dynamic(threshold), Sequential(rng.choice([1, count]), bound), Entropy(bound)])
@@ -177,13 +177,13 @@ def some_auto(rng: random.Random, requests: list[GenerationRequest]) -> list[Gen
     return [replace(request, mode=automatic(request.mode)) if rng.random() < 0.5 else request for request in requests]
 
 
-def automatic(params: DecodingMode) -> DecodingMode:
-    return structs.replace(params, mrp_steps="auto") if isinstance(params, Speculative) else params
+def automatic(mode: DecodingMode) -> DecodingMode:
+    return structs.replace(mode, mrp_steps="auto") if isinstance(mode, Speculative) else mode
 
 
-def verified(params: DecodingMode) -> DecodingMode:
+def verified(mode: DecodingMode) -> DecodingMode:
     """The mode that `auto` must not be worse than; other params as they are."""
-    return params.plain if isinstance(params, Speculative) and params.mrp_steps == "auto" else params
+    return mode.plain if isinstance(mode, Speculative) and mode.mrp_steps == "auto" else mode
 
 
 def random_sampling(rng: random.Random, temperatures: Sequence[float] = (0, 0, 0.7, 1.2)) -> SamplingParams:
@@ -205,7 +205,7 @@ def random_requests(
         GenerationRequest(
             f"r{number}",
             tuple(rng.choices(allowed, k=rng.randint(1, longest))),
-            random_params(rng, config.block_size),
+            random_mode(rng, config.block_size),
             random_sampling(rng),
             max_new_tokens=rng.randint(1, longest),
             stop_token_ids=frozenset(rng.sample(allowed, rng.choice([0, 0, 1, 5]))),

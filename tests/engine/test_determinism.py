@@ -170,8 +170,8 @@ def test_a_continued_request_is_the_same_to_the_bit(dtype: torch.dtype) -> None:
     """A finished block is stored by the same row whether it was decoded or came with the prompt."""
     checkpoint = golden(GOLDEN_NAMES[1], dtype)
     sampling = random_sampling(random.Random(4), [0.9])
-    for params in (Static(), Speculative(3)):
-        whole = GenerationRequest("x", tuple(range(11)), params, sampling, max_new_tokens=16)
+    for mode in (Static(), Speculative(3)):
+        whole = GenerationRequest("x", tuple(range(11)), mode, sampling, max_new_tokens=16)
         (done,) = Engine(checkpoint, EngineConfig(deterministic=True)).generate([whole])
         sent = done.blocks[0].token_ids + done.blocks[1].token_ids
         rest = replace(whole, prompt_token_ids=whole.prompt_token_ids + sent, max_new_tokens=16 - len(sent))

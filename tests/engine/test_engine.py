@@ -48,29 +48,27 @@ def run_until_first_block(engine: Engine) -> list[BlockEvent]:
 
 
 class TestWhereItEnds:
-    @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.name)
+    @pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.name)
     @pytest.mark.parametrize("prompt", [1, 3, 4, 5, 8, 11])
     def test_the_limit_is_met_wherever_it_falls_in_a_block(
-        self, engine: Engine, prompt: int, params: DecodingMode
+        self, engine: Engine, prompt: int, mode: DecodingMode
     ) -> None:
         """A shorter limit cuts the same tokens, it does not change them."""
-        longest = decode(engine, self.limited(prompt, params, 12))
-        together = engine.generate([self.limited(prompt, params, limit) for limit in range(1, 12)])
+        longest = decode(engine, self.limited(prompt, mode, 12))
+        together = engine.generate([self.limited(prompt, mode, limit) for limit in range(1, 12)])
         for limit, done in enumerate(together, 1):
             assert done.token_ids == longest[:limit]
             assert done.finish_reason == "length"
 
     @staticmethod
-    def limited(prompt: int, params: DecodingMode, limit: int) -> GenerationRequest:
-        return request_of(f"x{limit}", (PROMPT * 2)[:prompt], params, tokens=limit)
+    def limited(prompt: int, mode: DecodingMode, limit: int) -> GenerationRequest:
+        return request_of(f"x{limit}", (PROMPT * 2)[:prompt], mode, tokens=limit)
 
-    @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.name)
-    def test_a_stop_token_ends_it_and_is_not_returned(self, engine: Engine, params: DecodingMode) -> None:
-        whole = decode(engine, request_of("x", PROMPT, params, tokens=16))
+    @pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.name)
+    def test_a_stop_token_ends_it_and_is_not_returned(self, engine: Engine, mode: DecodingMode) -> None:
+        whole = decode(engine, request_of("x", PROMPT, mode, tokens=16))
         stops = sorted(set(whole))
-        requests = [
-            request_of(str(stop), PROMPT, params, tokens=16, stop_token_ids=frozenset([stop])) for stop in stops
-        ]
+        requests = [request_of(str(stop), PROMPT, mode, tokens=16, stop_token_ids=frozenset([stop])) for stop in stops]
         for stop, done in zip(stops, engine.generate(requests), strict=True):
             assert done.token_ids == whole[: whole.index(stop)]
             assert done.finish_reason == "stop"
@@ -161,8 +159,8 @@ class TestForwards:
     def engine(self, checkpoint: Checkpoint) -> Engine:
         return Engine(checkpoint, EngineConfig(kv_cache_tokens=1024, prefix_cache=False))
 
-    def forwards(self, engine: Engine, params: DecodingMode, prompt: Sequence[int] = PROMPT[:4]) -> ForwardCounts:
-        (done,) = engine.generate([request_of("x", prompt, params, tokens=8)])
+    def forwards(self, engine: Engine, mode: DecodingMode, prompt: Sequence[int] = PROMPT[:4]) -> ForwardCounts:
+        (done,) = engine.generate([request_of("x", prompt, mode, tokens=8)])
         return done.stats.forwards
 
     def test_static(self, engine: Engine) -> None:
@@ -178,11 +176,11 @@ class TestForwards:
         assert self.forwards(engine, Direct(1)) == ForwardCounts(prefill=1, denoise=4, mrp=4)
         assert self.forwards(engine, Direct(3)) == ForwardCounts(prefill=1, denoise=2, mrp=6)
 
-    @pytest.mark.parametrize("params", [Direct(1), Speculative(1), Remask(0.5)])
-    def test_mrp_does_nothing_for_a_request_that_is_over(self, checkpoint: Checkpoint, params: DecodingMode) -> None:
+    @pytest.mark.parametrize("mode", [Direct(1), Speculative(1), Remask(0.5)])
+    def test_mrp_does_nothing_for_a_request_that_is_over(self, checkpoint: Checkpoint, mode: DecodingMode) -> None:
         recorder = Recorder()
         engine = Engine(checkpoint, EngineConfig(prefix_cache=False), recorder)
-        (done,) = engine.generate([request_of("x", [1] * 7, params, tokens=1)])
+        (done,) = engine.generate([request_of("x", [1] * 7, mode, tokens=1)])
         assert done.stats.forwards == ForwardCounts(prefill=1, denoise=1)
         assert recorder.forwards("mrp") == 0
 
@@ -208,13 +206,13 @@ class TestForwards:
         assert done.stats.forwards.prefill == 2
 
     def test_drafts_and_remasks_are_folded_from_the_steps(self, engine: Engine) -> None:
-        for params in (Speculative(3), Remask(0.05), Remask(0.3)):
-            (done,) = engine.generate([request_of("x", PROMPT, params, tokens=30)])
+        for mode in (Speculative(3), Remask(0.05), Remask(0.3)):
+            (done,) = engine.generate([request_of("x", PROMPT, mode, tokens=30)])
             steps = [step for block in done.blocks for step in block.steps]
             assert done.stats.drafts_proposed == sum(len(step.drafted) for step in steps)
             assert done.stats.drafts_accepted == sum(step.accepted for step in steps)
             assert done.stats.remasked == sum(len(step.remasked) for step in steps)
-            assert (done.stats.drafts_proposed > 0) == isinstance(params, Speculative)
+            assert (done.stats.drafts_proposed > 0) == isinstance(mode, Speculative)
 
     def test_tokens_per_forward(self) -> None:
         stats = Stats(ForwardCounts(prefill=1, denoise=2, verify=2, commit=1, mrp=9), decoded_tokens=12)
@@ -393,11 +391,11 @@ class TestValidation:
 
     def test_without_mrp_what_needs_none_is_served(self) -> None:
         engine = Engine(tiny_checkpoint(2, num_nextn_predict_layers=0))
-        for params in (Static(), Dynamic(0.3), Speculative()):
-            assert len(decode(engine, request_of("x", PROMPT, params))) == 8
-        for params in (Direct(), Speculative(2), Remask()):
-            with pytest.raises(ModeNotAvailable, match=f"mode '{params.name}' needs MRP and this checkpoint has none"):
-                engine.generate([request_of("x", PROMPT, params)])
+        for mode in (Static(), Dynamic(0.3), Speculative()):
+            assert len(decode(engine, request_of("x", PROMPT, mode))) == 8
+        for mode in (Direct(), Speculative(2), Remask()):
+            with pytest.raises(ModeNotAvailable, match=f"mode '{mode.name}' needs MRP and this checkpoint has none"):
+                engine.generate([request_of("x", PROMPT, mode)])
 
     def test_two_requests_with_one_id(self, engine: Engine) -> None:
         with pytest.raises(InvalidRequest, match="same request_id"):

@@ -189,9 +189,9 @@ def test_a_seed_gives_the_same_tokens_again_and_another_seed_others() -> None:
 def test_a_continued_request_goes_on_as_if_nothing_had_happened() -> None:
     """What the ingress does when a replica dies: prompt + finished blocks, same seed."""
     checkpoint = golden(FAST, torch.float64)
-    for params in (Static(), Dynamic(0.3), Sequential(1, 3.0), Entropy(3.0), Direct(2), Speculative(3), Remask(0.3)):
+    for mode in (Static(), Dynamic(0.3), Sequential(1, 3.0), Entropy(3.0), Direct(2), Speculative(3), Remask(0.3)):
         sampling = SamplingParams(temperature=0.9, seed=3)
-        whole = GenerationRequest("x", tuple(range(11)), params, sampling, max_new_tokens=21)
+        whole = GenerationRequest("x", tuple(range(11)), mode, sampling, max_new_tokens=21)
         (done,) = Engine(checkpoint, SMALL).generate([whole])
         sent = done.blocks[0].token_ids + done.blocks[1].token_ids
         rest = replace(whole, prompt_token_ids=whole.prompt_token_ids + sent, max_new_tokens=21 - len(sent))

@@ -164,12 +164,10 @@ def test_the_kinds_are_on_every_checkpoint_with_one_to_three_steps() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), kinds())
-@pytest.mark.parametrize("together", [1, 16])
-def test_the_other_kinds(name: str, kind: str, together: int) -> None:
+def test_the_other_kinds_alone_and_together(name: str, kind: str) -> None:
     """As the published loop decodes them, and with drafts by them `static` stays the same."""
     group = kinds()[name, kind]
-    other = load_checkpoint(GOLDEN / name, LoadOptions(**{kind: group[0][kind]}))
-    engine = Engine(other, EngineConfig(together, kv_cache_tokens=4096))
+    checkpoint = load_checkpoint(GOLDEN / name, LoadOptions(**{kind: group[0][kind]}))
     generations = [
         GenerationRequest(
             str(number),
@@ -180,10 +178,12 @@ def test_the_other_kinds(name: str, kind: str, together: int) -> None:
         )
         for number, entry in enumerate(group)
     ]
-    for entry, done in zip(group, engine.generate(generations), strict=True):
-        assert_golden(entry, done)
+    for max_running in (1, 16):
+        engine = Engine(checkpoint, EngineConfig(max_running, kv_cache_tokens=4096))
+        for entry, done in zip(group, engine.generate(generations), strict=True):
+            assert_golden(entry, done)
     static, drafted = (
-        [done.token_ids for done in engine.generate([replace(request, mode=params) for request in generations])]
-        for params in (Static(), Speculative(3))
+        [done.token_ids for done in engine.generate([replace(request, mode=mode) for request in generations])]
+        for mode in (Static(), Speculative(3))
     )
     assert static == drafted

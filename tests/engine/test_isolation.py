@@ -37,11 +37,11 @@ def faulty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """`direct` raises at the moment of the parameter."""
     moment, canvases = request.param, []
 
-    def policy(canvas: Canvas, params: Direct) -> Decoding:
+    def policy(canvas: Canvas, mode: Direct) -> Decoding:
         canvases.append(canvas)
         if moment == MOMENTS[0]:
             raise Fault("a prompt may stand here")
-        decoding = decode(params, canvas)
+        decoding = decode(mode, canvas)
         query = next(decoding)
         while True:
             readings = yield query
@@ -54,7 +54,7 @@ def faulty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
                 return
 
     decode = Direct.decode
-    monkeypatch.setattr(Direct, "decode", lambda params, canvas: policy(canvas, params))
+    monkeypatch.setattr(Direct, "decode", lambda mode, canvas: policy(canvas, mode))
 
 
 def bad(name: str) -> GenerationRequest:

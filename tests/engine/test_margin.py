@@ -40,7 +40,7 @@ BOUNDED = {"verify": "sequential", "entropy_bound": 3.0}
 def demo() -> tuple[Engine, tuple[GenerationRequest, ...]]:
     """The trained checkpoint, whose MRP drafts well, and problems for it."""
     codec, engine = TextCodec.load(CHECKPOINT), Engine(load_checkpoint(CHECKPOINT), EngineConfig(prefix_cache=False))
-    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout_problems(12)]
+    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout_problems(8)]
     stops = frozenset(engine.model.eos_token_ids)
     return engine, tuple(
         GenerationRequest(str(number), tuple(codec.encode_chat(chat)), max_new_tokens=48, stop_token_ids=stops)
@@ -91,7 +91,7 @@ def test_one_token_at_a_time_the_strictest_margin_gives_the_lossless_tokens(name
 
 def test_the_looser_the_margin_the_more_drafts_are_accepted() -> None:
     engine, requests = demo()
-    for rule in ({}, {"verify": "sequential"}, {"verify": "sequential", "entropy_bound": 0.1}):
+    for rule in ({}, {"verify": "sequential", "entropy_bound": 0.1}):
         done = [answers(engine, requests, Speculative(4, 4, margin=margin, **rule)) for margin in (None, 0.9, 0.3)]
         shares = [
             sum(completion.stats.drafts_accepted for completion in some)
@@ -242,13 +242,13 @@ SCHEMA = {
 @pytest.mark.parametrize("name", fast_only((DEMO, FAST).__contains__, (DEMO, *GOLDEN_NAMES)))
 def test_drafts_accepted_by_a_margin_satisfy_the_grammar(name: str) -> None:
     constraint, engine = Constraint.json(SCHEMA, "response_format"), engine_of(name, FREE)
-    rules = ({"verify": "sequential"}, {"verify": "sequential", "entropy_bound": 0.5}, {"tokens_per_step": 2}, {})
+    rules = ({"verify": "sequential", "entropy_bound": 0.5}, {"tokens_per_step": 2}, {})
     changed = 0
     for rule in rules:
         requests = [
             constrained(name, f"{margin} {seed}", constraint, Speculative(2, 4, margin=margin, **rule),
                         SamplingParams(0.9 * (seed % 2), seed=seed))
-            for seed in range(6)
+            for seed in range(4)
             for margin in (None, 0.1)
         ]  # fmt: skip
         made = engine.generate(requests)

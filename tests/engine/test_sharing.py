@@ -22,7 +22,7 @@ from tests.engine.helpers import (
     audit,
     checked,
     nodes_of,
-    random_params,
+    random_mode,
     random_sampling,
     request_of,
 )
@@ -292,7 +292,7 @@ def related_requests(rng: random.Random, reference: Reference, count: int) -> li
             earlier = rng.choice(requests)
             prompt = (earlier.prompt_token_ids + reference.generate(earlier).token_ids)[:40]
         request = GenerationRequest(
-            f"r{number}", prompt, random_params(rng, size), random_sampling(rng), rng.randint(1, 3 * size + 2),
+            f"r{number}", prompt, random_mode(rng, size), random_sampling(rng), rng.randint(1, 3 * size + 2),
             cache_salt=rng.choice(["", "", "", "other"]),
         )  # fmt: skip
         requests.append(request)

@@ -113,7 +113,7 @@ def test_of_every_mode_as_a_reference_counts_it(name: str, temperature: float) -
     stopped = several = 0
     for mode in (*RULES, *(MRP_MODES if checkpoint.mrp else ())):
         for request, completion in zip(
-            made := requests(name, mode, temperature, 4), engine.generate(made), strict=True
+            made := requests(name, mode, temperature, 3), engine.generate(made), strict=True
         ):
             close(completion.step_map, reference.step_map(request))
             numbers = [token.step for token in completion.step_map]
@@ -144,7 +144,7 @@ def test_of_drafts_is_the_verified_modes(name: str, temperature: float, costs: S
     engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=16384, max_rows=96), deps=deps)
     covered = 0
     for rule in RULES:
-        plain = requests(name, rule, temperature, 3)
+        plain = requests(name, rule, temperature, 2)
         drafts = [
             replace(request, request_id=f"{request.request_id} {kind}", mode=params)
             for request in plain
