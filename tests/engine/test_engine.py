@@ -73,11 +73,6 @@ class TestWhereItEnds:
             assert done.token_ids == whole[: whole.index(stop)]
             assert done.finish_reason == "stop"
 
-    def test_of_several_stop_tokens_the_first_in_the_text_counts(self, engine: Engine) -> None:
-        whole = decode(engine, request_of("x", PROMPT, tokens=16))
-        (done,) = engine.generate([request_of("x", PROMPT, tokens=16, stop_token_ids=frozenset(whole))])
-        assert (done.token_ids, done.finish_reason) == ((), "stop")
-
     def test_a_stop_token_in_the_prompt_does_not_end_it(self, engine: Engine) -> None:
         whole = decode(engine, request_of("x", PROMPT, tokens=8))
         stops = frozenset(PROMPT) - frozenset(whole)
@@ -206,6 +201,7 @@ class TestForwards:
         assert done.stats.forwards.prefill == 2
 
     def test_drafts_and_remasks_are_folded_from_the_steps(self, engine: Engine) -> None:
+        remasked = 0
         for mode in (Speculative(3), Remask(0.05), Remask(0.3)):
             (done,) = engine.generate([request_of("x", PROMPT, mode, tokens=30)])
             steps = [step for block in done.blocks for step in block.steps]
@@ -213,6 +209,8 @@ class TestForwards:
             assert done.stats.drafts_accepted == sum(step.accepted for step in steps)
             assert done.stats.remasked == sum(len(step.remasked) for step in steps)
             assert (done.stats.drafts_proposed > 0) == isinstance(mode, Speculative)
+            remasked += done.stats.remasked
+        assert remasked > 0
 
     def test_tokens_per_forward(self) -> None:
         stats = Stats(ForwardCounts(prefill=1, denoise=2, verify=2, commit=1, mrp=9), decoded_tokens=12)
@@ -231,11 +229,6 @@ class TestForwards:
         done = Engine(checkpoint, EngineConfig(max_rows=16), recorder).generate(requests)
         for kind in ("prefill", "denoise", "verify", "commit", "mrp"):
             assert recorder.forwards(kind) == sum(getattr(completion.stats.forwards, kind) for completion in done)
-
-    def test_remasking_happens_somewhere(self, engine: Engine) -> None:
-        """Otherwise the remask tests above would test nothing."""
-        done = engine.generate([request_of(str(n), (n + 1,), Remask(0.05), tokens=16) for n in range(6)])
-        assert sum(completion.stats.remasked for completion in done) > 0
 
 
 class TestTime:

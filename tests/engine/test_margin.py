@@ -159,18 +159,6 @@ def test_a_margin_gives_what_the_plain_reference_gives_in_any_batch(name: str) -
     assert differ >= 3, "the margins never decided"
 
 
-def test_on_a_deterministic_engine_the_batch_changes_nothing() -> None:
-    checkpoint = golden(FAST)
-    requests = lax_requests(5, checkpoint, 8)
-    engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096, deterministic=True))
-    together = engine.generate(requests)
-    for request, mixed in zip(requests, together, strict=True):
-        (alone,) = engine.generate([request])
-        assert alone.token_ids == mixed.token_ids
-        steps = [[block.steps for block in done.blocks] for done in (alone, mixed)]
-        assert steps[0] == steps[1]
-
-
 def test_an_answer_goes_on_after_any_of_its_blocks() -> None:
     checkpoint = golden(FAST, torch.float64)
     engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096))

@@ -51,27 +51,12 @@ class TestSharing:
         assert shared(target, A, C) == pages[:1]
         assert target.num_used == 0
 
-    def test_generated_blocks_are_found_too(self) -> None:
-        target = cache()
-        held = lease(target, A, more=2)
-        target.publish(held, B)
-        audit(target, [held])
-        assert shared(target, A, B, C) == held.pages[:2]
-        target.release(held)
-        assert len(shared(target, A, B, C)) == 2
-
     def test_equal_hashes_are_not_equal_tokens(self) -> None:
         assert hash((-1, 0)) == hash((-2, 0))
         target = cache()
         leave(target, (-1, 0))
         assert shared(target, (-2, 0)) == []
         assert len(shared(target, (-1, 0))) == 1
-
-    def test_another_salt_finds_nothing(self) -> None:
-        target = cache()
-        pages = leave(target, A, B, salt="ours")
-        assert shared(target, A, B) == shared(target, A, B, salt="theirs") == []
-        assert shared(target, A, B, salt="ours") == pages
 
     def test_reserved_pages_that_are_not_written_are_not_shared(self) -> None:
         target = cache()
@@ -93,12 +78,6 @@ class TestSharing:
         assert first.pages[:2] == second.pages[:2]
         assert first.pages[2] != second.pages[2]
         assert target.num_used == 4
-
-    def test_switched_off_nothing_is_shared(self) -> None:
-        target = cache(shares=False)
-        leave(target, A, B)
-        assert shared(target, A, B) == []
-        assert target.capacity - len(target._free) == 0
 
 
 class TestMrp:
@@ -134,13 +113,6 @@ class TestMrp:
         audit(target, [])
         assert (target.num_used, target.capacity - len(target._free)) == (0, 4)
         assert len(shared(target, A, B, D)) == 3
-
-    def test_the_leading_pages_that_have_it_are_found(self) -> None:
-        target = cache()
-        pages = leave(target, A, mrp=True)
-        leave(target, A, B)
-        assert shared(target, A, B, mrp=True) == pages
-        assert len(shared(target, A, B)) == 2
 
 
 class TestEviction:

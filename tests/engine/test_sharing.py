@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,12 +11,11 @@ from hypothesis import strategies as st
 
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Remask, Speculative, Static
-from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.model import Checkpoint
 from tests.engine.helpers import (
     ALL_MODES,
     CheckingRunner,
-    Clock,
     Recorder,
     audit,
     checked,
@@ -53,19 +51,16 @@ def leases(engine: Engine) -> list:
 
 
 class TestWhatIsShared:
+    @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:8]], ids=["part of a block", "whole blocks"])
     @pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.name)
-    def test_a_prompt_that_was_there_needs_no_prefill(self, engine: Engine, mode: DecodingMode) -> None:
-        first, second = ask(engine, PROMPT, mode), ask(engine, PROMPT, mode)
+    def test_a_prompt_that_was_there_needs_no_prefill(
+        self, engine: Engine, mode: DecodingMode, prompt: tuple[int, ...]
+    ) -> None:
+        first, second = ask(engine, prompt, mode), ask(engine, prompt, mode)
         assert (first.stats.cached_tokens, first.stats.forwards.prefill) == (0, 1)
         assert (second.stats.cached_tokens, second.stats.forwards.prefill) == (8, 0)
         assert second.token_ids == first.token_ids
         assert engine.state().kv_pages_used == 0
-
-    @pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.name)
-    def test_a_prompt_of_whole_blocks_too(self, engine: Engine, mode: DecodingMode) -> None:
-        first, second = ask(engine, PROMPT[:8], mode), ask(engine, PROMPT[:8], mode)
-        assert (second.stats.cached_tokens, second.stats.forwards.prefill) == (8, 0)
-        assert second.token_ids == first.token_ids
 
     def test_only_as_far_as_prompts_are_the_same(self, engine: Engine) -> None:
         ask(engine, PROMPT)
@@ -247,23 +242,6 @@ class TestWhatIsNotWritten:
         assert engine.state().kv_pages_used == 0
         assert ask(engine, tuple(range(40))).stats.cached_tokens == 24
 
-    def test_a_late_request_leaves_what_it_had_written(self, checkpoint: Checkpoint) -> None:
-        clock = Clock()
-        engine = Engine(checkpoint, deps=EngineDeps(clock=clock))
-        engine.submit(request_of("x", PROMPT, tokens=40, timeout_s=1.0))
-        engine.step()
-        clock.now += 1
-        engine.step()
-        assert not engine.has_work
-        assert ask(engine, PROMPT).stats.cached_tokens == 8
-
-    def test_pages_are_given_up_when_they_are_needed(self, checkpoint: Checkpoint) -> None:
-        engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=24))
-        ask(engine, PROMPT)
-        assert ask(engine, PROMPT).stats.cached_tokens == 8
-        ask(engine, tuple(range(20, 40)), tokens=4)
-        assert ask(engine, PROMPT).stats.cached_tokens == 0
-
 
 # --- any course of events --------------------------------------------------------------------------
 
@@ -392,16 +370,3 @@ def test_in_such_a_course_much_is_shared_and_much_given_up() -> None:
         assert_as_without(reference, requests, done)
         cached.append(sum(completion.stats.cached_tokens for completion in done.values()))
     assert 50 < cached[0] < cached[1]
-
-
-def test_continuing_on_another_replica_that_has_the_prefix(checkpoint: Checkpoint) -> None:
-    """Prompt and blocks sent so far, as the ingress sends them on when a replica dies."""
-    for mode in (Static(), Speculative(3), Remask(0.3)):
-        whole = request_of("x", PROMPT, mode, tokens=30)
-        engine = Engine(checkpoint)
-        (done,) = engine.generate([whole])
-        sent = done.blocks[0].token_ids + done.blocks[1].token_ids
-        rest = replace(whole, prompt_token_ids=PROMPT + sent, max_new_tokens=30 - len(sent))
-        (continued,) = engine.generate([rest])
-        assert continued.token_ids == done.token_ids[len(sent) :]
-        assert (continued.stats.cached_tokens, continued.stats.forwards.prefill) == (16, 0)
