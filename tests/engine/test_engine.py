@@ -27,11 +27,6 @@ from tests.tiny import tiny_checkpoint
 PROMPT = (5, 6, 7, 8, 9, 10)  # a block and a half
 
 
-@pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    return tiny_checkpoint(1)
-
-
 @pytest.fixture
 def engine(checkpoint: Checkpoint) -> Engine:
     return Engine(checkpoint, EngineConfig(kv_cache_tokens=1024))

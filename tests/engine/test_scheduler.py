@@ -17,12 +17,6 @@ from service.engine.scheduler import Scheduler, pages_needed
 from service.errors import SettingsError
 from service.model import Checkpoint
 from tests.engine.helpers import FREE, Recorder, random_requests, request_of
-from tests.tiny import tiny_checkpoint
-
-
-@pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    return tiny_checkpoint(1)
 
 
 def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8, prompt_rows: int = 2) -> Scheduler:

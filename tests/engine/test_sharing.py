@@ -31,11 +31,6 @@ from tests.tiny import tiny_checkpoint
 PROMPT = tuple(range(5, 15))  # two blocks and a half
 
 
-@pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    return tiny_checkpoint(1)
-
-
 @pytest.fixture
 def engine(checkpoint: Checkpoint) -> Engine:
     return Engine(checkpoint, EngineConfig(kv_cache_tokens=1024))

@@ -64,15 +64,9 @@ def prediction_at(temperature: float, attention: str) -> tuple[Prediction, Tenso
     return prediction, checkpoint.backbone.logits(prediction.handle.hidden).float().cpu()
 
 
-@pytest.mark.parametrize("attention", ["eager", "triton"])
 @pytest.mark.parametrize("temperature", [0.0, 1e-9, 0.01, 0.3, 1.0, 2.0])
 @torch.inference_mode()
-def test_rules_read_the_softmax_at_temperature_1_or_a_higher_one(
-    temperature: float, attention: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    if attention == "triton":
-        request.getfixturevalue("triton_device")
-        monkeypatch.setattr("service.model.triton_support.use_triton", lambda *_: True)
+def test_rules_read_the_softmax_at_temperature_1_or_a_higher_one(temperature: float, attention: str) -> None:
     prediction, logits = prediction_at(temperature, attention)
     probabilities = (logits / max(1.0, temperature)).softmax(-1)
     tokens = torch.tensor(prediction.tokens)

@@ -19,7 +19,6 @@ from service.model import Checkpoint
 from tests.async_engine import AsyncEngine
 from tests.engine.gated import GatedEngine, eventually
 from tests.engine.helpers import Recorder, random_requests, request_of
-from tests.tiny import tiny_checkpoint
 
 PROMPT = (5, 6, 7, 8, 9, 10)
 LONG = 200
@@ -27,11 +26,6 @@ LONG = 200
 MARK = "xylophone"
 
 Start = Callable[..., GatedEngine]
-
-
-@pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    return tiny_checkpoint(1)
 
 
 @pytest.fixture

@@ -46,15 +46,11 @@ def test_candidates_are_chosen_from_as_if_no_other_token_were_likely() -> None:
     torch.testing.assert_close(confidences, wanted)
 
 
-@pytest.mark.parametrize("attention", ["eager", "triton"])
 @pytest.mark.parametrize("temperature", [0.0, 0.01, 0.1, 0.7, 1.0, 1.2])
 def test_their_confidences_are_those_of_the_whole_vocabulary(
-    temperature: float, attention: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    temperature: float, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts read where the backbone has just read: the hidden states are the same, so the probabilities are."""
-    if attention == "triton":
-        request.getfixturevalue("triton_device")
-        monkeypatch.setattr("service.model.triton_support.use_triton", lambda *_: True)
     checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a", LoadOptions(dtype=torch.float64))
     runner = CheckpointRunner(checkpoint, 8, num_candidates=32, execution=ExecutionConfig(attention))
     size = checkpoint.config.block_size

@@ -64,14 +64,8 @@ def penalized(row: Row) -> Row:
     return row._replace(adjustments=LogitAdjuster(request, 0).adjustments(row.state, None))
 
 
-@pytest.mark.parametrize("attention", ["eager", "triton"])
 @pytest.mark.parametrize("grouping", [None, FixedShapes(3, 4)], ids=["together", "deterministic"])
-def test_a_pass_waits_once(
-    attention: str, grouping: BatchPartition | None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    if attention == "triton":
-        request.getfixturevalue("triton_device")
-        monkeypatch.setattr("service.model.triton_support.use_triton", lambda *_: True)
+def test_a_pass_waits_once(attention: str, grouping: BatchPartition | None, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = tiny_checkpoint(dtype=torch.float32)
     runner = CheckpointRunner(checkpoint, 8, grouping, 8, ExecutionConfig(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
@@ -94,13 +88,9 @@ def test_a_pass_waits_once(
     assert (watch.waited, len(copies)) == ([], 1)
 
 
-@pytest.mark.parametrize("attention", ["eager", "triton"])
 def test_log_probabilities_that_are_asked_for_come_in_one_more_copy(
-    attention: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if attention == "triton":
-        request.getfixturevalue("triton_device")
-        monkeypatch.setattr("service.model.triton_support.use_triton", lambda *_: True)
     runner = CheckpointRunner(tiny_checkpoint(dtype=torch.float32), 8, None, 8, ExecutionConfig(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
     rows = [

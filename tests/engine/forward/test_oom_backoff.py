@@ -20,7 +20,6 @@ from tests.async_engine import AsyncEngine
 from tests.engine.helpers import events_of, random_requests, request_of
 from tests.predictions import prediction_of
 from tests.runners import RunnerWrapper, engine_over
-from tests.tiny import tiny_checkpoint
 
 PROMPT = (5, 6, 7, 8, 9, 10)
 CPU_MESSAGE = (
@@ -29,11 +28,6 @@ CPU_MESSAGE = (
 )
 
 Fits = Callable[[Sequence[Row]], bool]
-
-
-@pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    return tiny_checkpoint(1)
 
 
 class ScarceRunner(RunnerWrapper):
