@@ -61,11 +61,6 @@ class MemoryPlan:
     forward_bytes: int
 
 
-def _default_max_running(kind: str) -> int:
-    """The default of `max_running` on a kind of device."""
-    return defaults.MAX_RUNNING_CPU if kind == "cpu" else defaults.MAX_RUNNING_GPU
-
-
 def plan_memory(
     sizes: RequestedSizes, model: ModelConfig, itemsize: int, memory: DeviceMemory, measured: int | None = None
 ) -> MemoryPlan:
@@ -79,7 +74,7 @@ def plan_memory(
     budget = int(budget * sizes.memory_utilization) if cpu else int(budget + memory.total * sizes.memory_utilization)
     rows = sizes.max_rows or _rows(model, itemsize, budget, cpu)
     forward = forward_bytes(model, rows, itemsize) if measured is None else measured
-    running = sizes.max_running or _default_max_running(memory.kind)
+    running = sizes.max_running or (defaults.MAX_RUNNING_CPU if cpu else defaults.MAX_RUNNING_GPU)
     page = page_bytes(model, itemsize)
     if sizes.kv_cache_tokens is None:
         available = min(budget - forward, _CPU_BYTES) if cpu else budget - forward

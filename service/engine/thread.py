@@ -62,10 +62,6 @@ class _Inbox:
         return bool(self.submitted or self.aborted or self.task)
 
 
-#: an inbox that stays empty
-_EMPTY = _Inbox()
-
-
 @dataclass(slots=True)
 class _Undelivered:
     """The outputs of a request that are not delivered yet. `together`: the number of outputs delivered at once."""
@@ -214,8 +210,6 @@ class EngineThread:
                     break
             if self._stopping:
                 return None
-            if not self._inbox:
-                return _EMPTY
             inbox, self._inbox = self._inbox, _Inbox()
             self._num_arriving = len(inbox.submitted)
             return inbox

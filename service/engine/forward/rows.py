@@ -20,6 +20,7 @@ from torch import Tensor, index_select, stack
 
 from service.decode.block import MASKED, Block
 from service.engine.request import LogprobsRequest, SamplingParams
+from service.model.config import ModelConfig
 from service.model.transfer import PackedTables
 
 
@@ -99,6 +100,21 @@ class Row(NamedTuple):
     logprobs: LogprobsRequest | None = None  # the log-probabilities wanted of each masked position
     #: the changes of logits, of the masked positions first, then of each position of `rescore`; empty: none
     adjustments: tuple[LogitAdjustment, ...] = ()
+
+
+def masked_row(config: ModelConfig, num_pages: int, index: int) -> Row:
+    """A greedy row of masks after `index` of the cache's pages, or after all of the longest request if they are fewer.
+
+    It writes no page, so it may run beside requests.
+    """
+    size = config.block_size
+    index = min(index, min(config.max_positions // size, num_pages) - 1)
+    return Row(Block((MASKED,) * size), index, range(index), writes_kv=False, sampling=SamplingParams())
+
+
+def apart(row: Row, count: int) -> list[Row]:
+    """Rows of `count` different requests."""
+    return [row._replace(pages=[*row.pages]) for _ in range(count)]
 
 
 def tokens_and_positions(rows: Sequence[Row], mask_token_id: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
