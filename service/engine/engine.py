@@ -303,8 +303,9 @@ class Engine:
         seconds, model = self._clock() - start, self._runner.model
         self._overlap.record(seconds - self._executor.pop_seconds(), num_ended)
         eager_forwards, model.eager_forwards = model.eager_forwards, 0
-        lookups = self._scheduler.pop_lookups()
-        self._observer.on_step(StepReport(seconds, num_rows, forwards, self.state(), *lookups, eager_forwards))
+        lookups, state = self._scheduler.pop_lookups(), self.state()
+        report = StepReport(seconds, num_rows, forwards, state, *lookups, eager_forwards=eager_forwards)
+        self._observer.on_step(report)
 
     def _begin_micro_batches(self) -> int:
         """Begins micro-batches until their number is reached. Returns the number of rows of their first forwards."""
