@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,8 +26,10 @@ from benchmarks.steps import HOST_COSTS, host_milliseconds
 from service.cli.options import ModelOptions, OutputOption, use_threads, with_fields
 from service.cli.output import Counter, results, table
 from service.decode.mode import DecodingMode
-from service.engine import AsyncEngine, Engine, EngineConfig, EngineDeps, GenerationRequest
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import StepCosts
+from service.engine.streams import EngineOutput, RequestStreams
+from service.engine.thread import EngineThread
 from service.ipc.connections import tune_interpreter
 from service.model import Checkpoint
 from service.model.files import display_name
@@ -125,9 +128,15 @@ async def _measure(
     config = EngineConfig(requests, max(256, 8 * requests), kv_cache_tokens=requests * (tokens + size))
     engine = Engine(checkpoint, config, deps=EngineDeps(costs=costs))
     ids: list[int] = [threading.get_native_id()]
-    worker = AsyncEngine(engine, max_waiting=2 * requests)
+    loop = asyncio.get_running_loop()
+    streams = RequestStreams(lambda request_id: worker.abort(request_id))  # noqa: PLW0108 - the worker comes after it
+
+    def deliver(outputs: list[EngineOutput]) -> None:
+        loop.call_soon_threadsafe(streams.deliver, outputs)
+
+    worker = EngineThread(engine, deliver, max_waiting=2 * requests)
     worker.start()
-    clients = [asyncio.create_task(_ask(worker, slot, mode, tokens)) for slot in range(requests)]
+    clients = [asyncio.create_task(_ask(worker, streams, slot, mode, tokens)) for slot in range(requests)]
     try:
         await asyncio.sleep(_WARM_UP_S)
         ids += [thread.native_id for thread in threading.enumerate() if thread.name == "engine" and thread.native_id]
@@ -139,12 +148,12 @@ async def _measure(
         worker.stop()
 
 
-async def _ask(worker: AsyncEngine, slot: int, mode: DecodingMode, tokens: int) -> None:
+async def _ask(worker: EngineThread, streams: RequestStreams, slot: int, mode: DecodingMode, tokens: int) -> None:
     """Requests of a slot, without end."""
     index = 0
     while True:
         request = GenerationRequest(f"{slot}-{index}", (slot % 2,), mode, max_new_tokens=tokens)
-        async with aclosing(worker.generate(request)) as events:
+        async with aclosing(streams.open(request.request_id, partial(worker.submit, request))) as events:
             async for _ in events:
                 pass
         index += 1

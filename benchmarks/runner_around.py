@@ -14,17 +14,8 @@ class RunnerAround:
     """A `ModelRunner` that does what another one does. A subclass overrides `begin`."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self._runner, self.config, self.device = runner, runner.config, runner.device
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of its cache."""
-        return self._runner.num_pages
-
-    @property
-    def graph_sizes(self) -> Sequence[int]:
-        """The sizes of its graphs."""
-        return self._runner.graph_sizes
+        self._runner, self.model = runner, runner.model
+        self.config, self.device = runner.config, runner.device
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         """Begins a forward."""
@@ -37,15 +28,3 @@ class RunnerAround:
     def measure_bytes(self, max_rows: int) -> int:
         """The bytes of graphs and of the largest forward."""
         return self._runner.measure_bytes(max_rows)
-
-    def pop_eager_forwards(self) -> int:
-        """The number of forwards without a graph since the last call."""
-        return self._runner.pop_eager_forwards()
-
-    def release_cache(self) -> None:
-        """Gives the memory of the cache back."""
-        self._runner.release_cache()
-
-    def restore_cache(self) -> None:
-        """Takes the memory of the cache again."""
-        self._runner.restore_cache()

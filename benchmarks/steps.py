@@ -87,7 +87,7 @@ def step_times(
     runner = _runner(checkpoint, prefix * max(counts), platform.attention)
     state = Block((MASKED,) * size)
     for count in counts:
-        pages = [[(row * prefix + page) % runner.num_pages for page in range(prefix)] for row in range(count)]
+        pages = [[(row * prefix + page) % runner.model.num_pages for page in range(prefix)] for row in range(count)]
         rows = [Row(state, prefix, of_row, writes_kv=False, sampling=SamplingParams()) for of_row in pages]
         readings = _run(runner, "backbone", rows)
         anchored = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]

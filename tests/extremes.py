@@ -86,7 +86,7 @@ def drawn_prompt(rng: random.Random, allowed: list[int], longest: int, block_siz
     if kind < 0.2:
         return [rng.choice(allowed)] * length
     if kind < 0.5:
-        return [allowed[place % len(allowed)] for place in range(length)]
+        return [allowed[index % len(allowed)] for index in range(length)]
     return rng.choices(allowed, k=length)
 
 

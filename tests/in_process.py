@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from service.constraints import Constraint
-from service.engine import AsyncEngine, BlockEvent, BlockProgress, EngineState, GenerationRequest
+from service.engine import BlockEvent, BlockProgress, EngineState, GenerationRequest
 from service.engine_process.core import EngineCore
 from service.engine_process.messages import EngineInfo, EngineReply
 from service.messages.replica_status import ControlCommand
+from tests.async_engine import AsyncEngine
 
 
 class InProcessEngine:
-    """Implements `EngineClient`. It starts at once. A step may take `stall_timeout_s`."""
+    """Implements `EngineClient`. It starts at once."""
 
-    def __init__(self, core: EngineCore, stall_timeout_s: float) -> None:
+    def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._engine = AsyncEngine(core.engine, core.room, stall_timeout_s)
+        self._engine = AsyncEngine(core.engine, core.room)
         self._engine.start()
 
     @property

@@ -62,9 +62,9 @@ class PlainLlada2:
 
     def experts(self, name: str, x: Tensor) -> Tensor:
         out = self.swiglu(f"{name}shared_experts.", x) if self.raw["num_shared_experts"] else torch.zeros_like(x)
-        for place, token in enumerate(x):
+        for index, token in enumerate(x):
             for expert, weight in self.chosen(name, token).items():
-                out[place] = out[place] + weight * self.swiglu(f"{name}experts.{expert}.", token)
+                out[index] = out[index] + weight * self.swiglu(f"{name}experts.{expert}.", token)
         return out
 
     def chosen(self, name: str, token: Tensor) -> dict[int, float]:
@@ -72,9 +72,9 @@ class PlainLlada2:
         scores = (self.weights[f"{name}gate.weight"] @ token).sigmoid().tolist()
         biased = (torch.tensor(scores) + self.weights[f"{name}gate.expert_bias"]).tolist()
         groups, size = self.raw["n_group"], len(scores) // self.raw["n_group"]
-        own = [range(group * size, (group + 1) * size) for group in range(groups)]
-        best = sorted(own, key=lambda group: -sum(sorted((biased[one] for one in group), reverse=True)[:2]))
-        allowed = [one for group in best[: self.raw["topk_group"]] for one in group]
-        experts = sorted(allowed, key=lambda one: -biased[one])[: self.raw["num_experts_per_tok"]]
-        total = sum(scores[one] for one in experts) if len(experts) > 1 else 1.0
-        return {one: self.raw["routed_scaling_factor"] * scores[one] / total for one in experts}
+        members = [range(group * size, (group + 1) * size) for group in range(groups)]
+        best = sorted(members, key=lambda group: -sum(sorted((biased[expert] for expert in group), reverse=True)[:2]))
+        allowed = [expert for group in best[: self.raw["topk_group"]] for expert in group]
+        experts = sorted(allowed, key=lambda expert: -biased[expert])[: self.raw["num_experts_per_tok"]]
+        total = sum(scores[expert] for expert in experts) if len(experts) > 1 else 1.0
+        return {expert: self.raw["routed_scaling_factor"] * scores[expert] / total for expert in experts}

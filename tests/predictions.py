@@ -15,8 +15,8 @@ def prediction_of(
 ) -> Prediction:
     """A prediction with these picks for the masked positions, ascending, and their entropies."""
     positions, tokens, confidences, logprobs, token_logprobs = tuple(zip(*picks, strict=True)) or ((),) * 5
-    known = () if None in token_logprobs else token_logprobs
-    return Prediction(positions, tokens, confidences, rescored, handle, entropies, logprobs, known)
+    logprob_column = () if None in token_logprobs else token_logprobs
+    return Prediction(positions, tokens, confidences, rescored, handle, entropies, logprobs, logprob_column)
 
 
 def likeliest(*pairs: tuple[int, float]) -> PositionLogprobs:

@@ -9,10 +9,10 @@ from typing import Any
 from service.engine import EngineDeps
 from service.engine.forward.runner import CheckpointRunner
 from tests.engine.helpers import FAIR
-from tests.runners import Around
+from tests.runners import RunnerWrapper
 
 
-class Failing(Around):
+class Failing(RunnerWrapper):
     """Fails in its first forward."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -22,7 +22,7 @@ class Failing(Around):
         raise ZeroDivisionError(len(rows))
 
 
-class Hanging(Around):
+class Hanging(RunnerWrapper):
     """After `left` forwards one takes a minute."""
 
     def __init__(self, left: int, *arguments: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import nsmallest
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -112,50 +112,56 @@ class Reference:
         judge: Sequence[int] = (),
         sequence: Standing | None = None,
     ) -> Prediction:
-        """hidden `[L, H]` of a block at absolute position `start`. Each pick tells its two likeliest tokens.
+        """hidden `[L, H]` of a block at absolute position `start`. Each pick has the position's two likeliest tokens.
 
         Tokens are drawn at the request's temperature. Rules read the logits at 1, or at a higher temperature.
-        `sequence`: what penalties, bias and forbidden tokens depend on; None: the request has none of them.
+        `sequence`: the request and its tokens, on which penalties, bias and forbidden tokens depend; None: it has none.
         """
         logits = self.checkpoint.backbone.logits(hidden).float()
         if sequence is not None:
-            logits = torch.stack([plain_adjusted(row, sequence, state, p) for p, row in enumerate(logits)])
-        read, logits = logits / max(1.0, sampling.temperature), logits / (sampling.temperature or 1.0)
-        probabilities = (read - read.logsumexp(-1, keepdim=True)).exp()  # rounded as the engine rounds it
-        picks, entropies = [], []
-        for position in state.masked:
-            scores = self.allowed(logits[position], sampling)
-            if sampling.temperature > 0:
-                row = Row(state, start // len(state.tokens), (), writes_kv=False, sampling=sampling)
-                batch = SamplingBatch.from_rows([row], len(state.tokens))
-                (key,) = noise_keys(batch)[batch.position == position]
-                scores = scores + gumbel(torch.tensor(key[None]), torch.arange(len(scores)))[0]
-            token = int(scores.argmax())
-            known, logprob = self.known(logits[position], read[position]), logits[position].log_softmax(-1)[token]
-            picks.append(Pick(position, token, float(probabilities[position, token]), known, float(logprob)))
-            entropies.append(float(torch.special.entr(read[position].softmax(-1)).sum()))
-        judged = [Pick(p, state.tokens[p], float(probabilities[p, state.tokens[p]])) for p in judge]
-        return prediction_of(tuple(picks), tuple(judged), hidden, entropies)
+            for position in (*state.masked, *judge):
+                logits[position] = plain_adjusted(logits[position], sequence, state, position)
+        rule_logits, logits = logits / max(1.0, sampling.temperature), logits / (sampling.temperature or 1.0)
+        probabilities = (rule_logits - rule_logits.logsumexp(-1, keepdim=True)).exp()  # rounded as by the engine
+        logprobs, masked = logits.log_softmax(-1), list(state.masked)
+        scores = torch.stack([self.allowed(row, sampling) for row in logits[masked]]) if masked else logits[:0]
+        if sampling.temperature > 0:
+            row = Row(state, start // len(state.tokens), (), writes_kv=False, sampling=sampling)
+            keys = noise_keys(SamplingBatch.from_rows([row], len(state.tokens)))  # one for each masked position
+            scores = scores + gumbel(torch.tensor(keys), torch.arange(scores.shape[-1]))
+        picks = [
+            Pick(
+                position,
+                token,
+                float(probabilities[position, token]),
+                self.top_two(logprobs[position], probabilities[position]),
+                float(logprobs[position, token]),
+            )
+            for position, token in zip(masked, scores.argmax(-1).tolist(), strict=True)
+        ]
+        entropies = torch.special.entr(rule_logits[masked].softmax(-1)).sum(-1).tolist()
+        judged = tuple(Pick(p, state.tokens[p], float(probabilities[p, state.tokens[p]])) for p in judge)
+        return prediction_of(picks, judged, hidden, entropies)
 
-    def known(self, logits: Tensor, read: Tensor) -> PositionLogprobs:
-        """The two likeliest tokens, their log-probabilities and confidences, the mask token's share included.
+    def top_two(self, logprobs: Tensor, confidences: Tensor) -> PositionLogprobs:
+        """The two likeliest tokens with their log-probabilities and confidences, the mask token's share included.
 
-        `logits`, `read`: `[V]`, at the request's temperature, and as rules read them.
+        `logprobs`, `confidences`: `[V]`, at the request's temperature, and as rules read them.
         """
-        scores, confidences = logits.log_softmax(-1).tolist(), read.softmax(-1).tolist()
-        tokens = [token for token in range(len(scores)) if token != self.config.mask_token_id]
-        best = nsmallest(2, tokens, key=lambda token: -scores[token])
-        top = tuple((token, scores[token]) for token in best)
-        return PositionLogprobs(top, confidences=tuple(confidences[token] for token in best))
+        possible = logprobs.clone()
+        possible[self.config.mask_token_id] = -torch.inf
+        tokens = possible.topk(2).indices.tolist()
+        top = tuple((token, float(logprobs[token])) for token in tokens)
+        return PositionLogprobs(top, confidences=tuple(float(confidences[token]) for token in tokens))
 
     def allowed(self, logits: Tensor, sampling: SamplingParams) -> Tensor:
         """logits `[V]` with -inf where a token must not be chosen."""
         logits = logits.clone()
         logits[self.config.mask_token_id] = -torch.inf
-        if sampling.temperature == 0:
+        if sampling.temperature == 0 or not sampling.filtered:
             return logits
-        kept = plain_filter(logits.softmax(-1).tolist(), sampling.top_k, sampling.top_p, sampling.min_p)
-        return torch.tensor([value if ok else -math.inf for value, ok in zip(logits.tolist(), kept, strict=True)])
+        passes = plain_filter(logits.softmax(-1).tolist(), sampling.top_k, sampling.top_p, sampling.min_p)
+        return logits.masked_fill(~torch.tensor(passes), -torch.inf)
 
     # --- decoding ----------------------------------------------------------------------------------
 
@@ -253,7 +259,11 @@ def plain_adjusted(logits: Tensor, sequence: Standing, state: Block, position: i
     index = len(standing) - len(state.tokens) + position - len(prompt)
     if index < 0:
         return logits
-    before, in_words = sequence.bad_words_in(answer), {t for word in sampling.bad_words_token_ids for t in word}
+    words = sampling.bad_words_token_ids
+    longest, in_words = max(map(len, words), default=0), {token for word in words for token in word}
+    around = slice(max(0, index - longest), index + longest)  # a token completes no word that is farther away
+    left, right = answer[around.start : index], answer[index + 1 : around.stop]
+    before = sequence.bad_words_in([*left, MASKED, *right])
     adjusted = logits.tolist()
     for token in range(len(adjusted)):
         value = adjusted[token] + sampling.logit_bias.get(token, 0.0)
@@ -263,7 +273,7 @@ def plain_adjusted(logits: Tensor, sequence: Standing, state: Block, position: i
         value -= sampling.frequency_penalty * count + sampling.presence_penalty * (count > 0)
         if index < sampling.min_tokens and token in request.stop_token_ids:
             value = -math.inf
-        if token in in_words and sequence.bad_words_in([*answer[:index], token, *answer[index + 1 :]]) != before:
+        if token in in_words and sequence.bad_words_in([*left, token, *right]) != before:
             value = -math.inf
         adjusted[token] = value
     return torch.tensor(adjusted)
@@ -272,12 +282,13 @@ def plain_adjusted(logits: Tensor, sequence: Standing, state: Block, position: i
 def plain_filter(probabilities: Sequence[float], top_k: int, top_p: float, min_p: float = 0.0) -> list[bool]:
     """Which tokens the filters leave: at least min_p times as likely as the likeliest token; fewer than k are better;
     of the k best, the better ones weigh less than p."""
-    probabilities = [value if value >= min_p * max(probabilities) else 0.0 for value in probabilities]
+    lowest = min_p * max(probabilities)
+    probabilities = [value if value >= lowest else 0.0 for value in probabilities]
     best = sorted(probabilities, reverse=True)[: top_k or None]
-    total = sum(best)
-    kept = []
-    for probability in probabilities:
-        better = sum(other for other in best if other > probability)
-        likely = probability > 0 or min_p == 0
-        kept.append(likely and probability >= best[-1] and (top_p >= 1 or better / total < top_p))
-    return kept
+    better, total = dict[float, float](), sum(best)  # probability -> the sum of higher ones
+    for probability, weight in zip(best, accumulate(best, initial=0.0), strict=False):
+        better.setdefault(probability, weight)
+    return [
+        (value > 0 or min_p == 0) and value >= best[-1] and (top_p >= 1 or better[value] / total < top_p)
+        for value in probabilities
+    ]

@@ -14,16 +14,12 @@ from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending
 from service.model import Checkpoint
 
 
-class Around:
+class RunnerWrapper:
     """Does what the real runner does, at once. A test overrides the part that it is about."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self.runner, self.config, self.device = runner, runner.config, runner.device
-        self.num_pages = runner.num_pages
-
-    @property
-    def graph_sizes(self) -> Sequence[int]:
-        return self.runner.graph_sizes
+        self.runner, self.model = runner, runner.model
+        self.config, self.device = runner.config, runner.device
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         return done(self.evaluate(rows) if network == "backbone" else self.refine(rows))
@@ -34,15 +30,6 @@ class Around:
     def measure_bytes(self, max_rows: int) -> int:
         return self.runner.measure_bytes(max_rows)
 
-    def pop_eager_forwards(self) -> int:
-        return self.runner.pop_eager_forwards()
-
-    def release_cache(self) -> None:
-        self.runner.release_cache()
-
-    def restore_cache(self) -> None:
-        self.runner.restore_cache()
-
     def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         return self.runner.begin("backbone", rows)()
 
@@ -50,17 +37,17 @@ class Around:
         return self.runner.begin("mrp", rows)()
 
 
-Made = TypeVar("Made", bound=ModelRunner)
+Wrapped = TypeVar("Wrapped", bound=ModelRunner)
 
 
 def engine_over(
-    make: Callable[[CheckpointRunner], Made], checkpoint: Checkpoint, deps: EngineDeps | None = None, **limits: Any
-) -> tuple[Engine, Made]:
+    make: Callable[[CheckpointRunner], Wrapped], checkpoint: Checkpoint, deps: EngineDeps | None = None, **limits: Any
+) -> tuple[Engine, Wrapped]:
     """An engine, and its runner: what `make` puts around the usual one. By default its cache is small."""
-    made: list[Made] = []
+    made: list[Wrapped] = []
 
-    def runner(*given: Any) -> Made:
-        made.append(make(CheckpointRunner(*given)))
+    def runner(*arguments: Any) -> Wrapped:
+        made.append(make(CheckpointRunner(*arguments)))
         return made[0]
 
     engine = Engine(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from service.model import Checkpoint, Mrp, family_named, parse_config
+from service.model import Checkpoint, LoadOptions, Mrp, family_named, load_checkpoint, parse_config
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 GOLDEN_NAMES = ("sdar-mrp-random-a", "sdar-mrp-random-b", "sdar-mrp-random-c")
@@ -44,6 +45,12 @@ LLADA2: dict[str, Any] = {
     "use_bias": False,
     "num_nextn_predict_layers": 0,
 }
+
+
+@cache
+def golden(name: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
+    """A golden checkpoint. Tests share it, so none may change its weights."""
+    return load_checkpoint(GOLDEN / name, LoadOptions(dtype=dtype))
 
 
 def tiny_config(**changes: Any) -> dict[str, Any]:

@@ -20,18 +20,15 @@ from service.engine.request import (
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine, EngineDeps
-    from service.engine.thread import AsyncEngine
 else:
 
     def __getattr__(name: str) -> type:
-        modules = {"AsyncEngine": "thread", "Engine": "engine", "EngineDeps": "engine"}
-        if name not in modules:
+        if name not in {"Engine", "EngineDeps"}:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"service.engine.{modules[name]}"), name)
+        return getattr(import_module("service.engine.engine"), name)
 
 
 __all__ = [
-    "AsyncEngine",
     "BlockEvent",
     "BlockProgress",
     "Completion",

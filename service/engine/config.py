@@ -8,7 +8,7 @@ from typing import Literal
 
 from service.settings import defaults
 
-#: the least size of a vocabulary whose drafts are chosen from some of its tokens (dev/lab/performance-log.md)
+#: the minimum size of a vocabulary whose drafts are chosen from some of its tokens (dev/lab/performance-log.md)
 _LARGE_VOCABULARY = 16384
 
 #: whether one micro-batch computes while the policies of the other one run (`micro_batch.py`)
@@ -17,41 +17,31 @@ Overlapping = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Limits of one engine.
+    """Limits of one engine."""
 
-    `max_running`: the most requests decoded together. `max_rows`: the most rows of one forward (a row is one block).
-    `max_prefill_tokens`: the most prompt tokens in a step that also decodes; None: the default of the device's kind.
-    `kv_cache_tokens`: the tokens that the KV cache holds over all requests. `max_model_len`: the most tokens of one
-    request, prompt and completion; None: the checkpoint's length, or the cache's if it is less.
-    `priority_aging_s`: seconds of waiting that make up for one priority.
-    `prefix_cache`: whether requests share the KV of equal leading blocks.
-    `deterministic`: every row is computed with the same tensor shapes in any batch. A request with a seed then gets
-    identical results, bit for bit, on any machine of the same kind. Slower. On CUDA a library user also sets
-    `TORCH_DISABLE_NATIVE_JIT=1`: other packages may bring kernels that torch then takes.
-    `attention`: the backend's name (`service/model/attention/registry.py`); `auto`: the fastest available.
-    `cuda_graphs`: whether forwards on CUDA are captured once for each size and replayed.
-    `overlap`: whether requests are divided into two micro-batches; `auto`: if on CUDA and faster.
-    `draft_candidates`: the number of tokens from which a position's draft is chosen, 0: the whole vocabulary. None: by
-    the vocabulary's size. The output is the same.
-    `torch_profiler_dir`: the folder for a trace of some steps; None: no trace (`forward/profiler.py`).
-    """
-
-    max_running: int = defaults.MAX_RUNNING_CPU
-    max_rows: int = defaults.MAX_ROWS_CPU
-    kv_cache_tokens: int = defaults.KV_CACHE_TOKENS_CPU
+    max_running: int = defaults.MAX_RUNNING_CPU  # requests decoded together
+    max_rows: int = defaults.MAX_ROWS_CPU  # rows of one forward; a row is one block
+    kv_cache_tokens: int = defaults.KV_CACHE_TOKENS_CPU  # tokens in the KV cache over all requests
+    #: tokens of one request, prompt and completion; None: the checkpoint's length, or the cache's if it is less
     max_model_len: int | None = None
-    priority_aging_s: float = defaults.PRIORITY_AGING_S
-    prefix_cache: bool = True
+    priority_aging_s: float = defaults.PRIORITY_AGING_S  # seconds of waiting that make up for one priority
+    prefix_cache: bool = True  # whether requests share the KV of equal leading blocks
+    #: Every row is computed with the same tensor shapes in any batch. A request with a seed then gets identical
+    #: results, bit for bit, on any machine of the same kind. Slower. On CUDA a library user also sets
+    #: `TORCH_DISABLE_NATIVE_JIT=1`: other packages may bring kernels that torch then takes.
     deterministic: bool = False
+    #: The number of tokens from which a position's draft is chosen, 0: the whole vocabulary. None: by the vocabulary's
+    #: size. The output is the same.
     draft_candidates: int | None = None
-    attention: str = "auto"
-    cuda_graphs: bool = True
-    overlap: Overlapping = "auto"
+    attention: str = "auto"  # the backend's name (`service/model/attention/registry.py`); `auto`: the fastest available
+    cuda_graphs: bool = True  # whether forwards on CUDA are captured once for each size and replayed
+    overlap: Overlapping = "auto"  # whether requests are divided into two micro-batches; `auto`: if on CUDA and faster
+    #: prompt tokens in a step that also decodes; None: the default of the device's kind
     max_prefill_tokens: int | None = None
-    torch_profiler_dir: Path | None = None
+    torch_profiler_dir: Path | None = None  # the folder for a trace of some steps; None: no trace
 
     def prefill_tokens(self, device: str) -> int:
-        """The most prompt tokens in a step that also decodes, on a kind of device ("cpu", "cuda")."""
+        """The maximum of prompt tokens in a step that also decodes, on a kind of device ("cpu", "cuda")."""
         default = defaults.PREFILL_TOKENS_CPU if device == "cpu" else defaults.PREFILL_TOKENS_GPU
         return self.max_prefill_tokens or default
 

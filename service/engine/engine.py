@@ -21,7 +21,7 @@ from typing import Protocol
 from service.engine.config import EngineConfig
 from service.engine.drafting.costs import StepCosts, measure
 from service.engine.drafting.planner import DraftPlanner
-from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, ModelForward, ShapePolicy
+from service.engine.forward.model_forward import ExecutionConfig, ModelForward, ShapePolicy
 from service.engine.forward.partition import fixed_shapes_for
 from service.engine.forward.profiler import StepProfiler
 from service.engine.forward.runner import CheckpointRunner, ModelRunner, forward_clock
@@ -80,29 +80,19 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineDeps:
-    """The dependencies of an engine that a caller may provide, with their defaults.
-
-    A test provides a clock that stands still, fixed costs, or a runner that fails.
-
-    `clock`: monotonic seconds. `costs`: costs of forwards for `mrp_steps: "auto"` and for several tenants; None:
-    measured for the first request that needs them. `runner`: makes the runner, with the arguments of
-    `CheckpointRunner`. `ranks`: None where this process has the whole checkpoint.
-    """
+    """The dependencies of an engine that a caller may provide, such as a clock of a test or a runner that fails."""
 
     clock: Callable[[], float] = time.monotonic
+    #: costs of forwards for `mrp_steps: "auto"` and for several tenants; None: measured for the first such request
     costs: StepCosts | None = None
+    #: makes the runner, with the arguments of `CheckpointRunner`
     runner: Callable[..., ModelRunner] = CheckpointRunner
+    #: None where this process has the whole checkpoint
     ranks: Ranks | None = None
 
 
 class Engine:
-    """Decodes requests with one checkpoint. Not thread-safe.
-
-    `progress`: the decoding steps of the last `step`, for requests with `report_steps`.
-    `version`, `mrp_version`: the versions of the weights, and of MRP among them. `update_weights` sets them.
-    `held`: whether waiting requests stay in the queue. `paused`: whether running requests stay as they are, too.
-    `sleep_level`: 0 while the KV cache has memory (`sleep`). The caller of an engine that `stands` makes no step.
-    """
+    """Decodes requests with one checkpoint. Not thread-safe. The caller of a `halted` engine makes no step."""
 
     def __init__(
         self,
@@ -121,7 +111,7 @@ class Engine:
         num_pages = config.kv_cache_tokens // size
         self._pages = PrefixCache(num_pages, config.prefix_cache)
         candidates = config.candidates(self.model.vocab_size)
-        networks = deps.ranks.networks if deps.ranks else LocalModelForward
+        networks = deps.ranks.networks if deps.ranks else ModelForward
         execution = ExecutionConfig(config.attention, config.cuda_graphs, networks=networks)
         use_device(checkpoint.device)
         runner = deps.runner(checkpoint, num_pages, partition, candidates, execution)
@@ -134,10 +124,12 @@ class Engine:
         self._scheduler = Scheduler(self._pages, size, config, self._planner, prompt_rows)
         self._observer = SafeObserver(observer)
         self._clock = deps.clock
-        self.version, self.sleep_level = 0, 0
-        self.held = self.paused = self._prepared = False
-        self.mrp_version = 0 if has_mrp else None
-        self.progress: list[BlockProgress] = []
+        self.version, self.mrp_version = 0, 0 if has_mrp else None  # of the weights; `update_weights` sets them
+        self.queue_held = False  # whether waiting requests stay in the queue
+        self.paused = False  # whether running requests stay as they are, too
+        self.sleep_level = 0  # 0 while the KV cache has memory
+        self._prepared = False
+        self.progress: list[BlockProgress] = []  # the steps of the last `step`, for requests with `report_steps`
         self._executor = ForwardExecutor(runner, self._clock)
         self._overlap = TwoBatchOverlap(config.overlap, self._planner, asynchronous=checkpoint.device.type == "cuda")
         self._micro_batches: deque[MicroBatch] = deque()
@@ -200,7 +192,7 @@ class Engine:
         return bool(self._scheduler.running or self._scheduler.waiting)
 
     @property
-    def stands(self) -> bool:
+    def halted(self) -> bool:
         """Whether no request makes progress: the engine is paused or asleep."""
         return self.paused or self.sleep_level > 0
 
@@ -232,7 +224,7 @@ class Engine:
         self.paused = True
 
     def resume(self) -> None:
-        """Lets requests go on after `pause`, with the same tokens as without it."""
+        """Continues the requests after `pause`, with the same tokens as without it."""
         self.paused = False
 
     def sleep(self, level: int) -> None:
@@ -240,7 +232,7 @@ class Engine:
         self._check_idle("the engine is to sleep")
         if not self.sleep_level:
             self._pages.clear()
-            self._runner.release_cache()
+            self._runner.model.release_cache()
         self.sleep_level = level
 
     def wake_up(self) -> None:
@@ -248,14 +240,14 @@ class Engine:
 
         OutOfMemory: the engine sleeps on.
         """
-        self._runner.restore_cache()
+        self._runner.model.restore_cache()
         try:
             if self._prepared:
                 self._runner.prepare(self._max_rows)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            self._runner.release_cache()
+            self._runner.model.release_cache()
             raise OutOfMemory("the device has no memory for forwards", retry_after=1.0) from None
         self.sleep_level = 0
 
@@ -267,11 +259,11 @@ class Engine:
 
     # --- decoding ----------------------------------------------------------------------------------
 
-    def admit(self) -> None:
+    def start_waiting(self) -> None:
         """Starts waiting requests while slots and pages are free. `step` calls this itself."""
-        if self.held or self.stands:
+        if self.queue_held or self.halted:
             return
-        for running in self._scheduler.admit():
+        for running in self._scheduler.start_waiting():
             running.stats.begin(self._clock, self.version, self.mrp_version)
             try:
                 if running.request.version not in {None, self.version}:
@@ -289,22 +281,31 @@ class Engine:
 
         With two micro-batches under way (`micro_batch.py`), the step of the micro-batch that is over first.
         """
+        start = self._begin_measuring()
+        events = self.expire()
+        self.start_waiting()
+        num_rows = self._begin_micro_batches()
+        forwards = Counter[ForwardKind]()
+        ended = self._end_micro_batch(forwards) if self._micro_batches else []
+        self._scheduler.publish(ended)
+        events += self._collect(list(self._scheduler.running))
+        self._report_step(start, num_rows, forwards, len(ended))
+        return events
+
+    def _begin_measuring(self) -> float:
+        """Begins the measurements of a step. Returns its time."""
         if self._profiler is not None:
             self._profiler.begin_step()
-        start = self._clock()
-        events = self.expire()
-        self.admit()
-        rows = self._begin_micro_batches()
-        forwards: Counter[ForwardKind] = Counter()
-        if self._micro_batches:
-            ended = self._end_micro_batch(forwards)
-            self._scheduler.publish(ended.requests)
-            self._overlap.note(self._clock() - start - self._executor.pop_seconds(), len(ended.requests))
-        events += self._collect(list(self._scheduler.running))
-        lookups = self._scheduler.pop_lookups()
-        eager = self._runner.pop_eager_forwards()
-        self._observer.on_step(StepReport(self._clock() - start, rows, forwards, self.state(), *lookups, eager))
-        return events
+        return self._clock()
+
+    def _report_step(self, start: float, num_rows: int, forwards: Counter[ForwardKind], num_ended: int) -> None:
+        """Ends the measurements of a step. `num_ended`: the requests of the micro-batch that ended."""
+        seconds, model = self._clock() - start, self._runner.model
+        self._overlap.record(seconds - self._executor.pop_seconds(), num_ended)
+        eager_forwards, model.eager_forwards = model.eager_forwards, 0
+        lookups, state = self._scheduler.pop_lookups(), self.state()
+        report = StepReport(seconds, num_rows, forwards, state, *lookups, eager_forwards=eager_forwards)
+        self._observer.on_step(report)
 
     def _begin_micro_batches(self) -> int:
         """Begins micro-batches until their number is reached. Returns the number of rows of their first forwards."""
@@ -320,11 +321,11 @@ class Engine:
             num_rows += sum(len(rows) for _, rows in plan)
         return num_rows
 
-    def _end_micro_batch(self, forwards: Counter[ForwardKind]) -> MicroBatch:
-        """Advances the micro-batches by one forward each until one of them is over. Returns that one."""
+    def _end_micro_batch(self, forwards: Counter[ForwardKind]) -> list[RunningRequest]:
+        """Advances the micro-batches by one forward each until one of them is over. Returns its requests."""
         while (micro_batch := self._micro_batches.popleft()).advance(forwards):
             self._micro_batches.append(micro_batch)
-        return micro_batch
+        return micro_batch.requests
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
         """Decodes requests together and returns their completions in order. Blocks until all are done.
@@ -354,13 +355,13 @@ class Engine:
         """Ends requests that are over their time limit, queued or running. `step` does it first."""
         now = self._clock()
         self.progress, events = [], list[BlockEvent]()
-        for waiting in [waiting for waiting in self._scheduler.waiting if _late(waiting, now)]:
+        for waiting in [waiting for waiting in self._scheduler.waiting if _is_late(waiting, now)]:
             self._scheduler.waiting.remove(waiting)
             age = now - waiting.submitted
             events.append(BlockEvent(waiting.request.request_id, 0, (), Stats(queue_s=age, total_s=age), "timeout"))
             self._observer.on_event(waiting.request, events[-1], ())
         limited = [running for running in self._scheduler.running if running.request.timeout_s is not None]
-        late = [running for running in limited if _late(running, now)]
+        late = [running for running in limited if _is_late(running, now)]
         for running in late:
             running.expire("timeout")
         return events + self._collect(late)
@@ -383,7 +384,7 @@ class Engine:
         return events
 
 
-def _late(entry: Waiting | RunningRequest, now: float) -> bool:
+def _is_late(entry: Waiting | RunningRequest, now: float) -> bool:
     return entry.request.timeout_s is not None and now - entry.submitted >= entry.request.timeout_s
 
 

@@ -7,7 +7,7 @@ as a draft or not. Knows tokens; no tensors. `forward/logit_adjustments.py` appl
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.decode.block import MASKED, Block, Pick
-from service.engine.bad_words import BadWords
 from service.engine.forward.rows import LogitAdjustment
 from service.engine.request import GenerationRequest, SamplingParams
+
+_Word = tuple[int, ...]
 
 
 class _TokenTable(NamedTuple):
@@ -137,4 +138,47 @@ def _token_table(
         np.array([-np.inf if token in forbidden else bias.get(token, 0.0) for token in tokens], np.float32),
         np.array([token in repeated for token in tokens], np.bool_),
         np.array([counts[token] for token in tokens], np.int32),
+    )
+
+
+class BadWords:
+    """The words, as token ids, that an answer may not contain.
+
+    A masked position has tokens on both sides. So each token of a word is forbidden where all other tokens of the word
+    stand at their positions. In text that comes from left to right only the last token is.
+    """
+
+    def __init__(self, words: Sequence[_Word]) -> None:
+        self.short = frozenset(word[0] for word in words if len(word) == 1)  # the tokens that are a word
+        longer = [word for word in words if len(word) > 1]
+        self.long = bool(longer)  # whether there are words of several tokens
+        self._longest = max(map(len, longer), default=0)
+        # the words by their token beside the missing one: the token before it, or after it if it is the first
+        self._after: defaultdict[int, list[tuple[_Word, int]]] = defaultdict(list)
+        self._before: defaultdict[int, list[tuple[_Word, int]]] = defaultdict(list)
+        for word in longer:
+            self._before[word[1]].append((word, 0))
+            for index in range(1, len(word)):
+                self._after[word[index - 1]].append((word, index))
+
+    def completing(self, answer: Sequence[int], block: Sequence[int], position: int) -> set[int]:
+        """The tokens that complete a word of several tokens at a position.
+
+        `answer`: the answer's tokens before the block. `block`: the tokens of the block's part of the answer, `MASKED`
+        where nothing stands. `position`: an index of `block`; the token there does not count.
+        """
+        before = answer[max(0, len(answer) + position - self._longest + 1) :]
+        tokens, position = (*before, *block[: position + self._longest]), len(before) + position
+        left = tokens[position - 1] if position else MASKED
+        right = tokens[position + 1] if position + 1 < len(tokens) else MASKED
+        words = (*self._after.get(left, ()), *self._before.get(right, ()))
+        return {word[index] for word, index in words if _stands(word, index, tokens, position - index)}
+
+
+def _stands(word: _Word, index: int, tokens: Sequence[int], start: int) -> bool:
+    """Whether all tokens of a word but the one at `index` stand in `tokens` from `start` on."""
+    if start < 0 or start + len(word) > len(tokens):
+        return False
+    return word[:index] == tokens[start : start + index] and (
+        word[index + 1 :] == tokens[start + index + 1 : start + len(word)]
     )

@@ -32,7 +32,7 @@ _SAMPLED_BYTES = 28
 _FORWARD_TOKENS, _FORWARD_SHARE = 4096, 0.25
 #: the mean tokens of a request for which the plan has room, if the model allows more
 _TYPICAL = 512
-#: the most bytes of the cache on a CPU: all of it is allocated at the start, and other programs need memory, too
+#: the maximum of bytes of the cache on a CPU: all of it is allocated at the start, and other programs need memory, too
 _CPU_BYTES = 4 * 2**30
 
 
@@ -61,11 +61,6 @@ class MemoryPlan:
     forward_bytes: int
 
 
-def most_running(kind: str) -> int:
-    """The default for the most running requests on a kind of device."""
-    return defaults.MAX_RUNNING_CPU if kind == "cpu" else defaults.MAX_RUNNING_GPU
-
-
 def plan_memory(
     sizes: RequestedSizes, model: ModelConfig, itemsize: int, memory: DeviceMemory, measured: int | None = None
 ) -> MemoryPlan:
@@ -79,12 +74,12 @@ def plan_memory(
     budget = int(budget * sizes.memory_utilization) if cpu else int(budget + memory.total * sizes.memory_utilization)
     rows = sizes.max_rows or _rows(model, itemsize, budget, cpu)
     forward = forward_bytes(model, rows, itemsize) if measured is None else measured
-    running = sizes.max_running or most_running(memory.kind)
+    running = sizes.max_running or (defaults.MAX_RUNNING_CPU if cpu else defaults.MAX_RUNNING_GPU)
     page = page_bytes(model, itemsize)
     if sizes.kv_cache_tokens is None:
-        room = min(budget - forward, _CPU_BYTES) if cpu else budget - forward
+        available = min(budget - forward, _CPU_BYTES) if cpu else budget - forward
         # An attention kernel may copy all keys and values of one layer.
-        pages = int(room / (page * (1 + 1 / model.num_kv_layers))) - NUM_SPARE
+        pages = int(available / (page * (1 + 1 / model.num_kv_layers))) - NUM_SPARE
         longest = model.max_positions // model.block_size
         pages = min(pages, defaults.KV_CACHE_TOKENS_CPU // model.block_size if cpu else max(1, running * longest))
         tokens = pages * model.block_size
@@ -126,11 +121,11 @@ def _inner(model: ModelConfig) -> int:
 
 def _rows(model: ModelConfig, itemsize: int, budget: int, cpu: bool) -> int:
     """The rows that the kind of device can use, halved until a forward leaves most of the memory to the cache."""
-    fewest = model.block_size + 2
+    min_rows = model.block_size + 2
     rows = defaults.MAX_ROWS_CPU if cpu else max(defaults.MAX_ROWS_CPU, _FORWARD_TOKENS // model.block_size)
-    while rows > fewest and forward_bytes(model, rows, itemsize) > _FORWARD_SHARE * budget:
+    while rows > min_rows and forward_bytes(model, rows, itemsize) > _FORWARD_SHARE * budget:
         rows //= 2
-    return max(fewest, rows)
+    return max(min_rows, rows)
 
 
 def _too_little(memory: DeviceMemory, forward: int, min_cache: int) -> str:

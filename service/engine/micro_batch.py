@@ -32,10 +32,10 @@ from service.tracebacks import type_and_line, without_message
 
 _log = logging.getLogger(__name__)
 
-#: weight of a step in the running mean; the most time of halves, over the time of one micro-batch, that pays
-_FRESH, _GAIN = 1 / 16, 0.97
-#: the most requests that are never divided
-_FEW = 8
+#: weight of a step in the running mean; the maximum of the time of halves over the time of one micro-batch
+_NEW_WEIGHT, _MAX_RATIO = 1 / 16, 0.97
+#: the maximum of requests that are never divided
+_MAX_UNDIVIDED = 8
 
 
 class ForwardExecutor:
@@ -87,9 +87,9 @@ class MicroBatch:
         for running, rows, predictions in _served(self._plan, self._executor.wait(self._pending)):
             try:
                 if self._refines:
-                    kinds.append(running.accept_refinement(predictions))
+                    kinds.append(running.receive_refinement(predictions))
                 else:
-                    kinds.append(running.accept(rows, predictions))
+                    kinds.append(running.receive_predictions(rows, predictions))
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
         counts.update(chain.from_iterable(kinds))
@@ -104,7 +104,7 @@ class MicroBatch:
 
 
 class TwoBatchOverlap:
-    """Chooses the number of micro-batches. `asynchronous`: whether the device computes while the host goes on."""
+    """Chooses the number of micro-batches. `asynchronous`: whether the host works while the device computes."""
 
     def __init__(self, setting: Overlapping, planner: DraftPlanner, *, asynchronous: bool) -> None:
         self._setting, self._planner, self._asynchronous = setting, planner, asynchronous
@@ -116,17 +116,17 @@ class TwoBatchOverlap:
             return 1
         if self._setting == "on":
             return 2
-        return 2 if self._asynchronous and num_running > _FEW and self._pays(num_running) else 1
+        return 2 if self._asynchronous and num_running > _MAX_UNDIVIDED and self._is_faster(num_running) else 1
 
-    def note(self, seconds: float, requests: int) -> None:
+    def record(self, seconds: float, requests: int) -> None:
         """Counts the host's time for a micro-batch. `requests`: the number of its requests."""
         if requests:
-            self._host += _FRESH * (seconds / requests - self._host)
+            self._host += _NEW_WEIGHT * (seconds / requests - self._host)
 
-    def _pays(self, num_running: int) -> bool:
+    def _is_faster(self, num_running: int) -> bool:
         half = -(-num_running // 2)
         host, forwards = self._host, self._planner.forward_time
-        return 2 * max(forwards(half), host * half) < _GAIN * (forwards(num_running) + host * num_running)
+        return 2 * max(forwards(half), host * half) < _MAX_RATIO * (forwards(num_running) + host * num_running)
 
 
 def _served(

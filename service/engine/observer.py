@@ -16,10 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineState(Data, frozen=True):
-    """The current state of the engine. Pages that only the prefix cache holds count as free.
-
-    `paused`, `sleep_level`: as in `Engine`.
-    """
+    """The current state of the engine. Pages that only the prefix cache holds count as free."""
 
     num_running: int
     num_waiting: int
@@ -36,20 +33,15 @@ class EngineState(Data, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One engine step. `forwards`: kind of forward -> number of requests that had a row in it.
-
-    `tokens_looked_up`: prompt tokens that the requests admitted in this step looked up in the prefix cache.
-    `tokens_cached`: the looked-up tokens that were in the cache. `eager_forwards`: the forwards on CUDA since the last
-    report that ran without a CUDA graph.
-    """
+    """One engine step."""
 
     seconds: float
     rows: int
-    forwards: Mapping[ForwardKind, int]
+    forwards: Mapping[ForwardKind, int]  # kind of forward -> number of requests that had a row in it
     state: EngineState
-    tokens_looked_up: int = 0
-    tokens_cached: int = 0
-    eager_forwards: int = 0
+    tokens_looked_up: int = 0  # prompt tokens that requests looked up in the prefix cache when they started
+    tokens_cached: int = 0  # the looked-up tokens that were in the cache
+    eager_forwards: int = 0  # the forwards on CUDA since the last report that ran without a CUDA graph
 
 
 class Observer(Protocol):

@@ -25,36 +25,37 @@ from service.errors import MrpServeError
 
 
 class RunningRequest:
-    """A running request. `lease`: pages for its whole length. The shared pages of its prompt are already written.
-
-    `drafts`: the budget of its drafts. `written`: the blocks written since the last publication, in order, in all
-    layers that the request needs. `stats`: its statistics and events.
-    """
+    """A running request."""
 
     def __init__(
         self, request: GenerationRequest, block_size: int, lease: Lease, submitted: float, drafts: RequestDrafts
     ) -> None:
-        self.request, self.lease, self.submitted, self._drafts = request, lease, submitted, drafts
+        self.request, self.submitted, self._block_size, self._drafts = request, submitted, block_size, drafts
+        self.lease = lease  # the pages for its whole length; the shared pages of its prompt are already written
         self.stats = RequestStats(request, submitted, lease.num_shared * block_size, drafts.mrp_steps)
-        self.written: deque[BlockTokens] = deque()
         self.finish_reason: FinishReason | None = None
-        self._block_size = block_size
-        self._entropy = request.mode.rule.needs_entropy
-        self._only_drafts = drafts.uses_mrp and only_drafts(request.mode)
+        self._needs_entropy = request.mode.rule.needs_entropy
+        self._only_drafts = drafts.uses_mrp and only_drafts(request.mode)  # whether MRP's picks are drafts only
         head = len(request.prompt_token_ids) % block_size
         self._adjuster = LogitAdjuster(request, head) if request.sampling.adjusts_logits else None
-        # a draft vocabulary is not adjusted
-        self._draft_vocabulary = self._only_drafts and self._adjuster is None
-        self._num_output = self._num_blocks = 0
+        self._draft_vocabulary = self._only_drafts and self._adjuster is None  # draft candidates are not adjusted
+
+        # finished blocks, the prompt's whole blocks first: not stored yet, then stored but not read by MRP, then done
         self._unwritten: deque[Row] = deque()
         self._for_mrp: list[Row] = []
-        self._matcher: GrammarMatcher | None = None
-        self._masks: dict[Block, Any] = {}
-        self._canvas: Canvas
-        self._decoding: Decoding
-        self._query: Query | None = None
+        self.written: deque[BlockTokens] = deque()  # since the last publication
         blocks = lease.prefix.blocks
-        self._prompt_blocks = len(blocks)
+        self._prompt_blocks, self._num_blocks = (
+            len(blocks),
+            0,
+        )  # the prompt's whole blocks, the finished ones after them
+
+        # the block that is decoded
+        self._canvas: Canvas
+        self._decoding: Decoding  # the policy's generator
+        self._query: Query | None = None  # its present query
+        self._matcher: GrammarMatcher | None = None
+        self._masks: dict[Block, Any] = {}  # the grammar's token masks of the query's states
         for index in range(lease.num_shared, len(blocks)):
             self._store(Block(blocks[index]), index)
         self._start_block(request.prompt_token_ids[len(blocks) * block_size :])
@@ -68,7 +69,7 @@ class RunningRequest:
                 self._matcher.advance(request.prompt_token_ids[-request.num_continued :])
             self._canvas.grammar = BlockGrammar(self._matcher, self._head)
             self._canvas.begin()
-        self._go_on(next(self._decoding, None))
+        self._continue(next(self._decoding, None))
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -102,7 +103,7 @@ class RunningRequest:
         """Rows for the next backbone forward: at most `budget`, and at most `prompt_budget` of the prompt.
 
         Blocks to store come first. The evaluation follows if all of it fits. Empty if nothing fits. The caller must
-        call `accept` with a prediction for every row.
+        call `receive_predictions` with a prediction for every row.
         """
         if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
             return list(islice(self._unwritten, min(budget, prompt_budget)))
@@ -131,8 +132,8 @@ class RunningRequest:
 
     # --- predictions -------------------------------------------------------------------------------
 
-    def accept(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
-        """Accepts the backbone's predictions of the rows of `next_rows`. Returns the counted kinds of forward."""
+    def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
+        """Receives the backbone's predictions of the rows of `next_rows`. Returns the counted kinds of forward."""
         stored = min(len(rows), len(self._unwritten))  # they come first
         for row, prediction in zip(rows[:stored], predictions, strict=False) if stored else ():
             self._unwritten.popleft()
@@ -151,18 +152,18 @@ class RunningRequest:
             kinds = (*kinds, kind) if kinds else (kind,)
         self.stats.count(kinds)
         if evaluated:
-            self._answer(tuple(predictions[stored:]))
+            self._send(tuple(predictions[stored:]))
         return kinds
 
-    def accept_refinement(self, predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
-        """Accepts MRP's predictions of the rows of `next_refinement`. Returns the counted kinds of forward."""
+    def receive_refinement(self, predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
+        """Receives MRP's predictions of the rows of `next_refinement`. Returns the counted kinds of forward."""
         if self._for_mrp:
             self.written.extend(row.state.tokens for row in self._for_mrp)
             self._for_mrp.clear()
         self.stats.count(("mrp",))
         if isinstance(self._query, Refine):
             self._drafts.refinements += 1
-            self._answer((predictions[-1],))
+            self._send((predictions[-1],))
         return ("mrp",)
 
     def expire(self, reason: FinishReason) -> None:
@@ -187,12 +188,13 @@ class RunningRequest:
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
         """`head`: the tokens of the prompt at the block's beginning."""
-        self._head = self._leading = len(head)  # tokens before `_leading` are final, and the answer does not end there
+        self._head = len(head)
+        self._leading = len(head)  # tokens before this position are final, and the answer does not end there
         self._drafts.pages = self._prompt_blocks + self._num_blocks
         self._canvas = Canvas(
             Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._drafts.budget, ends=self._settled
         )
-        self._num_noted = 0
+        self._num_recorded = 0  # the canvas's steps that are recorded
         if self._adjuster is not None:
             self._canvas.without_bad_words = self._adjuster.without_bad_words
         if self._matcher is not None:
@@ -200,7 +202,7 @@ class RunningRequest:
             self._canvas.begin()
         self._decoding = self.request.mode.decode(self._canvas)
 
-    def _answer(self, predictions: tuple[Prediction, ...]) -> None:
+    def _send(self, predictions: tuple[Prediction, ...]) -> None:
         """Sends predictions to the policy. Ends the block when it is complete or the answer ends in it."""
         evaluated = len(predictions) if isinstance(self._query, Evaluate) else 0
         query: Query | None
@@ -208,11 +210,11 @@ class RunningRequest:
             query = self._decoding.send(predictions)
         except StopIteration:
             query = None
-        self._note(evaluated)
-        self._go_on(query)
+        self._record_steps(evaluated)
+        self._continue(query)
 
-    def _go_on(self, query: Query | None) -> None:
-        """Goes on to a query of the policy. None: the block is complete, and the next block's first query follows."""
+    def _continue(self, query: Query | None) -> None:
+        """Continues with a query. None: the block is complete, and the next block's first query follows."""
         while query is None:
             self._end_block(None)
             if self.finish_reason is not None:
@@ -236,25 +238,25 @@ class RunningRequest:
             states = query.states if isinstance(query, Evaluate) else (query.state,)
             self._masks = {state: grammar.mask(state) for state in states}
 
-    def _note(self, evaluated: int) -> None:
-        """Notes the steps that followed the last predictions. `evaluated`: the number of states that were read."""
-        first, steps = self._num_noted, self._canvas.steps
+    def _record_steps(self, evaluated: int) -> None:
+        """Records the steps that followed the last predictions. `evaluated`: the number of states that were read."""
+        first, steps = self._num_recorded, self._canvas.steps
         if not evaluated and first == len(steps):
             return
-        self._num_noted = len(steps)
+        self._num_recorded = len(steps)
         new_steps = steps[first:]
-        self._drafts.note(evaluated, new_steps)
+        self._drafts.record(evaluated, new_steps)
         if self.request.report_steps and new_steps:
             self.stats.add_progress(self._num_blocks, first, new_steps)
 
     def _new_tokens(self, block: Block) -> tuple[tuple[int, ...], FinishReason | None]:
         """The tokens of a state of the block that belong to the completion, and the finish reason if it ends there."""
         leading = block.tokens[self._head : block.num_leading]
-        room = self.request.max_new_tokens - self._num_output
-        for count, token in enumerate(leading[:room]):
+        remaining = self.request.max_new_tokens - self.stats.decoded_tokens
+        for count, token in enumerate(leading[:remaining]):
             if token in self.request.stop_token_ids:
                 return leading[:count], "stop"
-        return leading[:room], "length" if len(leading) >= room else None
+        return leading[:remaining], "length" if len(leading) >= remaining else None
 
     def _settled(self, block: Block) -> bool:
         """Whether the answer ends in this state, a later one than the canvas's. Called for every drafted state."""
@@ -264,18 +266,17 @@ class RunningRequest:
         if MASKED not in tokens:
             return True
         end = tokens.index(MASKED)
-        if end - self._head >= self.request.max_new_tokens - self._num_output:
+        if end - self._head >= self.request.max_new_tokens - self.stats.decoded_tokens:
             return True
         return not self.request.stop_token_ids.isdisjoint(tokens[leading:end])
 
     def _end_block(self, expired: FinishReason | None) -> None:
-        if self._num_noted < len(self._canvas.steps):
-            self._note(0)
+        if self._num_recorded < len(self._canvas.steps):
+            self._record_steps(0)
         tokens, reason = self._new_tokens(self._canvas.block)
         self._decoding.close()
         self._query = None
         self._num_blocks += 1
-        self._num_output += len(tokens)
         self.stats.decoded_tokens += len(tokens) + (reason == "stop")
         self.finish_reason = reason = reason or expired
         met = None if reason is None or self._matcher is None else self._matcher.complete(tokens)
@@ -286,7 +287,9 @@ class RunningRequest:
         index, pages, masks = self._prompt_blocks + self._num_blocks, self.lease.pages, self._masks
         request = self.request
         logprobs = request.logprobs_with(query.top_logprobs) if query.top_logprobs else request.logprobs
-        sampling, entropy, drafts, adjuster = request.sampling, self._entropy, self._draft_vocabulary, self._adjuster
+        sampling, entropy = request.sampling, self._needs_entropy
+        drafts, adjuster = self._draft_vocabulary, self._adjuster
+        # a call of Row by keywords takes three times as long, and a step has a row for every state
         return [
             new_tuple(Row, (
                 state, index, pages, False, sampling, (), None, entropy, drafts,
@@ -298,13 +301,21 @@ class RunningRequest:
 
     def _refined(self, query: Refine) -> Row:
         """MRP's row for a query, anchored on an earlier prediction."""
-        state, after, mask = query.state, query.after, self._masks.get(query.state)
+        state, mask, adjuster = query.state, self._masks.get(query.state), self._adjuster
         return Row(
-            state, self._prompt_blocks + self._num_blocks, self.lease.pages, False, self.request.sampling,
-            query.rescore, after.handle, self._entropy, self._draft_vocabulary, mask,
-            None if self._only_drafts else self.request.logprobs,
-            self._adjuster.adjustments(state, mask, query.rescore) if self._adjuster else (),
-        )  # fmt: skip
+            state,
+            self._prompt_blocks + self._num_blocks,
+            self.lease.pages,
+            writes_kv=False,
+            sampling=self.request.sampling,
+            rescore=query.rescore,
+            anchor=query.after.handle,
+            entropy=self._needs_entropy,
+            drafts=self._draft_vocabulary,
+            mask=mask,
+            logprobs=None if self._only_drafts else self.request.logprobs,
+            adjustments=adjuster.adjustments(state, mask, query.rescore) if adjuster else (),
+        )
 
     def _store(self, block: Block, index: int) -> None:
         self._unwritten.append(Row(block, index, self.lease.pages, writes_kv=True))

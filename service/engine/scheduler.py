@@ -1,4 +1,4 @@
-"""The scheduler: admits requests in the order of a fair queue, and assigns the rows of the next forward.
+"""The scheduler: starts requests in the order of a fair queue, and assigns the rows of the next forward.
 
 A long prompt is stored in chunks beside decoding requests, so that it does not delay them much.
 
@@ -49,7 +49,7 @@ class Waiting:
 class Scheduler:
     """The waiting queue and the running requests of one engine.
 
-    `prompt_rows`: the most rows of prompts in a step in which other requests decode.
+    `prompt_rows`: the maximum of rows of prompts in a step in which other requests decode.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Scheduler:
         ticket = Ticket(arrived, request.tenant, request.weight, request.priority, cost)
         self.waiting.push(Waiting(request, submitted, blocks), ticket)
 
-    def admit(self) -> list[RunningRequest]:
+    def start_waiting(self) -> list[RunningRequest]:
         """Moves requests from the queue to the running set while pages and slots are free.
 
         The next request blocks all later requests until its pages are free, so that long requests are served, too.
         """
-        admitted, expected = [], min(self._max_running, len(self.running) + len(self.waiting))
+        started, expected = [], min(self._max_running, len(self.running) + len(self.waiting))
         while len(self.running) < self._max_running and (first := self.waiting.peek()) is not None:
             request, mode = first.request, first.request.mode
             mrp_steps = self._planner.mrp_steps(request, expected)
@@ -89,15 +89,15 @@ class Scheduler:
             if lease is None:
                 break
             self.waiting.pop()
-            drafts = self._planner.admit(request, mrp_steps)
+            drafts = self._planner.plan_drafts(request, mrp_steps)
             kind = ScoringRequest if isinstance(mode, ScoreMode) else RunningRequest
             running = kind(request, self._block_size, lease, first.submitted, drafts)
             if self._pages.shares:
                 looked_up, cached = self._lookups
                 self._lookups = looked_up + len(request.prompt_token_ids), cached + running.stats.cached_tokens
             self.running.append(running)
-            admitted.append(running)
-        return admitted
+            started.append(running)
+        return started
 
     def pop_lookups(self) -> tuple[int, int]:
         """The prompt tokens looked up in the prefix cache since the last call, and the tokens found there."""
@@ -107,8 +107,8 @@ class Scheduler:
     def plan(self, busy: Collection[RunningRequest] = (), max_requests: int | None = None) -> StepRows:
         """The rows of the next forward: rows of decoding requests, then chunks of prompts.
 
-        `busy`: requests whose forward is under way. `max_requests`: the most requests in the forward. A request that
-        gets no rows is the first one in the next forward. A tenant gets the rows that its share of the time allows, at
+        `busy`: requests whose forward is under way. `max_requests`: the limit of requests. A request that gets no rows
+        is the first one in the next forward. A tenant gets the rows that its share of the time allows, at
         least the rows of one request.
         """
         live = [running for running in self.running if running.finish_reason is None]  # some failed when they started
@@ -163,7 +163,7 @@ class Scheduler:
     def _tenant_limits(
         self, live: list[RunningRequest], prompts: Mapping[RunningRequest, int], prompt_rows: int
     ) -> dict[str, int]:
-        """The most rows of each tenant in the next forward. Empty: no tenant is limited."""
+        """The maximum of rows of each tenant in the next forward. Empty: no tenant is limited."""
         if len({running.request.tenant for running in live}) < 2:
             return {}
         costs, loads, stored = self._planner.costs(), dict[str, TenantLoad](), Counter[str]()
@@ -191,11 +191,11 @@ class Scheduler:
         served, left_out = StepRows(), list[RunningRequest]()
         for running in order:
             chunk, rows = chunks.get(running), list[Row]()
-            tenant, room = running.request.tenant, budget
+            tenant, row_limit = running.request.tenant, budget
             if limits:
-                room = min(budget, budgets[tenant]) if len(served) != max_requests else 0
-            if room > 0:
-                rows = running.next_rows(room, chunk)
+                row_limit = min(budget, budgets[tenant]) if len(served) != max_requests else 0
+            if row_limit > 0:
+                rows = running.next_rows(row_limit, chunk)
                 if not rows and limits and budgets[tenant] == limits[tenant]:  # a tenant makes progress in every step
                     rows = running.next_rows(budget, chunk)
             if rows:
@@ -213,7 +213,7 @@ class Scheduler:
         if not any(offers):
             return served
         certain = sum([len(rows) - len(gains) for (_, rows), gains in zip(served, offers, strict=True)])
-        counts = self._planner.accepted(certain, offers, served[0][0].request.tenant)
+        counts = self._planner.affordable_drafts(certain, offers, served[0][0].request.tenant)
         return [
             (running, rows[: len(rows) - len(gains) + count])
             for (running, rows), gains, count in zip(served, offers, counts, strict=True)
@@ -265,7 +265,7 @@ class Scheduler:
 
 
 def pages_needed(request: GenerationRequest, block_size: int) -> int:
-    """The most KV pages that a request can use: its prompt and completion in whole blocks."""
+    """The maximum of KV pages of a request: its prompt and completion in whole blocks."""
     return -(-(len(request.prompt_token_ids) + request.max_new_tokens) // block_size)
 
 

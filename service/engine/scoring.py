@@ -39,7 +39,7 @@ class ScoringRequest(RunningRequest):
             rows += islice(self._blocks, budget - len(rows))
         return rows
 
-    def accept(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
+    def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
         stored = sum(row.index < self._prompt_blocks for row in rows)
         for row in rows[:stored]:
             self._unwritten.popleft()

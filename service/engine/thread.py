@@ -1,8 +1,7 @@
 """Runs the engine on its own thread, which delivers the outputs of each step at its end.
 
 Any thread may submit and abort requests: they wait in an inbox under one lock until the next step. An unexpected error
-in a step fails all requests in progress, and the thread stays unhealthy with that reason. A step that takes too long
-makes it unhealthy while it lasts.
+in a step fails all requests in progress, and the thread stays unhealthy with that reason.
 
 Between two steps the thread runs tasks: weight updates, pauses, sleep. An engine that is paused or asleep makes no
 step. Its thread only ends requests that are aborted or over their time limit.
@@ -13,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, field
@@ -22,8 +20,8 @@ from functools import partial
 
 from service.engine.engine import Engine
 from service.engine.observer import EngineState
-from service.engine.request import BlockEvent, BlockProgress, GenerationRequest, RequestFailed
-from service.engine.streams import EngineOutput, RequestStreams, ends
+from service.engine.request import GenerationRequest, RequestFailed
+from service.engine.streams import EngineOutput, ends
 from service.errors import (
     EngineFailed,
     InvalidRequest,
@@ -39,23 +37,18 @@ from service.tracebacks import type_and_line, without_message
 
 _log = logging.getLogger(__name__)
 
-
-#: seconds between two looks at the time limits of requests while the engine stands
-_LOOK_S = 0.25
+#: seconds between two checks of the time limits of requests while the engine is halted
+_POLL_S = 0.25
 
 
 @dataclass(slots=True, eq=False)
 class _Task:
-    """Work for the engine's thread between two steps. `when_idle`: it waits until no request runs.
-
-    `cut`: running requests are ended; else they finish first. `was_paused`: whether the engine was paused before they
-    go on for that.
-    """
+    """Work for the engine's thread between two steps."""
 
     work: Callable[[], None] = field(repr=False)
-    when_idle: bool
-    cut: bool
-    was_paused: bool = False
+    when_idle: bool  # it waits until no request runs
+    abort: bool  # running requests are aborted; else they finish first
+    was_paused: bool = False  # whether the engine was paused before running requests were resumed for this task
     done: Future[None] = field(default_factory=Future)
 
 
@@ -67,10 +60,6 @@ class _Inbox:
 
     def __bool__(self) -> bool:
         return bool(self.submitted or self.aborted or self.task)
-
-
-#: an inbox that stays empty
-_EMPTY = _Inbox()
 
 
 @dataclass(slots=True)
@@ -92,8 +81,7 @@ class _Undelivered:
 class EngineThread:
     """Owns the thread that steps an engine. `start` it once, `stop` it once.
 
-    `deliver`: gets the outputs of a step in their order; it must be quick and not raise. A step that takes longer than
-    `stall_timeout_s` counts as a failure while it lasts.
+    `deliver`: gets the outputs of a step in their order, on the engine's thread. It must be quick and not raise.
     """
 
     def __init__(
@@ -101,12 +89,8 @@ class EngineThread:
         engine: Engine,
         deliver: Callable[[list[EngineOutput]], None],
         max_waiting: int = defaults.MAX_WAITING,
-        stall_timeout_s: float = defaults.STEP_TIMEOUT_S,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine, self._deliver, self._max_waiting = engine, deliver, max_waiting
-        self._stall_timeout_s, self._clock = stall_timeout_s, clock
-        self._step_start: float | None = None
         self._changed = threading.Condition()
         self._inbox = _Inbox()
         self._undelivered: dict[str, _Undelivered] = {}  # by the id of every request in progress
@@ -131,18 +115,10 @@ class EngineThread:
 
     @property
     def failure(self) -> str | None:
-        """The reason why the engine stopped or makes no progress. None while it is healthy."""
+        """The reason why the engine stopped. None while it is healthy."""
         if self._failure is None and not self._stopping and not self._thread.is_alive():
             return "the engine's thread is not running"
-        return self._failure or self._stall
-
-    @property
-    def _stall(self) -> str | None:
-        """The message for a current step that takes too long. The caller compares clocks; no thread watches."""
-        start = self._step_start  # read once, since the step may end meanwhile
-        if start is None or (seconds := self._clock() - start) <= self._stall_timeout_s:
-            return None
-        return f"the engine's step has taken {seconds:.0f} s, allowed are {self._stall_timeout_s:g}"
+        return self._failure
 
     def state(self) -> EngineState:
         """The state of the engine after its last step."""
@@ -152,15 +128,13 @@ class EngineThread:
         """Submits a request that `validate` has accepted.
 
         Raises QueueFull if `max_waiting` requests wait; InvalidRequest if its id is in use; ReplicaStopping while the
-        engine is stopping, stalled or stopped.
+        engine is stopping or stopped.
         """
         with self._changed:
             if self._failure is not None:
                 raise ReplicaStopping(f"the engine stopped: {self._failure}", retry_after=1.0)
             if self._stopping:
                 raise ReplicaStopping("the server is shutting down", retry_after=1.0)
-            if stall := self._stall:
-                raise ReplicaStopping(stall, retry_after=1.0)
             if request.request_id in self._undelivered:
                 raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
             waiting = self._state.num_waiting + self._num_arriving + len(self._inbox.submitted)
@@ -177,21 +151,21 @@ class EngineThread:
                 self._inbox.aborted.append(request_id)
                 self._changed.notify()
 
-    async def update_weights(self, apply: Callable[[], None], versions: tuple[int, int], *, cut: bool) -> None:
+    async def update_weights(self, apply: Callable[[], None], versions: tuple[int, int], *, abort: bool) -> None:
         """Lets `apply` change the weights when no request runs. `versions`: the versions of the weights and of MRP.
 
-        `cut`: running requests end with WeightsChanged; else they finish first. Raises the errors of `run`.
+        `abort`: running requests end with WeightsChanged; else they finish first. Raises the errors of `run`.
         """
-        await self.run(partial(self._engine.update_weights, apply, *versions), when_idle=True, cut=cut)
+        await self.run(partial(self._engine.update_weights, apply, *versions), when_idle=True, abort=abort)
 
-    async def run(self, work: Callable[[], None], *, when_idle: bool = False, cut: bool = False) -> None:
+    async def run(self, work: Callable[[], None], *, when_idle: bool = False, abort: bool = False) -> None:
         """Runs `work` on the engine's thread, after the current step. One call at a time.
 
-        `when_idle`: it waits until no request runs. Waiting requests stay queued meanwhile, and paused requests go on.
+        `when_idle`: it waits until no request runs. Until then waiting requests stay queued, and paused requests run.
         Raises ReplicaStopping if the engine stops or has stopped; OutOfMemory from `work`, which then has changed
         nothing. Any other error of `work` ends the engine, and EngineFailed is raised.
         """
-        task = _Task(work, when_idle, cut)
+        task = _Task(work, when_idle, abort)
         task.done.set_running_or_notify_cancel()  # the caller's cancellation does not stop it
         with self._changed:
             if self._stopping or self._failure is not None:
@@ -222,26 +196,20 @@ class EngineThread:
             self._fail(error if isinstance(error, ReplicaLost) else EngineFailed(f"the engine stopped: {reason}"))
 
     def _step(self) -> list[EngineOutput]:
-        """One step of the engine: its progress, then its events. An engine that stands only ends late requests."""
-        self._step_start = self._clock()
-        try:
-            events = self._engine.expire() if self._engine.stands else self._engine.step()
-        finally:
-            self._step_start = None
+        """One step of the engine: its progress, then its events. A halted engine only ends late requests."""
+        events = self._engine.expire() if self._engine.halted else self._engine.step()
         ended = (RequestFailed(event.request_id, event.error) if event.error else event for event in events)
         return [*self._engine.progress, *ended]
 
     def _wait(self) -> _Inbox | None:
-        """The inbox, as soon as there is work, or time to look for late requests. None when stopping."""
+        """The inbox, as soon as there is work, or time to check for late requests. None when stopping."""
         engine = self._engine
         with self._changed:
-            while not (self._stopping or self._inbox or self._task or (engine.has_work and not engine.stands)):
-                if not self._changed.wait(_LOOK_S if engine.has_work else None):
+            while not (self._stopping or self._inbox or self._task or (engine.has_work and not engine.halted)):
+                if not self._changed.wait(_POLL_S if engine.has_work else None):
                     break
             if self._stopping:
                 return None
-            if not self._inbox:
-                return _EMPTY
             inbox, self._inbox = self._inbox, _Inbox()
             self._num_arriving = len(inbox.submitted)
             return inbox
@@ -255,7 +223,7 @@ class EngineThread:
                 self._undelivered.pop(request_id, None)
         if inbox.task is not None:
             self._begin_task(inbox.task)
-        self._engine.admit()
+        self._engine.start_waiting()
         with self._changed:  # counted before the step, since the step may be long
             self._state, self._num_arriving = self._engine.state(), 0
 
@@ -263,8 +231,8 @@ class EngineThread:
         self._task = task
         if task.when_idle:
             task.was_paused = self._engine.paused
-            self._engine.held, self._engine.paused = True, False
-            if task.cut:
+            self._engine.queue_held, self._engine.paused = True, False
+            if task.abort:
                 reason = "the weights are being updated, and the setting weights_update is abort"
                 aborted = self._engine.abort_running()
                 self._send([RequestFailed(name, WeightsChanged(reason, retry_after=1.0)) for name in aborted])
@@ -275,7 +243,7 @@ class EngineThread:
         if task is None or (task.when_idle and self._engine.state().num_running):
             return
         if task.when_idle:
-            self._engine.held, self._engine.paused = False, task.was_paused
+            self._engine.queue_held, self._engine.paused = False, task.was_paused
         error: OutOfMemory | None = None
         try:
             task.work()
@@ -306,26 +274,3 @@ class EngineThread:
                 if ends(output):
                     del self._undelivered[output.request_id]
         self._deliver(due)
-
-
-class AsyncEngine(EngineThread):
-    """An `EngineThread` for event loops of the same process, which read the outputs of each request as a stream."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        max_waiting: int = defaults.MAX_WAITING,
-        stall_timeout_s: float = defaults.STEP_TIMEOUT_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._streams = RequestStreams(self.abort)
-        super().__init__(engine, self._streams.deliver, max_waiting, stall_timeout_s, clock)
-
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[BlockEvent | BlockProgress]:
-        """The request's block events, and its progress with `report_steps`. The last event has a finish reason.
-
-        Closing the generator aborts the request. Raises the errors of `Engine.validate` and `submit`; ReplicaStopping
-        if the engine stops; EngineFailed; OutOfMemory if the device had no memory for this request.
-        """
-        self._engine.validate(request)
-        return self._streams.open(request.request_id, partial(self.submit, request))

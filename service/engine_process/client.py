@@ -190,7 +190,7 @@ class EngineProcessClient(Frames):
         for item in outputs.items:
             if isinstance(item, RequestFailed):
                 self._forget(item.request_id)
-        self._streams.deliver_on_loop(outputs.items)
+        self._streams.deliver(outputs.items)
         if outputs.failure is not None:
             self.failure = outputs.failure
         if outputs.sums:

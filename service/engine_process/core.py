@@ -122,7 +122,7 @@ class EngineCore:
         apply = await asyncio.to_thread(self._load, weights, newest_only=newest_only)
         versions = (weights.version, weights.mrp_version)
         with self._controlling():
-            await thread.update_weights(apply, versions, cut=self._aborts)
+            await thread.update_weights(apply, versions, abort=self._aborts)
 
     def _load(self, weights: Weights, *, newest_only: bool) -> Callable[[], None]:
         """Loads weights. Returns the function that applies them. Blocks.

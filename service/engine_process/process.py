@@ -140,8 +140,7 @@ class EngineProcess(Frames):
             self._send(messages.EngineStartFailed(EngineFailed(type_and_line(error))))
             return
         tune_interpreter()
-        # The replica knows steps that take too long by the missing messages.
-        self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room, inf)
+        self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room)
         self._steps.thread.start()
         self._send(messages.EngineReady(self._core.info))
         threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True).start()

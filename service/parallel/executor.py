@@ -27,13 +27,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from service.engine.forward.model_forward import (
-    ExecutionConfig,
-    LocalModelForward,
-    Network,
-    PlannedForward,
-    ShapePolicy,
-)
+from service.engine.forward.model_forward import ExecutionConfig, ModelForward, Network, PlannedForward, ShapePolicy
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import AnchorRows, anchors_of
 from service.errors import EngineFailed, MrpServeError, OutOfMemory, ReplicaLost, SettingsError
@@ -213,30 +207,26 @@ class TensorParallelExecutor:
 
     def drop_weights(self) -> None:
         """Gives the memory of the weights back, on all ranks. No forward may run before `restore_weights`."""
-        self._give_memory("weights", partial(drop_weights, self._loaded()))
+        self.give_memory("weights", partial(drop_weights, self._loaded()))
 
     def restore_weights(self) -> None:
         """Takes the memory of the weights again, on all ranks, without numbers. OutOfMemory changes nothing."""
         served = self._loaded()
         take = partial(restore_weights, served, torch.device(self._device(0)))
-        self._take_memory("weights", take, partial(drop_weights, served))
+        self.take_memory("weights", take, partial(drop_weights, served))
 
-    def release_cache(self, local: LocalModelForward) -> None:
-        """Gives the memory of the KV cache back, on all ranks."""
-        self._give_memory("kv_cache", local.release_cache)
-
-    def restore_cache(self, local: LocalModelForward) -> None:
-        """Takes the memory of the KV cache again, on all ranks. OutOfMemory changes nothing."""
-        self._take_memory("kv_cache", local.restore_cache, local.release_cache)
-
-    def _give_memory(self, part: messages.MemoryPart, give: Callable[[], None]) -> None:
+    def give_memory(self, part: messages.MemoryPart, give: Callable[[], None]) -> None:
+        """Gives the memory of a part back, on all ranks. `give`: what this rank does."""
         for worker in self._workers:
             worker.send(messages.SetMemory(part, present=False))
         give()
         self._answers(None)
 
-    def _take_memory(self, part: messages.MemoryPart, take: Callable[[], None], give: Callable[[], None]) -> None:
-        """If a rank has no memory, all give theirs back. `take`, `give`: what this rank does."""
+    def take_memory(self, part: messages.MemoryPart, take: Callable[[], None], give: Callable[[], None]) -> None:
+        """Takes the memory of a part again, on all ranks. `take`, `give`: what this rank does.
+
+        OutOfMemory, if a rank has no memory. All ranks then give theirs back.
+        """
         for worker in self._workers:
             worker.send(messages.SetMemory(part, present=True))
         problems: list[MrpServeError | None] = [None]
@@ -246,7 +236,7 @@ class TensorParallelExecutor:
             problems[0] = error
         problems += [ready.problem for ready in self._answers(None)]
         if (problem := next(filter(None, problems), None)) is not None:
-            self._give_memory(part, give)
+            self.give_memory(part, give)
             raise problem
 
     def memory(self) -> DeviceMemory:
@@ -267,9 +257,9 @@ class TensorParallelExecutor:
             raise AssertionError("the checkpoint is not the one that the ranks have loaded")
         for worker in self._workers:
             worker.send(messages.OpenNetworks(num_pages, shapes, execution.attention, execution.cuda_graphs))
-        local = LocalModelForward(checkpoint, num_pages, shapes, replace(execution, agree=self._group.agree))
+        networks = DriverNetworks(self, checkpoint, num_pages, shapes, replace(execution, agree=self._group.agree))
         self._answers(None)
-        return DriverNetworks(self, local)
+        return networks
 
     def seal(self) -> None:
         """The other ranks capture nothing from now on."""
@@ -331,35 +321,32 @@ class TensorParallelExecutor:
         return EngineFailed(f"a forward on rank 0 of {self.size} failed: {type_and_line(error)}")
 
 
-class DriverNetworks:
+class DriverNetworks(ModelForward):
     """The networks of rank 0, whose forwards run on all ranks."""
 
-    def __init__(self, executor: TensorParallelExecutor, local: LocalModelForward) -> None:
-        self._executor, self._local = executor, local
-        self.graphs = local.graphs
+    def __init__(
+        self,
+        executor: TensorParallelExecutor,
+        checkpoint: Checkpoint,
+        num_pages: int,
+        shapes: ShapePolicy,
+        execution: ExecutionConfig,
+    ) -> None:
+        super().__init__(checkpoint, num_pages, shapes, execution)
+        self._executor = executor
 
-    @property
-    def num_pages(self) -> int:
-        return self._local.num_pages
+    def plan(self, network: Network, group: RowGroup, tables: PackedTables) -> PlannedForward:
+        return _OnAllRanks(self._executor, super().plan(network, group, tables), network, group)
 
     def seal(self) -> None:
         self._executor.seal()
-        self._local.seal()
-
-    def is_known(self, network: Network, group: RowGroup) -> bool:
-        return self._local.is_known(network, group)
-
-    def pop_eager_forwards(self) -> int:
-        return self._local.pop_eager_forwards()
-
-    def plan(self, network: Network, group: RowGroup, tables: PackedTables) -> PlannedForward:
-        return _OnAllRanks(self._executor, self._local.plan(network, group, tables), network, group)
+        super().seal()
 
     def release_cache(self) -> None:
-        self._executor.release_cache(self._local)
+        self._executor.give_memory("kv_cache", super().release_cache)
 
     def restore_cache(self) -> None:
-        self._executor.restore_cache(self._local)
+        self._executor.take_memory("kv_cache", super().restore_cache, super().release_cache)
 
 
 class _OnAllRanks:

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import torch
 
-from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward
+from service.engine.forward.model_forward import ExecutionConfig, ModelForward
 from service.engine.forward.rows import Anchor, ForwardOutput
 from service.errors import EngineFailed, MrpServeError, OutOfMemory
 from service.ipc.connections import Channel
@@ -46,7 +46,7 @@ class Worker:
         self._group = ProcessGroup(join)
         self._checkpoint: Checkpoint | None = None
         self._fresh: Checkpoint | None = None
-        self._networks: LocalModelForward | None = None
+        self._networks: ModelForward | None = None
 
     def handle(self, command: messages.Command) -> messages.WorkerReady | None:
         """Handles a message. Returns its answer, if there is one."""
@@ -78,7 +78,7 @@ class Worker:
         self._networks = None  # its cache makes room for the next one
         gc.collect()  # graphs and networks refer to each other
         execution = ExecutionConfig(command.attention, command.cuda_graphs, agree=self._group.agree)
-        self._networks = LocalModelForward(self._checkpoint, command.num_pages, command.shapes, execution)
+        self._networks = ModelForward(self._checkpoint, command.num_pages, command.shapes, execution)
 
     def _load_shard(self, command: messages.LoadShard) -> None:
         """Runs on a thread of its own, beside forwards."""
@@ -133,7 +133,7 @@ class Worker:
             group = type(group)(rows, group.indices, group.width)
         networks.plan(command.which, group, PackedTables(self._device)).run()
 
-    def _opened(self) -> LocalModelForward:
+    def _opened(self) -> ModelForward:
         if self._networks is None:
             raise AssertionError("networks are to be opened first")
         return self._networks

@@ -9,7 +9,7 @@ from service.engine.drafting.costs import Curve, StepCosts
 from service.model import load_checkpoint
 from service.text import TextCodec
 from tests.engine.helpers import DEAR, FAIR
-from tests.runners import Around, engine_over
+from tests.runners import RunnerWrapper, engine_over
 
 #: A forward takes as long over one row as over thirteen of 16 tokens, and MRP a tenth of it: a GPU that is not full.
 GPU = StepCosts(Curve(((1, 10.0), (13, 10.0), (256, 40.0))), Curve(((1, 1.0), (13, 1.0), (256, 4.0))))
@@ -18,7 +18,7 @@ DENTED = StepCosts(Curve(((1, 2.06), (2, 2.61), (4, 5.11), (8, 6.58), (16, 11.7)
 DENTED_AS_SDAR = StepCosts(Curve(((1, 202.0), (2, 287.0), (4, 642.0), (8, 873.0), (16, 1945.0))))
 
 
-class Counting(Around):
+class Counting(RunnerWrapper):
     """A runner, and the rows of each of its forwards."""
 
     def __init__(self, runner):

@@ -98,9 +98,9 @@ def try_schemas(name: str, schemas: Iterable[Any], rng: random.Random, tallies: 
             [constrained(name, str(key), constraint, mode, sampling) for key, mode in enumerate(modes)]
         )
         assert_equal(modes[:2], made[:2], schema)
-        for mode, one in zip(modes, made, strict=True):
-            check(name, schema, one)
-            tallies.setdefault(type(mode).__name__, Tally()).add(one)
+        for mode, completion in zip(modes, made, strict=True):
+            check(name, schema, completion)
+            tallies.setdefault(type(mode).__name__, Tally()).add(completion)
 
 
 def assert_equal(modes: Sequence[DecodingMode], made: Sequence[Completion], schema: Any) -> None:
@@ -108,5 +108,5 @@ def assert_equal(modes: Sequence[DecodingMode], made: Sequence[Completion], sche
     plain, drafted = made
     assert (plain.token_ids, plain.finish_reason) == (drafted.token_ids, drafted.finish_reason), (modes, schema)
     assert plain.stats.forced_tokens == drafted.stats.forced_tokens
-    spent = [one.stats.forwards.denoise + one.stats.forwards.verify for one in made]
+    spent = [completion.stats.forwards.denoise + completion.stats.forwards.verify for completion in made]
     assert spent[1] <= spent[0], (modes, schema)

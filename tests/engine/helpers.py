@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,16 +21,34 @@ from service.engine.forward.runner import CheckpointRunner
 from service.engine.prefix_cache import Lease, PrefixCache
 from service.model import Checkpoint
 from tests.reference import Reference
-from tests.runners import Around, engine_over
+from tests.runners import RunnerWrapper, engine_over
+from tests.tiny import EXPERTS, LLADA2, tiny_checkpoint
 
 ALL_MODES: tuple[DecodingMode, ...] = (
     Static(), Dynamic(0.5), Sequential(1, 0.5), Entropy(), Direct(1), Speculative(1), Remask(0.5)
 )  # fmt: skip
 
+#: changes of `tiny_config`: sizes of blocks, heads, kinds of MRP, experts
+SHAPES: tuple[dict[str, Any], ...] = (
+    {"block_size": 1},
+    {"block_size": 2, "num_key_value_heads": 4, "num_nextn_predict_layers": 2},
+    {"block_size": 4},
+    {"block_size": 8, "num_key_value_heads": 1, "mrp_scale": 2.0},
+    {"block_size": 4, "mrp_residual": False},
+    EXPERTS,
+    LLADA2 | {"block_size": 4, "num_nextn_predict_layers": 1},
+)
+
 #: Times of forwards. Rows are free, as on an idle GPU; cost a quarter of a forward, as on a CPU; more than they bring.
 FREE = StepCosts(Curve(((1, 10.0), (256, 10.0))), Curve(((1, 0.5), (256, 0.5))))
 FAIR = StepCosts(Curve(((1, 2.0), (256, 130.0))), Curve(((1, 0.8), (256, 60.0))))
 DEAR = StepCosts(Curve(((1, 1.0), (256, 500.0))), Curve(((1, 0.1), (256, 20.0))))
+
+
+@cache
+def shaped(shape: int, dtype: torch.dtype = torch.float64) -> Checkpoint:
+    """A tiny checkpoint of a shape."""
+    return tiny_checkpoint(shape, dtype, **SHAPES[shape])
 
 
 class Clock:
@@ -47,28 +66,28 @@ class Recorder:
 
     def __init__(self) -> None:
         self.reports: list[StepReport] = []
-        self._heard: list[tuple[GenerationRequest, BlockEvent]] = []
+        self._pairs: list[tuple[GenerationRequest, BlockEvent]] = []
 
     def on_step(self, report: StepReport) -> None:
         self.reports.append(report)
 
     def on_event(self, request: GenerationRequest, event: BlockEvent, steps: object) -> None:
-        self._heard.append((request, event))
+        self._pairs.append((request, event))
 
     def clear(self) -> None:
-        self._heard.clear()
+        self._pairs.clear()
 
     @property
     def events(self) -> list[BlockEvent]:
-        assert all(request.request_id == event.request_id for request, event in self._heard)
-        return [event for _, event in self._heard]
+        assert all(request.request_id == event.request_id for request, event in self._pairs)
+        return [event for _, event in self._pairs]
 
     def forwards(self, kind: str) -> int:
         """Over all steps, how many requests had a row in a forward of the kind."""
         return sum(count for report in self.reports for name, count in report.forwards.items() if name == kind)
 
 
-class CheckingRunner(Around):
+class CheckingRunner(RunnerWrapper):
     """Does what CheckpointRunner does and compares every reading with a recomputation of the whole sequence.
 
     It learns from the rows alone which clean block lies on which page, so it also finds pages that are
@@ -133,13 +152,13 @@ def checked(checkpoint: Checkpoint, costs: StepCosts | None = None, **limits: An
     return engine_over(lambda runner: CheckingRunner(runner, checkpoint), checkpoint, EngineDeps(costs=costs), **limits)
 
 
-def request(
-    name: str, prompt: Sequence[int], params: DecodingMode | None = None, tokens: int = 8, **more: Any
+def request_of(
+    name: str, prompt: Sequence[int], mode: DecodingMode | None = None, tokens: int = 8, **more: Any
 ) -> GenerationRequest:
-    return GenerationRequest(name, tuple(prompt), params or Static(), max_new_tokens=tokens, **more)
+    return GenerationRequest(name, tuple(prompt), mode or Static(), max_new_tokens=tokens, **more)
 
 
-def random_params(rng: random.Random, block_size: int) -> DecodingMode:
+def random_mode(rng: random.Random, block_size: int) -> DecodingMode:
     count, threshold = rng.randint(1, block_size), rng.choice([0.05, 0.2, 0.4, 0.7, 1.0])
     bound = rng.choice([0.0, 0.5, 3.0, 12.0])
     plain = rng.choice([Static(count), Dynamic(threshold), Sequential(rng.choice([1, count]), bound), Entropy(bound)])
@@ -155,16 +174,16 @@ def drafted(rng: random.Random, plain: RuleMode, block_size: int) -> Speculative
 
 def some_auto(rng: random.Random, requests: list[GenerationRequest]) -> list[GenerationRequest]:
     """The requests, every other one of `speculative` left to choose its drafts."""
-    return [replace(one, mode=automatic(one.mode)) if rng.random() < 0.5 else one for one in requests]
+    return [replace(request, mode=automatic(request.mode)) if rng.random() < 0.5 else request for request in requests]
 
 
-def automatic(params: DecodingMode) -> DecodingMode:
-    return structs.replace(params, mrp_steps="auto") if isinstance(params, Speculative) else params
+def automatic(mode: DecodingMode) -> DecodingMode:
+    return structs.replace(mode, mrp_steps="auto") if isinstance(mode, Speculative) else mode
 
 
-def verified(params: DecodingMode) -> DecodingMode:
+def verified(mode: DecodingMode) -> DecodingMode:
     """The mode that `auto` must not be worse than; other params as they are."""
-    return params.plain if isinstance(params, Speculative) and params.mrp_steps == "auto" else params
+    return mode.plain if isinstance(mode, Speculative) and mode.mrp_steps == "auto" else mode
 
 
 def random_sampling(rng: random.Random, temperatures: Sequence[float] = (0, 0, 0.7, 1.2)) -> SamplingParams:
@@ -186,7 +205,7 @@ def random_requests(
         GenerationRequest(
             f"r{number}",
             tuple(rng.choices(allowed, k=rng.randint(1, longest))),
-            random_params(rng, config.block_size),
+            random_mode(rng, config.block_size),
             random_sampling(rng),
             max_new_tokens=rng.randint(1, longest),
             stop_token_ids=frozenset(rng.sample(allowed, rng.choice([0, 0, 1, 5]))),
@@ -198,9 +217,9 @@ def random_requests(
 def audit(pages: PrefixCache, leases: Sequence[Lease]) -> None:
     """Every page is free, a live request's own, or a node's; every node has the holders it counts."""
     nodes = list(nodes_of(pages))
-    own = [page for lease in leases for page in lease.pages[lease.num_shared :]]
+    private = [page for lease in leases for page in lease.pages[lease.num_shared :]]
     outdated = [node.outdated for node in nodes if node.outdated is not None]
-    everywhere = [*pages._free, *own, *(node.page for node in nodes), *outdated]
+    everywhere = [*pages._free, *private, *(node.page for node in nodes), *outdated]
     assert len(everywhere) == len(set(everywhere)) == pages.capacity
     for node in nodes:
         readers = [lease for lease in leases if node in lease.nodes]
@@ -210,25 +229,25 @@ def audit(pages: PrefixCache, leases: Sequence[Lease]) -> None:
         assert node.mrp or not any(child.mrp for child in node.children.values())
         assert {lease.pages[lease.nodes.index(node)] for lease in readers} <= {node.page, node.outdated}
     order = list(pages._idle)
-    for place, node in enumerate(order):
-        assert not any(child in order[place:] for child in node.children.values())
+    for index, node in enumerate(order):
+        assert not any(child in order[index:] for child in node.children.values())
     assert pages.num_used == pages.capacity - len(pages._free) - len(order)
 
 
 def nodes_of(pages: PrefixCache) -> Iterator[Any]:
     """All nodes of the tree, its root left out."""
-    found = list(pages._roots.values())
-    while found:
-        node = found.pop()
-        found += node.children.values()
+    nodes = list(pages._roots.values())
+    while nodes:
+        node = nodes.pop()
+        nodes += node.children.values()
         yield node
 
 
 def events_of(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str, list[BlockEvent]]:
     """All events of the requests, decoded together; errors are among them."""
-    events: dict[str, list[BlockEvent]] = {one.request_id: [] for one in requests}
-    for one in requests:
-        engine.submit(one)
+    events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        engine.submit(request)
     while engine.has_work:
         for event in engine.step():
             events[event.request_id].append(event)

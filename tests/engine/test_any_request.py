@@ -8,28 +8,21 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pytest
-import torch
 
 from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
 from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.drafting.costs import StepCosts
-from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model import Checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, audit
 from tests.extremes import drawn_knobs, drawn_margin, drawn_prompt, drawn_sampling
-from tests.tiny import GOLDEN, GOLDEN_NAMES
+from tests.tiny import GOLDEN_NAMES, golden
 
 #: requests of one engine's life, few and many, and tokens of the longest
 _FEW, _BATCH, _LONGEST = 12, 40, 96
-
-
-@cache
-def checkpoint_of(name: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
-    return load_checkpoint(CHECKPOINT if name == "demo" else GOLDEN / name, LoadOptions(dtype=dtype))
 
 
 def any_request(rng: random.Random, name: str, checkpoint: Checkpoint, longest: int) -> GenerationRequest:
@@ -61,14 +54,14 @@ def any_request(rng: random.Random, name: str, checkpoint: Checkpoint, longest: 
 
 
 @dataclass
-class Life:
+class Workload:
     """One engine of drawn limits, and the requests it gets."""
 
     engine: Engine
     requests: list[GenerationRequest]
 
     @classmethod
-    def drawn(cls, rng: random.Random, checkpoint: Checkpoint, count: int) -> Life:
+    def drawn(cls, rng: random.Random, checkpoint: Checkpoint, count: int) -> Workload:
         size = checkpoint.config.block_size
         limits: dict[str, Any] = {
             "max_running": rng.choice([1, 3, 16, 64]),
@@ -83,9 +76,9 @@ class Life:
         longest = min(_LONGEST, engine.max_model_len)
         return cls(engine, [any_request(rng, f"r{number}", checkpoint, longest) for number in range(count)])
 
-    def live(self, rng: random.Random) -> dict[str, list[BlockEvent]]:
+    def run(self, rng: random.Random) -> dict[str, list[BlockEvent]]:
         """The events of every request; requests come while others run, some are aborted."""
-        events: dict[str, list[BlockEvent]] = {one.request_id: [] for one in self.requests}
+        events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in self.requests}
         coming = list(self.requests)
         while coming or self.engine.has_work:
             for _ in range(rng.randint(0, 6)):
@@ -101,43 +94,43 @@ class Life:
 def survived(seed: int, checkpoint: Checkpoint, count: int) -> int:
     """How many of its requests one engine answered, all of them rightly."""
     rng = random.Random(seed)
-    life = Life.drawn(rng, checkpoint, count)
-    events = life.live(rng)
+    workload = Workload.drawn(rng, checkpoint, count)
+    events = workload.run(rng)
     answered = 0
-    for one in life.requests:
-        answered += _right(one, events[one.request_id], checkpoint)
-    assert life.engine.state().kv_pages_used == 0
-    audit(life.engine._pages, [])
+    for request in workload.requests:
+        answered += _right(request, events[request.request_id], checkpoint)
+    assert workload.engine.state().kv_pages_used == 0
+    audit(workload.engine._pages, [])
     return answered
 
 
-def _right(one: GenerationRequest, events: list[BlockEvent], checkpoint: Checkpoint) -> bool:
+def _right(request: GenerationRequest, events: list[BlockEvent], checkpoint: Checkpoint) -> bool:
     if not events or events[-1].finish_reason is None:  # aborted: its last event goes to the observer alone
         return False
     assert [event.error for event in events if event.error is not None] == []
     tokens = [token for event in events for token in event.token_ids]
-    assert len(tokens) <= one.max_new_tokens
+    assert len(tokens) <= request.max_new_tokens
     assert all(0 <= token < checkpoint.config.vocab_size for token in tokens)
     assert checkpoint.config.mask_token_id not in tokens
-    assert one.stop_token_ids.isdisjoint(tokens)
+    assert request.stop_token_ids.isdisjoint(tokens)
     reason = events[-1].finish_reason
-    assert (reason == "length") == (len(tokens) == one.max_new_tokens) or reason in {"stop", "timeout", "abort"}
+    assert (reason == "length") == (len(tokens) == request.max_new_tokens) or reason in {"stop", "timeout", "abort"}
     assert all(event.finish_reason is None for event in events[:-1])
     return True
 
 
-@pytest.mark.parametrize("name", [GOLDEN_NAMES[1], "demo"])
+@pytest.mark.parametrize("name", [GOLDEN_NAMES[1], str(CHECKPOINT)], ids=["golden", "demo"])
 def test_no_valid_request_ends_anything(name: str) -> None:
-    assert sum(survived(seed, checkpoint_of(name), _FEW) for seed in range(3)) > 0.7 * 3 * _FEW
+    assert sum(survived(seed, golden(name), _FEW) for seed in range(3)) > 0.7 * 3 * _FEW
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("name", [*GOLDEN_NAMES, "demo"])
+@pytest.mark.parametrize("name", [*GOLDEN_NAMES, str(CHECKPOINT)], ids=[*GOLDEN_NAMES, "demo"])
 def test_no_valid_request_of_thousands_ends_anything(name: str) -> None:
     """20,000 requests over four checkpoints; MRP_FUZZ_SEED draws others."""
     first = int(os.environ.get("MRP_FUZZ_SEED", "1000"))
-    lives = 5000 // _BATCH
-    answered = sum(survived(first + life, checkpoint_of(name), _BATCH) for life in range(lives))
-    print(f"\n{name}: {answered} of {lives * _BATCH} requests answered, the others aborted")  # noqa: T201
-    assert answered > 0.9 * lives * _BATCH
+    workloads = 5000 // _BATCH
+    answered = sum(survived(first + number, golden(name), _BATCH) for number in range(workloads))
+    print(f"\n{name}: {answered} of {workloads * _BATCH} requests answered, the others aborted")  # noqa: T201
+    assert answered > 0.9 * workloads * _BATCH

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,19 +16,22 @@ from service.engine import Engine, EngineConfig, GenerationRequest
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.scheduler import shares
-from service.model import Checkpoint
-from tests.engine.helpers import DEAR, FAIR, FREE, checked, random_requests, request, some_auto, verified
-from tests.engine.test_exactness import SHAPES
-from tests.runners import Around, engine_over
-from tests.tiny import tiny_checkpoint
+from tests.engine.helpers import (
+    DEAR,
+    FAIR,
+    FREE,
+    SHAPES,
+    checked,
+    random_requests,
+    request_of,
+    shaped,
+    some_auto,
+    verified,
+)
+from tests.runners import RunnerWrapper, engine_over
 
 
-@cache
-def tiny(shape: int) -> Checkpoint:
-    return tiny_checkpoint(shape, **SHAPES[shape])
-
-
-class Forwards(Around):
+class Forwards(RunnerWrapper):
     """Keeps how many rows of each sequence were prompt blocks, and how many were states."""
 
     def __init__(self, runner: CheckpointRunner) -> None:
@@ -48,7 +50,7 @@ class Forwards(Around):
 
 
 def long(name: str, blocks: int, **more: int) -> GenerationRequest:
-    return request(name, [1 + n % 50 for n in range(4 * blocks)], Static(4), tokens=4, **more)
+    return request_of(name, [1 + n % 50 for n in range(4 * blocks)], Static(4), tokens=4, **more)
 
 
 def steps_until(engine: Engine, name: str) -> int:
@@ -61,11 +63,11 @@ def steps_until(engine: Engine, name: str) -> int:
 
 class TestChunks:
     def engine(self, **limits: int) -> tuple[Engine, Forwards]:
-        return engine_over(Forwards, tiny(2), **{"max_prefill_tokens": 16, "prefix_cache": False, **limits})
+        return engine_over(Forwards, shaped(2), **{"max_prefill_tokens": 16, "prefix_cache": False, **limits})
 
     def decoding(self, engine: Engine, count: int) -> None:
         for number in range(count):
-            engine.submit(request(f"decoding {number}", [5 + number], Static(), tokens=200))
+            engine.submit(request_of(f"decoding {number}", [5 + number], Static(), tokens=200))
         engine.step()
 
     def test_a_long_prompt_comes_in_beside_those_that_decode(self) -> None:
@@ -87,8 +89,8 @@ class TestChunks:
     def test_prompts_share_alike_and_what_one_does_not_need_goes_to_the_others(self) -> None:
         engine, forwards = self.engine(max_prefill_tokens=24)
         self.decoding(engine, 1)
-        for one in (long("one", 12), long("other", 12), long("short", 1)):
-            engine.submit(one)
+        for request in (long("one", 12), long("other", 12), long("short", 1)):
+            engine.submit(request)
         engine.step()
         engine.step()
         assert [sorted(prompts.values()) for prompts in forwards.prompts[1:]] == [[1, 2, 3], [3, 3]]
@@ -117,7 +119,7 @@ class TestChunks:
         """Verifications that fill a forward, and prompts that do."""
         engine, forwards = self.engine(max_rows=6, max_prefill_tokens=400)
         for number in range(2):
-            engine.submit(request(f"verifying {number}", [5 + number], Speculative(4), tokens=120))
+            engine.submit(request_of(f"verifying {number}", [5 + number], Speculative(4), tokens=120))
         engine.step()
         for number in range(3):
             engine.submit(long(f"long {number}", 30))
@@ -178,11 +180,11 @@ def assert_as_plain(
     shape: int, seed: int, prefill_tokens: int, more_rows: int, deterministic: bool, longest: int
 ) -> None:
     """Every forward against a recomputation of the whole sequence, every answer against the plain way to decode."""
-    rng, checkpoint = random.Random(seed), tiny(shape)
+    rng, checkpoint = random.Random(seed), shaped(shape)
     requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(2, 4), longest))
     requests += [  # beginnings of others, whose pages may be written by then or not
-        replace(one, request_id=f"{one.request_id} again", prompt_token_ids=(*one.prompt_token_ids, 3))
-        for one in rng.sample(requests, 2)
+        replace(request, request_id=f"{request.request_id} again", prompt_token_ids=(*request.prompt_token_ids, 3))
+        for request in rng.sample(requests, 2)
     ]
     engine, runner = checked(
         checkpoint,
@@ -195,8 +197,10 @@ def assert_as_plain(
     )
     answers = in_turns(rng, engine, requests)
     reference = runner.reference
-    for one in requests:
-        assert answers[one.request_id] == reference.generate(replace(one, mode=verified(one.mode))).token_ids
+    for request in requests:
+        assert (
+            answers[request.request_id] == reference.generate(replace(request, mode=verified(request.mode))).token_ids
+        )
     assert runner.compared > 0
     assert engine.state().kv_pages_used == 0
 
@@ -204,7 +208,7 @@ def assert_as_plain(
 def in_turns(rng: random.Random, engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str, tuple[int, ...]]:
     """The requests' tokens, each submitted at some step."""
     waiting = list(requests)
-    answers: dict[str, tuple[int, ...]] = {one.request_id: () for one in requests}
+    answers: dict[str, tuple[int, ...]] = {request.request_id: () for request in requests}
     while waiting or engine.has_work:
         while waiting and (rng.random() < 0.3 or not engine.has_work):
             engine.submit(waiting.pop())

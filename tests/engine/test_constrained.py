@@ -73,9 +73,9 @@ def test_patterns_choices_and_grammars_hold_in_every_mode(constraint: Constraint
     requests = [
         constrained(DEMO, f"{mode} {number}", constraint, mode, sampled(rng)) for mode in MODES for number in range(4)
     ]
-    for one in engine_of(DEMO).generate(requests):
-        assert re.fullmatch(pattern, text_of(DEMO, one.token_ids)), one.request_id
-        assert (one.finish_reason, one.constraint_met) == ("stop", True), one.request_id
+    for completion in engine_of(DEMO).generate(requests):
+        assert re.fullmatch(pattern, text_of(DEMO, completion.token_ids)), completion.request_id
+        assert (completion.finish_reason, completion.constraint_met) == ("stop", True), completion.request_id
 
 
 def test_a_batch_decodes_constrained_and_free_requests_as_each_alone() -> None:
@@ -173,5 +173,5 @@ def test_one_compiled_grammar_serves_many_requests_at_once() -> None:
         for n in range(6)
     ]
     made = engine_of(DEMO).generate(requests)
-    assert len({one.token_ids for one in made}) == 6
-    assert all(re.fullmatch("[a-z]{30}", text_of(DEMO, one.token_ids)) for one in made)
+    assert len({completion.token_ids for completion in made}) == 6
+    assert all(re.fullmatch("[a-z]{30}", text_of(DEMO, completion.token_ids)) for completion in made)

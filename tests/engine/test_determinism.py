@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -20,26 +19,16 @@ from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from tests.engine.helpers import FAIR, checked, random_requests, random_sampling
-from tests.engine.test_exactness import FAST, SHAPES, assert_pairs, pairs
-from tests.runners import Around, engine_over
+from tests.engine.helpers import FAIR, SHAPES, checked, random_requests, random_sampling, shaped
+from tests.engine.test_exactness import FAST, assert_pairs, pairs
+from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_checkpoint
+from tests.tiny import GOLDEN_NAMES, golden
 
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-@cache
-def tiny(shape: int, dtype: torch.dtype) -> Checkpoint:
-    return tiny_checkpoint(shape, dtype, **SHAPES[shape])
-
-
-@cache
-def golden(name: str, dtype: torch.dtype) -> Checkpoint:
-    return load_checkpoint(GOLDEN / name, LoadOptions(dtype=dtype))
-
-
-class Recording(Around):
+class Recording(RunnerWrapper):
     """Does what CheckpointRunner does and keeps what was read of every state, by the request's seed and the state."""
 
     def __init__(self, runner: CheckpointRunner) -> None:
@@ -71,9 +60,9 @@ def read(checkpoint: Checkpoint, batches: Sequence[Sequence[GenerationRequest]],
 def num_differing(left: dict, right: dict) -> int:
     assert left.keys() == right.keys()
     return sum(
-        not (torch.equal(one.handle.hidden, right[key].handle.hidden) and one.picks == right[key].picks)
-        or one.rescored != right[key].rescored
-        for key, one in left.items()
+        not (torch.equal(prediction.handle.hidden, right[key].handle.hidden) and prediction.picks == right[key].picks)
+        or prediction.rescored != right[key].rescored
+        for key, prediction in left.items()
     )
 
 
@@ -101,10 +90,10 @@ def test_hidden_states_and_picks_are_equal_to_the_bit_alone_and_in_any_batch(
 def assert_equal_to_the_bit(
     dtype: torch.dtype, shape: int, seed: int, more_rows: int, max_running: int, count: int, longest: int
 ) -> None:
-    checkpoint, rng = tiny(shape, dtype), random.Random(seed)
+    checkpoint, rng = shaped(shape, dtype), random.Random(seed)
     requests = random_requests(rng, checkpoint, count, longest)
     max_rows = checkpoint.config.block_size + 2 + more_rows
-    alone = read(checkpoint, [[one] for one in requests])
+    alone = read(checkpoint, [[request] for request in requests])
     rng.shuffle(requests)
     assert num_differing(alone, read(checkpoint, [requests], max_rows=max_rows, max_running=max_running)) == 0
 
@@ -122,14 +111,14 @@ def two_threads() -> Iterator[None]:
 def test_it_holds_with_two_threads_and_on_trained_weights(dtype: torch.dtype) -> None:
     checkpoint = load_checkpoint(CHECKPOINT, LoadOptions(dtype=dtype))
     requests = random_requests(random.Random(2), checkpoint, 10, longest=40)
-    assert num_differing(read(checkpoint, [[one] for one in requests]), read(checkpoint, [requests])) == 0
+    assert num_differing(read(checkpoint, [[request] for request in requests]), read(checkpoint, [requests])) == 0
 
 
 def test_the_measure_sees_what_a_batch_does_without_it() -> None:
     """With blocks of one token a lone row is a matrix times a vector, which rounds in its own way."""
-    checkpoint = tiny(0, torch.float32)
+    checkpoint = shaped(0, torch.float32)
     requests = random_requests(random.Random(1), checkpoint, 8)
-    alone = read(checkpoint, [[one] for one in requests], deterministic=False)
+    alone = read(checkpoint, [[request] for request in requests], deterministic=False)
     together = read(checkpoint, [requests], deterministic=False)
     assert num_differing({key: alone[key] for key in together if key in alone}, together) > 0
 
@@ -137,19 +126,10 @@ def test_the_measure_sees_what_a_batch_does_without_it() -> None:
 @pytest.mark.parametrize("shape", range(len(SHAPES)))
 def test_it_computes_what_the_reference_does(shape: int) -> None:
     """Every forward against a recomputation: no row reads another's pages, nor pages not written yet."""
-    checkpoint = tiny(shape, torch.float64)
+    checkpoint = shaped(shape, torch.float64)
     engine, runner = checked(checkpoint, deterministic=True, max_rows=20, kv_cache_tokens=1024)
     engine.generate(random_requests(random.Random(shape), checkpoint, 4, longest=16))
     assert runner.compared > 25
-
-
-@pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))
-def test_in_bfloat16_a_request_does_not_depend_on_its_batch(name: str) -> None:
-    checkpoint = golden(name, torch.bfloat16)
-    requests = random_requests(random.Random(13), checkpoint, 8, longest=20)
-    engine = Engine(checkpoint, EngineConfig(deterministic=True))
-    together = [done.token_ids for done in engine.generate(requests)]
-    assert [engine.generate([one])[0].token_ids for one in requests] == together
 
 
 @pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))
@@ -178,9 +158,9 @@ def test_in_bfloat16_speculative_is_static_for_hundreds_of_requests(name: str, t
 def test_the_prefix_cache_changes_no_bit(name: str, dtype: torch.dtype) -> None:
     checkpoint, rng = golden(name, dtype), random.Random(5)
     requests = random_requests(rng, checkpoint, 6, longest=20)
-    for one in tuple(requests):  # the same prompt, and a seed of its own: readings are told apart by it
-        sampling = structs.replace(one.sampling, seed=one.sampling.seed ^ 1)
-        requests.append(replace(one, request_id=f"{one.request_id} beside", mode=Static(), sampling=sampling))
+    for request in tuple(requests):  # the same prompt, and a seed of its own: readings are told apart by it
+        sampling = structs.replace(request.sampling, seed=request.sampling.seed ^ 1)
+        requests.append(replace(request, request_id=f"{request.request_id} beside", mode=Static(), sampling=sampling))
     without = read(checkpoint, [requests], prefix_cache=False)
     assert num_differing(without, read(checkpoint, [requests, requests])) == 0
 
@@ -190,8 +170,8 @@ def test_a_continued_request_is_the_same_to_the_bit(dtype: torch.dtype) -> None:
     """A finished block is stored by the same row whether it was decoded or came with the prompt."""
     checkpoint = golden(GOLDEN_NAMES[1], dtype)
     sampling = random_sampling(random.Random(4), [0.9])
-    for params in (Static(), Speculative(3)):
-        whole = GenerationRequest("x", tuple(range(11)), params, sampling, max_new_tokens=16)
+    for mode in (Static(), Speculative(3)):
+        whole = GenerationRequest("x", tuple(range(11)), mode, sampling, max_new_tokens=16)
         (done,) = Engine(checkpoint, EngineConfig(deterministic=True)).generate([whole])
         sent = done.blocks[0].token_ids + done.blocks[1].token_ids
         rest = replace(whole, prompt_token_ids=whole.prompt_token_ids + sent, max_new_tokens=16 - len(sent))

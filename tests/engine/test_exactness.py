@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -18,42 +17,24 @@ from tests.engine.helpers import (
     DEAR,
     FAIR,
     FREE,
+    SHAPES,
     automatic,
     checked,
     drafted,
     random_requests,
     random_sampling,
+    shaped,
     some_auto,
     verified,
 )
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import EXPERTS, GOLDEN, GOLDEN_NAMES, LLADA2, tiny_checkpoint
+from tests.tiny import GOLDEN, GOLDEN_NAMES, golden
 
 #: room for a few requests: tests that make many engines would else need gigabytes
 SMALL = EngineConfig(kv_cache_tokens=4096)
 
 #: of the golden checkpoints the one that the fast tests decode
 FAST = GOLDEN_NAMES[1]
-
-SHAPES = (
-    {"block_size": 1},
-    {"block_size": 2, "num_key_value_heads": 4, "num_nextn_predict_layers": 2},
-    {"block_size": 4},
-    {"block_size": 8, "num_key_value_heads": 1, "mrp_scale": 2.0},
-    {"block_size": 4, "mrp_residual": False},
-    EXPERTS,
-    LLADA2 | {"block_size": 4, "num_nextn_predict_layers": 1},
-)
-
-
-@cache
-def tiny(shape: int) -> Checkpoint:
-    return tiny_checkpoint(shape, **SHAPES[shape])
-
-
-@cache
-def golden(name: str, dtype: torch.dtype) -> Checkpoint:
-    return load_checkpoint(GOLDEN / name, LoadOptions(dtype=dtype))
 
 
 @pytest.mark.parametrize("shape", range(len(SHAPES)))
@@ -75,10 +56,10 @@ def test_any_batch_is_decoded_as_each_request_alone_without_a_cache(
 
 
 def assert_as_alone(shape: int, seed: int, more_rows: int, more_pages: int, max_running: int) -> None:
-    rng, checkpoint = random.Random(seed), tiny(shape)
+    rng, checkpoint = random.Random(seed), shaped(shape)
     size = checkpoint.config.block_size
     requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(1, 5)))
-    longest = max(len(one.prompt_token_ids) + one.max_new_tokens for one in requests)
+    longest = max(len(request.prompt_token_ids) + request.max_new_tokens for request in requests)
     engine, runner = checked(
         checkpoint,
         rng.choice([FREE, FAIR, DEAR]),
@@ -87,8 +68,8 @@ def assert_as_alone(shape: int, seed: int, more_rows: int, more_pages: int, max_
         kv_cache_tokens=(-(-longest // size) + more_pages) * size,
     )
     reference = runner.reference
-    for one, done in zip(requests, engine.generate(requests), strict=True):
-        wanted = reference.generate(replace(one, mode=verified(one.mode)))
+    for request, done in zip(requests, engine.generate(requests), strict=True):
+        wanted = reference.generate(replace(request, mode=verified(request.mode)))
         assert (done.token_ids, done.finish_reason) == (wanted.token_ids, wanted.finish_reason)
         assert done.stats.forwards.denoise + done.stats.forwards.verify <= wanted.denoise_forwards
     assert runner.compared > 0
@@ -113,12 +94,14 @@ def pairs(seed: int, checkpoint: Checkpoint, temperature: float, count: int) -> 
         plain = rng.choice(
             [Static(), Static(), Static(2), Dynamic(0.3), Sequential(), Sequential(1, 6.0), Entropy(6.0)]
         )
-        one = GenerationRequest(f"plain {number}", prompt, plain, sampling, rng.randint(8, 24), frozenset([510]))
-        other = replace(one, request_id=f"speculative {number}", mode=drafted(rng, plain, checkpoint.config.block_size))
+        source = GenerationRequest(f"plain {number}", prompt, plain, sampling, rng.randint(8, 24), frozenset([510]))
+        other = replace(
+            source, request_id=f"speculative {number}", mode=drafted(rng, plain, checkpoint.config.block_size)
+        )
         if rng.random() < 0.4:
             other = replace(other, mode=automatic(other.mode))
-        noise = replace(one, request_id=f"other {number}", mode=rng.choice([Direct(2), Dynamic(0.3), Remask(0.3)]))
-        requests += [one, other, noise]
+        noise = replace(source, request_id=f"other {number}", mode=rng.choice([Direct(2), Dynamic(0.3), Remask(0.3)]))
+        requests += [source, other, noise]
     rng.shuffle(requests)
     return requests
 
@@ -130,7 +113,9 @@ def assert_pairs(requests: list[GenerationRequest], done: list[Completion], coun
         plain, speculative = by_id[f"plain {number}"], by_id[f"speculative {number}"]
         assert speculative.token_ids == plain.token_ids
         assert speculative.finish_reason == plain.finish_reason
-        used = [one.stats.forwards.denoise + one.stats.forwards.verify for one in (plain, speculative)]
+        used = [
+            completion.stats.forwards.denoise + completion.stats.forwards.verify for completion in (plain, speculative)
+        ]
         assert used[1] <= used[0]
         saved += used[0] - used[1]
     return saved
@@ -176,8 +161,8 @@ def test_a_request_does_not_depend_on_its_batch(name: str) -> None:
     requests = random_requests(random.Random(11), checkpoint, 12, longest=30)
     together = Engine(checkpoint, replace(SMALL, max_rows=64)).generate(requests)
     engine = Engine(checkpoint, replace(SMALL, max_rows=24))
-    for one, mixed in zip(requests, together, strict=True):
-        (alone,) = engine.generate([one])
+    for request, mixed in zip(requests, together, strict=True):
+        (alone,) = engine.generate([request])
         assert alone.token_ids == mixed.token_ids
         left, right = (
             [pick for block in done.blocks for step in block.steps for pick in step.revealed] for done in (alone, mixed)
@@ -204,9 +189,9 @@ def test_a_seed_gives_the_same_tokens_again_and_another_seed_others() -> None:
 def test_a_continued_request_goes_on_as_if_nothing_had_happened() -> None:
     """What the ingress does when a replica dies: prompt + finished blocks, same seed."""
     checkpoint = golden(FAST, torch.float64)
-    for params in (Static(), Dynamic(0.3), Sequential(1, 3.0), Entropy(3.0), Direct(2), Speculative(3), Remask(0.3)):
+    for mode in (Static(), Dynamic(0.3), Sequential(1, 3.0), Entropy(3.0), Direct(2), Speculative(3), Remask(0.3)):
         sampling = SamplingParams(temperature=0.9, seed=3)
-        whole = GenerationRequest("x", tuple(range(11)), params, sampling, max_new_tokens=21)
+        whole = GenerationRequest("x", tuple(range(11)), mode, sampling, max_new_tokens=21)
         (done,) = Engine(checkpoint, SMALL).generate([whole])
         sent = done.blocks[0].token_ids + done.blocks[1].token_ids
         rest = replace(whole, prompt_token_ids=whole.prompt_token_ids + sent, max_new_tokens=21 - len(sent))

@@ -17,7 +17,7 @@ from service.engine.engine import EngineDeps
 from service.engine.prefix_cache import PrefixCache
 from service.engine.scheduler import Scheduler, TenantLoad, fair_rows
 from service.model import Checkpoint
-from tests.engine.helpers import DEAR, FAIR, FREE, random_requests, request
+from tests.engine.helpers import DEAR, FAIR, FREE, random_requests, request_of
 from tests.tiny import tiny_checkpoint
 
 #: a forward reads the weights (3), then computes a row in .5
@@ -72,9 +72,9 @@ def scheduler(costs: StepCosts, *tenants: tuple[str, int], prompt: int = 1) -> S
     target = Scheduler(PrefixCache(4000), 4, EngineConfig(), planner, prompt_rows=16)
     for tenant, count in tenants:
         for number in range(count):
-            one = replace(request(f"{tenant}{number}", [1] * prompt, Static()), tenant=tenant, cache_salt=tenant)
-            target.enqueue(one, 0.0)
-    for running_request in target.admit():
+            request = replace(request_of(f"{tenant}{number}", [1] * prompt, Static()), tenant=tenant, cache_salt=tenant)
+            target.enqueue(request, 0.0)
+    for running_request in target.start_waiting():
         running_request.start()
     return target
 
@@ -103,7 +103,7 @@ class TestScheduler:
     def test_a_tenant_alone_again_has_all_its_rows(self) -> None:
         target = scheduler(FAIR, ("heavy", 20), ("light", 1))
         served(target)
-        target.remove(next(one for one in target.running if one.request.tenant == "light"))
+        target.remove(next(running for running in target.running if running.request.tenant == "light"))
         assert len(served(target)) == 20
 
     def test_prompts_are_limited_and_shared_too(self) -> None:
@@ -123,7 +123,7 @@ def test_answers_are_the_same_beside_other_tenants(costs: StepCosts) -> None:
     requests = random_requests(random.Random(11), checkpoint, 12)
 
     def tokens(tenants: str) -> list[tuple[int, ...]]:
-        shared = [replace(one, tenant=tenants[number % len(tenants)]) for number, one in enumerate(requests)]
+        shared = [replace(request, tenant=tenants[number % len(tenants)]) for number, request in enumerate(requests)]
         return [done.token_ids for done in engine(checkpoint, costs).generate(shared)]
 
     assert tokens("aaab") == tokens("abc") == tokens("a")
@@ -135,6 +135,6 @@ def engine(checkpoint: Checkpoint, costs: StepCosts) -> Engine:
 
 def test_a_request_larger_than_its_tenants_share_gets_on() -> None:
     target = engine(tiny_checkpoint(2), DEAR)
-    many: list[GenerationRequest] = [replace(request(f"a{n}", [1, 2, 3], tokens=24), tenant="a") for n in range(4)]
-    done = target.generate([*many, replace(request("b", [5], Static(), tokens=40), tenant="b")])
-    assert [len(one.token_ids) for one in done] == [24, 24, 24, 24, 40]
+    many: list[GenerationRequest] = [replace(request_of(f"a{n}", [1, 2, 3], tokens=24), tenant="a") for n in range(4)]
+    done = target.generate([*many, replace(request_of("b", [5], Static(), tokens=40), tenant="b")])
+    assert [len(completion.token_ids) for completion in done] == [24, 24, 24, 24, 40]

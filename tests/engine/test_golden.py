@@ -13,22 +13,17 @@ from service.decode.modes import Direct, Speculative, Static
 from service.decode.registry import make_mode
 from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import StepCosts
-from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model import LoadOptions, load_checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE
 from tests.reference import Reference
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
+from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, golden
 
 NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
 KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 STOP = 510
 #: the modes of the MRP paper
 PUBLISHED = {"static", "dynamic", "direct", "speculative", "remask"}
-
-
-@cache
-def checkpoint(name: str) -> Checkpoint:
-    return load_checkpoint(GOLDEN / name)
 
 
 @cache
@@ -69,9 +64,9 @@ def test_the_list_covers_every_published_mode_on_every_checkpoint() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_alone(name: str) -> None:
-    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=512))
-    for entry, one in zip(expected(name), requests(name), strict=True):
-        (done,) = engine.generate([one])
+    engine = Engine(golden(name), EngineConfig(kv_cache_tokens=512))
+    for entry, request in zip(expected(name), requests(name), strict=True):
+        (done,) = engine.generate([request])
         assert_golden(entry, done)
     assert engine.state().kv_pages_used == 0
 
@@ -89,12 +84,12 @@ LIMITS: tuple[tuple[dict[str, int | bool], tuple[str, ...]], ...] = (
 @pytest.mark.parametrize(
     ("name", "limits"),
     fast_rows(
-        lambda name, limits: (limits, name) in [(one, fast) for one, names in LIMITS for fast in names],
+        lambda name, limits: (limits, name) in [(row_limits, fast) for row_limits, names in LIMITS for fast in names],
         [(name, limits) for limits, _ in LIMITS for name in NAMES if name != LLADA2_NAME or "max_rows" not in limits],
     ),
 )
 def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int | bool]) -> None:
-    engine = Engine(checkpoint(name), EngineConfig(**({"kv_cache_tokens": 4096} | limits)))
+    engine = Engine(golden(name), EngineConfig(**({"kv_cache_tokens": 4096} | limits)))
     for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
         assert_golden(entry, done)
 
@@ -107,15 +102,15 @@ def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int | bool]) 
     ),
 )
 def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None:
-    known = costs if checkpoint(name).mrp else StepCosts(costs.backbone)
-    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=known))
+    available = costs if golden(name).mrp else StepCosts(costs.backbone)
+    engine = Engine(golden(name), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=available))
     lossless = [
-        (entry, replace(one, mode=Speculative("auto")))
-        for entry, one in zip(expected(name), requests(name), strict=True)
-        if one.mode == Static() or one.mode.name == "speculative"
+        (entry, replace(request, mode=Speculative("auto")))
+        for entry, request in zip(expected(name), requests(name), strict=True)
+        if request.mode == Static() or request.mode.name == "speculative"
     ]
     assert len(lossless) >= 6
-    for (entry, _), done in zip(lossless, engine.generate([one for _, one in lossless]), strict=True):
+    for (entry, _), done in zip(lossless, engine.generate([request for _, request in lossless]), strict=True):
         if entry["mode"] == "static":
             assert_golden(entry, done)
         assert list(done.token_ids) == entry["token_ids"]
@@ -123,29 +118,29 @@ def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None
 
 @pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], EXPERTS_NAME).__contains__, NAMES))
 def test_again_from_the_prefix_cache(name: str) -> None:
-    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=8192))
+    engine = Engine(golden(name), EngineConfig(kv_cache_tokens=8192))
     engine.generate(requests(name))
     size = engine.model.block_size
     again = engine.generate(requests(name))
-    for entry, one, done in zip(expected(name), requests(name), again, strict=True):
+    for entry, request, done in zip(expected(name), requests(name), again, strict=True):
         assert_golden(entry, done)
         assert done.stats.forwards.prefill == 0
-        assert done.stats.cached_tokens == len(one.prompt_token_ids) // size * size
-    mixed = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=256))
+        assert done.stats.cached_tokens == len(request.prompt_token_ids) // size * size
+    mixed = Engine(golden(name), EngineConfig(kv_cache_tokens=256))
     for entry, done in zip(expected(name) * 2, generate_twice(mixed, requests(name)), strict=True):
         assert_golden(entry, done)
 
 
 def generate_twice(engine: Engine, requests: list[GenerationRequest]) -> list[Completion]:
-    again = [replace(one, request_id=f"again {one.request_id}") for one in requests]
+    again = [replace(request, request_id=f"again {request.request_id}") for request in requests]
     return engine.generate([*requests, *again])
 
 
 @pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], EXPERTS_NAME).__contains__, NAMES))
 def test_the_reference_of_the_other_tests_agrees(name: str) -> None:
-    reference = Reference(checkpoint(name))
-    for entry, one in zip(expected(name), requests(name), strict=True):
-        done = reference.generate(one)
+    reference = Reference(golden(name))
+    for entry, request in zip(expected(name), requests(name), strict=True):
+        done = reference.generate(request)
         assert list(done.token_ids) == entry["token_ids"]
         assert done.denoise_forwards <= entry["backbone_denoise_forwards"]
 
@@ -169,13 +164,11 @@ def test_the_kinds_are_on_every_checkpoint_with_one_to_three_steps() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), kinds())
-@pytest.mark.parametrize("together", [1, 16])
-def test_the_other_kinds(name: str, kind: str, together: int) -> None:
+def test_the_other_kinds_alone_and_together(name: str, kind: str) -> None:
     """As the published loop decodes them, and with drafts by them `static` stays the same."""
     group = kinds()[name, kind]
-    other = load_checkpoint(GOLDEN / name, LoadOptions(**{kind: group[0][kind]}))
-    engine = Engine(other, EngineConfig(together, kv_cache_tokens=4096))
-    asked = [
+    checkpoint = load_checkpoint(GOLDEN / name, LoadOptions(**{kind: group[0][kind]}))
+    generations = [
         GenerationRequest(
             str(number),
             tuple(entry["prompt_token_ids"]),
@@ -185,10 +178,12 @@ def test_the_other_kinds(name: str, kind: str, together: int) -> None:
         )
         for number, entry in enumerate(group)
     ]
-    for entry, done in zip(group, engine.generate(asked), strict=True):
-        assert_golden(entry, done)
+    for max_running in (1, 16):
+        engine = Engine(checkpoint, EngineConfig(max_running, kv_cache_tokens=4096))
+        for entry, done in zip(group, engine.generate(generations), strict=True):
+            assert_golden(entry, done)
     static, drafted = (
-        [done.token_ids for done in engine.generate([replace(request, mode=params) for request in asked])]
-        for params in (Static(), Speculative(3))
+        [done.token_ids for done in engine.generate([replace(request, mode=mode) for request in generations])]
+        for mode in (Static(), Speculative(3))
     )
     assert static == drafted

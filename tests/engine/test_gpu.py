@@ -96,7 +96,7 @@ def test_speculative_is_static(folder, dtype, deterministic, monkeypatch):
     ]
     counts = [1 + seed % 4 for seed in range(64)]
     params = [Speculative(count) if checkpoint.mrp else Speculative(0, count) for count in counts]
-    drafted = [replace(request, mode=own) for request, own in zip(static, params, strict=True)]
+    drafted = [replace(request, mode=mode) for request, mode in zip(static, params, strict=True)]
     expected = [completion.token_ids for completion in engine.generate(static)]
     assert [completion.token_ids for completion in engine.generate(drafted)] == expected
 
@@ -132,18 +132,18 @@ def test_rows_with_a_width_are_equal_to_the_bit_alone_and_together():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1000, 151_936])
-def test_what_the_kernel_reads_off_logits_is_what_torch_reads(width, dtype):
+def test_the_sampling_kernel_agrees_with_torch(width, dtype):
     generator = torch.Generator("cuda").manual_seed(width)
     logits = (4 * torch.randn(96, width, generator=generator, device="cuda")).to(dtype)
     samplings = [SamplingParams((0.0, 0.7, 1.2)[n % 3], (1.0, 0.8)[n % 2], seed=n) for n in range(96)]
-    asked = (Position(sampling, n, n % 4, n if n % 5 == 4 else None) for n, sampling in enumerate(samplings))
-    reads = batch_of(*asked)
-    found, weights = sample_by(TritonLogitsSampler(width - 1), logits, reads)
+    positions = (Position(sampling, n, n % 4, n if n % 5 == 4 else None) for n, sampling in enumerate(samplings))
+    reads = batch_of(*positions)
+    sampled, weights = sample_by(TritonLogitsSampler(width - 1), logits, reads)
     wanted, _ = sample_by(TorchLogitsSampler(width - 1), logits.clone(), reads)
-    same = found[:, 0] == wanted[:, 0]
+    same = sampled[:, 0] == wanted[:, 0]
     assert same.sum() >= 94  # logarithms round differently, which may tip a sampled tie
-    torch.testing.assert_close(found[same, 1], wanted[same, 1], rtol=1e-4, atol=1e-7)
-    torch.testing.assert_close(found[:, 2], wanted[:, 2], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(sampled[same, 1], wanted[same, 1], rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(sampled[:, 2], wanted[:, 2], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(weights, rule_logits(logits.float(), reads).logsumexp(-1), rtol=1e-5, atol=1e-5)
 
 
@@ -169,17 +169,17 @@ def test_a_pass_begins_without_waiting_for_the_device(execution):
     for _ in range(2):
         runner.begin("backbone", rows)()
         runner.begin("mrp", anchored)()
-    for network, given in (("backbone", rows), ("mrp", anchored)):
+    for network, members in (("backbone", rows), ("mrp", anchored)):
         torch.cuda.synchronize()
         with warnings.catch_warnings(record=True) as waited:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
-                pending = runner.begin(network, given)
+                pending = runner.begin(network, members)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         assert not any("called a synchronizing" in str(warning.message) for warning in waited)
-        assert len(pending()) == len(given)
+        assert len(pending()) == len(members)
 
 
 def test_graphs_replay_what_runs_without_them():
@@ -187,11 +187,11 @@ def test_graphs_replay_what_runs_without_them():
     checkpoint = load_checkpoint(CHECKPOINT, LoadOptions(torch.float32, "cuda"))
     modes = (Static(), Dynamic(0.7), Direct(2), Speculative(3), Remask(0.4))
     requests = [GenerationRequest(f"{n}", (1, 40 + n, 50, 2), modes[n % 5], max_new_tokens=48) for n in range(40)]
-    found = [
+    tokens = [
         [completion.token_ids for completion in Engine(checkpoint, EngineConfig(cuda_graphs=on)).generate(requests)]
         for on in (False, True)
     ]
-    assert found[0] == found[1]
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize("backend", [("eager", False), ("triton", True)], ids=str)
@@ -208,5 +208,5 @@ def test_updated_weights_decode_as_a_fresh_load(backend, quantization, monkeypat
     old = [completion.token_ids for completion in engine.generate(requests)]
     fresh = load_update([other], served.config, options)
     engine.update_weights(lambda: apply_update(served, fresh), 1)
-    wanted = [one.token_ids for one in Engine(load_checkpoint(other, options), limits).generate(requests)]
+    wanted = [completion.token_ids for completion in Engine(load_checkpoint(other, options), limits).generate(requests)]
     assert [completion.token_ids for completion in engine.generate(requests)] == wanted != old

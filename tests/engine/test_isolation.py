@@ -11,11 +11,12 @@ import pytest
 from service.decode.canvas import Canvas
 from service.decode.modes import Direct, Static
 from service.decode.policy import Decoding
-from service.engine import AsyncEngine, BlockEvent, Engine, EngineConfig, GenerationRequest, StepReport
+from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, StepReport
 from service.engine.running_request import RunningRequest
 from service.errors import DecodingFailed
 from service.model import Checkpoint
-from tests.engine.helpers import audit, events_of, random_requests, request
+from tests.async_engine import AsyncEngine
+from tests.engine.helpers import audit, events_of, random_requests, request_of
 from tests.tiny import tiny_checkpoint
 
 #: when the faulty policy raises: before its first query, after a reading of the backbone, after one of MRP
@@ -34,18 +35,18 @@ def checkpoint() -> Checkpoint:
 @pytest.fixture(params=MOMENTS)
 def faulty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """`direct` raises at the moment of the parameter."""
-    moment, begun = request.param, []
+    moment, canvases = request.param, []
 
-    def policy(canvas: Canvas, params: Direct) -> Decoding:
-        begun.append(canvas)
+    def policy(canvas: Canvas, mode: Direct) -> Decoding:
+        canvases.append(canvas)
         if moment == MOMENTS[0]:
             raise Fault("a prompt may stand here")
-        decoding = decode(params, canvas)
+        decoding = decode(mode, canvas)
         query = next(decoding)
         while True:
             readings = yield query
             refined = query.__class__.__name__ == "Refine"
-            if moment == MOMENTS[1 + refined] or (moment == MOMENTS[3] and len(begun) > 1):
+            if moment == MOMENTS[1 + refined] or (moment == MOMENTS[3] and len(canvases) > 1):
                 raise Fault("a prompt may stand here")
             try:
                 query = decoding.send(readings)
@@ -53,26 +54,30 @@ def faulty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
                 return
 
     decode = Direct.decode
-    monkeypatch.setattr(Direct, "decode", lambda params, canvas: policy(canvas, params))
+    monkeypatch.setattr(Direct, "decode", lambda mode, canvas: policy(canvas, mode))
 
 
 def bad(name: str) -> GenerationRequest:
-    return request(name, [1, 2, 3, 4, 5], Direct(2), 20)
+    return request_of(name, [1, 2, 3, 4, 5], Direct(2), 20)
 
 
 @pytest.mark.usefixtures("faulty")
 def test_the_request_ends_with_an_error_and_the_others_as_ever(
     checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    others = [one for one in random_requests(random.Random(5), checkpoint, 16, 12) if not isinstance(one.mode, Direct)]
+    healthy = [
+        request
+        for request in random_requests(random.Random(5), checkpoint, 16, 12)
+        if not isinstance(request.mode, Direct)
+    ]
     engine = Engine(checkpoint)
-    wanted = events_of(engine, others)
-    mixed = [*others[:6], bad("bad"), *others[6:]]
-    found = events_of(engine, mixed)
-    *_, last = found.pop("bad")
+    wanted = events_of(engine, healthy)
+    mixed = [*healthy[:6], bad("bad"), *healthy[6:]]
+    events_by_id = events_of(engine, mixed)
+    *_, last = events_by_id.pop("bad")
     assert isinstance(last.error, DecodingFailed)
     assert last.finish_reason == "abort"
-    for name, events in found.items():
+    for name, events in events_by_id.items():
         assert [event.token_ids for event in events] == [event.token_ids for event in wanted[name]]
     assert engine.state().kv_pages_used == engine.state().num_running == 0
     audit(engine._pages, [])
@@ -87,7 +92,7 @@ def test_the_request_ends_with_an_error_and_the_others_as_ever(
 def test_it_can_be_aborted_before_it_is_collected(checkpoint: Checkpoint) -> None:
     engine = Engine(checkpoint)
     engine.submit(bad("bad"))
-    engine.admit()
+    engine.start_waiting()
     engine.abort("bad")
     assert not engine.has_work
     assert engine.state().kv_pages_used == 0
@@ -99,22 +104,22 @@ async def test_a_workers_stream_ends_with_the_error_and_it_stays_healthy(checkpo
     worker.start()
     try:
 
-        async def tokens(one: GenerationRequest) -> int:
-            return sum([len(event.token_ids) async for event in worker.generate(one)])
+        async def tokens(request: GenerationRequest) -> int:
+            return sum([len(event.token_ids) async for event in worker.generate(request)])
 
-        good = [request(f"good {n}", [n, 2, 3], Static(), 12) for n in range(8)]
+        good = [request_of(f"good {n}", [n, 2, 3], Static(), 12) for n in range(8)]
         results = await asyncio.gather(
             *map(tokens, [*good, *(bad(f"bad {n}") for n in range(4))]), return_exceptions=True
         )
         assert results[:8] == [12] * 8
         assert [type(result) for result in results[8:]] == [DecodingFailed] * 4
         assert worker.failure is None
-        assert await tokens(request("after", [1], Static(), 5)) == 5
+        assert await tokens(request_of("after", [1], Static(), 5)) == 5
     finally:
         worker.stop()
 
 
-class Deaf:
+class FailingObserver:
     """An observer that fails at everything."""
 
     def on_step(self, report: StepReport) -> None:
@@ -126,12 +131,14 @@ class Deaf:
 
 def test_an_observer_that_fails_changes_nothing(checkpoint: Checkpoint) -> None:
     requests = random_requests(random.Random(6), checkpoint, 8)
-    heard, unheard = Engine(checkpoint, observer=Deaf()), Engine(checkpoint)
-    assert [one.token_ids for one in heard.generate(requests)] == [one.token_ids for one in unheard.generate(requests)]
+    observed, unobserved = Engine(checkpoint, observer=FailingObserver()), Engine(checkpoint)
+    assert [completion.token_ids for completion in observed.generate(requests)] == [
+        completion.token_ids for completion in unobserved.generate(requests)
+    ]
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
-def test_what_a_request_leaves_needs_no_garbage_collection(checkpoint: Checkpoint, overlap: str) -> None:
+def test_a_finished_request_is_freed_without_garbage_collection(checkpoint: Checkpoint, overlap: str) -> None:
     """Collections of everything are rare (`tune_interpreter`), so a cycle would stay for long."""
     engine = Engine(checkpoint, EngineConfig(overlap=overlap, kv_cache_tokens=4096))
     requests = random_requests(random.Random(9), checkpoint, 24)
@@ -139,13 +146,13 @@ def test_what_a_request_leaves_needs_no_garbage_collection(checkpoint: Checkpoin
     gc.disable()
     try:
         engine.generate(requests[:16])
-        for one in requests[16:]:
-            engine.submit(one)
+        for request in requests[16:]:
+            engine.submit(request)
         for _ in range(3):
             engine.step()
         engine.abort_running()
         for _ in range(9):  # the rest of the forwards that were under way
             engine.step()
-        assert [one for one in gc.get_objects() if isinstance(one, RunningRequest)] == []
+        assert [running for running in gc.get_objects() if isinstance(running, RunningRequest)] == []
     finally:
         gc.enable()

@@ -14,7 +14,7 @@ from service.engine import GenerationRequest, SamplingParams
 from service.engine.drafting.costs import StepCosts
 from service.errors import InvalidRequest
 from service.model import Checkpoint
-from tests.engine.helpers import FAIR, checked, request
+from tests.engine.helpers import FAIR, checked, request_of
 from tests.tiny import LLADA2, tiny_checkpoint
 
 RULES: tuple[RuleMode, ...] = (*(Static(1), Static(5), Dynamic(0.1), Sequential(), Sequential(1, 6.0), Entropy(6.0)),)
@@ -27,40 +27,42 @@ def checkpoint() -> Checkpoint:
 
 def requests() -> list[GenerationRequest]:
     """Each rule alone, verified by the tree of a fixed size, and by what the engine chooses."""
-    found = []
+    generations = []
     for number, rule in enumerate(RULES):
         prompt = torch.randint(0, 60, (7 + 9 * number,), generator=torch.Generator().manual_seed(number)).tolist()
-        plain = request(f"{number} plain", prompt, rule, 26, sampling=SamplingParams(0.7 * (number % 2), seed=number))
+        plain = request_of(
+            f"{number} plain", prompt, rule, 26, sampling=SamplingParams(0.7 * (number % 2), seed=number)
+        )
         for name, steps, drafts in (("tree", 0, 6), ("auto", "auto", None)):
             drafted = Speculative(steps, drafts, verify=rule.name, **structs.asdict(rule))
-            found.append(replace(plain, request_id=f"{number} {name}", mode=drafted))
-        found.append(plain)
-    return found
+            generations.append(replace(plain, request_id=f"{number} {name}", mode=drafted))
+        generations.append(plain)
+    return generations
 
 
 def test_every_mode_is_a_full_recomputation_in_a_batch_and_drafts_change_nothing(checkpoint: Checkpoint) -> None:
     engine, runner = checked(checkpoint, StepCosts(FAIR.backbone), max_rows=90, kv_cache_tokens=2048)
-    done = {one.request_id: one for one in engine.generate(requests())}
+    done = {completion.request_id: completion for completion in engine.generate(requests())}
     saved = 0
     for number in range(len(RULES)):
         plain, *drafted = (done[f"{number} {name}"] for name in ("plain", "tree", "auto"))
-        for one in drafted:
-            assert (one.token_ids, one.finish_reason) == (plain.token_ids, plain.finish_reason)
-            used = [part.stats.forwards.denoise + part.stats.forwards.verify for part in (plain, one)]
+        for completion in drafted:
+            assert (completion.token_ids, completion.finish_reason) == (plain.token_ids, plain.finish_reason)
+            used = [part.stats.forwards.denoise + part.stats.forwards.verify for part in (plain, completion)]
             saved += used[0] - used[1]
     assert runner.compared > 100
     assert saved > 0
 
 
 def test_a_request_alone_is_a_full_recomputation(checkpoint: Checkpoint) -> None:
-    one = requests()[-1]
+    request = requests()[-1]
     engine, runner = checked(checkpoint, kv_cache_tokens=256)
-    (done,) = engine.generate([one])
-    wanted = runner.reference.generate(one)
+    (done,) = engine.generate([request])
+    wanted = runner.reference.generate(request)
     assert (done.token_ids, done.finish_reason) == (wanted.token_ids, wanted.finish_reason)
 
 
 def test_modes_that_need_mrp_say_so(checkpoint: Checkpoint) -> None:
     engine, _ = checked(checkpoint, kv_cache_tokens=256)
     with pytest.raises(InvalidRequest, match="MRP"):
-        engine.generate([request("drafted", [1, 2], Speculative(1))])
+        engine.generate([request_of("drafted", [1, 2], Speculative(1))])

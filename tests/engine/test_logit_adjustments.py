@@ -17,7 +17,7 @@ from service.constraints.constraint import Constraint
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
-from service.engine.bad_words import BadWords
+from service.engine.logit_adjuster import BadWords
 from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest
 from service.model import Checkpoint, LoadOptions, load_checkpoint

@@ -21,15 +21,15 @@ from service.engine import Completion, Engine, EngineConfig, EngineDeps, Generat
 from service.engine.forward.rows import Row
 from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest
-from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model import Checkpoint, load_checkpoint
 from service.text import TextCodec
 from tests.constraints.checkpoints import DEMO, text_of
 from tests.engine.constrained import check, constrained, engine_of
 from tests.engine.helpers import DEAR, FAIR, FREE, checked
 from tests.reference import Reference
-from tests.runners import Around, engine_over
+from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
+from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, golden
 
 NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
 FAST = GOLDEN_NAMES[1]
@@ -37,15 +37,10 @@ BOUNDED = {"verify": "sequential", "entropy_bound": 3.0}
 
 
 @cache
-def golden(name: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
-    return load_checkpoint(GOLDEN / name, LoadOptions(dtype=dtype))
-
-
-@cache
 def demo() -> tuple[Engine, tuple[GenerationRequest, ...]]:
     """The trained checkpoint, whose MRP drafts well, and problems for it."""
     codec, engine = TextCodec.load(CHECKPOINT), Engine(load_checkpoint(CHECKPOINT), EngineConfig(prefix_cache=False))
-    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout_problems(12)]
+    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout_problems(8)]
     stops = frozenset(engine.model.eos_token_ids)
     return engine, tuple(
         GenerationRequest(str(number), tuple(codec.encode_chat(chat)), max_new_tokens=48, stop_token_ids=stops)
@@ -54,11 +49,11 @@ def demo() -> tuple[Engine, tuple[GenerationRequest, ...]]:
 
 
 def answers(engine: Engine, requests: Sequence[GenerationRequest], mode: Speculative | RuleMode) -> list[Completion]:
-    return engine.generate([replace(one, mode=mode) for one in requests])
+    return engine.generate([replace(request, mode=mode) for request in requests])
 
 
 def forwards(done: Sequence[Completion]) -> int:
-    return sum(one.stats.forwards.denoise + one.stats.forwards.verify for one in done)
+    return sum(completion.stats.forwards.denoise + completion.stats.forwards.verify for completion in done)
 
 
 def drafting(checkpoint: Checkpoint) -> list[tuple[int, int | None]]:
@@ -73,31 +68,34 @@ def drafting(checkpoint: Checkpoint) -> list[tuple[int, int | None]]:
 def test_one_token_at_a_time_the_strictest_margin_gives_the_lossless_tokens(name: str) -> None:
     """The golden decodes of `static`, an independent implementation's, and those of `sequential`."""
     checkpoint = golden(name)
-    entries = [one for one in json.loads((GOLDEN / name / "expected.json").read_text()) if one["mode"] == "static"]
-    entries = [one for one in entries if one.get("tokens_per_step", 1) == 1]
+    entries = [
+        entry for entry in json.loads((GOLDEN / name / "expected.json").read_text()) if entry["mode"] == "static"
+    ]
+    entries = [entry for entry in entries if entry.get("tokens_per_step", 1) == 1]
     requests = [
         GenerationRequest(
-            str(number), tuple(one["prompt_token_ids"]), max_new_tokens=one["max_new_tokens"],
+            str(number), tuple(entry["prompt_token_ids"]), max_new_tokens=entry["max_new_tokens"],
             stop_token_ids=frozenset([510]),
         )
-        for number, one in enumerate(entries)
+        for number, entry in enumerate(entries)
     ]  # fmt: skip
     engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096))
-    left = [one.token_ids for one in answers(engine, requests, Sequential())]
+    left = [completion.token_ids for completion in answers(engine, requests, Sequential())]
     assert len(requests) >= 3
     for steps, states in drafting(checkpoint):
         static = answers(engine, requests, Speculative(steps, states, margin=1.0))
-        assert [list(one.token_ids) for one in static] == [one["token_ids"] for one in entries]
+        assert [list(completion.token_ids) for completion in static] == [entry["token_ids"] for entry in entries]
         sequential = answers(engine, requests, Speculative(steps, states, verify="sequential", margin=1.0))
-        assert [one.token_ids for one in sequential] == left
+        assert [completion.token_ids for completion in sequential] == left
 
 
 def test_the_looser_the_margin_the_more_drafts_are_accepted() -> None:
     engine, requests = demo()
-    for rule in ({}, {"verify": "sequential"}, {"verify": "sequential", "entropy_bound": 0.1}):
+    for rule in ({}, {"verify": "sequential", "entropy_bound": 0.1}):
         done = [answers(engine, requests, Speculative(4, 4, margin=margin, **rule)) for margin in (None, 0.9, 0.3)]
         shares = [
-            sum(one.stats.drafts_accepted for one in some) / sum(one.stats.drafts_proposed for one in some)
+            sum(completion.stats.drafts_accepted for completion in some)
+            / sum(completion.stats.drafts_proposed for completion in some)
             for some in done
         ]
         assert shares[0] < shares[2]
@@ -108,7 +106,9 @@ def test_an_accepted_second_token_has_the_backbones_own_probability() -> None:
     """Every token of an answer stands with the probability that a verifying row gave it; some are second tokens."""
     engine, requests = demo()
     lax = answers(engine, requests, Speculative(4, 4, margin=0.3, verify="sequential", entropy_bound=0.1))
-    picks = [pick for one in lax for block in one.blocks for step in block.steps for pick in step.revealed]
+    picks = [
+        pick for completion in lax for block in completion.blocks for step in block.steps for pick in step.revealed
+    ]
     second = [pick for pick in picks if pick.logprobs and pick.token != pick.logprobs.top[0][0]]
     assert second
     for pick in second:
@@ -143,44 +143,32 @@ def lax_requests(seed: int, checkpoint: Checkpoint, count: int) -> list[Generati
 def test_a_margin_gives_what_the_plain_reference_gives_in_any_batch(name: str) -> None:
     checkpoint = golden(name, torch.float64)
     requests, reference = lax_requests(3, checkpoint, 20), Reference(checkpoint)
-    strict = [replace(one, request_id=f"s{one.request_id}", mode=one.mode.plain) for one in requests]
+    strict = [replace(request, request_id=f"s{request.request_id}", mode=request.mode.plain) for request in requests]
     alone = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096))
     mixed, _ = checked(checkpoint, FAIR, max_rows=48, kv_cache_tokens=4096)
     batch = [*requests, *strict]
     random.Random(1).shuffle(batch)
     together = {done.request_id: done for done in mixed.generate(batch)}
     differ = 0
-    for one, plain in zip(requests, strict, strict=True):
-        wanted = reference.generate(one)
-        (done,) = alone.generate([one])
-        assert done.token_ids == together[one.request_id].token_ids == wanted.token_ids
+    for request, plain in zip(requests, strict, strict=True):
+        wanted = reference.generate(request)
+        (done,) = alone.generate([request])
+        assert done.token_ids == together[request.request_id].token_ids == wanted.token_ids
         assert together[plain.request_id].token_ids == reference.generate(plain).token_ids
         differ += done.token_ids != together[plain.request_id].token_ids
     assert differ >= 3, "the margins never decided"
 
 
-def test_on_a_deterministic_engine_the_batch_changes_nothing() -> None:
-    checkpoint = golden(FAST)
-    requests = lax_requests(5, checkpoint, 8)
-    engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096, deterministic=True))
-    together = engine.generate(requests)
-    for one, mixed in zip(requests, together, strict=True):
-        (alone,) = engine.generate([one])
-        assert alone.token_ids == mixed.token_ids
-        steps = [[block.steps for block in done.blocks] for done in (alone, mixed)]
-        assert steps[0] == steps[1]
-
-
 def test_an_answer_goes_on_after_any_of_its_blocks() -> None:
     checkpoint = golden(FAST, torch.float64)
     engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096))
-    for one in lax_requests(9, checkpoint, 6):
-        (whole,) = engine.generate([one])
+    for request in lax_requests(9, checkpoint, 6):
+        (whole,) = engine.generate([request])
         sent: tuple[int, ...] = ()
         for block in whole.blocks[:-1]:
             sent += block.token_ids
-            prompt, room = (*one.prompt_token_ids, *sent), one.max_new_tokens - len(sent)
-            rest = replace(one, prompt_token_ids=prompt, max_new_tokens=room, num_continued=len(sent))
+            prompt, room = (*request.prompt_token_ids, *sent), request.max_new_tokens - len(sent)
+            rest = replace(request, prompt_token_ids=prompt, max_new_tokens=room, num_continued=len(sent))
             (continued,) = engine.generate([rest])
             assert sent + continued.token_ids == whole.token_ids
 
@@ -188,7 +176,7 @@ def test_an_answer_goes_on_after_any_of_its_blocks() -> None:
 # --- who pays --------------------------------------------------------------------------------------
 
 
-class Noted(Around):
+class Noted(RunnerWrapper):
     """Keeps what every row asks, of the backbone and of MRP."""
 
     def __init__(self, runner: object) -> None:
@@ -206,11 +194,11 @@ class Noted(Around):
 
 
 def asked_by(
-    mode: Speculative | RuleMode, asked: LogprobsRequest | None = None
+    mode: Speculative | RuleMode, logprobs: LogprobsRequest | None = None
 ) -> tuple[set[LogprobsRequest | None], set[LogprobsRequest | None]]:
     """What rows of one request ask of the backbone and of MRP."""
     engine, runner = engine_over(Noted, golden(FAST), EngineDeps(costs=FREE), kv_cache_tokens=512)
-    engine.generate([GenerationRequest("x", tuple(range(20)), mode, max_new_tokens=24, logprobs=asked)])
+    engine.generate([GenerationRequest("x", tuple(range(20)), mode, max_new_tokens=24, logprobs=logprobs)])
     read = {row.logprobs for row in runner.evaluated if row.sampling is not None}
     return read, {row.logprobs for row in runner.refined}
 
@@ -240,23 +228,23 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize("name", fast_only((DEMO, FAST).__contains__, (DEMO, *GOLDEN_NAMES)))
-def test_what_the_margin_accepts_keeps_to_the_grammar(name: str) -> None:
+def test_drafts_accepted_by_a_margin_satisfy_the_grammar(name: str) -> None:
     constraint, engine = Constraint.json(SCHEMA, "response_format"), engine_of(name, FREE)
-    rules = ({"verify": "sequential"}, {"verify": "sequential", "entropy_bound": 0.5}, {"tokens_per_step": 2}, {})
+    rules = ({"verify": "sequential", "entropy_bound": 0.5}, {"tokens_per_step": 2}, {})
     changed = 0
     for rule in rules:
         requests = [
             constrained(name, f"{margin} {seed}", constraint, Speculative(2, 4, margin=margin, **rule),
                         SamplingParams(0.9 * (seed % 2), seed=seed))
-            for seed in range(6)
+            for seed in range(4)
             for margin in (None, 0.1)
         ]  # fmt: skip
         made = engine.generate(requests)
-        for one in made:
-            check(name, SCHEMA, one)
+        for completion in made:
+            check(name, SCHEMA, completion)
         changed += sum(strict.token_ids != lax.token_ids for strict, lax in zip(made[::2], made[1::2], strict=True))
     assert changed, "the margin never decided"
-    assert any(text_of(name, one.token_ids).startswith("{") for one in made)
+    assert any(text_of(name, completion.token_ids).startswith("{") for completion in made)
 
 
 # --- what is refused -------------------------------------------------------------------------------

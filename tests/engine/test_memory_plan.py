@@ -34,22 +34,22 @@ def gpu(total, weights):
 
 
 def test_the_demo_on_a_cpu_stays_small():
-    found = plan_memory(RequestedSizes(), DEMO, 4, DeviceMemory("cpu", 20 * GIB, 24 * GIB))
-    assert (found.kv_cache_tokens, found.max_running, found.max_rows) == (65536, 64, 256)
-    assert found.kv_bytes < 0.5 * GIB
+    plan = plan_memory(RequestedSizes(), DEMO, 4, DeviceMemory("cpu", 20 * GIB, 24 * GIB))
+    assert (plan.kv_cache_tokens, plan.max_running, plan.max_rows) == (65536, 64, 256)
+    assert plan.kv_bytes < 0.5 * GIB
 
 
 def test_a_cpu_without_much_memory_takes_its_share_of_what_is_free():
-    found = plan_memory(RequestedSizes(memory_utilization=0.5), DEMO, 4, DeviceMemory("cpu", GIB // 4, 24 * GIB))
-    assert 1000 < found.kv_cache_tokens < 65536
-    assert found.kv_bytes + found.forward_bytes <= GIB // 8
-    assert found.max_running < 64
+    plan = plan_memory(RequestedSizes(memory_utilization=0.5), DEMO, 4, DeviceMemory("cpu", GIB // 4, 24 * GIB))
+    assert 1000 < plan.kv_cache_tokens < 65536
+    assert plan.kv_bytes + plan.forward_bytes <= GIB // 8
+    assert plan.max_running < 64
 
 
 def test_a_large_model_on_a_cpu_has_a_cache_of_few_gibibytes():
-    found = plan_memory(RequestedSizes(), model("sdar-1.7b"), 2, DeviceMemory("cpu", 100 * GIB, 128 * GIB))
-    assert 3.5 * GIB < found.kv_bytes <= 4 * GIB
-    assert found.kv_cache_tokens % 4 == 0
+    plan = plan_memory(RequestedSizes(), model("sdar-1.7b"), 2, DeviceMemory("cpu", 100 * GIB, 128 * GIB))
+    assert 3.5 * GIB < plan.kv_bytes <= 4 * GIB
+    assert plan.kv_cache_tokens % 4 == 0
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_a_large_model_on_a_cpu_has_a_cache_of_few_gibibytes():
 )
 def test_on_a_gpu_the_share_is_used_and_not_more(shape, total):
     config, memory = model(shape), gpu(total, WEIGHTS[shape])
-    found = plan_memory(RequestedSizes(), config, 2, memory)
-    used = memory.total - memory.free + found.kv_bytes * (1 + 1 / config.num_kv_layers) + found.forward_bytes
+    plan = plan_memory(RequestedSizes(), config, 2, memory)
+    used = memory.total - memory.free + plan.kv_bytes * (1 + 1 / config.num_kv_layers) + plan.forward_bytes
     assert 0.89 * memory.total < used <= 0.9 * memory.total
-    assert found.max_running == min(256, found.kv_cache_tokens // 512)
-    assert found.max_rows >= 64
+    assert plan.max_running == min(256, plan.kv_cache_tokens // 512)
+    assert plan.max_rows >= 64
 
 
 def test_a_model_that_is_larger_than_the_gpu_does_not_fit():
@@ -78,14 +78,14 @@ def test_a_token_has_the_feed_forwards_of_all_its_experts_at_once():
 
 
 def test_a_small_model_does_not_take_all_of_a_large_gpu():
-    found = plan_memory(RequestedSizes(), DEMO, 2, gpu(140, 0.01))
-    assert (found.kv_cache_tokens, found.max_running) == (256 * 1024, 256)
+    plan = plan_memory(RequestedSizes(), DEMO, 2, gpu(140, 0.01))
+    assert (plan.kv_cache_tokens, plan.max_running) == (256 * 1024, 256)
 
 
-def test_what_is_asked_for_is_kept():
+def test_requested_sizes_are_kept():
     memory = gpu(24, 4.1)
-    found = plan_memory(RequestedSizes(4096, 7, 12), model("sdar-1.7b"), 2, memory)
-    assert (found.kv_cache_tokens, found.max_running, found.max_rows) == (4096, 7, 12)
+    plan = plan_memory(RequestedSizes(4096, 7, 12), model("sdar-1.7b"), 2, memory)
+    assert (plan.kv_cache_tokens, plan.max_running, plan.max_rows) == (4096, 7, 12)
     tokens_only = plan_memory(RequestedSizes(kv_cache_tokens=4096), model("sdar-1.7b"), 2, memory)
     assert (tokens_only.kv_cache_tokens, tokens_only.max_running) == (4096, 8)
 
@@ -101,21 +101,21 @@ def test_where_nothing_is_left_the_error_says_what_there_is_and_what_to_do():
     total=st.integers(1, 200 * GIB),
     share=st.floats(0, 1),
     utilization=st.floats(0.05, 1),
-    asked=st.tuples(*[st.none() | st.integers(6, 5000)] * 2),
+    limits=st.tuples(*[st.none() | st.integers(6, 5000)] * 2),
 )
-def test_whatever_fits_is_within_the_budget(shape, kind, total, share, utilization, asked):
+def test_every_plan_is_within_the_budget(shape, kind, total, share, utilization, limits):
     config, memory = model(shape), DeviceMemory(kind, int(total * share), total)
-    sizes = RequestedSizes(None, *asked, memory_utilization=utilization)
+    sizes = RequestedSizes(None, *limits, memory_utilization=utilization)
     try:
-        found = plan_memory(sizes, config, 2, memory)
+        plan = plan_memory(sizes, config, 2, memory)
     except SettingsError:
         return
     budget = memory.free * utilization if kind == "cpu" else memory.free - total * (1 - utilization)
-    assert found.kv_bytes + found.forward_bytes <= budget + 1
-    assert found.kv_cache_tokens >= 2 * config.block_size
-    assert found.max_rows >= config.block_size + 2
+    assert plan.kv_bytes + plan.forward_bytes <= budget + 1
+    assert plan.kv_cache_tokens >= 2 * config.block_size
+    assert plan.max_rows >= config.block_size + 2
     more = plan_memory(sizes, config, 2, replace(memory, free=memory.free + GIB, total=total + GIB))
-    assert more.kv_cache_tokens >= found.kv_cache_tokens or more.max_rows > found.max_rows
+    assert more.kv_cache_tokens >= plan.kv_cache_tokens or more.max_rows > plan.max_rows
 
 
 def test_the_sizes_of_pages_are_those_of_the_cache():

@@ -17,8 +17,8 @@ from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.micro_batch import TwoBatchOverlap
-from tests.engine.helpers import checked, events_of, random_requests, request
-from tests.runners import Around, engine_over
+from tests.engine.helpers import checked, events_of, random_requests, request_of
+from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only
 from tests.tiny import tiny_checkpoint
 
@@ -26,7 +26,7 @@ from tests.tiny import tiny_checkpoint
 COSTS = StepCosts(Curve(((1, 1.0), (64, 1.5))), Curve(((1, 0.1), (64, 0.2))))
 
 
-class Device(Around):
+class Device(RunnerWrapper):
     """An asynchronous device: a queue of forwards. A forward is computed when the host asks for it or for a later one.
 
     `queued`: forwards behind the one that the host waits for, at each time that it waits.
@@ -38,23 +38,23 @@ class Device(Around):
         self.queued: list[int] = []
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Callable[[], list[Prediction]]:
-        found: list[Prediction] = []
-        work = lambda: found.extend(self.runner.begin(network, rows)())  # noqa: E731 - identified in the queue
+        predictions: list[Prediction] = []
+        work = lambda: predictions.extend(self.runner.begin(network, rows)())  # noqa: E731 - identified in the queue
         self.queue.append(work)
 
         def wait() -> list[Prediction]:
             while work in self.queue:
                 self.queue.pop(0)()
             self.queued.append(len(self.queue))
-            return found
+            return predictions
 
         return wait
 
 
 def answers(events: dict[str, list[BlockEvent]]) -> dict[str, tuple[tuple[int, ...], str | None]]:
     return {
-        name: (tuple(token for event in own for token in event.token_ids), own[-1].finish_reason)
-        for name, own in events.items()
+        name: (tuple(token for event in request_events for token in event.token_ids), request_events[-1].finish_reason)
+        for name, request_events in events.items()
     }
 
 
@@ -62,21 +62,21 @@ def answers(events: dict[str, list[BlockEvent]]) -> dict[str, tuple[tuple[int, .
 def test_tokens_are_the_same_with_and_without(seed: int) -> None:
     checkpoint = tiny_checkpoint(seed)
     requests = random_requests(random.Random(seed), checkpoint, 13)
-    found = {}
+    tokens = {}
     for overlap in ("on", "off"):
         limits = {"overlap": overlap, "max_running": 7, "max_rows": 24, "max_prefill_tokens": 8}
         engine, device = engine_over(Device, checkpoint, EngineDeps(costs=COSTS), **limits)
-        found[overlap] = answers(events_of(engine, requests))
+        tokens[overlap] = answers(events_of(engine, requests))
         assert not device.queue
         assert engine.state().num_running == 0
-    assert found["on"] == found["off"]
+    assert tokens["on"] == tokens["off"]
 
 
 @pytest.mark.parametrize("mode", [Static(), Direct(2), Remask(0.3), Speculative(2), Speculative(2, 3)])
 def test_the_device_has_a_forward_whenever_the_host_reads_one(mode) -> None:
     engine, device = engine_over(Device, tiny_checkpoint(1), EngineDeps(costs=COSTS), overlap="on")
     for number in range(6):
-        engine.submit(request(str(number), [number + 1], mode, 40))
+        engine.submit(request_of(str(number), [number + 1], mode, 40))
     while engine.state().num_running < 6:
         engine.step()
     device.queued.clear()
@@ -91,18 +91,18 @@ def test_the_device_has_a_forward_whenever_the_host_reads_one(mode) -> None:
 
 def test_without_overlap_the_device_waits_for_the_host() -> None:
     engine, device = engine_over(Device, tiny_checkpoint(1), overlap="off")
-    events_of(engine, [request(str(number), [number + 1], Static(), 12) for number in range(4)])
+    events_of(engine, [request_of(str(number), [number + 1], Static(), 12) for number in range(4)])
     assert set(device.queued) == {0}
 
 
 def test_a_request_may_be_aborted_while_its_forward_is_under_way() -> None:
     checkpoint, mode = tiny_checkpoint(2), Speculative(2)
     engine, device = engine_over(Device, checkpoint, overlap="on")
-    requests = [request(str(number), [number + 1], mode, 24) for number in range(5)]
+    requests = [request_of(str(number), [number + 1], mode, 24) for number in range(5)]
     alone, _ = engine_over(Device, checkpoint, overlap="off")
     expected = answers(events_of(alone, requests))
-    for one in requests:
-        engine.submit(one)
+    for request in requests:
+        engine.submit(request)
     events = engine.step()
     assert device.queue
     for number in (0, 3, 4):  # of both halves
@@ -110,8 +110,8 @@ def test_a_request_may_be_aborted_while_its_forward_is_under_way() -> None:
     while engine.has_work:
         events += engine.step()
     for number in (1, 2):
-        own = [event for event in events if event.request_id == str(number)]
-        assert answers({str(number): own})[str(number)] == expected[str(number)]
+        request_events = [event for event in events if event.request_id == str(number)]
+        assert answers({str(number): request_events})[str(number)] == expected[str(number)]
     assert engine.state().kv_pages_used == 0
 
 
@@ -122,9 +122,9 @@ def test_every_forward_is_right_where_prefixes_are_shared_and_requests_leave(see
     limits = {"overlap": "on", "max_running": 5, "max_rows": 20, "max_prefill_tokens": 4, "kv_cache_tokens": 512}
     engine, runner = checked(checkpoint, COSTS, **limits)
     drawn = random_requests(rng, checkpoint, 8)
-    copies = [replace(one, request_id=f"{one.request_id}-{turn}") for turn in range(3) for one in drawn]
-    for one in copies:
-        engine.submit(one)
+    copies = [replace(request, request_id=f"{request.request_id}-{turn}") for turn in range(3) for request in drawn]
+    for request in copies:
+        engine.submit(request)
     while engine.has_work:
         engine.step()
         if rng.random() < 0.1:
@@ -134,7 +134,7 @@ def test_every_forward_is_right_where_prefixes_are_shared_and_requests_leave(see
 
 
 @pytest.mark.parametrize(
-    ("asked", "asynchronous", "host", "running", "turns"),
+    ("setting", "asynchronous", "host", "running", "turns"),
     [
         ("on", False, 0.0, 2, 2),
         ("on", True, 9.0, 1, 1),  # one request has no halves
@@ -145,15 +145,15 @@ def test_every_forward_is_right_where_prefixes_are_shared_and_requests_leave(see
         ("auto", True, 0.1, 64, 2),  # the host takes four times the forward
     ],
 )
-def test_when_halves_are_taken(asked, asynchronous, host, running, turns) -> None:
-    overlap = TwoBatchOverlap(asked, DraftPlanner(lambda: COSTS, 256), asynchronous=asynchronous)
+def test_when_halves_are_taken(setting, asynchronous, host, running, turns) -> None:
+    overlap = TwoBatchOverlap(setting, DraftPlanner(lambda: COSTS, 256), asynchronous=asynchronous)
     for _ in range(200):
-        overlap.note(host * running, running)
+        overlap.record(host * running, running)
     assert overlap.micro_batches(running) == turns
 
 
 def test_halves_are_taken_where_a_forwards_time_grows_with_its_rows() -> None:
     costs = StepCosts(Curve(((1, 0.1), (64, 6.4))))
     overlap = TwoBatchOverlap("auto", DraftPlanner(lambda: costs, 256), asynchronous=True)
-    overlap.note(64 * 1.0, 64)
+    overlap.record(64 * 1.0, 64)
     assert overlap.micro_batches(64) == 2

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from service.decode.modes import Static
-from service.engine import AsyncEngine, BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest
+from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps
 from service.engine import thread as thread_module
 from service.engine_process.core import EngineCore
 from service.errors import DeadlineExceeded, MrpServeError, OutOfMemory, ReplicaStopping
@@ -20,235 +20,211 @@ from service.messages.wire import Weights
 from service.model import LoadOptions, load_checkpoint
 from service.model.attention import PagedCache
 from service.settings.settings import Settings
-from tests.engine.helpers import ALL_MODES, FAIR, Recorder, request
+from tests.engine.gated import GatedEngine, eventually
+from tests.engine.helpers import ALL_MODES, FAIR, Recorder, request_of
 from tests.engine.test_golden import expected, requests
-from tests.engine.test_worker import Gate, eventually
 from tests.thinned import fast_only
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
+from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, golden
 
 NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
 PROMPT = tuple(range(1, 20))
 
+Start = Callable[..., "ReplicaEngine"]
 
-class Sleeper:
-    """A core whose engine runs on its thread. `change` does what the routes order."""
+
+class ReplicaEngine(GatedEngine):
+    """A replica's engine on its thread. `change` pauses it, puts it to sleep or wakes it up, as the routes order."""
 
     def __init__(self, model: Path, **settings: object) -> None:
         self.settings = Settings(model=str(model), device="cpu", dtype="float32", kv_cache_tokens=4096, **settings)  # type: ignore[arg-type]
         checkpoint = load_checkpoint(model, LoadOptions(quantization=self.settings.quantization))
-        self.seen = Recorder()
-        self.core = EngineCore(checkpoint, self.settings, self.seen, EngineDeps(costs=FAIR))
-        self.engine = self.core.engine
-        self.thread, self.gate = AsyncEngine(self.engine), Gate(self.engine)
-        self.thread.start()
+        self.recorder = Recorder()
+        self.core = EngineCore(checkpoint, self.settings, self.recorder, EngineDeps(costs=FAIR))
+        super().__init__(self.core.engine)
 
     async def change(self, *, paused: bool = False, level: int = 0, wait: bool = False) -> None:
         state = PauseState(self.core.pause.number + 1, paused, level)
         await self.core.control(self.thread, SetPause(state, wait))
 
-    def ask(self, one: GenerationRequest) -> asyncio.Task[tuple[int, ...]]:
-        return asyncio.ensure_future(self._collect(one))
-
-    async def _collect(self, one: GenerationRequest) -> tuple[int, ...]:
-        tokens: tuple[int, ...] = ()
-        async for event in self.thread.generate(one):
-            assert isinstance(event, BlockEvent)
-            tokens += event.token_ids
-            if event.finish_reason == "timeout":
-                raise DeadlineExceeded("in time")
-        return tokens
-
-    async def steps(self, count: int) -> None:
-        """Lets so many more steps go by."""
-        end = self.gate.steps + count
-        self.gate.open.set()
-        await eventually(lambda: self.gate.steps >= end or not self.engine.has_work)
-
     def close(self) -> None:
-        self.gate.open.set()
-        self.thread.stop()
+        super().close()
         self.core.close()
 
 
 @pytest.fixture
-def sleepers() -> Iterator[list[Sleeper]]:
-    made: list[Sleeper] = []
-    yield made
-    for one in made:
-        one.close()
+def start() -> Iterator[Callable[..., ReplicaEngine]]:
+    """start(model, **settings) -> an engine on its thread; stopped after the test."""
+    engines: list[ReplicaEngine] = []
+
+    def start(model: str = GOLDEN_NAMES[0], **settings: object) -> ReplicaEngine:
+        engines.append(ReplicaEngine(GOLDEN / model, **settings))
+        return engines[-1]
+
+    yield start
+    for replica in engines:
+        replica.close()
 
 
 @pytest.mark.parametrize("overlap", fast_only("off".__eq__, ["off", "on"]))
-@pytest.mark.parametrize("name", NAMES)
-async def test_golden_requests_that_are_paused_have_the_same_tokens(
-    sleepers: list[Sleeper], name: str, overlap: str
-) -> None:
+@pytest.mark.parametrize("name", fast_only({GOLDEN_NAMES[1], GOLDEN_NAMES[2], LLADA2_NAME}.__contains__, NAMES))
+async def test_golden_requests_that_are_paused_have_the_same_tokens(start: Start, name: str, overlap: str) -> None:
     """In the middle of every mode, many times; some pauses let the running requests finish."""
-    sleeper = Sleeper(GOLDEN / name, overlap=overlap)
-    sleepers.append(sleeper)
-    answers = [sleeper.ask(one) for one in requests(name)]
-    await sleeper.gate.holds(sleeper.thread)
+    replica = start(name, overlap=overlap)
+    answers = [replica.generate(request) for request in requests(name)]
+    await replica.at_gate()
     for turn in range(12):
-        await sleeper.steps(1 + turn % 3)
+        await replica.steps(1 + turn % 3)
         wait = turn % 6 == 5
-        await sleeper.change(paused=True, wait=wait)
-        before, state = sleeper.gate.steps, sleeper.engine.state()
+        await replica.change(paused=True, wait=wait)
+        before, state = replica.num_steps, replica.engine.state()
         assert not (wait and state.num_running)
         await asyncio.sleep(0.02)
-        assert sleeper.gate.steps == before
-        assert sleeper.thread.state() == state
+        assert replica.num_steps == before
+        assert replica.thread.state() == state
         assert state.paused
-        await sleeper.change()
-    assert [list(tokens) for tokens in await asyncio.gather(*answers)] == [one["token_ids"] for one in expected(name)]
-    assert sleeper.engine.state().kv_pages_used == 0
+        await replica.change()
+    assert [list(tokens) for tokens in await asyncio.gather(*answers)] == [
+        entry["token_ids"] for entry in expected(name)
+    ]
+    assert replica.engine.state().kv_pages_used == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], EXPERTS_NAME).__contains__, NAMES))
 @pytest.mark.parametrize("level", [1, 2])
-async def test_golden_requests_after_sleep_have_the_same_tokens(sleepers: list[Sleeper], name: str, level: int) -> None:
+async def test_golden_requests_after_sleep_have_the_same_tokens(start: Start, name: str, level: int) -> None:
     """Running requests finish first, waiting ones stay in the queue. No key or value is left from before."""
-    sleeper = Sleeper(GOLDEN / name)
-    sleepers.append(sleeper)
-    asked = requests(name)
-    half = len(asked) // 2
-    before = [sleeper.ask(one) for one in asked[:half]]
-    await sleeper.gate.holds(sleeper.thread)
-    await sleeper.steps(3)
-    sleep = asyncio.ensure_future(sleeper.change(level=level))
-    await eventually(lambda: sleeper.engine.held or sleep.done())
-    after = [sleeper.ask(one) for one in asked[half:]]
+    replica = start(name)
+    generations = requests(name)
+    half = len(generations) // 2
+    before = [replica.generate(request) for request in generations[:half]]
+    await replica.at_gate()
+    await replica.steps(3)
+    sleep = asyncio.ensure_future(replica.change(level=level))
+    await eventually(lambda: replica.engine.queue_held or sleep.done())
+    after = [replica.generate(request) for request in generations[half:]]
     await sleep
-    assert sleeper.engine.state().num_running == 0
-    cache = sleeper.engine._runner._model._cache  # type: ignore[attr-defined]
+    assert replica.engine.state().num_running == 0
+    cache = replica.engine._runner.model._cache  # type: ignore[attr-defined]
     assert cache.keys.numel() == cache.values.numel() == 0
-    weights = [*sleeper.core._checkpoint.backbone.parameters()]
+    weights = [*replica.core._checkpoint.backbone.parameters()]
     assert {weight.is_meta for weight in weights} == {level == 2}
-    await eventually(lambda: sleeper.thread.state().num_waiting > 0)
-    steps = sleeper.gate.steps
+    await eventually(lambda: replica.thread.state().num_waiting > 0)
+    steps = replica.num_steps
     await asyncio.sleep(0.02)
-    assert sleeper.gate.steps == steps
-    await sleeper.change()
-    tokens = [list(one) for one in await asyncio.gather(*before, *after)]
-    assert tokens == [one["token_ids"] for one in expected(name)]
+    assert replica.num_steps == steps
+    await replica.change()
+    tokens = [list(answer) for answer in await asyncio.gather(*before, *after)]
+    assert tokens == [entry["token_ids"] for entry in expected(name)]
 
 
-async def test_quantized_weights_come_back(sleepers: list[Sleeper]) -> None:
-    sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0], quantization="int8")
-    sleepers.append(sleeper)
-    sleeper.gate.open.set()
-    asked = requests(GOLDEN_NAMES[0])[::3]
-    before = await asyncio.gather(*(sleeper.ask(one) for one in asked))
-    await sleeper.change(level=2)
-    await sleeper.change()
-    assert await asyncio.gather(*(sleeper.ask(one) for one in asked)) == before
+async def test_quantized_weights_come_back(start: Start) -> None:
+    replica = start(quantization="int8")
+    replica.gate.set()
+    generations = requests(GOLDEN_NAMES[0])[::3]
+    before = await asyncio.gather(*(replica.generate(request) for request in generations))
+    await replica.change(level=2)
+    await replica.change()
+    assert await asyncio.gather(*(replica.generate(request) for request in generations)) == before
 
 
-@pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.name)
-async def test_a_paused_request_sleeps_only_after_its_end(sleepers: list[Sleeper], mode: object) -> None:
-    """It goes on for that, and the engine is paused again afterwards."""
-    sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0])
-    sleepers.append(sleeper)
-    one = request("x", PROMPT, mode, tokens=48)  # type: ignore[arg-type]
-    alone = Engine(load_checkpoint(GOLDEN / GOLDEN_NAMES[0]), EngineConfig(kv_cache_tokens=4096))
-    (done,) = alone.generate([one])
-    answer = sleeper.ask(one)
-    await sleeper.gate.holds(sleeper.thread)
-    await sleeper.steps(2)
-    await sleeper.change(paused=True)
-    assert not answer.done()
-    await sleeper.change(paused=True, level=1)
-    assert await answer == done.token_ids
-    assert (sleeper.engine.paused, sleeper.engine.sleep_level) == (True, 1)
-    late = sleeper.ask(replace(one, request_id="late"))
-    await sleeper.change(paused=True)
-    await eventually(lambda: sleeper.thread.state().num_waiting == 1)
+async def test_paused_requests_of_all_modes_end_before_sleep(start: Start) -> None:
+    """They run for that, and the engine is paused again afterwards."""
+    replica = start()
+    generations = [request_of(mode.name, PROMPT, mode, tokens=48) for mode in ALL_MODES]
+    engine = Engine(golden(GOLDEN_NAMES[0]), EngineConfig(kv_cache_tokens=4096))
+    expected_tokens = [done.token_ids for done in engine.generate(generations)]
+    answers = [replica.generate(request) for request in generations]
+    await replica.at_gate()
+    await replica.steps(2)
+    await replica.change(paused=True)
+    assert not any(answer.done() for answer in answers)
+    await replica.change(paused=True, level=1)
+    assert await asyncio.gather(*answers) == expected_tokens
+    assert (replica.engine.paused, replica.engine.sleep_level) == (True, 1)
+    late = replica.generate(replace(generations[0], request_id="late"))
+    await replica.change(paused=True)
+    await eventually(lambda: replica.thread.state().num_waiting == 1)
     assert not late.done()
-    await sleeper.change()
-    assert await late == done.token_ids
+    await replica.change()
+    assert await late == expected_tokens[0]
 
 
-async def test_requests_end_in_time_while_the_engine_stands(sleepers: list[Sleeper]) -> None:
+async def test_requests_end_in_time_while_the_engine_is_halted(start: Start) -> None:
     """Running and waiting ones, by their time limit or because their client leaves."""
-    sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0], max_running=2)
-    sleepers.append(sleeper)
+    replica = start(max_running=2)
     tasks = [
-        sleeper.ask(replace(request(name, PROMPT, Static(), tokens=400), timeout_s=limit))
+        replica.generate(replace(request_of(name, PROMPT, Static(), tokens=400), timeout_s=limit))
         for name, limit in (("late", 1.0), ("left", None), ("waits late", 1.0), ("waits left", None))
     ]
-    await sleeper.gate.holds(sleeper.thread)
-    await sleeper.steps(1)
-    await sleeper.change(paused=True)
-    assert (sleeper.engine.state().num_running, sleeper.engine.state().num_waiting) == (2, 2)
-    for one in tasks[1::2]:
-        one.cancel()
+    await replica.at_gate()
+    await replica.steps(1)
+    await replica.change(paused=True)
+    assert (replica.engine.state().num_running, replica.engine.state().num_waiting) == (2, 2)
+    for task in tasks[1::2]:
+        task.cancel()
     for ended in await asyncio.gather(*tasks[::2], return_exceptions=True):
         assert isinstance(ended, DeadlineExceeded)
-    await eventually(lambda: sleeper.engine.state().kv_pages_used == 0 and not sleeper.engine.has_work)
+    await eventually(lambda: replica.engine.state().kv_pages_used == 0 and not replica.engine.has_work)
 
 
-async def test_an_engine_that_stands_does_not_spin(sleepers: list[Sleeper], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_halted_engine_does_not_spin(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a request that runs and one that waits, it looks at their time limits now and then."""
-    monkeypatch.setattr(thread_module, "_LOOK_S", 0.05)
-    sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0], max_running=1)
-    sleepers.append(sleeper)
-    looks, expire = [0], sleeper.engine.expire
+    monkeypatch.setattr(thread_module, "_POLL_S", 0.05)
+    replica = start(max_running=1)
+    looks, expire = [0], replica.engine.expire
 
     def counted() -> list[BlockEvent]:
         looks[0] += 1
         return expire()
 
-    tasks = [sleeper.ask(request(name, PROMPT, Static(), tokens=200)) for name in "ab"]
-    await sleeper.gate.holds(sleeper.thread)
-    await sleeper.steps(1)
-    await sleeper.change(paused=True)
-    sleeper.engine.expire = counted  # type: ignore[method-assign]
+    tasks = [replica.generate(request_of(name, PROMPT, Static(), tokens=200)) for name in "ab"]
+    await replica.at_gate()
+    await replica.steps(1)
+    await replica.change(paused=True)
+    replica.engine.expire = counted  # type: ignore[method-assign]
     began = time.monotonic()
     await eventually(lambda: looks[0] >= 3)
     assert looks[0] <= (time.monotonic() - began) / 0.05 + 2
-    assert len(sleeper.seen.reports) == sleeper.gate.steps
-    for one in tasks:
-        one.cancel()
+    assert len(replica.recorder.reports) == replica.num_steps
+    for task in tasks:
+        task.cancel()
 
 
-async def test_a_standing_engine_stops(sleepers: list[Sleeper]) -> None:
-    sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0])
-    sleepers.append(sleeper)
-    answer = sleeper.ask(request("x", PROMPT, Static(), tokens=200))
-    await sleeper.gate.holds(sleeper.thread)
-    await sleeper.steps(1)
-    await sleeper.change(paused=True)
-    sleeper.thread.stop()
+async def test_a_halted_engine_stops(start: Start) -> None:
+    replica = start()
+    answer = replica.generate(request_of("x", PROMPT, Static(), tokens=200))
+    await replica.at_gate()
+    await replica.steps(1)
+    await replica.change(paused=True)
+    replica.thread.stop()
     with pytest.raises(ReplicaStopping):
         await answer
     with pytest.raises(ReplicaStopping):
-        await sleeper.change()
+        await replica.change()
 
 
 @pytest.mark.parametrize("part", ["cache", "forwards", "weights"])
-async def test_without_memory_the_engine_sleeps_on(
-    sleepers: list[Sleeper], monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
-    sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0])
-    sleepers.append(sleeper)
-    one = request("x", PROMPT, Static(), tokens=24)
-    sleeper.gate.open.set()
-    before = await sleeper.ask(one)
-    await sleeper.change(level=2)
+async def test_without_memory_the_engine_sleeps_on(start: Start, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    replica = start()
+    request = request_of("x", PROMPT, Static(), tokens=24)
+    replica.gate.set()
+    before = await replica.generate(request)
+    await replica.change(level=2)
     with monkeypatch.context() as patched:
         if part == "cache":
             patched.setattr(PagedCache, "_take", _no_memory)
         elif part == "forwards":
-            sleeper.engine.prepare()
-            patched.setattr(sleeper.engine._runner, "prepare", _no_memory)
+            replica.engine.prepare()
+            patched.setattr(replica.engine._runner, "prepare", _no_memory)
         else:
             patched.setattr("service.model.weight_update._replace_tensors", _no_memory)
         for _ in range(2):
             with pytest.raises(OutOfMemory, match="no memory for"):
-                await sleeper.change()
-            assert sleeper.engine.stands
-            assert sleeper.engine._runner._model._cache.keys.numel() == 0  # type: ignore[attr-defined]
-    answer = sleeper.ask(replace(one, request_id="y"))
-    await sleeper.change()
+                await replica.change()
+            assert replica.engine.halted
+            assert replica.engine._runner.model._cache.keys.numel() == 0  # type: ignore[attr-defined]
+    answer = replica.generate(replace(request, request_id="y"))
+    await replica.change()
     assert await answer == before
 
 
@@ -256,14 +232,13 @@ def _no_memory(*_: object) -> None:
     raise MemoryError
 
 
-async def test_weights_without_their_folder_do_not_wake_up(sleepers: list[Sleeper], tmp_path: Path) -> None:
-    sleeper = Sleeper(GOLDEN / GOLDEN_NAMES[0])
-    sleepers.append(sleeper)
-    await sleeper.change(level=2)
-    served, sleeper.core.weights = sleeper.core.weights, Weights(model=str(tmp_path / "gone"))
+async def test_weights_without_their_folder_do_not_wake_up(start: Start, tmp_path: Path) -> None:
+    replica = start()
+    await replica.change(level=2)
+    served, replica.core.weights = replica.core.weights, Weights(model=str(tmp_path / "gone"))
     with pytest.raises(MrpServeError, match="gone"):
-        await sleeper.change()
-    assert sleeper.engine.stands
-    sleeper.core.weights = served
-    await sleeper.change()
-    assert not sleeper.engine.stands
+        await replica.change()
+    assert replica.engine.halted
+    replica.core.weights = served
+    await replica.change()
+    assert not replica.engine.halted

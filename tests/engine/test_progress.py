@@ -9,8 +9,9 @@ import pytest
 from service.decode.block import Step
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.engine import AsyncEngine, BlockEvent, BlockProgress, Engine, GenerationRequest
+from service.engine import BlockEvent, BlockProgress, Engine, GenerationRequest
 from service.model import Checkpoint, load_checkpoint
+from tests.async_engine import AsyncEngine
 from tests.tiny import GOLDEN
 
 PROMPT = tuple(range(3, 10))
@@ -22,33 +23,33 @@ def checkpoint() -> Checkpoint:
     return load_checkpoint(GOLDEN / "sdar-mrp-random-a")
 
 
-def asked(name: str, mode: DecodingMode, report: bool = True) -> GenerationRequest:
+def reported(name: str, mode: DecodingMode, report: bool = True) -> GenerationRequest:
     return GenerationRequest(name, PROMPT, mode, max_new_tokens=14, report_steps=report)
 
 
 def test_progress_of_a_block_is_the_steps_of_its_event(checkpoint: Checkpoint) -> None:
     engine = Engine(checkpoint)
     for number, mode in enumerate(MODES):
-        engine.submit(asked(str(number), mode))
-    told: dict[tuple[str, int], list[Step]] = defaultdict(list)
+        engine.submit(reported(str(number), mode))
+    steps: dict[tuple[str, int], list[Step]] = defaultdict(list)
     finished = set()
     while engine.has_work:
         events = engine.step()
-        for one in engine.progress:
-            assert (one.request_id, one.index) not in finished
-            assert one.first == len(told[one.request_id, one.index])
-            assert one.steps
-            assert one.total_s >= 0
-            told[one.request_id, one.index] += one.steps
+        for progress in engine.progress:
+            assert (progress.request_id, progress.index) not in finished
+            assert progress.first == len(steps[progress.request_id, progress.index])
+            assert progress.steps
+            assert progress.total_s >= 0
+            steps[progress.request_id, progress.index] += progress.steps
         for event in events:
             finished.add((event.request_id, event.index))
-            assert tuple(told[event.request_id, event.index]) == event.steps
+            assert tuple(steps[event.request_id, event.index]) == event.steps
     assert {request_id for request_id, _ in finished} == {str(number) for number in range(len(MODES))}
 
 
 def test_requests_that_do_not_ask_make_none(checkpoint: Checkpoint) -> None:
     engine = Engine(checkpoint)
-    engine.submit(asked("silent", Static(), report=False))
+    engine.submit(reported("silent", Static(), report=False))
     while engine.has_work:
         engine.step()
         assert engine.progress == []
@@ -57,8 +58,8 @@ def test_requests_that_do_not_ask_make_none(checkpoint: Checkpoint) -> None:
 def test_answers_do_not_depend_on_it(checkpoint: Checkpoint) -> None:
     engine = Engine(checkpoint)
     for mode in MODES:
-        plain, told = (engine.generate([asked("x", mode, report)])[0] for report in (False, True))
-        assert (plain.token_ids, plain.blocks[-1].steps) == (told.token_ids, told.blocks[-1].steps)
+        plain, traced = (engine.generate([reported("x", mode, report)])[0] for report in (False, True))
+        assert (plain.token_ids, plain.blocks[-1].steps) == (traced.token_ids, traced.blocks[-1].steps)
 
 
 async def test_a_workers_stream_has_the_steps_before_their_block(checkpoint: Checkpoint) -> None:
@@ -66,7 +67,7 @@ async def test_a_workers_stream_has_the_steps_before_their_block(checkpoint: Che
     worker.start()
     try:
         steps: list[Step] = []
-        async for item in worker.generate(asked("x", Speculative(mrp_steps=2))):
+        async for item in worker.generate(reported("x", Speculative(mrp_steps=2))):
             if isinstance(item, BlockProgress):
                 steps += item.steps
             else:

@@ -16,13 +16,7 @@ from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, pages_needed
 from service.errors import SettingsError
 from service.model import Checkpoint
-from tests.engine.helpers import FREE, Recorder, random_requests, request
-from tests.tiny import tiny_checkpoint
-
-
-@pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    return tiny_checkpoint(1)
+from tests.engine.helpers import FREE, Recorder, random_requests, request_of
 
 
 def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8, prompt_rows: int = 2) -> Scheduler:
@@ -31,13 +25,13 @@ def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8, prompt_
 
 
 def queue(target: Scheduler, *requests) -> None:
-    for one in requests:
-        target.enqueue(one, 0.0)
+    for request in requests:
+        target.enqueue(request, 0.0)
 
 
 def admit(target: Scheduler) -> list[RunningRequest]:
     """Admits as the engine does."""
-    admitted = target.admit()
+    admitted = target.start_waiting()
     for running_request in admitted:
         running_request.start()
     return admitted
@@ -56,7 +50,7 @@ class TestAdmission:
         ("prompt", "tokens", "pages"), [(1, 1, 1), (4, 4, 2), (3, 2, 2), (4, 1, 2), (9, 7, 4), (1, 3, 1), (1, 4, 2)]
     )
     def test_pages_for_the_whole_request(self, prompt: int, tokens: int, pages: int) -> None:
-        assert pages_needed(request("x", [1] * prompt, tokens=tokens), 4) == pages
+        assert pages_needed(request_of("x", [1] * prompt, tokens=tokens), 4) == pages
 
     def test_a_waiting_prompt_is_cut_into_blocks_once(self) -> None:
         cuts = list[slice]()
@@ -67,8 +61,8 @@ class TestAdmission:
                 return super().__getitem__(index)
 
         target = scheduler(pages=4)
-        waiting = replace(request("waiting", [1] * 9, tokens=7), prompt_token_ids=Prompt([1] * 9))
-        queue(target, request("first", [1] * 4, tokens=4), waiting)
+        waiting = replace(request_of("waiting", [1] * 9, tokens=7), prompt_token_ids=Prompt([1] * 9))
+        queue(target, request_of("first", [1] * 4, tokens=4), waiting)
         assert len(cuts) == 2
         for _ in range(3):
             admit(target)
@@ -76,13 +70,13 @@ class TestAdmission:
 
     def test_all_pages_are_reserved_at_admission(self) -> None:
         target = scheduler(pages=10)
-        queue(target, request("a", [1] * 9, tokens=7))
+        queue(target, request_of("a", [1] * 9, tokens=7))
         (running_request,) = admit(target)
         assert len(running_request.lease.pages) == 4
 
     def test_in_order_of_arrival_even_if_a_later_one_would_fit(self) -> None:
         target = scheduler(pages=5)
-        queue(target, *(request(name, [1] * 4, tokens=size) for name, size in [("a", 8), ("b", 12), ("c", 4)]))
+        queue(target, *(request_of(name, [1] * 4, tokens=size) for name, size in [("a", 8), ("b", 12), ("c", 4)]))
         admit(target)
         assert running(target) == ["a"]
         target.remove(target.running[0])
@@ -91,14 +85,14 @@ class TestAdmission:
 
     def test_by_priority_age_and_tenant(self) -> None:
         target = scheduler(max_running=1)
-        asked = request("a", [1])
+        generation = request_of("a", [1])
         queue(
             target,
-            replace(asked, request_id="flood-1", tenant="flood"),
-            replace(asked, request_id="flood-2", tenant="flood"),
-            replace(asked, request_id="late", tenant="other"),
-            replace(asked, request_id="urgent", tenant="other", priority=0),
-            replace(asked, request_id="old", tenant="other", priority=9, waited_s=1000.0),
+            replace(generation, request_id="flood-1", tenant="flood"),
+            replace(generation, request_id="flood-2", tenant="flood"),
+            replace(generation, request_id="late", tenant="other"),
+            replace(generation, request_id="urgent", tenant="other", priority=0),
+            replace(generation, request_id="old", tenant="other", priority=9, waited_s=1000.0),
         )
         order = []
         while target.waiting:
@@ -109,7 +103,7 @@ class TestAdmission:
 
     def test_places_are_limited(self) -> None:
         target = scheduler(max_running=2)
-        queue(target, *(request(name, [1]) for name in "abc"))
+        queue(target, *(request_of(name, [1]) for name in "abc"))
         assert len(admit(target)) == 2
         assert [waiting.request.request_id for waiting in target.waiting] == ["c"]
 
@@ -119,12 +113,12 @@ class TestAdmission:
         for count, uses_mrp in ((1, True), (8, False)):
             config = EngineConfig(max_running=8, max_rows=256)
             target = Scheduler(PrefixCache(100), 4, config, DraftPlanner(lambda: costs, 256), 2)
-            queue(target, *(request(str(index), [1], Speculative()) for index in range(count)))
-            assert [one.lease.prefix.mrp for one in admit(target)] == [uses_mrp] * count
+            queue(target, *(request_of(str(index), [1], Speculative()) for index in range(count)))
+            assert [running.lease.prefix.mrp for running in admit(target)] == [uses_mrp] * count
 
     def test_a_request_that_waits_can_be_dropped(self) -> None:
         target = scheduler(max_running=1)
-        queue(target, *(request(name, [1]) for name in "abc"))
+        queue(target, *(request_of(name, [1]) for name in "abc"))
         admit(target)
         dropped = target.drop_waiting("b")
         assert dropped is not None
@@ -137,14 +131,14 @@ class TestAdmission:
 class TestRows:
     def test_never_more_than_the_budget(self) -> None:
         target = scheduler(max_rows=8)
-        queue(target, *(request(str(n), [1] * 20, tokens=4) for n in range(5)))
+        queue(target, *(request_of(str(n), [1] * 20, tokens=4) for n in range(5)))
         admit(target)
         plan = target.plan()
         assert sum(len(rows) for _, rows in plan) <= 8
 
-    def test_who_is_left_out_comes_first_next_time(self) -> None:
+    def test_requests_left_out_of_a_forward_are_first_in_the_next(self) -> None:
         target = scheduler(max_rows=6)
-        queue(target, *(request(name, [1], Static(), tokens=4) for name in "abcdefgh"))
+        queue(target, *(request_of(name, [1], Static(), tokens=4) for name in "abcdefgh"))
         admit(target)
         assert served(target) == ["a", "b", "c", "d", "e", "f"]
         assert served(target) == ["g", "h", "a", "b", "c", "d"]
@@ -152,7 +146,7 @@ class TestRows:
 
     def test_stored_blocks_go_first_and_an_evaluation_is_never_split(self) -> None:
         target = scheduler(max_rows=8)
-        queue(target, request("a", [1] * 8, Static()))
+        queue(target, request_of("a", [1] * 8, Static()))
         (running_request,) = admit(target)
         assert [row.writes_kv for row in running_request.next_rows(8)] == [True, True, False]
         assert [row.writes_kv for row in running_request.next_rows(2)] == [True, True]
@@ -166,16 +160,16 @@ class TestRows:
         self, checkpoint: Checkpoint, max_rows: int
     ) -> None:
         requests = random_requests(random.Random(5), checkpoint, 8)
-        heard = Recorder()
+        recorder = Recorder()
         wide = Engine(checkpoint, EngineConfig(max_rows=500)).generate(requests)
-        narrow = Engine(checkpoint, EngineConfig(max_rows=max_rows), heard).generate(requests)
+        narrow = Engine(checkpoint, EngineConfig(max_rows=max_rows), recorder).generate(requests)
         assert [done.token_ids for done in narrow] == [done.token_ids for done in wide]
-        assert max(report.rows for report in heard.reports) <= max_rows
+        assert max(report.rows for report in recorder.reports) <= max_rows
 
     def test_a_long_prefill_does_not_hold_up_others_for_ever(self, checkpoint: Checkpoint) -> None:
         engine = Engine(checkpoint, EngineConfig(max_rows=6))
-        engine.submit(request("long", [1] * 200, tokens=1))
-        engine.submit(request("short", [1], tokens=1))
+        engine.submit(request_of("long", [1] * 200, tokens=1))
+        engine.submit(request_of("short", [1], tokens=1))
         finished = []
         while engine.has_work:
             finished += [event.request_id for event in engine.step()]
@@ -183,8 +177,8 @@ class TestRows:
 
     def test_the_smallest_budget_lets_the_widest_verification_through(self, checkpoint: Checkpoint) -> None:
         engine = Engine(checkpoint, EngineConfig(max_rows=6))
-        done = engine.generate([request(str(n), [1, 2, 3], Speculative(4), tokens=20) for n in range(3)])
-        assert all(len(one.token_ids) == 20 for one in done)
+        done = engine.generate([request_of(str(n), [1, 2, 3], Speculative(4), tokens=20) for n in range(3)])
+        assert all(len(completion.token_ids) == 20 for completion in done)
 
     def test_less_is_refused(self, checkpoint: Checkpoint) -> None:
         with pytest.raises(SettingsError, match=r"max_rows is 5, at least 6 \(block size \+ 2\) are needed"):
@@ -195,17 +189,17 @@ class TestPages:
     def test_when_pages_are_short_requests_wait_and_all_get_done(self, checkpoint: Checkpoint) -> None:
         requests = random_requests(random.Random(6), checkpoint, 10, longest=16)
         roomy = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096)).generate(requests)
-        heard = Recorder()
-        tight = Engine(checkpoint, EngineConfig(kv_cache_tokens=32), heard)
+        recorder = Recorder()
+        tight = Engine(checkpoint, EngineConfig(kv_cache_tokens=32), recorder)
         assert [done.token_ids for done in tight.generate(requests)] == [done.token_ids for done in roomy]
-        states = [report.state for report in heard.reports]
+        states = [report.state for report in recorder.reports]
         assert all(state.kv_pages_used <= state.kv_pages_total == 8 for state in states)
         assert any(state.num_waiting for state in states)
         assert tight.state().kv_pages_used == 0
 
     def test_usage_is_reported(self, checkpoint: Checkpoint) -> None:
         engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=40))
-        engine.submit(request("a", [1] * 8, tokens=12))
+        engine.submit(request_of("a", [1] * 8, tokens=12))
         engine.step()
         state = engine.state()
         assert (state.num_running, state.num_waiting, state.kv_pages_used, state.kv_pages_total) == (1, 0, 5, 10)

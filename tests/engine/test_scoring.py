@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import cache
 
 import pytest
 import torch
@@ -14,18 +13,13 @@ from service.decode.modes import Speculative, Static
 from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest, PromptTooLong
-from service.model import Checkpoint, load_checkpoint
+from service.model import Checkpoint
 from tests.engine.helpers import FAIR, events_of
 from tests.reference import block_causal_mask, dense_attention
 from tests.thinned import fast_rows
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
+from tests.tiny import EXPERTS_NAME, GOLDEN_NAMES, golden
 
 LABELS = (5, 17, 300)
-
-
-@cache
-def checkpoint(name: str) -> Checkpoint:
-    return load_checkpoint(GOLDEN / name)
 
 
 @torch.inference_mode()
@@ -38,7 +32,7 @@ def plain(model: Checkpoint, prompt: tuple[int, ...]) -> dict[int, torch.Tensor]
     attend = dense_attention(block_causal_mask(length, size))
     hidden = model.backbone(tokens, torch.arange(length)[None], attend, False)
     scores = model.backbone.logits(hidden[0]).float().log_softmax(-1)
-    return {place: scores[place] for place, token in enumerate(prompt) if token == MASKED}
+    return {position: scores[position] for position, token in enumerate(prompt) if token == MASKED}
 
 
 def read(
@@ -47,9 +41,9 @@ def read(
     return GenerationRequest(name, prompt, ScoreMode(), max_new_tokens=0, logprobs=LogprobsRequest(likeliest, labels))
 
 
-def pinned(rng: random.Random, length: int, places: int) -> tuple[int, ...]:
-    marked = set(rng.sample(range(length), places))
-    return tuple(MASKED if place in marked else rng.randrange(500) for place in range(length))
+def pinned(rng: random.Random, length: int, count: int) -> tuple[int, ...]:
+    marked = set(rng.sample(range(length), count))
+    return tuple(MASKED if position in marked else rng.randrange(500) for position in range(length))
 
 
 def run(engine: Engine, *requests: GenerationRequest) -> dict[str, list[BlockEvent]]:
@@ -60,14 +54,14 @@ def check(model: Checkpoint, request: GenerationRequest, events: list[BlockEvent
     expected = plain(model, request.prompt_token_ids)
     [event] = events
     assert event.finish_reason == "stop"
-    assert [place for place, _ in event.position_logprobs] == list(expected)
-    for place, known in event.position_logprobs:
-        scores = expected[place].clone()
-        assert known.by_id == pytest.approx(scores[list(LABELS)].tolist(), abs=1e-4)
+    assert [position for position, _ in event.position_logprobs] == list(expected)
+    for position, logprobs in event.position_logprobs:
+        scores = expected[position].clone()
+        assert logprobs.by_id == pytest.approx(scores[list(LABELS)].tolist(), abs=1e-4)
         scores[model.config.mask_token_id] = -torch.inf
         best = scores.topk(20)
-        assert [score for _, score in known.top] == pytest.approx(best.values.tolist(), abs=1e-4)
-        assert known.top[0][0] == best.indices[0]
+        assert [score for _, score in logprobs.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+        assert logprobs.top[0][0] == best.indices[0]
 
 
 CONFIGS = [(name, EngineConfig()) for name in (*GOLDEN_NAMES, EXPERTS_NAME)]
@@ -80,7 +74,7 @@ CONFIGS += [(GOLDEN_NAMES[0], EngineConfig(deterministic=True)), (GOLDEN_NAMES[0
 )
 def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: EngineConfig) -> None:
     """Places anywhere, in one block or in several, in a batch with answers of other modes."""
-    model, rng = checkpoint(name), random.Random(3)
+    model, rng = golden(name), random.Random(3)
     engine = Engine(model, config, deps=EngineDeps(costs=FAIR))
     lengths = [(1, 1), (3, 1), (8, 2), (9, 1), (21, 3), (64, 1), (70, 9)]
     reads = [read(f"r{number}", pinned(rng, *shape)) for number, shape in enumerate(lengths)]
@@ -94,14 +88,14 @@ def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: E
     for request in reads:
         check(model, request, events[request.request_id])
     alone = Engine(model, config, deps=EngineDeps(costs=FAIR)).generate(answers)
-    told = [sum((event.token_ids for event in events[answer.request_id]), ()) for answer in answers]
-    assert told == [answer.token_ids for answer in alone]
+    decoded = [sum((event.token_ids for event in events[answer.request_id]), ()) for answer in answers]
+    assert decoded == [answer.token_ids for answer in alone]
     assert engine.state().num_running == 0
 
 
-def test_what_forwards_a_read_takes_and_what_the_cache_saves() -> None:
+def test_scoring_takes_one_forward_and_its_prefix_is_cached() -> None:
     """All blocks with places are in one forward with the prompt; blocks with masks are never shared."""
-    model = checkpoint(GOLDEN_NAMES[0])
+    model = golden(GOLDEN_NAMES[0])
     size = model.config.block_size
     engine = Engine(model, deps=EngineDeps(costs=FAIR))
     lead = tuple(range(1, 2 * size + 1))
@@ -117,7 +111,7 @@ def test_what_forwards_a_read_takes_and_what_the_cache_saves() -> None:
 
 
 def test_a_long_way_between_two_places_takes_several_forwards() -> None:
-    model = checkpoint(GOLDEN_NAMES[0])
+    model = golden(GOLDEN_NAMES[0])
     size = model.config.block_size
     engine = Engine(model, EngineConfig(max_rows=size + 2), deps=EngineDeps(costs=FAIR))
     request = read("a", (MASKED, *[9] * (4 * size * size), MASKED))
@@ -126,14 +120,14 @@ def test_a_long_way_between_two_places_takes_several_forwards() -> None:
     check(model, request, events)
 
 
-def test_what_is_not_a_question_is_refused_and_reads_can_be_aborted() -> None:
-    model = checkpoint(GOLDEN_NAMES[0])
+def test_invalid_scoring_is_refused_and_scoring_can_be_aborted() -> None:
+    model = golden(GOLDEN_NAMES[0])
     engine = Engine(model, EngineConfig(max_model_len=64), deps=EngineDeps(costs=FAIR))
     for prompt, error in [((1, 2), InvalidRequest), ((600, MASKED), InvalidRequest), ((MASKED,) * 65, PromptTooLong)]:
         with pytest.raises(error):
             engine.submit(read("a", prompt))
     engine.submit(read("a", (1, MASKED)))
-    engine.admit()
+    engine.start_waiting()
     engine.abort("a")
     assert not engine.has_work
     assert engine.state().kv_pages_used == 0

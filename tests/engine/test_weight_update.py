@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from service.decode.modes import Speculative, Static
-from service.engine import AsyncEngine, BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest
+from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.errors import EngineFailed, ReplicaStopping, WeightsChanged
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.weight_update import apply_update, load_update
-from tests.engine.helpers import FAIR, request
+from tests.engine.gated import GatedEngine, eventually
+from tests.engine.helpers import FAIR, request_of
 from tests.engine.test_golden import expected, requests
-from tests.engine.test_worker import Gate, eventually
 from tests.other_weights import FIRST, other_weights
 from tests.tiny import GOLDEN_NAMES
 
@@ -46,30 +46,30 @@ def engine_of(checkpoint: Checkpoint, config: EngineConfig = LIMITS) -> Engine:
     return Engine(checkpoint, config, deps=EngineDeps(costs=FAIR))
 
 
-def decoded(engine: Engine, *asked: GenerationRequest) -> list[tuple[int, ...]]:
-    return [done.token_ids for done in engine.generate(asked)]
+def decoded(engine: Engine, *generations: GenerationRequest) -> list[tuple[int, ...]]:
+    return [done.token_ids for done in engine.generate(generations)]
 
 
 def test_golden_requests_are_decoded_as_by_a_fresh_load(
     checkpoint: Checkpoint, other: Path, new: Callable[[], None]
 ) -> None:
     """In all modes. Nothing is found in the prefix cache."""
-    engine, asked = engine_of(checkpoint), requests(GOLDEN_NAMES[0])[::2]
+    engine, generations = engine_of(checkpoint), requests(GOLDEN_NAMES[0])[::2]
     old = [tuple(entry["token_ids"]) for entry in expected(GOLDEN_NAMES[0])[::2]]
-    assert decoded(engine, *asked) == old
+    assert decoded(engine, *generations) == old
     engine.update_weights(new, 1)
-    first = engine.generate([asked[0]])[0]
+    first = engine.generate([generations[0]])[0]
     assert first.stats.cached_tokens == 0
     assert {event.version for event in first.blocks} == {1}
-    wanted = decoded(engine_of(load_checkpoint(other)), *asked)
-    assert decoded(engine, *asked) == wanted
+    wanted = decoded(engine_of(load_checkpoint(other)), *generations)
+    assert decoded(engine, *generations) == wanted
     assert wanted != old
     assert engine.state().kv_pages_used == 0
 
 
 def test_weights_are_not_updated_while_requests_run(checkpoint: Checkpoint, new: Callable[[], None]) -> None:
     engine = engine_of(checkpoint)
-    engine.submit(request("x", PROMPT, tokens=64))
+    engine.submit(request_of("x", PROMPT, tokens=64))
     engine.step()
     with pytest.raises(AssertionError):
         engine.update_weights(new, 1)
@@ -82,22 +82,22 @@ def test_nothing_of_requests_that_were_ended_is_left(
 ) -> None:
     """Not even a turn that is under way."""
     engine = engine_of(checkpoint, replace(LIMITS, overlap=overlap))
-    asked = [request(str(number), PROMPT, Speculative(2), tokens=32) for number in range(4)]
-    for one in asked:
-        engine.submit(one)
+    generations = [request_of(str(number), PROMPT, Speculative(2), tokens=32) for number in range(4)]
+    for request in generations:
+        engine.submit(request)
     for _ in range(3):
         engine.step()
     assert engine.abort_running() == ["0", "1", "2", "3"]
     engine.update_weights(new, 1)
     assert not engine._micro_batches
-    assert decoded(engine, *asked) == decoded(engine_of(load_checkpoint(other)), *asked)
+    assert decoded(engine, *generations) == decoded(engine_of(load_checkpoint(other)), *generations)
 
 
 def test_other_weights_do_not_continue_an_answer(checkpoint: Checkpoint, new: Callable[[], None]) -> None:
     engine = engine_of(checkpoint)
     engine.update_weights(new, 3)
-    engine.submit(replace(request("old", PROMPT), version=2))
-    engine.submit(replace(request("own", PROMPT), version=3))
+    engine.submit(replace(request_of("old", PROMPT), version=2))
+    engine.submit(replace(request_of("own", PROMPT), version=3))
     events: list[BlockEvent] = []
     while engine.has_work:
         events += engine.step()
@@ -108,47 +108,36 @@ def test_other_weights_do_not_continue_an_answer(checkpoint: Checkpoint, new: Ca
     assert engine.state().kv_pages_used == 0
 
 
-class Running:
-    """A worker whose engine waits before each step until the test opens the gate."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.engine = engine_of(checkpoint)
-        self.worker, self.gate = AsyncEngine(self.engine), Gate(self.engine)
-        self.worker.start()
+class UpdatableEngine(GatedEngine):
+    """An engine on its thread whose weights a test updates."""
 
     def ask(self, name: str, tokens: int = 24) -> asyncio.Task[tuple[int, ...]]:
-        return asyncio.ensure_future(self._collect(request(name, PROMPT, Static(), tokens=tokens)))
+        return self.generate(request_of(name, PROMPT, Static(), tokens=tokens))
 
-    async def _collect(self, one: GenerationRequest) -> tuple[int, ...]:
-        return tuple(
-            [token async for event in self.worker.generate(one) for token in event.token_ids]  # type: ignore[union-attr]
-        )
-
-    def update_weights(self, new: Callable[[], None], *, cut: bool = False) -> asyncio.Task[None]:
-        return asyncio.ensure_future(self.worker.update_weights(new, (1, 1), cut=cut))
+    def update_weights(self, new: Callable[[], None], *, abort: bool = False) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self.thread.update_weights(new, (1, 1), abort=abort))
 
 
 @pytest.fixture
-def running(checkpoint: Checkpoint) -> Iterator[Running]:
-    made = Running(checkpoint)
-    yield made
-    made.gate.open.set()
-    made.worker.stop()
+def running(checkpoint: Checkpoint) -> Iterator[UpdatableEngine]:
+    engine = UpdatableEngine(engine_of(checkpoint))
+    yield engine
+    engine.close()
 
 
 def answers(source: Path) -> tuple[int, ...]:
-    return decoded(engine_of(load_checkpoint(source)), request("x", PROMPT, Static(), tokens=24))[0]
+    return decoded(engine_of(load_checkpoint(source)), request_of("x", PROMPT, Static(), tokens=24))[0]
 
 
 async def test_requests_that_run_finish_with_the_old_weights_and_others_wait_for_the_new(
-    running: Running, other: Path, new: Callable[[], None]
+    running: UpdatableEngine, other: Path, new: Callable[[], None]
 ) -> None:
     before = [running.ask(f"before {number}") for number in range(3)]
-    await running.gate.holds(running.worker)
+    await running.at_gate()
     change = running.update_weights(new)
     after = [running.ask(f"after {number}") for number in range(3)]
-    await eventually(lambda: len(running.worker._inbox.submitted) == 3)
-    running.gate.open.set()
+    await eventually(lambda: len(running.thread._inbox.submitted) == 3)
+    running.gate.set()
     old, fresh = answers(FIRST), answers(other)
     assert old != fresh
     assert await asyncio.gather(*before) == [old] * 3
@@ -157,55 +146,57 @@ async def test_requests_that_run_finish_with_the_old_weights_and_others_wait_for
     assert running.engine.version == 1
 
 
-async def test_an_update_needs_no_further_request(running: Running, new: Callable[[], None]) -> None:
+async def test_an_update_needs_no_further_request(running: UpdatableEngine, new: Callable[[], None]) -> None:
     """The engine has no work when the last running request ends."""
     before = running.ask("before")
-    await running.gate.holds(running.worker)
+    await running.at_gate()
     change = running.update_weights(new)
     await asyncio.sleep(0)
-    running.gate.open.set()
+    running.gate.set()
     assert await before == answers(FIRST)
     async with asyncio.timeout(20):
         await change
 
 
 async def test_requests_that_run_can_be_ended_and_waiting_ones_are_not(
-    running: Running, other: Path, new: Callable[[], None]
+    running: UpdatableEngine, other: Path, new: Callable[[], None]
 ) -> None:
     before = [running.ask(f"before {number}", tokens=200) for number in range(2)]
-    await running.gate.holds(running.worker)
-    change, after = running.update_weights(new, cut=True), running.ask("after")
-    await eventually(lambda: len(running.worker._inbox.submitted) == 1)
-    running.gate.open.set()
+    await running.at_gate()
+    change, after = running.update_weights(new, abort=True), running.ask("after")
+    await eventually(lambda: len(running.thread._inbox.submitted) == 1)
+    running.gate.set()
     for ended in await asyncio.gather(*before, return_exceptions=True):
         assert isinstance(ended, WeightsChanged)
     assert await after == answers(other)
     await change
 
 
-async def test_an_idle_engine_takes_weights_at_once(running: Running, new: Callable[[], None], other: Path) -> None:
+async def test_an_idle_engine_takes_weights_at_once(
+    running: UpdatableEngine, new: Callable[[], None], other: Path
+) -> None:
     await running.update_weights(new)
-    running.gate.open.set()
+    running.gate.set()
     assert await running.ask("x") == answers(other)
 
 
-async def test_weights_that_are_half_taken_end_the_engine(running: Running) -> None:
+async def test_weights_that_are_half_taken_end_the_engine(running: UpdatableEngine) -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(EngineFailed, match="ZeroDivisionError"):
         await running.update_weights(fail)
-    assert "ZeroDivisionError" in str(running.worker.failure)
+    assert "ZeroDivisionError" in str(running.thread.failure)
     with pytest.raises(ReplicaStopping):
         await running.update_weights(fail)
 
 
-async def test_who_waits_for_an_update_hears_of_the_end(running: Running, new: Callable[[], None]) -> None:
-    asked = running.ask("x", tokens=200)
-    await running.gate.holds(running.worker)
+async def test_a_pending_update_fails_when_the_engine_stops(running: UpdatableEngine, new: Callable[[], None]) -> None:
+    answer = running.ask("x", tokens=200)
+    await running.at_gate()
     change = running.update_weights(new)
     await asyncio.sleep(0)
-    running.worker._stopping = True
-    running.gate.open.set()
-    for ended in await asyncio.gather(asked, change, return_exceptions=True):
+    running.thread._stopping = True
+    running.gate.set()
+    for ended in await asyncio.gather(answer, change, return_exceptions=True):
         assert isinstance(ended, ReplicaStopping)

@@ -14,7 +14,7 @@ from service.engine.forward.runner import CheckpointRunner
 from tests.clock import Clock
 from tests.engine.helpers import FAIR
 from tests.gateway.helpers import eventually
-from tests.runners import Around
+from tests.runners import RunnerWrapper
 
 
 class Held:
@@ -51,7 +51,7 @@ class Held:
             self._left, self._waits = self._left - 1, False
 
 
-class _HeldRunner(Around):
+class _HeldRunner(RunnerWrapper):
     def __init__(self, runner: CheckpointRunner, held: Held) -> None:
         super().__init__(runner)
         self.held = held
@@ -61,7 +61,7 @@ class _HeldRunner(Around):
         return super().evaluate(rows)
 
 
-class _FailingRunner(Around):
+class _FailingRunner(RunnerWrapper):
     def __init__(self, runner: CheckpointRunner, after: int, saying: str) -> None:
         super().__init__(runner)
         self.left, self.saying = after, saying
@@ -73,7 +73,7 @@ class _FailingRunner(Around):
         return super().evaluate(rows)
 
 
-class _LateRunner(Around):
+class _LateRunner(RunnerWrapper):
     def __init__(self, runner: CheckpointRunner, after: int, clock: Clock) -> None:
         super().__init__(runner)
         self.left, self.clock = after, clock
@@ -86,7 +86,7 @@ class _LateRunner(Around):
         return readings
 
 
-def over_runners(make: Callable[[CheckpointRunner], Around], clock: Clock | None = None) -> EngineDeps:
+def over_runners(make: Callable[[CheckpointRunner], RunnerWrapper], clock: Clock | None = None) -> EngineDeps:
     """EngineDeps of an engine with a runner that `make` wraps around the real one."""
     clocks: dict[str, Any] = {"clock": clock} if clock else {}
     return EngineDeps(**clocks, costs=FAIR, runner=lambda *arguments: make(CheckpointRunner(*arguments)))

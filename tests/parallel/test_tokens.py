@@ -13,7 +13,7 @@ import torch
 from service.decode.block import Block
 from service.decode.modes import Speculative, Static
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
-from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, ShapePolicy
+from service.engine.forward.model_forward import ExecutionConfig, ModelForward, ShapePolicy
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.errors import CheckpointError, OutOfMemory
@@ -102,7 +102,7 @@ def hidden_of(networks: Any, group: RowGroup) -> torch.Tensor:
 def test_hidden_states_differ_by_rounding_alone(pair: TensorParallelExecutor, name: str) -> None:
     whole, part = load_checkpoint(GOLDEN / name), pair.load(GOLDEN / name, LoadOptions())
     made = (whole, 8, ShapePolicy(1, fixed_shapes=False), ExecutionConfig())
-    alone, together = LocalModelForward(*made), pair.networks(part, *made[1:])
+    alone, together = ModelForward(*made), pair.networks(part, *made[1:])
     size, pages = whole.config.block_size, [2, 0, 5]
     tokens = torch.randint(0, 500, (3, size), generator=torch.Generator().manual_seed(3)).tolist()
     rows = [Row(Block(tuple(row)), index, pages, writes_kv=index < 2) for index, row in enumerate(tokens)]

@@ -28,9 +28,9 @@ class PacedGenerator(GeneratorDeployment):
 def _paced(*arguments: Any) -> Any:
     """A runner; torch is imported in the processes that make one only."""
     from service.engine.forward.runner import CheckpointRunner
-    from tests.runners import Around
+    from tests.runners import RunnerWrapper
 
-    class Paced(Around):
+    class Paced(RunnerWrapper):
         def evaluate(self, rows: Any) -> Any:
             while (pace := current_pace()) == HOLD:
                 time.sleep(_POLL_S)

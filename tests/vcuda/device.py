@@ -146,6 +146,11 @@ class VirtualDevice(TorchDispatchMode):
     `leaves_pools_open`: whether a failed capture leaves its pool open, as torch before 2.13 does.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No test compiles. So torch need not import its compiler, which takes six seconds."""
+        return False
+
     def __init__(
         self, *, shapes_only: bool = False, total_bytes: int = 80 * 2**30, capability: tuple[int, int] = (9, 0)
     ) -> None:

@@ -13,9 +13,9 @@ def copy(source, target, count, SIZE: tl.constexpr = 16):
 
 
 @triton.jit
-def named_as_a_local_of_the_launcher(mode, target):
-    """`mode` is a local variable of the function that Triton generates to bind arguments."""
-    tl.store(target, tl.load(mode))
+def named_as_a_local_of_the_launcher(params, target):
+    """`params` is a local variable of the function that Triton generates to bind arguments."""
+    tl.store(target, tl.load(params))
 
 
 @triton.jit

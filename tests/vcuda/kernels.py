@@ -32,11 +32,11 @@ def attend(grid: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor
         if not count:
             continue
         rows = torch.arange(first, first + count) // L
-        n, own = torch.arange(start, stop), torch.arange(own_start, own_stop)
+        n, inner = torch.arange(start, stop), torch.arange(own_start, own_stop)
         page = pages[table + n // L].long()
-        key = torch.cat([keys[page, n % L], k[own].view(-1, KV_HEADS, D)])
-        value = torch.cat([values[page, n % L], v[own].view(-1, KV_HEADS, D)])
-        own_rows = own // L
+        key = torch.cat([keys[page, n % L], k[inner].view(-1, KV_HEADS, D)])
+        value = torch.cat([values[page, n % L], v[inner].view(-1, KV_HEADS, D)])
+        own_rows = inner // L
         before = (final[own_rows] > 0) & (indices[own_rows] < indices[rows][:, None])
         seen = torch.cat([torch.ones(count, len(n), dtype=torch.bool), before | (own_rows == rows[:, None])], 1)
         query = q[first : first + count].view(count, KV_HEADS, GROUP, D)
@@ -74,21 +74,21 @@ def find_likeliest(*_: Any, **__: Any) -> None:
     """`sample` looks itself."""
 
 
-def sample(grid: Any, logits: Tensor, mode: Tensor, work: Tensor, out: Tensor, width: int, stride: int,
+def sample(grid: Any, logits: Tensor, param_table: Tensor, work: Tensor, out: Tensor, width: int, stride: int,
            mask_token: int, *, NOISE: bool, MIN_P: bool, **_: Any) -> None:  # fmt: skip
     """The token, confidence, entropy and log-probability of each position."""
-    temperature = mode[:, 0].contiguous().view(torch.float32)[:, None]
+    temperature = param_table[:, 0].contiguous().view(torch.float32)[:, None]
     scaled, read = logits.float() / temperature, logits.float() / temperature.clamp(min=1)
     work[:, 0] = read.logsumexp(-1)
     scores = scaled.clone()
     scores[:, mask_token] = -torch.inf
     if MIN_P:
-        least = scores.amax(-1) + mode[:, 5].contiguous().view(torch.float32)
+        least = scores.amax(-1) + param_table[:, 5].contiguous().view(torch.float32)
         scores[scores < least[:, None]] = -torch.inf
-    noisy = (mode[:, 1] > 0).nonzero()[:, 0]
+    noisy = (param_table[:, 1] > 0).nonzero()[:, 0]
     if NOISE and len(noisy):
-        scores[noisy] += gumbel(mode[noisy, 2:4].long() & 0xFFFFFFFF, torch.arange(width))
-    token = torch.where(mode[:, 4] < 0, scores.argmax(-1), mode[:, 4].long())
+        scores[noisy] += gumbel(param_table[noisy, 2:4].long() & 0xFFFFFFFF, torch.arange(width))
+    token = torch.where(param_table[:, 4] < 0, scores.argmax(-1), param_table[:, 4].long())
     out[:, 0] = token.int().view(torch.float32)
     out[:, 1] = (read.gather(1, token[:, None])[:, 0] - work[:, 0]).exp()
     out[:, 2] = torch.special.entr(read.softmax(-1)).sum(-1)
@@ -107,24 +107,24 @@ def keep_candidates(grid: Any, highest: Tensor, tokens: Tensor, table: Tensor, t
     weights.copy_(total + torch.log1p(-share.clamp(max=1 - 2.0**-24)))
 
 
-def candidate_logits(grid: Any, hidden: Tensor, head: Tensor, candidates: Tensor, mode: Tensor, logits: Tensor,
+def candidate_logits(grid: Any, hidden: Tensor, head: Tensor, candidates: Tensor, param_table: Tensor, logits: Tensor,
                      *_: Any, **__: Any) -> None:  # fmt: skip
     """The candidates' rows of the head over the hidden states of each position."""
-    slots, positions = mode[:, 4].long(), mode[:, 5].long()
+    slots, positions = param_table[:, 4].long(), param_table[:, 5].long()
     logits.copy_(torch.einsum("mh,mch->mc", hidden[positions].float(), head[candidates[slots]].float()))
 
 
-def choose_candidate(grid: Any, logits: Tensor, candidates: Tensor, other_weights: Tensor, mode: Tensor, out: Tensor,
-                     *, NOISE: bool, **_: Any) -> None:  # fmt: skip
+def choose_candidate(grid: Any, logits: Tensor, candidates: Tensor, other_weights: Tensor, param_table: Tensor,
+                     out: Tensor, *, NOISE: bool, **_: Any) -> None:  # fmt: skip
     """The candidate of each position, its confidence and entropy."""
-    temperature = mode[:, 0].contiguous().view(torch.float32)[:, None]
+    temperature = param_table[:, 0].contiguous().view(torch.float32)[:, None]
     scaled, read = logits / temperature, logits / temperature.clamp(min=1)
-    slots = mode[:, 4].long()
+    slots = param_table[:, 4].long()
     total, tokens = torch.logaddexp(read.logsumexp(-1), other_weights[slots]), candidates[slots]
     scores = scaled.clone()
-    noisy = (mode[:, 1] > 0).nonzero()[:, 0]
+    noisy = (param_table[:, 1] > 0).nonzero()[:, 0]
     if NOISE and len(noisy):
-        scores[noisy] += gumbel(mode[noisy, 2:4].long() & 0xFFFFFFFF, tokens[noisy])
+        scores[noisy] += gumbel(param_table[noisy, 2:4].long() & 0xFFFFFFFF, tokens[noisy])
     column = scores.argmax(-1, keepdim=True)
     out[:, 0] = tokens.gather(1, column)[:, 0].int().view(torch.float32)
     out[:, 1] = (read.gather(1, column)[:, 0] - total).exp()

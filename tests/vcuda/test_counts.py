@@ -79,7 +79,7 @@ def test_no_count_of_a_step_rises(
 
 def per_step(device: VirtualDevice, mode: str) -> dict[str, float]:
     """The mean counts of a step, warm: the third time that these requests are decoded."""
-    params, sampling, logprobs = MODES[mode]
+    mode_params, sampling, logprobs = MODES[mode]
     engine = Engine(
         on_device(GOLDEN_NAMES[0]),
         replace(ALL_ON, overlap="off", draft_candidates=8, prefix_cache=False),
@@ -89,7 +89,7 @@ def per_step(device: VirtualDevice, mode: str) -> dict[str, float]:
         GenerationRequest(
             str(number),
             tuple((7 * number + position) % 40 + 40 for position in range(12)),
-            params,
+            mode_params,
             structs.replace(sampling, seed=sampling.seed + number),
             TOKENS,
             logprobs=logprobs,

@@ -53,7 +53,7 @@ LIMITS: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
 @pytest.mark.parametrize(
     ("name", "limits"),
     fast_rows(
-        lambda name, limits: (limits, name) in [(one, fast) for one, names in LIMITS for fast in names],
+        lambda name, limits: (limits, name) in [(row_limits, fast) for row_limits, names in LIMITS for fast in names],
         [(name, limits) for limits, _ in LIMITS for name in NAMES if name != LLADA2_NAME or "max_rows" not in limits],
     ),
 )
@@ -162,8 +162,8 @@ def test_sleep_gives_all_bytes_back(device: VirtualDevice, name: str) -> None:
     engine.prepare()
     _, chosen = golden(name, 1)
     before = [done.token_ids for done in engine.generate(chosen)]
-    captures, awake, place = device.counts.captures, device.live_bytes, checkpoint.device
-    cache = engine._runner._model._cache  # type: ignore[attr-defined]
+    captures, awake, home = device.counts.captures, device.live_bytes, checkpoint.device
+    cache = engine._runner.model._cache  # type: ignore[attr-defined]
     modules = [module for module in (checkpoint.backbone, checkpoint.mrp) if module is not None]
     weights = {id(tensor): tensor.nbytes for module in modules for tensor in module.state_dict(keep_vars=True).values()}
     engine.sleep(1)
@@ -174,7 +174,7 @@ def test_sleep_gives_all_bytes_back(device: VirtualDevice, name: str) -> None:
     drop_weights(checkpoint)
     gc.collect()
     assert device.live_bytes == first - sum(weights.values())
-    restore_weights(checkpoint, place)
+    restore_weights(checkpoint, home)
     apply_update(checkpoint, load_update([GOLDEN / name], checkpoint.config, LoadOptions()))
     engine.wake_up()
     gc.collect()

@@ -111,9 +111,9 @@ def indices_on_the_host(patch: Patch) -> str:
     """Hidden states are indexed by the host's table of the sampled positions."""
     plan = sampler.Sampler._full
 
-    def full(self: Any, batch: Any, tables: Any, *others: Any) -> Callable[[Tensor], Tensor]:
+    def full(self: Any, batch: Any, tables: Any, *rest: Any) -> Callable[[Tensor], Tensor]:
         first = len(tables._tables)
-        sample = plan(self, batch, tables, *others)
+        sample = plan(self, batch, tables, *rest)
         positions = tables._tables[first]
 
         def sample_part(flat: Tensor) -> Tensor:

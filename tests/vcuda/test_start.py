@@ -12,7 +12,7 @@ import torch
 from service.decode.modes import Direct, Remask, Speculative, Static
 from service.engine import Engine, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.forward import graphs
-from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, ShapePolicy
+from service.engine.forward.model_forward import ExecutionConfig, ModelForward, ShapePolicy
 from service.engine.observer import StepReport
 from service.engine.request import LogprobsRequest
 from service.engine.thread import EngineThread
@@ -98,7 +98,7 @@ def test_experts_in_bfloat16_are_captured_where_torch_multiplies_them_without_a_
 ) -> None:
     monkeypatch.setattr(experts, "_capability", lambda _: capability)
     checkpoint = load_checkpoint(GOLDEN / EXPERTS_NAME, LoadOptions(torch.bfloat16, "cuda"))
-    networks = LocalModelForward(checkpoint, 8, ShapePolicy(1, fixed_shapes=False), ExecutionConfig("triton"))
+    networks = ModelForward(checkpoint, 8, ShapePolicy(1, fixed_shapes=False), ExecutionConfig("triton"))
     assert (networks.graphs is not None) is captured
 
 
@@ -150,9 +150,9 @@ def test_a_failed_capture_ends_neither_other_graphs_nor_the_allocator(
     assert device.stream is stream
     decode_golden(engine, NAME, 2)
     assert device.counts.replays > 0
-    one = replace(golden(NAME, 1)[1][0], request_id="alone")
+    request = replace(golden(NAME, 1)[1][0], request_id="alone")
     before = sum(report.eager_forwards for report in recorder.reports)
-    engine.generate([one])
+    engine.generate([request])
     assert sum(report.eager_forwards for report in recorder.reports) == before  # small graphs are there
 
 

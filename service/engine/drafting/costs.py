@@ -12,15 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
-from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.drafts import tree
 from service.decode.policy import Prediction
 from service.decode.rules import TopConfidence
 from service.engine.forward.model_forward import Network
-from service.engine.forward.rows import Row
+from service.engine.forward.rows import Row, apart, masked_row
 from service.engine.forward.runner import ModelRunner, OomBackoff
-from service.engine.request import SamplingParams
 
 #: blocks before the measured rows: a context, as running requests have
 _PREFIX = 16
@@ -150,29 +148,18 @@ def measure(
     engine may be measured between steps, since the rows only read pages.
     """
     counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
-    row = _row(runner, _PREFIX)._replace(drafts=has_mrp)
+    row = masked_row(runner.config, runner.model.num_pages, _PREFIX)._replace(drafts=has_mrp)
     (prediction,) = runner.begin("backbone", [row])()
-    backbone = _fastest(lambda rows: _forward(runner, "backbone", _apart(row, rows)), counts, clock)
-    backbone = replace(backbone, sizes=tuple(runner.graph_sizes))
+    backbone = _fastest(lambda rows: _forward(runner, "backbone", apart(row, rows)), counts, clock)
+    graphs = runner.model.graphs
+    backbone = replace(backbone, sizes=tuple(graphs.sizes) if graphs is not None else ())
     search, draft = _searching(runner, row, clock)
     page, mrp = _reading(runner, clock), None
     if has_mrp:
         anchored = row._replace(anchor=prediction.handle)
-        mrp = _fastest(lambda rows: _forward(runner, "mrp", _apart(anchored, rows)), counts, clock)
+        mrp = _fastest(lambda rows: _forward(runner, "mrp", apart(anchored, rows)), counts, clock)
         mrp = replace(mrp, sizes=backbone.sizes)
     return StepCosts(backbone, mrp, draft, search, page, row.index)
-
-
-def _row(runner: ModelRunner, prefix: int) -> Row:
-    """A row of masks after `prefix` pages, or after all pages of the longest request if they are fewer."""
-    size = runner.config.block_size
-    index = min(prefix, min(runner.num_pages, runner.config.max_positions // size) - 1)
-    return Row(Block((MASKED,) * size), index, range(index), writes_kv=False, sampling=SamplingParams())
-
-
-def _apart(row: Row, count: int) -> list[Row]:
-    """Rows of `count` different requests."""
-    return [row._replace(pages=[*row.pages]) for _ in range(count)]
 
 
 def _forward(runner: ModelRunner, network: Network, rows: list[Row]) -> Callable[[], object]:
@@ -186,7 +173,7 @@ def _forward(runner: ModelRunner, network: Network, rows: list[Row]) -> Callable
 
 def _reading(runner: ModelRunner, clock: Callable[[], float]) -> float:
     """The time of one more page for a row that is one of several states of a block."""
-    near, far = _row(runner, _PREFIX), _row(runner, _LONG)
+    near, far = (masked_row(runner.config, runner.model.num_pages, index) for index in (_PREFIX, _LONG))
     if far.index == near.index:
         return 0.0
 

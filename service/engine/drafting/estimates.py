@@ -50,7 +50,7 @@ class SearchGains:
     def __init__(self) -> None:
         self._counts: dict[int, tuple[float, float]] = {}  # searches and tokens, by the bits of the load
 
-    def pay(self, num_running: int, cost: float) -> bool:
+    def are_worth(self, num_running: int, cost: float) -> bool:
         """Whether a search gains more than it costs, in tokens."""
         count, gained = self._counted(num_running)
         return gained > count * cost
@@ -89,7 +89,7 @@ class Reliability:
         return gains
 
     def min_gain(self, price: float) -> float:
-        """The least expected gain of a first draft whose actual gain covers the price."""
+        """The minimum expected gain of a first draft whose actual gain covers the price."""
         return self._classes[-1][1].min_gain(price)
 
 
@@ -185,7 +185,7 @@ class MrpChoice:
     def best(self, costs: StepCosts, num_running: int, max_states: int) -> int:
         """The number of MRP forwards for a request.
 
-        `num_running`: the running requests, this one included. `max_states`: the most verified states of each request.
+        `num_running`: the running requests, this one included. `max_states`: the limit of a request's verified states.
         """
         steps, load = list(self._options) if costs.mrp else [0], (num_running, max_states)
         overall = self._overall()

@@ -10,8 +10,8 @@ The search for drafts costs the host's time, too. So the planner counts what sea
 of MRP's forwards. If that is less than a search costs, only one step in `_TRIAL` searches.
 
 This is decided twice. `row` is the price by which a request's tree grows: the slope of a convex curve below the table.
-`accepted` cuts the trees of all requests of a forward together, by the table itself. Only the second decision knows
-which numbers of rows are expensive.
+`affordable_drafts` cuts the trees of all requests of a forward together, by the table itself. Only the second decision
+knows which numbers of rows are expensive.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from service.engine.request import GenerationRequest
 
 #: weight of a step in the running means, and the number of steps after which prices follow them
 _FRESH, _REFRESH = 1 / 16, 8
-#: the steps per step that searches where searches do not pay
+#: the steps per step that searches where searches cost more than they gain
 _TRIAL = 16
-#: The share of a row's price by which trees grow where graphs fill forwards up. Some rows are free then, and `accepted`
-#: knows which.
+#: The share of a row's price by which trees grow where graphs fill forwards up. Some rows are free then, and
+#: `affordable_drafts` knows which.
 _FILLED_SHARE = 0.5
 
 #: the kind of a request's drafts, which decides their gains: (rule class, one token a state, random, margin)
@@ -75,7 +75,7 @@ class DraftPlanner:
         costs = self.costs().with_pages(self._pages)
         return self._mrp_choice(_kind(request)).best(costs, num_running, self._max_states(num_running))
 
-    def admit(self, request: GenerationRequest, mrp_steps: int | None) -> RequestDrafts:
+    def plan_drafts(self, request: GenerationRequest, mrp_steps: int | None) -> RequestDrafts:
         """The drafts of a request that starts. `mrp_steps`: the result of the method `mrp_steps`."""
         mode = request.mode
         if mrp_steps is None:
@@ -102,7 +102,7 @@ class DraftPlanner:
         """Continues a step. Steps of two micro-batches alternate."""
         self.work = work
 
-    def note(self, rows: int, tokens: int, pages: int = 0) -> None:
+    def record(self, rows: int, tokens: int, pages: int = 0) -> None:
         """Counts the work of one request in this step.
 
         `rows`: the states that the backbone read for it (0: MRP read a state). `tokens`: the tokens revealed. `pages`:
@@ -134,7 +134,7 @@ class DraftPlanner:
         slope, rate = self._slope_and_rate(tenant)
         return (slope + self.costs().reading(pages)) * rate
 
-    def accepted(self, rows: int, gains: Sequence[Sequence[float]], tenant: str = "") -> list[int]:
+    def affordable_drafts(self, rows: int, gains: Sequence[Sequence[float]], tenant: str = "") -> list[int]:
         """The number of drafts of each request that a tenant's next forward reads beside `rows` other rows.
 
         `gains`: the expected gains of each request's drafts, in their order.
@@ -181,7 +181,7 @@ class DraftPlanner:
         max_states = self._max_states(num_running)
         if price >= 1:
             return DraftBudget(price, max_states, mrp_steps)
-        if self._steps % _TRIAL and not reliability.searches.pay(num_running, self.search(tenant)):
+        if self._steps % _TRIAL and not reliability.searches.are_worth(num_running, self.search(tenant)):
             return DraftBudget()
         price *= _FILLED_SHARE if self.costs().backbone.sizes else 1.0
         refine = self.refinement(tenant) if mrp_steps else 0.0
@@ -198,7 +198,7 @@ class DraftPlanner:
         return costs.mrp.filled(count) / sharing * self._slope_and_rate(tenant)[1] if costs.mrp else 0.0
 
     def _max_states(self, num_running: int) -> int:
-        """The most drafts of a request: its share of a forward's rows, less its current state and a block to store."""
+        """The limit of a request's drafts: its share of a forward's rows, less its current state and a block."""
         return max(0, self._max_rows // num_running - 2)
 
 
@@ -251,12 +251,12 @@ class RequestDrafts:
         """The expected gains of drafts, less the price of their pages. `gains`: the policy's expected gains."""
         return list(gains)
 
-    def note(self, rows: int, steps: Sequence[Step]) -> None:
+    def record(self, rows: int, steps: Sequence[Step]) -> None:
         """Counts the work of the request. `rows`: the states that were read. `steps`: the steps that followed."""
         tokens = 0
         for step in steps:
             tokens += len(step.revealed) - len(step.remasked)
-        self._planner.note(rows, tokens, self.pages)
+        self._planner.record(rows, tokens, self.pages)
 
 
 class PlannedDrafts(RequestDrafts):
@@ -279,8 +279,8 @@ class PlannedDrafts(RequestDrafts):
         price = self._planner.reading(self.pages, self._tenant)
         return [gain - price for gain in self._reliability.actual_gains(gains)]
 
-    def note(self, rows: int, steps: Sequence[Step]) -> None:
-        super().note(rows, steps)
+    def record(self, rows: int, steps: Sequence[Step]) -> None:
+        super().record(rows, steps)
         if rows and self._last_search:
             gained = sum([actual for step in steps for _, actual in step.gains])
             spent = (rows - 1) * self._planner.row(self.pages, self._tenant)

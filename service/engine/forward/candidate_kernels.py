@@ -12,7 +12,7 @@ import triton.language as tl
 from service.engine.forward.sampling_kernels import LOWEST, gumbel, hashed
 
 #: the largest total probability of a position's candidates, so that the weight of all others is finite
-MOST_SHARE = tl.constexpr(1.0 - 2.0**-24)
+MAX_SHARE = tl.constexpr(1.0 - 2.0**-24)
 
 
 @triton.jit
@@ -36,14 +36,14 @@ def keep_candidates(
     token = tl.load(tokens + index * (C + 1) + lane, mask=there, other=-1)
     masked = there & (token == MASK_TOKEN)
     # a padding lane is above any logit, so that it is never the least likely
-    least = tl.argmin(tl.where(there, tl.maximum(value, LOWEST), -LOWEST), 0)
-    dropped = tl.where(tl.max(masked.to(tl.int32), 0) > 0, tl.sum(tl.where(masked, lane, 0), 0), least)
+    lowest = tl.argmin(tl.where(there, tl.maximum(value, LOWEST), -LOWEST), 0)
+    dropped = tl.where(tl.max(masked.to(tl.int32), 0) > 0, tl.sum(tl.where(masked, lane, 0), 0), lowest)
     keep = there & (lane != dropped)
     tl.store(candidates + index * C + lane - (lane > dropped).to(tl.int32), token, mask=keep)
     temperature = tl.load(table + index * 2 + 1).to(tl.float32, bitcast=True)
     total = tl.load(totals + tl.load(table + index * 2).to(tl.int64) * STRIDE)
     share = tl.sum(tl.where(keep, tl.exp(value / temperature - total), 0.0), 0)
-    tl.store(weights + index, total + tl.log(1.0 - tl.minimum(share, MOST_SHARE)))
+    tl.store(weights + index, total + tl.log(1.0 - tl.minimum(share, MAX_SHARE)))
 
 
 @triton.jit

@@ -204,8 +204,8 @@ class Graphs:
     def _made(self, forward: GraphForward) -> _Graph:
         """A graph that is not captured yet. Graphs share buffers, since forwards run one after another."""
         (network, shape), (tokens, positions, attention) = forward.key, forward.graph_tables
-        most = attention.start + 4 * self._attention.max_packed(shape) + _POSITION_BYTES * tokens.host.size
-        size = 1 << (most - 1).bit_length()
+        num_bytes = attention.start + 4 * self._attention.max_packed(shape) + _POSITION_BYTES * tokens.host.size
+        size = 1 << (num_bytes - 1).bit_length()
         if size not in self._buffers:
             self._buffers[size] = torch.zeros(size, dtype=torch.uint8, device=self._device)
         buffer = self._buffers[size]

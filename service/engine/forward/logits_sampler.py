@@ -230,7 +230,9 @@ class _Draw:
         if self._filters is not None:
             self._filters.apply(scores)
         if self._noisy is not None and self._keys is not None:
-            scores = _add_noise(scores, self._noisy.tensor, self._keys.tensor, candidates)
+            rows, width = self._noisy.tensor, scores.shape[-1]
+            tokens = torch.arange(width, device=scores.device) if candidates is None else candidates[rows]
+            scores.index_add_(0, rows, gumbel(self._keys.tensor, tokens))
         return scores.argmax(-1)
 
 
@@ -264,8 +266,8 @@ class _Filters:
             return
         part = scores[self._indices.tensor]
         if self._min_logit is not None:
-            least = part.amax(-1, keepdim=True) + self._min_logit.tensor[:, None]
-            part = part.masked_fill_(part < least, -torch.inf)
+            threshold = part.amax(-1, keepdim=True) + self._min_logit.tensor[:, None]
+            part = part.masked_fill_(part < threshold, -torch.inf)
         if self._top_k is not None and self._top_p is not None:
             part = _apply_top_k_top_p(part, self._top_k.tensor, self._top_p.tensor)
         scores[self._indices.tensor] = part
@@ -279,15 +281,6 @@ def _apply_top_k_top_p(part: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     before = probabilities.cumsum(-1) - probabilities
     border = ordered.masked_fill(outside | (before >= top_p[:, None]), torch.inf).amin(-1, keepdim=True)
     return part.masked_fill(part < border, -torch.inf)
-
-
-def _add_noise(scores: Tensor, rows: Tensor, keys: Tensor, candidates: Tensor | None) -> Tensor:
-    """Adds Gumbel noise to rows of scores `[M, V]`, or `[M, C]` for candidates, in place.
-
-    `keys` `[N, 2]`: the keys of the noise of these rows.
-    """
-    tokens = torch.arange(scores.shape[-1], device=scores.device) if candidates is None else candidates[rows]
-    return scores.index_add_(0, rows, gumbel(keys, tokens))
 
 
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:

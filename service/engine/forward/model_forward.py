@@ -56,45 +56,19 @@ class PlannedForward(Protocol):
         """
 
 
-class ModelForward(Protocol):
-    """Computes forwards over groups of rows."""
-
-    @property
-    def num_pages(self) -> int:
-        """The pages of its KV cache."""
-
-    def plan(self, network: Network, group: RowGroup, tables: PackedTables) -> PlannedForward:
-        """Plans a forward over a group. Its tables come first in `tables`. For MRP the rows have anchors."""
-
-    @property
-    def graphs(self) -> Graphs | None:
-        """The CUDA graphs of forwards. None if forwards are not captured."""
-
-    def seal(self) -> None:
-        """Captures nothing from now on."""
-
-    def is_known(self, network: Network, group: RowGroup) -> bool:
-        """Whether the group's shape has a CUDA graph, or can have none. False if forwards are not captured."""
-
-    def pop_eager_forwards(self) -> int:
-        """The number of forwards on CUDA since the last call that ran without a graph."""
-
-    def release_cache(self) -> None:
-        """Gives the memory of the KV cache and of CUDA graphs back. No forward may run before `restore_cache`."""
-
-    def restore_cache(self) -> None:
-        """Takes the memory of the KV cache again, all pages empty. OutOfMemory changes nothing."""
-
-
 class ShapePolicy(NamedTuple):
-    """The shapes of all forwards. `min_rows`: their least number of rows. `fixed_shapes`: whether shapes are fixed."""
+    """The shapes of all forwards. `min_rows`: their minimum of rows. `fixed_shapes`: whether shapes are fixed."""
 
     min_rows: int
     fixed_shapes: bool
 
 
-class LocalModelForward:
-    """A `ModelForward` whose layers are computed in this process."""
+class ModelForward:
+    """Computes forwards over groups of rows.
+
+    `num_pages`: the pages of its KV cache. `graphs`: the CUDA graphs of forwards; None if they are not captured.
+    `eager_forwards`: the number of forwards on CUDA without a graph. The engine resets it.
+    """
 
     def __init__(self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig) -> None:
         self._backbone, self._mrp = checkpoint.backbone, checkpoint.mrp
@@ -104,14 +78,11 @@ class LocalModelForward:
         self._attention = attention_backend(self._cache, execution.attention)
         captured = execution if shapes.fixed_shapes or not waits_for_experts(checkpoint.backbone) else None
         self.graphs = _graphs_for(self._attention, captured, checkpoint.device, shapes.min_rows)
-        self._eager_forwards = 0
+        self.num_pages, self.eager_forwards = num_pages, 0
         self._networks: dict[Network, NetworkCall] = {"backbone": self._backbone_hidden, "mrp": self._mrp_hidden}
 
-    @property
-    def num_pages(self) -> int:
-        return self._cache.num_pages
-
     def plan(self, network: Network, group: RowGroup, tables: PackedTables) -> PlannedForward:
+        """Plans a forward over a group. Its tables come first in `tables`. For MRP the rows have anchors."""
         rows, width, call = group.members, group.width, self._networks[network]
         if self.graphs is not None:
             forward = self.graphs.plan(call, rows, width, self._inputs(rows), tables)
@@ -123,27 +94,27 @@ class LocalModelForward:
 
     def _eager(self, call: NetworkCall, rows: Sequence[Row], width: int | None, tables: PackedTables) -> _EagerForward:
         """A forward without a graph."""
-        self._eager_forwards += self._device.type == "cuda"
+        self.eager_forwards += self._device.type == "cuda"
         attend = self._attention.prepare(rows, width)
         return _EagerForward(call, attend, self._inputs([rows[index] for index in attend.order]), tables)
 
     def seal(self) -> None:
+        """Captures nothing from now on."""
         if self.graphs is not None:
             self.graphs.seal()
 
     def is_known(self, network: Network, group: RowGroup) -> bool:
+        """Whether the group's shape has a CUDA graph, or can have none. False if forwards are not captured."""
         return self.graphs is not None and self.graphs.is_known(self._networks[network], group.members, group.width)
 
-    def pop_eager_forwards(self) -> int:
-        count, self._eager_forwards = self._eager_forwards, 0
-        return count
-
     def release_cache(self) -> None:
+        """Gives the memory of the KV cache and of CUDA graphs back. No forward may run before `restore_cache`."""
         if self.graphs is not None:
             self.graphs.clear()
         self._cache.release()
 
     def restore_cache(self) -> None:
+        """Takes the memory of the KV cache again, all pages empty. OutOfMemory changes nothing."""
         self._cache.restore()
 
     def _inputs(self, rows: Sequence[Row]) -> HostInputs:
@@ -195,14 +166,14 @@ class ExecutionConfig:
 
     `attention`: a backend's name (`service/model/attention/registry.py`). `cuda_graphs`: whether forwards are captured
     and replayed where that is possible. `capture`: captures a forward; None: CUDA graphs, on CUDA.
-    `networks`: makes the networks, with the arguments of `LocalModelForward`. `agree`: whether all ranks say yes; None:
+    `networks`: makes the networks, with the arguments of `ModelForward`. `agree`: whether all ranks say yes; None:
     there is one rank.
     """
 
     attention: str = AUTO
     cuda_graphs: bool = True
     capture: Capture | None = None
-    networks: Callable[[Checkpoint, int, ShapePolicy, ExecutionConfig], ModelForward] = field(default=LocalModelForward)
+    networks: Callable[[Checkpoint, int, ShapePolicy, ExecutionConfig], ModelForward] = field(default=ModelForward)
     agree: Callable[[bool], bool] | None = None
 
 

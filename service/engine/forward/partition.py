@@ -49,7 +49,7 @@ class PositionGroup(NamedTuple):
 class BatchPartition(Protocol):
     """Divides the rows of a step and their sampled positions.
 
-    `min_rows`: the least rows of a forward. `fixed_shapes`: whether a row's numbers depend on the row alone.
+    `min_rows`: the minimum of rows of a forward. `fixed_shapes`: whether a row's numbers depend on the row alone.
     """
 
     min_rows: int

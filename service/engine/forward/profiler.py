@@ -48,19 +48,14 @@ class StepProfiler:
         if self._profile is not None:
             self._profile.step()  # the last one writes the trace
             if self._steps == _WARM_UP + _TRACED:
-                self._end(self._profile)
+                self._profile.stop()
+                _TRACING.release()
+                self._profile, self._is_written = None, True
+                _log.info("torch.profiler wrote a trace of %d steps to %s", _TRACED, self._folder)
         elif self._steps > _SKIPPED and _TRACING.acquire(blocking=False):
-            self._steps, self._profile = 0, self._new_profile()
+            self._steps = 0
+            self._profile = profile(
+                schedule=schedule(wait=0, warmup=_WARM_UP, active=_TRACED, repeat=1),
+                on_trace_ready=tensorboard_trace_handler(str(self._folder), f"engine-{os.getpid()}", use_gzip=True),
+            )
             self._profile.start()
-
-    def _new_profile(self) -> profile:
-        return profile(
-            schedule=schedule(wait=0, warmup=_WARM_UP, active=_TRACED, repeat=1),
-            on_trace_ready=tensorboard_trace_handler(str(self._folder), f"engine-{os.getpid()}", use_gzip=True),
-        )
-
-    def _end(self, traced: profile) -> None:
-        traced.stop()
-        _TRACING.release()
-        self._profile, self._is_written = None, True
-        _log.info("torch.profiler wrote a trace of %d steps to %s", _TRACED, self._folder)

@@ -20,6 +20,7 @@ from torch import Tensor, index_select, stack
 
 from service.decode.block import MASKED, Block
 from service.engine.request import LogprobsRequest, SamplingParams
+from service.model.config import ModelConfig
 from service.model.transfer import PackedTables
 
 
@@ -83,28 +84,37 @@ class LogitAdjustment(NamedTuple):
 class Row(NamedTuple):
     """One block of tokens to put through the model.
 
-    `pages`: the request's pages. The row reads the first `index` pages and, if `writes_kv`, writes the next one.
-    `sampling`: the sampling parameters of its masked positions, None: its output is not sampled. `rescore`: revealed
-    positions whose token's probability is also computed. `anchor`: the earlier row whose hidden states a row of MRP
-    reads. `entropy`: whether the entropies of the masked positions are computed.
-    `drafts`: whether MRP's picks of the block are drafts only, so that they may be chosen from candidates. `mask`: the
-    tokens allowed at the leftmost masked position, a bit each, `[V / 8]`; None: all. `logprobs`: the log-probabilities
-    wanted of each masked position. `adjustments`: the changes of logits, of the masked positions first, then of each
-    position of `rescore`; empty: none.
+    It reads the first `index` pages of its request and, if `writes_kv`, writes the next one.
     """
 
     state: Block
     index: int  # type: ignore[assignment]  # hides a tuple's own `index`
-    pages: Sequence[int]
+    pages: Sequence[int]  # the request's pages
     writes_kv: bool
-    sampling: SamplingParams | None = None
-    rescore: tuple[int, ...] = ()
-    anchor: Anchor | None = None
-    entropy: bool = False
-    drafts: bool = False
-    mask: NDArray[np.uint8] | None = None
-    logprobs: LogprobsRequest | None = None
+    sampling: SamplingParams | None = None  # of its masked positions; None: its output is not sampled
+    rescore: tuple[int, ...] = ()  # revealed positions whose token's probability is also computed
+    anchor: Anchor | None = None  # the earlier row whose hidden states a row of MRP reads
+    entropy: bool = False  # whether the entropies of the masked positions are computed
+    drafts: bool = False  # whether MRP's picks of the block are drafts only, so that candidates suffice
+    mask: NDArray[np.uint8] | None = None  # tokens allowed at the leftmost masked position, a bit each; None: all
+    logprobs: LogprobsRequest | None = None  # the log-probabilities wanted of each masked position
+    #: the changes of logits, of the masked positions first, then of each position of `rescore`; empty: none
     adjustments: tuple[LogitAdjustment, ...] = ()
+
+
+def masked_row(config: ModelConfig, num_pages: int, index: int) -> Row:
+    """A greedy row of masks after `index` of the cache's pages, or after all of the longest request if they are fewer.
+
+    It writes no page, so it may run beside requests.
+    """
+    size = config.block_size
+    index = min(index, min(config.max_positions // size, num_pages) - 1)
+    return Row(Block((MASKED,) * size), index, range(index), writes_kv=False, sampling=SamplingParams())
+
+
+def apart(row: Row, count: int) -> list[Row]:
+    """Rows of `count` different requests."""
+    return [row._replace(pages=[*row.pages]) for _ in range(count)]
 
 
 def tokens_and_positions(rows: Sequence[Row], mask_token_id: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

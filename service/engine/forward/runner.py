@@ -22,7 +22,7 @@ from torch import Tensor
 
 from service.decode.policy import Prediction
 from service.engine.forward.logits_sampler import logits_sampler_for
-from service.engine.forward.model_forward import ExecutionConfig, Network, ShapePolicy
+from service.engine.forward.model_forward import ExecutionConfig, ModelForward, Network, ShapePolicy
 from service.engine.forward.partition import BatchPartition, WholeBatch, join
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.sampler import Sampler
@@ -38,10 +38,10 @@ _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-#: the number of full forwards after which the limit of rows doubles, and the most of them
-_PATIENCE, _MAX_PATIENCE = 32, 4096
+#: the number of full forwards after which the limit of rows doubles
+_PATIENCE = 256
 
-#: the most rows of a warm-up forward where there are no graphs
+#: the maximum of rows of a warm-up forward where there are no graphs
 _EAGER_ROWS = 64
 
 #: Waits until a forward is done, and returns a result for every row.
@@ -49,18 +49,11 @@ Pending = Callable[[], list[_T]]
 
 
 class ModelRunner(Protocol):
-    """The runner of an engine. `num_pages`: the pages of its KV cache."""
+    """The runner of an engine."""
 
     config: ModelConfig
     device: torch.device
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of its KV cache."""
-
-    @property
-    def graph_sizes(self) -> Sequence[int]:
-        """The numbers of rows to which CUDA graphs fill forwards up, ascending. Empty without graphs."""
+    model: ModelForward  # the networks, their KV cache and their CUDA graphs
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         """Begins a forward of a network over rows; for MRP the rows have anchors. -> a Prediction for every row.
@@ -73,15 +66,6 @@ class ModelRunner(Protocol):
 
     def measure_bytes(self, max_rows: int) -> int:
         """The bytes on CUDA that all graphs and the largest forward take beside the weights and the cache."""
-
-    def pop_eager_forwards(self) -> int:
-        """The number of forwards on CUDA since the last call that ran without a CUDA graph."""
-
-    def release_cache(self) -> None:
-        """Gives the memory of the KV cache and of CUDA graphs back. No forward may run before `restore_cache`."""
-
-    def restore_cache(self) -> None:
-        """Takes the memory of the KV cache again, all pages empty. OutOfMemory changes nothing."""
 
 
 class CheckpointRunner:
@@ -104,27 +88,19 @@ class CheckpointRunner:
             max(1, MAX_LOGITS // vocab_size), max(1, MAX_SAMPLED_LOGITS // vocab_size)
         )
         shapes = ShapePolicy(self._partition.min_rows, self._partition.fixed_shapes)
-        self._model = execution.networks(checkpoint, num_pages, shapes, execution)
+        self.model = execution.networks(checkpoint, num_pages, shapes, execution)
         logits_sampler = logits_sampler_for(self.config.mask_token_id, checkpoint.device, checkpoint.dtype)
         self._sampler = Sampler(checkpoint.backbone, logits_sampler, self._partition, num_candidates)
         has_mrp = checkpoint.mrp is not None
         self._warm_up = WarmUpRows(self.config, num_pages, self._partition, has_mrp=has_mrp)
         self._networks: tuple[Network, ...] = ("backbone", "mrp") if has_mrp else ("backbone",)
 
-    @property
-    def num_pages(self) -> int:
-        return self._model.num_pages
-
-    @property
-    def graph_sizes(self) -> Sequence[int]:
-        return self._model.graphs.sizes if self._model.graphs is not None else ()
-
     def prepare(self, max_rows: int) -> None:
         """Does nothing on a CPU. A shape for which memory is too short has no graph."""
         if self.device.type != "cuda":
             return
         start, free = time.monotonic(), free_bytes(self.device)
-        graphs = self._model.graphs
+        graphs = self.model.graphs
         sizes = needed_sizes(graphs.sizes, max_rows) if graphs is not None else [min(max_rows, _EAGER_ROWS)]
         for rows in self._warm_up.shapes(sizes):
             self._compute_once(rows)
@@ -132,7 +108,7 @@ class CheckpointRunner:
             for row, prediction in zip(rows, self.begin("backbone", rows)(), strict=True):
                 if "mrp" in self._networks:
                     self.begin("mrp", [row._replace(anchor=prediction.handle, rescore=(), logprobs=None)])()
-        self._model.seal()
+        self.model.seal()
         if graphs is not None:
             _log.info(
                 "captured %d CUDA graphs in %.1f s; they take %.0f MiB",
@@ -140,7 +116,7 @@ class CheckpointRunner:
                 time.monotonic() - start,
                 (free - free_bytes(self.device)) / 2**20,
             )
-        self._model.pop_eager_forwards()
+        self.model.eager_forwards = 0
 
     def measure_bytes(self, max_rows: int) -> int:
         free = free_bytes(self.device)
@@ -153,15 +129,6 @@ class CheckpointRunner:
 
         return taken + measure_peak(self.device, largest)
 
-    def pop_eager_forwards(self) -> int:
-        return self._model.pop_eager_forwards()
-
-    def release_cache(self) -> None:
-        self._model.release_cache()
-
-    def restore_cache(self) -> None:
-        self._model.restore_cache()
-
     def _compute_once(self, rows: Sequence[Row]) -> None:
         """A forward of each network over rows, unless it has its graph. A shape without memory is left out."""
         config = self.config
@@ -169,7 +136,7 @@ class CheckpointRunner:
         anchored = [row._replace(anchor=Anchor(ForwardOutput(hidden), 0)) for row in rows]
         for network in self._networks:
             members = anchored if network == "mrp" else rows
-            if all(self._model.is_known(network, group) for group in self._partition.rows(members)):
+            if all(self.model.is_known(network, group) for group in self._partition.rows(members)):
                 continue
             pending = _attempt(partial(self.begin, network), members)
             if pending is not None:
@@ -183,7 +150,7 @@ class CheckpointRunner:
         groups = self._partition.rows(rows)
         for group in groups:
             tables = PackedTables(self.device)
-            forward = self._model.plan(network, group, tables)
+            forward = self.model.plan(network, group, tables)
             indices = [group.indices[i] for i in forward.order if i < len(group.indices)]
             order += indices
             if group is groups[-1]:  # the sampler's tables go with the last forward's
@@ -197,16 +164,11 @@ class CheckpointRunner:
 
 
 class OomBackoff:
-    """The limit of rows of one network's forwards.
-
-    A failure halves the limit. After `_PATIENCE` full forwards the limit doubles; each
-    doubling that fails makes the next wait twice as long, until one succeeds.
-    """
+    """The limit of rows of one network's forwards. A failure halves it. After `_PATIENCE` full forwards it doubles."""
 
     def __init__(self) -> None:
         self.limit: int | None = None
-        self._patience, self._full = _PATIENCE, 0
-        self._probing = False
+        self._num_full = 0
 
     def begin(
         self, forward: Callable[[Sequence[Row]], Pending[Prediction]], rows: Sequence[Row]
@@ -222,30 +184,23 @@ class OomBackoff:
             chunk = rows[start : start + (self.limit or len(rows))]
             pending = _attempt(forward, chunk)
             if pending is not None:
-                self._fitted(len(chunk))
+                self._count(len(chunk))
                 forwards.append(pending)
                 start += len(chunk)
             elif len(chunk) > 1:
-                self._failed(len(chunk))
+                self.limit, self._num_full = len(chunk) // 2, 0
             else:  # one row alone is too large: other rows keep the limit
-                self.limit, self._full, self._probing = before, 0, False
+                self.limit, self._num_full = before, 0
                 forwards.append(done([None]))
                 start += 1
         return lambda: [prediction for pending in forwards for prediction in pending()]
 
-    def _failed(self, rows: int) -> None:
-        if self._probing:
-            self._patience = min(2 * self._patience, _MAX_PATIENCE)
-        self.limit, self._full, self._probing = max(1, rows // 2), 0, False
-
-    def _fitted(self, rows: int) -> None:
-        if self.limit is None or rows < self.limit:
-            return
-        if self._probing:
-            self._patience, self._probing = _PATIENCE, False
-        self._full += 1
-        if self._full >= self._patience:
-            self.limit, self._full, self._probing = 2 * self.limit, 0, True
+    def _count(self, num_rows: int) -> None:
+        """Counts a forward that fitted."""
+        if self.limit is not None and num_rows >= self.limit:
+            self._num_full += 1
+            if self._num_full == _PATIENCE:
+                self.limit, self._num_full = 2 * self.limit, 0
 
 
 def _attempt(

@@ -21,12 +21,12 @@ from service.engine.request import LogprobsRequest, SamplingParams
 Integers = NDArray[np.int64]
 _T = TypeVar("_T")
 
-#: the least temperature: lower ones sample like it, since their logits would not be finite
-_COLDEST = 1e-6
-#: the least top_p: a lower one would be 0 in float32, which leaves no token at all
-_LEAST_TOP_P = float(np.finfo(np.float32).tiny)
+#: the minimum temperature: lower ones sample like it, since their logits would not be finite
+_MIN_TEMPERATURE = 1e-6
+#: the minimum top_p: a lower one would be 0 in float32, which leaves no token at all
+_MIN_TOP_P = float(np.finfo(np.float32).tiny)
 #: the largest top_k: it filters nothing in any vocabulary
-_MOST_TOP_K = 2**31
+_MAX_TOP_K = 2**31
 #: the parameters of rows that are not sampled
 _GREEDY = SamplingParams()
 
@@ -65,7 +65,7 @@ class SamplingMetadata:
 
     @cached_property
     def temperature(self) -> NDArray[np.float32]:
-        values = [max(params.temperature, _COLDEST) if params.temperature else 1.0 for params in self._sampling]
+        values = [max(params.temperature, _MIN_TEMPERATURE) if params.temperature else 1.0 for params in self._sampling]
         return np.array(values, np.float32)
 
     @cached_property
@@ -74,11 +74,11 @@ class SamplingMetadata:
 
     @cached_property
     def top_k(self) -> Integers:
-        return np.array([min(params.top_k, _MOST_TOP_K) for params in self._sampling], np.int64)
+        return np.array([min(params.top_k, _MAX_TOP_K) for params in self._sampling], np.int64)
 
     @cached_property
     def top_p(self) -> NDArray[np.float32]:
-        values = [max(params.top_p, _LEAST_TOP_P) if params.top_p < 1 else np.inf for params in self._sampling]
+        values = [max(params.top_p, _MIN_TOP_P) if params.top_p < 1 else np.inf for params in self._sampling]
         return np.array(values, np.float32)
 
     @cached_property

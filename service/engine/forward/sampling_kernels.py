@@ -149,7 +149,7 @@ def sample(
     second = tl.load(param + 3).to(tl.uint32, bitcast=True)
     if MIN_P:
         likeliest = tl.load(numbers + (_NUMBERS - 1) * PARTS + lane, lane < PARTS, LOWEST)
-        least = tl.max(likeliest, 0) + tl.load(param + 5).to(tl.float32, bitcast=True)
+        threshold = tl.max(likeliest, 0) + tl.load(param + 5).to(tl.float32, bitcast=True)
     first_part, end = _parts_of_program(PARTS)
     for part in tl.range(first_part, end, num_stages=3):
         token, there, scaled, read = _load_part(row, V, part, temperature, PART, NOISE)
@@ -157,7 +157,7 @@ def sample(
         weight = tl.where(there, tl.exp(read - peak), 0.0)
         possible = there & (token != MASK_TOKEN)
         if MIN_P:
-            possible = possible & (scaled >= least)
+            possible = possible & (scaled >= threshold)
         score = scaled
         if NOISE:
             if noisy:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from service.decode.block import MASKED, Block
+from service.decode.block import Block
 from service.engine.forward.partition import BatchPartition
-from service.engine.forward.rows import Row
+from service.engine.forward.rows import Row, apart, masked_row
 from service.engine.request import LogprobsRequest, SamplingParams
 from service.model.config import ModelConfig
 
@@ -43,7 +43,7 @@ class WarmUpRows:
         for size in sorted(sizes, reverse=True):
             unit = 1
             while unit <= min(size, _LARGEST_UNIT):
-                yield [self._row(1)] * unit + self._apart(self._row(1), size - unit)
+                yield [self._row(1)] * unit + apart(self._row(1), size - unit)
                 unit *= 2
 
     def samplings(self) -> Iterator[list[Row]]:
@@ -63,19 +63,10 @@ class WarmUpRows:
         """The forwards of `count` rows that need the most memory, one greedy, one filtered."""
         for sampling in (_SAMPLINGS[0], _SAMPLINGS[-1]):
             row = self._row(1)._replace(sampling=sampling, drafts=self._has_mrp and not sampling.top_k)
-            yield self._apart(row, count)
+            yield apart(row, count)
 
     def _row(self, index: int) -> Row:
-        """A row of masks behind `index` pages."""
-        index = min(index, self._longest)
-        pages = [page % self._num_pages for page in range(index)]
-        masks = Block((MASKED,) * self._config.block_size)
-        return Row(masks, index, pages, writes_kv=False, sampling=SamplingParams())
-
-    @staticmethod
-    def _apart(row: Row, count: int) -> list[Row]:
-        """Rows of `count` different requests."""
-        return [row._replace(pages=[*row.pages]) for _ in range(count)]
+        return masked_row(self._config, self._num_pages, index)
 
 
 def needed_sizes(sizes: list[int], max_rows: int) -> list[int]:

@@ -51,8 +51,8 @@ class Times:
 
     def __init__(self, block_size: int) -> None:
         lines = [line for path in MEASURED.glob("steps-*.jsonl") for line in path.read_text("utf-8").splitlines()]
-        asked = {"what": "step", "shape": "sdar-8b", "block": block_size, "quant": None}
-        steps = [row for row in map(json.loads, lines) if row.items() >= asked.items()]
+        selection = {"what": "step", "shape": "sdar-8b", "block": block_size, "quant": None}
+        steps = [row for row in map(json.loads, lines) if row.items() >= selection.items()]
         self._networks: dict[Network, Curve] = {"backbone": _curve(steps, "backbone"), "mrp": _curve(steps, "mrp")}
         self.host = _curve(steps, "host")
 
@@ -69,7 +69,8 @@ class Capturing:
 
     def __init__(self, times: Times, block_size: int) -> None:
         self.config = SimpleNamespace(block_size=block_size, max_positions=32768, mask_token_id=4)
-        self.num_pages, self.now, self.graph_sizes = 100_000, 0.0, GRAPH_ROWS
+        self.model = SimpleNamespace(num_pages=100_000, graphs=SimpleNamespace(sizes=GRAPH_ROWS))
+        self.now = 0.0
         self._times, self._captured = times, set[tuple[Network, int]]()
 
     def clock(self) -> float:
@@ -115,8 +116,8 @@ def tokens_per_second(
     """Of the demo's problems, `requests` at once, by the clock."""
     timed = list[Timed]()
 
-    def runner(*given: object) -> Timed:
-        timed.append(Timed(CheckpointRunner(*given), times))
+    def runner(*arguments: object) -> Timed:
+        timed.append(Timed(CheckpointRunner(*arguments), times))
         return timed[0]
 
     config = EngineConfig(max_running=requests, max_rows=MAX_ROWS, kv_cache_tokens=requests * 512, prefix_cache=False)

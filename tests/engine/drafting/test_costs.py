@@ -17,7 +17,7 @@ from service.engine.drafting.costs import Curve, StepCosts, dented, lower_hull, 
 from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner, Pending, done
-from tests.engine.helpers import checked, request
+from tests.engine.helpers import checked, request_of
 from tests.tiny import tiny_checkpoint
 
 
@@ -50,7 +50,7 @@ def test_rows_cost_what_they_read_beyond_those_of_the_curve() -> None:
         ([(1, 1.0), (2, 1.0), (4, 1.0)], [(1, 1.0), (2, 1.0), (4, 1.0)]),
     ],
 )
-def test_what_was_disturbed_lies_above_the_curve(times: list, points: list) -> None:
+def test_disturbed_times_lie_above_the_curve(times: list, points: list) -> None:
     curve = lower_hull(times)
     assert all(curve.at(rows) == pytest.approx(seconds) for rows, seconds in points)
     assert all(curve.at(rows) <= seconds for rows, seconds in times)
@@ -83,18 +83,18 @@ def test_from_a_number_of_rows_on_the_curve_below_is_convex(rows: int) -> None:
 def test_an_engine_measures_its_own_forwards_and_changes_no_page_that_is_kept() -> None:
     """A request that comes again reads the pages of the first, and every forward is compared."""
     engine, runner = checked(tiny_checkpoint(1), max_rows=24)
-    asked = request("x", tuple(range(5, 25)), Speculative(2))
-    (first,) = engine.generate([asked])
-    found = measure(runner.runner, 24, has_mrp=True)
-    assert found.mrp is not None
-    for curve in (found.backbone, found.mrp):
+    generation = request_of("x", tuple(range(5, 25)), Speculative(2))
+    (first,) = engine.generate([generation])
+    costs = measure(runner.runner, 24, has_mrp=True)
+    assert costs.mrp is not None
+    for curve in (costs.backbone, costs.mrp):
         assert curve.at(1) > 0
         assert curve.at(24) >= curve.at(1)
-    assert found.draft > 0
-    assert found.page >= 0
-    assert found.prefix == 16
+    assert costs.draft > 0
+    assert costs.page >= 0
+    assert costs.prefix == 16
     assert measure(runner.runner, 24, has_mrp=False).mrp is None
-    (again,) = engine.generate([asked])
+    (again,) = engine.generate([generation])
     assert again.stats.cached_tokens == 20
     assert again.token_ids == first.token_ids
 
@@ -102,8 +102,8 @@ def test_an_engine_measures_its_own_forwards_and_changes_no_page_that_is_kept() 
 def test_drafting_is_measured_on_trees_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     grow, states = costs.tree, list[int]()
 
-    def counted(*given: Any) -> Drafting:
-        drafts = yield from grow(*given)
+    def counted(*arguments: Any) -> Drafting:
+        drafts = yield from grow(*arguments)
         states.append(len(drafts))
         return drafts
 
@@ -124,8 +124,8 @@ def test_where_memory_is_short_forwards_are_measured_by_halves(monkeypatch: pyte
 
     monkeypatch.setattr(runner, "begin", small)
     ticks = count(step=0.001)  # so no forward is too slow for a larger one to be measured
-    found = measure(runner, 24, has_mrp=False, clock=lambda: next(ticks))
-    assert found.backbone.at(24) >= found.backbone.at(1) > 0
+    costs = measure(runner, 24, has_mrp=False, clock=lambda: next(ticks))
+    assert costs.backbone.at(24) >= costs.backbone.at(1) > 0
     assert {24, 16, 12, 8, 6} <= set(sizes)
 
 
@@ -134,8 +134,8 @@ class Slow:
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
         self.runner, self._seconds = CheckpointRunner(tiny_checkpoint(1), 300), seconds
-        self.now, self.sizes, self.graph_sizes = 0.0, list[int](), ()
-        self.config, self.device, self.num_pages = self.runner.config, self.runner.device, self.runner.num_pages
+        self.now, self.sizes = 0.0, list[int]()
+        self.config, self.device, self.model = self.runner.config, self.runner.device, self.runner.model
 
     def clock(self) -> float:
         return self.now

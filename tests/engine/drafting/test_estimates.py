@@ -36,7 +36,7 @@ def test_gains_that_are_exceeded_may_be_lower() -> None:
     assert reliability.min_gain(0.5) < 0.36
 
 
-def test_what_was_learned_is_forgotten_in_time() -> None:
+def test_old_counts_lose_their_weight() -> None:
     reliability = Reliability()
     count(reliability, [(0.55, 0)] * 6000)
     assert reliability.min_gain(0.5) > 0.6

@@ -12,13 +12,13 @@ from service.decode.modes import Dynamic, Speculative, Static
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.drafting.estimates import MrpChoice
 from service.engine.drafting.planner import DraftPlanner, RequestDrafts
-from tests.engine.helpers import DEAR, FAIR, FREE, request
+from tests.engine.helpers import DEAR, FAIR, FREE, request_of
 
 AUTO = Speculative("auto")
 
 
-def admitted(planner: DraftPlanner, mode: DecodingMode = AUTO) -> RequestDrafts:
-    return planner.admit(request("x", [1], mode), planner.mrp_steps(request("x", [1], mode), 2))
+def planned(planner: DraftPlanner, mode: DecodingMode = AUTO) -> RequestDrafts:
+    return planner.plan_drafts(request_of("x", [1], mode), planner.mrp_steps(request_of("x", [1], mode), 2))
 
 
 def verified(gains: list[tuple[float, int]], tokens: int) -> list[Step]:
@@ -51,25 +51,39 @@ def test_a_machine_that_is_slower_as_a_whole_has_the_same_prices() -> None:
 
 #: two rows cost little more than one, four much more than two, eight little more than four
 DENTED = StepCosts(Curve(((1, 2.0), (2, 2.6), (4, 5.0), (8, 6.4), (16, 12.0))))
+#: A token is worth two units of time. The second row costs three, the third and the fourth nothing.
+FILLED = StepCosts(Curve(((1, 2.0), (8, 9.0)), sizes=(1, 4, 8)))
 
 
-def accepted(costs: StepCosts, rows: int, *gains: list[float]) -> list[int]:
+@pytest.mark.parametrize(
+    ("costs", "rows", "gains", "counts"),
+    [
+        (FREE, 2, [[0.5, 0.1, 0.01], [0.02]], [3, 1]),
+        (DEAR, 2, [[0.99, 0.9], [0.98]], [0, 0]),
+        # rows that fill a graph up are free
+        (FILLED, 1, [[0.7]], [0]),
+        (FILLED, 1, [[0.7, 0.6, 0.4]], [3]),
+        (FILLED, 1, [[0.7, 0.6, 0.4, 0.3]], [3]),
+        # a token is worth two units of time: the second row costs .6, the third and the fourth 1.2 each, others .35
+        (DENTED, 1, [[0.25]], [0]),
+        (DENTED, 1, [[0.35]], [1]),
+        (DENTED, 1, [[0.35, 0.5, 0.5]], [1]),
+        (DENTED, 1, [[0.7, 0.7, 0.7]], [3]),
+        (DENTED, 1, [[0.35, 0.5, 0.5, 0.4, 0.3, 0.3, 0.3]], [7]),
+        # four requests: up to eight rows are cheap, and the drafts with the highest gains take them
+        (DENTED, 4, [[0.9, 0.8, 0.1], [], [0.7, 0.2], [0.6, 0.5]], [2, 0, 1, 1]),
+        # three requests: the fourth row is dear and the fifth to the eighth are not
+        (DENTED, 3, [[0.8], [], []], [0, 0, 0]),
+        (DENTED, 3, [[0.8, 0.8], [0.8, 0.7], [0.8]], [2, 2, 1]),
+        # a later state may promise more, since several ways lead to it; it is not read without those before it
+        (DENTED, 4, [[0.3, 0.9], [0.5]], [2, 1]),
+        (DENTED, 8, [[0.3, 0.9], [0.5]], [0, 0]),
+    ],
+)
+def test_affordable_drafts(costs: StepCosts, rows: int, gains: list[list[float]], counts: list[int]) -> None:
     planner = DraftPlanner(lambda: costs, 256)
     planner.begin(rows)
-    return planner.accepted(rows, gains)
-
-
-def test_free_rows_are_all_read_and_dear_ones_are_not() -> None:
-    assert accepted(FREE, 2, [0.5, 0.1, 0.01], [0.02]) == [3, 1]
-    assert accepted(DEAR, 2, [0.99, 0.9], [0.98]) == [0, 0]
-
-
-def test_rows_that_fill_a_graph_up_are_free() -> None:
-    """A token is worth two units of time. The second row costs three, the third and the fourth nothing."""
-    costs = StepCosts(Curve(((1, 2.0), (8, 9.0)), sizes=(1, 4, 8)))
-    assert accepted(costs, 1, [0.7]) == [0]
-    assert accepted(costs, 1, [0.7, 0.6, 0.4]) == [3]
-    assert accepted(costs, 1, [0.7, 0.6, 0.4, 0.3]) == [3]
+    assert planner.affordable_drafts(rows, gains) == counts
 
 
 def test_trees_grow_farther_where_graphs_fill_rows_up() -> None:
@@ -78,44 +92,18 @@ def test_trees_grow_farther_where_graphs_fill_rows_up() -> None:
     for costs in (FAIR, filled):
         planner = DraftPlanner(lambda costs=costs: costs, 256)
         planner.begin(4)
-        rows.append(admitted(planner).budget().row)
+        rows.append(planned(planner).budget().row)
     assert 0 < rows[1] < rows[0]
-
-
-def test_a_request_stays_where_the_next_row_is_dear() -> None:
-    """A token is worth two units of time. The second row costs .6, the third and the fourth 1.2 each, others .35."""
-    assert accepted(DENTED, 1, [0.25]) == [0]
-    assert accepted(DENTED, 1, [0.35]) == [1]
-    assert accepted(DENTED, 1, [0.35, 0.5, 0.5]) == [1]
-    assert accepted(DENTED, 1, [0.7, 0.7, 0.7]) == [3]
-    assert accepted(DENTED, 1, [0.35, 0.5, 0.5, 0.4, 0.3, 0.3, 0.3]) == [7]
-
-
-def test_the_best_states_of_all_requests_share_the_forward() -> None:
-    """Four requests: up to eight rows are cheap, and those with the highest gains take them."""
-    assert accepted(DENTED, 4, [0.9, 0.8, 0.1], [], [0.7, 0.2], [0.6, 0.5]) == [2, 0, 1, 1]
-
-
-def test_one_row_more_for_each_may_pay_where_one_for_one_does_not() -> None:
-    """Three requests: the fourth row is dear and the fifth to the eighth are not."""
-    assert accepted(DENTED, 3, [0.8], [], []) == [0, 0, 0]
-    assert accepted(DENTED, 3, [0.8, 0.8], [0.8, 0.7], [0.8]) == [2, 2, 1]
-
-
-def test_the_states_of_a_tree_are_kept_in_their_order() -> None:
-    """A later state may promise more, since several ways lead to it. It is not read without those before it."""
-    assert accepted(DENTED, 4, [0.3, 0.9], [0.5]) == [2, 1]
-    assert accepted(DENTED, 8, [0.3, 0.9], [0.5]) == [0, 0]
 
 
 def test_the_better_the_drafts_the_dearer_the_time() -> None:
     planner = DraftPlanner(lambda: FAIR, 256)
-    drafts = admitted(planner)
+    drafts = planned(planner)
     planner.begin(1)
     before = planner.row()
     for _ in range(60):
         planner.begin(1)
-        drafts.note(2, verified([(0.9, 1)], 2))
+        drafts.record(2, verified([(0.9, 1)], 2))
         planner.end([])
     planner.begin(1)
     assert planner.row() == pytest.approx(before * 2 * 2 / 2.5, rel=0.1)
@@ -123,12 +111,12 @@ def test_the_better_the_drafts_the_dearer_the_time() -> None:
 
 def test_mrps_forwards_make_time_cheaper() -> None:
     planner = DraftPlanner(lambda: FAIR, 256)
-    drafts = admitted(planner)
+    drafts = planned(planner)
     planner.begin(1)
     before = planner.row()
     for _ in range(60):
         planner.begin(1)
-        drafts.note(1, verified([], 1))
+        drafts.record(1, verified([], 1))
         planner.end([1, 1])
     planner.begin(1)
     assert planner.row() < before / 1.5
@@ -147,11 +135,11 @@ def test_time_is_cheaper_where_all_read_much() -> None:
     """Steps take longer with more pages to read, so a token takes more time and a row costs fewer tokens."""
     costs = replace(FAIR, page=0.01, prefix=16)
     planner = DraftPlanner(lambda: costs, 256)
-    drafts = admitted(planner, Static())
+    drafts = planned(planner, Static())
     drafts.pages = 216
     for _ in range(200):
         planner.begin(1)
-        drafts.note(1, verified([], 1))
+        drafts.record(1, verified([], 1))
         planner.end([])
     planner.begin(1)
     assert planner.row(16) == pytest.approx(price(FAIR, 1) / 2, rel=0.02)
@@ -160,7 +148,7 @@ def test_time_is_cheaper_where_all_read_much() -> None:
 def test_a_request_behind_a_long_text_drafts_less() -> None:
     costs = replace(FAIR, page=0.01, prefix=16)
     planner = DraftPlanner(lambda: costs, 256)
-    near, far = admitted(planner), admitted(planner)
+    near, far = planned(planner), planned(planner)
     far.pages = 200
     planner.begin(1)
     assert far.budget().row > 2 * near.budget().row
@@ -168,7 +156,7 @@ def test_a_request_behind_a_long_text_drafts_less() -> None:
 
 def test_the_rows_of_a_forward_are_shared() -> None:
     planner = DraftPlanner(lambda: FREE, 32)
-    drafts = admitted(planner)
+    drafts = planned(planner)
     shares = []
     for running in (1, 4, 10, 32):
         planner.begin(running)
@@ -180,44 +168,44 @@ def test_broken_promises_raise_the_bar_for_drafts_of_their_kind_alone() -> None:
     def bars(actual: int) -> tuple[float, float, float]:
         """The least gains of drafts of a kind before and after many gained `actual` tokens, and of another kind."""
         planner = DraftPlanner(lambda: FAIR, 256)
-        drafts, other = admitted(planner), admitted(planner, Speculative("auto", threshold=0.5))
+        drafts, other = planned(planner), planned(planner, Speculative("auto", threshold=0.5))
         planner.begin(1)
         before = drafts.budget().row
         for _ in range(304):
             planner.begin(1)
-            drafts.note(2, verified([(0.25, actual)], 1))
-            drafts.note(2, verified([(0.35, actual)], 1))
+            drafts.record(2, verified([(0.25, actual)], 1))
+            drafts.record(2, verified([(0.35, actual)], 1))
             planner.end([])
         planner.begin(1)
         return before, drafts.budget().row, other.budget().row
 
-    (before, broken, other), (_, kept, control) = bars(0), bars(1)
-    assert broken > max(before, kept) + 0.1
+    (before, broken, other), (_, unchanged, control) = bars(0), bars(1)
+    assert broken > max(before, unchanged) + 0.1
     assert other == pytest.approx(control, rel=0.01)
 
 
 def test_drafts_that_only_need_to_be_near_say_nothing_about_others() -> None:
     """With a margin more drafts are kept. Strict requests would otherwise verify too many."""
     planner = DraftPlanner(lambda: FREE, 256)
-    lax, strict = admitted(planner, Speculative("auto", margin=0.5)), admitted(planner)
+    lax, strict = planned(planner, Speculative("auto", margin=0.5)), planned(planner)
     planner.begin(1)
-    before, chosen = strict.budget().row, planner.mrp_steps(request("x", [1], AUTO), 2)
+    before, chosen = strict.budget().row, planner.mrp_steps(request_of("x", [1], AUTO), 2)
     for _ in range(500):
-        lax.note(9, verified([(0.3, 0)] * 8, 1))
-    assert (strict.budget().row, planner.mrp_steps(request("x", [1], AUTO), 2)) == (before, chosen)
-    assert planner.mrp_steps(request("x", [1], Speculative("auto", margin=0.5)), 2) != chosen
+        lax.record(9, verified([(0.3, 0)] * 8, 1))
+    assert (strict.budget().row, planner.mrp_steps(request_of("x", [1], AUTO), 2)) == (before, chosen)
+    assert planner.mrp_steps(request_of("x", [1], Speculative("auto", margin=0.5)), 2) != chosen
 
 
-def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs() -> None:
+def test_a_request_with_fixed_drafts_needs_no_costs() -> None:
     def never() -> StepCosts:
         raise AssertionError("costs were measured")
 
     planner = DraftPlanner(never, 256)
     for mode in (Static(), Dynamic(0.5), Speculative(0, 4), Speculative(2)):
-        drafts = admitted(planner, mode)
+        drafts = planned(planner, mode)
         assert (drafts.mrp_steps, drafts.uses_mrp) == (getattr(mode, "mrp_steps", None), mode.needs_mrp)
         planner.begin(1)
-        drafts.note(1, verified([], 1))
+        drafts.record(1, verified([], 1))
         planner.end([1])
 
 
@@ -226,14 +214,14 @@ def searching(planner: DraftPlanner, net: float, steps: int, running: int = 8) -
 
     As in the engine, the next search begins before the drafts of the last one are counted.
     """
-    requests, searches = [admitted(planner) for _ in range(running)], [False]
+    requests, searches = [planned(planner) for _ in range(running)], [False]
     for _ in range(steps):
         planner.begin(running)
-        searched, found = [drafts.budget().states > 0 for drafts in requests], searches[-1]
+        searched, last = [drafts.budget().states > 0 for drafts in requests], searches[-1]
         assert all(searched) == any(searched)
         gain = planner.row() + net
         for drafts in requests:
-            drafts.note(1 + found, verified([(0.9, gain)] if found else [], 1))  # type: ignore[list-item]
+            drafts.record(1 + last, verified([(0.9, gain)] if last else [], 1))  # type: ignore[list-item]
         searches.append(all(searched))
         planner.end([])
     return searches[1:]
@@ -259,15 +247,15 @@ class TestSearches:
     def test_the_last_drafts_of_a_block_count(self) -> None:
         """No search follows them, and none comes before a block's first forward."""
         planner = DraftPlanner(lambda: self.COSTS, 256)
-        drafts = admitted(planner)
+        drafts = planned(planner)
         for _ in range(300):
             planner.begin(1)
-            found = drafts.budget().states > 0
-            drafts.note(1, verified([], 1))
+            searched = drafts.budget().states > 0
+            drafts.record(1, verified([], 1))
             planner.end([])
             planner.begin(1)
-            assert found
-            drafts.note(2, verified([(0.9, 1)], 2))
+            assert searched
+            drafts.record(2, verified([(0.9, 1)], 2))
             planner.end([])
 
     def test_each_load_has_its_own_count(self) -> None:
@@ -276,7 +264,7 @@ class TestSearches:
         assert all(searching(planner, 0.2, 10, running=1))
 
 
-class TestArms:
+class TestMrpChoice:
     def test_behind_a_long_text_rows_are_dear(self) -> None:
         costs = replace(FREE, page=1.0, prefix=16)
         assert MrpChoice().best(costs.with_pages(16), 1, 16) > 0
@@ -290,30 +278,30 @@ class TestArms:
 
     def test_one_request_in_32_tries_a_neighbour_where_drafts_pay_at_all(self) -> None:
         for costs, wanted in ((FREE, 4), (DEAR, 0)):
-            arms, taken = MrpChoice(), []
+            choice, taken = MrpChoice(), []
             for _ in range(128):
-                taken.append(arms.best(costs, 1, 16))
-                arms.count_request()
+                taken.append(choice.best(costs, 1, 16))
+                choice.count_request()
             usual = taken[0]
-            assert sum(arm != usual for arm in taken) == wanted
+            assert sum(steps != usual for steps in taken) == wanted
 
     def test_mrp_that_drafts_no_better_is_given_up_and_one_that_does_is_taken(self) -> None:
-        arms = MrpChoice()
-        assert arms.best(FREE, 1, 16) == 2
+        choice = MrpChoice()
+        assert choice.best(FREE, 1, 16) == 2
         for _ in range(500):
-            arms.count(2, [(0.3, 1)] + [(0.3, 0)] * 7)
-            arms.count(0, [(0.3, 1)] * 2 + [(0.3, 0)] * 6)
-        assert arms.best(FREE, 1, 16) == 0
+            choice.count(2, [(0.3, 1)] + [(0.3, 0)] * 7)
+            choice.count(0, [(0.3, 1)] * 2 + [(0.3, 0)] * 6)
+        assert choice.best(FREE, 1, 16) == 0
         for _ in range(500):
-            arms.count(1, [(0.3, 1)] * 4 + [(0.3, 0)] * 4)
-        assert arms.best(FREE, 1, 16) == 1
+            choice.count(1, [(0.3, 1)] * 4 + [(0.3, 0)] * 4)
+        assert choice.best(FREE, 1, 16) == 1
 
     def test_mrp_forwards_that_searches_do_not_take_cost_nothing(self) -> None:
-        arms, costs = MrpChoice(), replace(FREE, mrp=Curve(((1, 4.0), (256, 4.0))))
-        assert arms.best(costs, 1, 16) == 0
+        choice, costs = MrpChoice(), replace(FREE, mrp=Curve(((1, 4.0), (256, 4.0))))
+        assert choice.best(costs, 1, 16) == 0
         for _ in range(1000):
-            arms.count_search(1, 0)
-        assert arms.best(costs, 1, 16) == 1
+            choice.count_search(1, 0)
+        assert choice.best(costs, 1, 16) == 1
 
     def test_in_blocks_of_4_mrp_is_expected_to_gain_less(self) -> None:
         costs = replace(FREE, mrp=Curve(((1, 1.8), (256, 1.8))))

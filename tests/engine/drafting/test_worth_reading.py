@@ -27,10 +27,10 @@ def surplus(offers: list[list[float]], prices: list[float], counts: tuple[int, .
 @given(st.lists(st.lists(GAINS, max_size=3).map(lambda gains: sorted(gains, reverse=True)), max_size=3), STEPS)
 def test_no_choice_brings_more(offers: list[list[float]], steps: list[float]) -> None:
     prices = prices_of(steps)
-    kept = worth_reading(offers, prices)
+    counts = worth_reading(offers, prices)
     choices = product(*(range(len(gains) + 1) for gains in offers))
     best = max(surplus(offers, prices, counts) for counts in choices)
-    assert surplus(offers, prices, tuple(kept)) == pytest.approx(best, abs=1e-9)
+    assert surplus(offers, prices, tuple(counts)) == pytest.approx(best, abs=1e-9)
 
 
 @given(st.lists(st.lists(GAINS, max_size=3), max_size=3), STEPS)
@@ -38,9 +38,9 @@ def test_trees_whose_later_states_gain_more_are_cut_and_never_at_a_loss(
     offers: list[list[float]], steps: list[float]
 ) -> None:
     prices = prices_of(steps)
-    kept = worth_reading(offers, prices)
-    assert all(0 <= count <= len(gains) for gains, count in zip(offers, kept, strict=True))
-    assert surplus(offers, prices, tuple(kept)) >= 0
+    counts = worth_reading(offers, prices)
+    assert all(0 <= count <= len(gains) for gains, count in zip(offers, counts, strict=True))
+    assert surplus(offers, prices, tuple(counts)) >= 0
 
 
 def test_a_state_that_gains_more_than_one_before_it_comes_with_that_one() -> None:

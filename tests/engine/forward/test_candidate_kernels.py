@@ -54,10 +54,10 @@ def filled(rows: list[Row], logits: Tensor, width: int, totals: Tensor | None) -
     st.integers(0, 2**31),
 )
 def test_candidates_and_what_is_chosen_from_them(
-    device: str, asked: list[SamplingParams], width: int, dtype: torch.dtype, likely: bool, seed: int
+    device: str, row_samplings: list[SamplingParams], width: int, dtype: torch.dtype, likely: bool, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    rows = [drafting(sampling, number) for number, sampling in enumerate(asked)]
+    rows = [drafting(sampling, number) for number, sampling in enumerate(row_samplings)]
     static = Row(Block((MASKED,) * LENGTH), 9, (), writes_kv=False, sampling=SamplingParams())
     both = [*rows, static] if seed % 2 else rows  # a row that does not draft has no candidates
     count = sum(row.state.tokens.count(MASKED) for row in both)

@@ -18,7 +18,7 @@ from service.engine.forward.rows import Candidates, Row
 from service.engine.forward.runner import CheckpointRunner
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.forward.sampled import Position, batch_of
-from tests.engine.helpers import random_requests, request
+from tests.engine.helpers import random_requests, request_of
 from tests.tiny import GOLDEN, tiny_checkpoint
 
 MASK = 3
@@ -36,8 +36,8 @@ def read(checkpoint: Checkpoint, requests: list[GenerationRequest], candidates: 
 def test_candidates_are_chosen_from_as_if_no_other_token_were_likely() -> None:
     torch.manual_seed(0)
     logits, reads = torch.randn(60, 50), batch_of(*(Position(SAMPLINGS[p % 3], p, p % 3) for p in range(60)))
-    others = torch.tensor([token for token in range(50) if token != MASK])
-    candidates = torch.stack([others[torch.randperm(49)[:12]] for _ in range(60)])
+    choices = torch.tensor([token for token in range(50) if token != MASK])
+    candidates = torch.stack([choices[torch.randperm(49)[:12]] for _ in range(60)])
     only = torch.full_like(logits, -torch.inf).scatter(1, candidates, logits.gather(1, candidates))
     alone = Candidates(candidates, torch.full((60,), -torch.inf))
     tokens, confidences, _ = choose_tokens(logits.gather(1, candidates), reads, MASK, alone)
@@ -46,15 +46,11 @@ def test_candidates_are_chosen_from_as_if_no_other_token_were_likely() -> None:
     torch.testing.assert_close(confidences, wanted)
 
 
-@pytest.mark.parametrize("attention", ["eager", "triton"])
 @pytest.mark.parametrize("temperature", [0.0, 0.01, 0.1, 0.7, 1.0, 1.2])
 def test_their_confidences_are_those_of_the_whole_vocabulary(
-    temperature: float, attention: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    temperature: float, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts read where the backbone has just read: the hidden states are the same, so the probabilities are."""
-    if attention == "triton":
-        request.getfixturevalue("triton_device")
-        monkeypatch.setattr("service.model.triton_support.use_triton", lambda *_: True)
     checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a", LoadOptions(dtype=torch.float64))
     runner = CheckpointRunner(checkpoint, 8, num_candidates=32, execution=ExecutionConfig(attention))
     size = checkpoint.config.block_size
@@ -69,14 +65,14 @@ def test_their_confidences_are_those_of_the_whole_vocabulary(
 
 
 @pytest.mark.parametrize("candidates", [1, 3, 20])
-def test_what_comes_out_is_the_same(candidates: int) -> None:
+def test_candidates_do_not_change_the_output(candidates: int) -> None:
     """Of all modes, mixed in one batch."""
     checkpoint = tiny_checkpoint(2, block_size=4)
     requests = random_requests(random.Random(candidates), checkpoint, 24)
     whole, few = (read(checkpoint, requests, count) for count in (0, candidates))
-    assert [one.token_ids for one in few] == [one.token_ids for one in whole]
-    assert [one.stats.remasked for one in few] == [one.stats.remasked for one in whole]
-    assert sum(one.stats.drafts_proposed for one in few) > 0
+    assert [completion.token_ids for completion in few] == [completion.token_ids for completion in whole]
+    assert [completion.stats.remasked for completion in few] == [completion.stats.remasked for completion in whole]
+    assert sum(completion.stats.drafts_proposed for completion in few) > 0
 
 
 def test_all_tokens_as_candidates_are_the_whole_vocabulary() -> None:
@@ -84,8 +80,8 @@ def test_all_tokens_as_candidates_are_the_whole_vocabulary() -> None:
     checkpoint = tiny_checkpoint(2, block_size=4)
     requests = random_requests(random.Random(7), checkpoint, 24)
     whole, all_ = (read(checkpoint, requests, count) for count in (0, checkpoint.config.vocab_size))
-    assert [(one.token_ids, one.stats.drafts_accepted) for one in all_] == [
-        (one.token_ids, one.stats.drafts_accepted) for one in whole
+    assert [(completion.token_ids, completion.stats.drafts_accepted) for completion in all_] == [
+        (completion.token_ids, completion.stats.drafts_accepted) for completion in whole
     ]
 
 
@@ -98,7 +94,7 @@ def test_the_head_is_multiplied_for_what_is_verified_only(monkeypatch: pytest.Mo
         return logits(hidden)
 
     monkeypatch.setattr(checkpoint.backbone, "logits", counted)
-    drafted = [request("s", [5, 6, 7], Speculative(3), 16)]
+    drafted = [request_of("s", [5, 6, 7], Speculative(3), 16)]
     for candidates in (0, 8):
         reads.clear()
         [done] = read(checkpoint, drafted, candidates)
@@ -119,9 +115,9 @@ def test_lists_and_whole_rows_share_a_forward() -> None:
     """Static beside speculative and remask, each as it would be alone."""
     checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a")
     mixed = [
-        request(f"{mode.name}{seed}", [seed, 6, 7], mode, 8, sampling=structs.replace(SAMPLINGS[1], seed=seed))
+        request_of(f"{mode.name}{seed}", [seed, 6, 7], mode, 8, sampling=structs.replace(SAMPLINGS[1], seed=seed))
         for seed in range(4)
         for mode in (Static(), Speculative(2), Remask(0.3))
     ]
-    alone = [read(checkpoint, [one], 8)[0].token_ids for one in mixed]
-    assert [one.token_ids for one in read(checkpoint, mixed, 8)] == alone
+    alone = [read(checkpoint, [request], 8)[0].token_ids for request in mixed]
+    assert [completion.token_ids for completion in read(checkpoint, mixed, 8)] == alone

@@ -25,7 +25,7 @@ from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.attention import attention_backend
 from service.model.transfer import PackedTables
 from tests.engine.test_golden import assert_golden
-from tests.engine.test_golden_triton import NAME, short
+from tests.engine.test_triton import NAME, short
 from tests.model.attention_world import Kind, Shape, World
 from tests.tiny import GOLDEN, tiny_checkpoint
 
@@ -58,8 +58,8 @@ class Plans:
     def __init__(self) -> None:
         self.loaded: list[Any] = []
 
-    def plan(self, places: Sequence[Any], width: int | None = None, rows: int | None = None) -> Any:
-        return rows, tuple(places)
+    def plan(self, rows_kv: Sequence[Any], width: int | None = None, rows: int | None = None) -> Any:
+        return rows, tuple(rows_kv)
 
     def capacity(self, work: Any, width: int | None) -> Any:
         return work[0], width
@@ -136,7 +136,7 @@ class TestBookkeeping:
         assert torch.equal(other, doubled(inputs(4), None) + 0.5)
         assert capture.captured == 5
 
-    def test_what_cannot_be_captured_runs_without_graphs(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_forward_that_cannot_be_captured_runs_without_a_graph(self, caplog: pytest.LogCaptureFixture) -> None:
         def capture(function: Callable[[], Tensor]) -> Any:
             raise CaptureFailed("not allowed in a graph")
 
@@ -201,12 +201,12 @@ def test_rows_that_fill_up_change_nothing_and_write_nowhere(device: str, width: 
         out = static(1, *padded)[: len(taken)]
         wanted = torch.stack([row.wanted for row in taken])
         torch.testing.assert_close(out.double().cpu(), wanted, rtol=0, atol=2e-6)
-    own = [row.pages[row.index] for row in rows if row.writes_kv]
-    others = [page for page in range(world.cache.keys.shape[1]) if page not in own]
+    written = [row.pages[row.index] for row in rows if row.writes_kv]
+    unwritten = [page for page in range(world.cache.keys.shape[1]) if page not in written]
     for cache, old in zip((world.cache.keys, world.cache.values), before, strict=True):
-        assert torch.equal(cache[:, others].nan_to_num(7.0), old[:, others].nan_to_num(7.0))
+        assert torch.equal(cache[:, unwritten].nan_to_num(7.0), old[:, unwritten].nan_to_num(7.0))
         assert torch.equal(cache[0].nan_to_num(7.0), old[0].nan_to_num(7.0))
-        assert not cache[1, own].isnan().any()
+        assert not cache[1, written].isnan().any()
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -224,13 +224,13 @@ def test_golden_decodes_with_replayed_forwards(device: str, deterministic: bool)
     deps = EngineDeps(runner=runner)
     mode = "remask" if deterministic else "speculative"
     pairs = [pair for pair in short(tokens=6) if pair[0]["mode"] == mode]
-    done = Engine(checkpoint, limits, deps=deps).generate([one for _, one in pairs])
+    done = Engine(checkpoint, limits, deps=deps).generate([request for _, request in pairs])
     for (entry, _), completion in zip(pairs, done, strict=True):
         assert_golden(entry, completion)
     assert 0 < capture.captured < capture.replayed
 
 
-def test_who_wants_no_graphs_gets_none(device: str) -> None:
+def test_graphs_can_be_switched_off(device: str) -> None:
     def refuse(function: Callable[[], Tensor]) -> Any:
         raise AssertionError
 

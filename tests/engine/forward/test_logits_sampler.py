@@ -84,8 +84,8 @@ class TestNoise:
             wanted = [noise(seed, position, revealed, token) for token in range(200)]
             sampling = SamplingParams(temperature=1.0, seed=seed)
             reads = batch_of(read(sampling, position=position, revealed=revealed))
-            found = gumbel(torch.from_numpy(noise_keys(reads)), torch.arange(200))[0]
-            torch.testing.assert_close(found, torch.tensor(wanted), rtol=1e-4, atol=1e-5)
+            actual = gumbel(torch.from_numpy(noise_keys(reads)), torch.arange(200))[0]
+            torch.testing.assert_close(actual, torch.tensor(wanted), rtol=1e-4, atol=1e-5)
             tokens, _, _ = choose_tokens(torch.zeros(1, 200), reads, MASK)
             assert tokens.tolist() == [max(range(1, 200), key=wanted.__getitem__)]
 
@@ -107,8 +107,8 @@ class TestNoise:
         for value in range(50):
             at = values | {change: value}
             sampling = SamplingParams(temperature=1.0, seed=at["seed"])
-            one = read(sampling, position=at["position"], revealed=at["revealed"])
-            tokens.append(int(choose_tokens(torch.zeros(1, 1000), batch_of(one), MASK)[0]))
+            sampled = read(sampling, position=at["position"], revealed=at["revealed"])
+            tokens.append(int(choose_tokens(torch.zeros(1, 1000), batch_of(sampled), MASK)[0]))
         assert len(set(tokens)) > 40
 
     def test_positions_are_independent(self) -> None:
@@ -132,13 +132,13 @@ class TestDistribution:
     @pytest.mark.parametrize("seed", [0, 12345])
     def test_tokens_are_drawn_from_the_softmax(self, temperature: float, seed: int) -> None:
         counts = Counter(draws(self.LOGITS, 20_000, temperature=temperature, seed=seed))
-        kept = self.LOGITS[1:].div(temperature).softmax(-1).tolist()
-        assert chi_square(counts, dict(enumerate(kept, start=1))) < 27.9  # 99.9 %, 9 degrees
+        expected = self.LOGITS[1:].div(temperature).softmax(-1).tolist()
+        assert chi_square(counts, dict(enumerate(expected, start=1))) < 27.9  # 99.9 %, 9 degrees
 
     def test_tokens_are_drawn_from_the_filtered_softmax(self) -> None:
         counts = Counter(draws(self.LOGITS, 20_000, temperature=1.0, top_k=4))
-        kept = self.LOGITS[[1, 5, 7, 10]].softmax(-1).tolist()
-        assert chi_square(counts, dict(zip([1, 5, 7, 10], kept, strict=True))) < 16.3  # 99.9 %, 3 degrees
+        expected = self.LOGITS[[1, 5, 7, 10]].softmax(-1).tolist()
+        assert chi_square(counts, dict(zip([1, 5, 7, 10], expected, strict=True))) < 16.3  # 99.9 %, 3 degrees
 
     def test_noise_is_what_draws_differ_by(self) -> None:
         assert len(set(draws(torch.zeros(500), 100, temperature=1.0))) > 80
@@ -162,8 +162,8 @@ def test_top_k_and_top_p_leave_what_a_plain_implementation_leaves(
     best = sorted(probabilities, reverse=True)[: top_k or None]
     if any(abs(sum(other for other in best if other > p) / sum(best) - top_p) < 1e-5 for p in best):
         return  # rounding decides there
-    kept = plain_filter(probabilities, top_k, top_p)
-    allowed = {token for token, ok in enumerate(kept) if ok and token != MASK}
+    expected = plain_filter(probabilities, top_k, top_p)
+    allowed = {token for token, ok in enumerate(expected) if ok and token != MASK}
     drawn = set(draws(logits, 400, temperature=temperature, top_k=top_k, top_p=top_p))
     assert drawn <= allowed
     likely = {token for token in allowed if probabilities[token] / sum(probabilities[t] for t in allowed) > 0.05}
@@ -231,8 +231,8 @@ class TestChoose:
         kinds = [GREEDY, SamplingParams(0.7), SamplingParams(1.3, top_p=0.6), SamplingParams(1.0, top_k=4, seed=9)]
         reads = [read(kinds[i % 4], position=i, token=3 if i % 5 == 0 else None) for i in range(24)]
         tokens, confidences, _ = choose_tokens(logits.clone(), batch_of(*reads), MASK)
-        for i, one in enumerate(reads):
-            token, confidence, _ = choose_tokens(logits[i : i + 1].clone(), batch_of(one), MASK)
+        for i, sampled in enumerate(reads):
+            token, confidence, _ = choose_tokens(logits[i : i + 1].clone(), batch_of(sampled), MASK)
             assert (int(token), float(confidence)) == (int(tokens[i]), float(confidences[i]))
 
     def test_bfloat16_logits_are_read_in_float32(self) -> None:
@@ -268,5 +268,7 @@ def test_the_least_top_p_leaves_the_likeliest_token_and_never_the_mask(top_p: fl
     logits, mask = torch.randn(20, 50), 0
     logits[:, mask] = 9.0
     sampling = SamplingParams(temperature, top_p, seed=3)
-    tokens, _, _ = choose_tokens(logits.clone(), batch_of(*(Position(sampling, place) for place in range(20))), mask)
+    tokens, _, _ = choose_tokens(
+        logits.clone(), batch_of(*(Position(sampling, position) for position in range(20))), mask
+    )
     assert tokens.tolist() == (logits[:, 1:].argmax(-1) + 1).tolist()

@@ -64,14 +64,8 @@ def penalized(row: Row) -> Row:
     return row._replace(adjustments=LogitAdjuster(request, 0).adjustments(row.state, None))
 
 
-@pytest.mark.parametrize("attention", ["eager", "triton"])
 @pytest.mark.parametrize("grouping", [None, FixedShapes(3, 4)], ids=["together", "deterministic"])
-def test_a_pass_waits_once(
-    attention: str, grouping: BatchPartition | None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    if attention == "triton":
-        request.getfixturevalue("triton_device")
-        monkeypatch.setattr("service.model.triton_support.use_triton", lambda *_: True)
+def test_a_pass_waits_once(attention: str, grouping: BatchPartition | None, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = tiny_checkpoint(dtype=torch.float32)
     runner = CheckpointRunner(checkpoint, 8, grouping, 8, ExecutionConfig(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
@@ -94,13 +88,9 @@ def test_a_pass_waits_once(
     assert (watch.waited, len(copies)) == ([], 1)
 
 
-@pytest.mark.parametrize("attention", ["eager", "triton"])
 def test_log_probabilities_that_are_asked_for_come_in_one_more_copy(
-    attention: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if attention == "triton":
-        request.getfixturevalue("triton_device")
-        monkeypatch.setattr("service.model.triton_support.use_triton", lambda *_: True)
     runner = CheckpointRunner(tiny_checkpoint(dtype=torch.float32), 8, None, 8, ExecutionConfig(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
     rows = [
@@ -112,7 +102,7 @@ def test_log_probabilities_that_are_asked_for_come_in_one_more_copy(
     with Watch() as watch:
         first, second, third = runner.begin("backbone", rows)()
     assert (watch.waited, len(copies)) == ([], 2)
-    known = [[pick.logprobs for pick in reading.picks] for reading in (first, second, third)]
-    assert [(len(one.top), len(one.by_id)) for one in known[0] if one] == [(4, 2)] * 3
-    assert [(len(one.top), len(one.by_id)) for one in known[1] if one] == [(0, 1)] * 3
-    assert known[2] == [None] * 3
+    collected = [[pick.logprobs for pick in reading.picks] for reading in (first, second, third)]
+    assert [(len(logprobs.top), len(logprobs.by_id)) for logprobs in collected[0] if logprobs] == [(4, 2)] * 3
+    assert [(len(logprobs.top), len(logprobs.by_id)) for logprobs in collected[1] if logprobs] == [(0, 1)] * 3
+    assert collected[2] == [None] * 3

@@ -11,15 +11,15 @@ import torch
 from service.decode.block import Block
 from service.decode.modes import Direct, Speculative
 from service.decode.policy import Prediction
-from service.engine import AsyncEngine, BlockEvent, Engine
+from service.engine import BlockEvent, Engine
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner, OomBackoff, done
 from service.errors import EngineFailed, OutOfMemory
 from service.model import Checkpoint
-from tests.engine.helpers import events_of, random_requests, request
+from tests.async_engine import AsyncEngine
+from tests.engine.helpers import events_of, random_requests, request_of
 from tests.predictions import prediction_of
-from tests.runners import Around, engine_over
-from tests.tiny import tiny_checkpoint
+from tests.runners import RunnerWrapper, engine_over
 
 PROMPT = (5, 6, 7, 8, 9, 10)
 CPU_MESSAGE = (
@@ -30,12 +30,7 @@ CPU_MESSAGE = (
 Fits = Callable[[Sequence[Row]], bool]
 
 
-@pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    return tiny_checkpoint(1)
-
-
-class ScarceRunner(Around):
+class ScarceRunner(RunnerWrapper):
     """Does what CheckpointRunner does for rows that fit and raises for others; counts the forwards that did not fit."""
 
     def __init__(self, runner: CheckpointRunner, evaluates: Fits | None = None, refines: Fits | None = None) -> None:
@@ -112,7 +107,7 @@ class TestRowsThatFit:
 
         assert read(OomBackoff(), forward, [self.row(0)]) == [None]
 
-    def test_what_fitted_is_remembered_and_twice_as_much_is_tried_later(self) -> None:
+    def test_the_limit_of_rows_is_remembered_and_doubled_later(self) -> None:
         room, tried, backoff = 10, [], OomBackoff()
 
         def forward(rows: Sequence[Row]) -> list[Prediction]:
@@ -130,7 +125,7 @@ class TestRowsThatFit:
         assert step()[:4] == [64, 32, 16, 8]
         assert [step() for _ in range(3)] == [[8] * 8] * 3
         failures = [sum(rows > room for rows in step()) for _ in range(200)]
-        assert 1 <= sum(failures) <= 12  # each failed doubling waits twice as long as the one before
+        assert 1 <= sum(failures) <= 12  # rarely
         room = 1000
         for _ in range(700):
             last = step()
@@ -168,7 +163,7 @@ class TestRowsThatFit:
         alive: list[int] = []
         held = 0
 
-        class Held:
+        class TensorDouble:
             def __init__(self) -> None:
                 nonlocal held
                 held += 1
@@ -179,10 +174,10 @@ class TestRowsThatFit:
 
         def forward(rows: Sequence[Row]) -> list[Prediction]:
             alive.append(held)
-            kept = Held()
+            tensor = TensorDouble()
             if len(rows) > 1:
                 raise torch.OutOfMemoryError
-            return [prediction_of((), handle=type(kept))] * len(rows)
+            return [prediction_of((), handle=type(tensor))] * len(rows)
 
         read(OomBackoff(), forward, [self.row(0), self.row(1)])
         assert alive == [0, 0, 0]
@@ -198,10 +193,12 @@ class TestEngine:
         assert engine.state().kv_pages_used == 0
 
     @pytest.mark.parametrize("forward", ["evaluate", "refine"])
-    def test_who_never_fits_ends_with_an_error_and_the_others_go_on(self, checkpoint: Checkpoint, forward: str) -> None:
+    def test_a_request_that_never_fits_ends_with_an_error_and_others_continue(
+        self, checkpoint: Checkpoint, forward: str
+    ) -> None:
         """What never fits: rows from the sixth block on. Every mode, all in one batch."""
-        requests = [request(f"short {n}", PROMPT, Speculative(1 + n % 4), tokens=10) for n in range(4)]
-        requests += [request(f"long {n}", PROMPT, Direct(1 + n), tokens=40) for n in range(2)]
+        requests = [request_of(f"short {n}", PROMPT, Speculative(1 + n % 4), tokens=10) for n in range(4)]
+        requests += [request_of(f"long {n}", PROMPT, Direct(1 + n), tokens=40) for n in range(2)]
         wanted = {done.request_id: done.token_ids for done in Engine(checkpoint).generate(requests)}
 
         def fits(rows: Sequence[Row]) -> bool:
@@ -209,17 +206,17 @@ class TestEngine:
 
         engine, _ = scarce(checkpoint, **{f"{forward}s": fits})
         events = events_of(engine, requests)
-        for one in requests:
-            last = events[one.request_id][-1]
-            if one.request_id.startswith("short"):
-                assert tokens(events[one.request_id]) == wanted[one.request_id]
+        for request in requests:
+            last = events[request.request_id][-1]
+            if request.request_id.startswith("short"):
+                assert tokens(events[request.request_id]) == wanted[request.request_id]
                 assert last.error is None
             else:
                 assert isinstance(last.error, OutOfMemory)
                 assert (last.error.status, last.error.retry_after, last.finish_reason) == (503, 1.0, "abort")
-                sent = tokens(events[one.request_id])
+                sent = tokens(events[request.request_id])
                 assert 0 < len(sent) < 40
-                assert sent == wanted[one.request_id][: len(sent)]
+                assert sent == wanted[request.request_id][: len(sent)]
         assert engine.state().kv_pages_used == engine.state().num_running == 0
 
     def test_later_requests_are_right(self, checkpoint: Checkpoint) -> None:
@@ -232,7 +229,7 @@ class TestEngine:
             return rng.random() < 0.7
 
         engine, runner = scarce(checkpoint, often, often, kv_cache_tokens=40, max_rows=16)
-        failed = [one for one in events_of(engine, requests).values() if one[-1].error]
+        failed = [events for events in events_of(engine, requests).values() if events[-1].error]
         assert 0 < len(failed) < 12
         runner.evaluates = runner.refines = None
         assert [done.token_ids for done in engine.generate(requests)] == [done.token_ids for done in wanted]
@@ -241,7 +238,7 @@ class TestEngine:
     def test_generate_raises_it_when_all_have_ended(self, checkpoint: Checkpoint) -> None:
         engine, _ = scarce(checkpoint, lambda rows: rows[0].index < 3)
         with pytest.raises(OutOfMemory, match="ran out of memory in a step of this request"):
-            engine.generate([request("x", PROMPT, tokens=20), request("y", PROMPT, tokens=4)])
+            engine.generate([request_of("x", PROMPT, tokens=20), request_of("y", PROMPT, tokens=4)])
         assert not engine.has_work
 
 
@@ -251,15 +248,15 @@ class TestWorker:
         worker = AsyncEngine(engine)
         worker.start()
         try:
-            stream = worker.generate(request("x", PROMPT, tokens=40))
+            stream = worker.generate(request_of("x", PROMPT, tokens=40))
             seen = [await anext(stream), await anext(stream)]
             with pytest.raises(OutOfMemory):
                 await anext(stream)
-            wanted = Engine(checkpoint).generate([request("x", PROMPT, tokens=40)])[0].token_ids
+            wanted = Engine(checkpoint).generate([request_of("x", PROMPT, tokens=40)])[0].token_ids
             assert tokens(seen) == wanted[: 3 * 4 - len(PROMPT)]
             assert worker.failure is None
             runner.evaluates = None
-            again = [event async for event in worker.generate(request("x", PROMPT, tokens=40))]
+            again = [event async for event in worker.generate(request_of("x", PROMPT, tokens=40))]
             assert tokens(again) == wanted
         finally:
             worker.stop()
@@ -269,6 +266,6 @@ class TestWorker:
         worker = AsyncEngine(engine)
         worker.start()
         with pytest.raises(EngineFailed, match="ZeroDivisionError"):
-            await anext(worker.generate(request("x", PROMPT)))
+            await anext(worker.generate(request_of("x", PROMPT)))
         assert str(worker.failure).startswith("ZeroDivisionError in tests.engine.forward.test_oom_backoff, line ")
         worker.stop()

@@ -21,32 +21,32 @@ def row(tokens: tuple[int, ...], index: int = 0, *, seed: int = 0, rescore: tupl
     return Row(Block(tokens), index, (), writes_kv=False, sampling=SamplingParams(0.7, seed=seed), rescore=rescore)
 
 
-def said(reads: SamplingBatch) -> list[tuple[int, int, int]]:
+def entries(reads: SamplingBatch) -> list[tuple[int, int, int]]:
     return list(zip(reads.row.tolist(), reads.position.tolist(), reads.token.tolist(), strict=True))
 
 
 def test_masked_positions_come_in_order_and_judged_ones_behind_all_of_them() -> None:
     stored = Row(Block((1, 2, 3)), 0, (), writes_kv=True)
     reads = SamplingBatch.from_rows([row((7, M, 8), rescore=(2, 0)), stored, row((M, 9, M), 4, rescore=(1,))], 3)
-    assert said(reads) == [(0, 1, -1), (2, 0, -1), (2, 2, -1), (0, 2, 8), (0, 0, 7), (2, 1, 9)]
+    assert entries(reads) == [(0, 1, -1), (2, 0, -1), (2, 2, -1), (0, 2, 8), (0, 0, 7), (2, 1, 9)]
     assert reads.flat.tolist() == [1, 6, 8, 2, 0, 7]
     assert reads.absolute_position.tolist() == [1, 12, 14, 2, 0, 13]
     assert reads.leftmost().tolist() == [True, True, False, False, False, False]
-    assert said(reads.select(np.array([4, 1]))) == [(0, 0, 7), (2, 0, -1)]
+    assert entries(reads.select(np.array([4, 1]))) == [(0, 0, 7), (2, 0, -1)]
 
 
 def test_rows_that_are_not_read_have_no_reads() -> None:
-    assert said(SamplingBatch.from_rows([Row(Block((1, M)), 0, (), writes_kv=True)], 2)) == []
-    assert said(SamplingBatch.from_rows([row((1, 2))], 2)) == []
+    assert entries(SamplingBatch.from_rows([Row(Block((1, M)), 0, (), writes_kv=True)], 2)) == []
+    assert entries(SamplingBatch.from_rows([row((1, 2))], 2)) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=8))
-def test_the_noise_of_a_position_does_not_depend_on_who_is_beside_it(asked: list[tuple[int, int, int]]) -> None:
-    rows = [row((5,) * revealed + (M,) * (4 - revealed), index, seed=seed) for seed, revealed, index in asked]
+def test_the_noise_of_a_position_does_not_depend_on_who_is_beside_it(drawn: list[tuple[int, int, int]]) -> None:
+    rows = [row((5,) * revealed + (M,) * (4 - revealed), index, seed=seed) for seed, revealed, index in drawn]
     together = SamplingBatch.from_rows(rows, 4)
     keys = noise_keys(together)
-    for number, one in enumerate(rows):
-        assert np.array_equal(keys[together.row == number], noise_keys(SamplingBatch.from_rows([one], 4)))
+    for number, lone_row in enumerate(rows):
+        assert np.array_equal(keys[together.row == number], noise_keys(SamplingBatch.from_rows([lone_row], 4)))
 
 
 def test_noise_differs_by_seed_position_and_progress() -> None:

@@ -52,24 +52,26 @@ drawn = (
 
 @settings(max_examples=8)
 @given(*drawn)
-def test_token_confidence_and_entropy(device: str, width: int, dtype: torch.dtype, asked, part: int, seed: int) -> None:
-    assert_as_torch(device, width, dtype, asked, part, seed)
+def test_token_confidence_and_entropy(
+    device: str, width: int, dtype: torch.dtype, positions, part: int, seed: int
+) -> None:
+    assert_as_torch(device, width, dtype, positions, part, seed)
 
 
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(*drawn)
 def test_many_tokens_confidences_and_entropies(
-    device: str, width: int, dtype: torch.dtype, asked, part: int, seed: int
+    device: str, width: int, dtype: torch.dtype, positions, part: int, seed: int
 ) -> None:
-    assert_as_torch(device, width, dtype, asked, part, seed)
+    assert_as_torch(device, width, dtype, positions, part, seed)
 
 
 def assert_as_torch(
-    device: str, width: int, dtype: torch.dtype, asked: list[tuple[SamplingParams, bool]], part: int, seed: int
+    device: str, width: int, dtype: torch.dtype, positions: list[tuple[SamplingParams, bool]], part: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    made = 4 * torch.randn(len(asked), width + 3, generator=generator)
+    made = 4 * torch.randn(len(positions), width + 3, generator=generator)
     logits = made.to(dtype).to(device)[:, :width]  # a row does not begin where the last one ends
     mask = seed % width
     logits[:, mask] = 20.0  # the likeliest, and never chosen
@@ -79,16 +81,16 @@ def assert_as_torch(
 
     reads = batch_of(*(
         Position(sampling, 7 * number, number % 3, other(number) if judged else None)
-        for number, (sampling, judged) in enumerate(asked)
+        for number, (sampling, judged) in enumerate(positions)
     ))  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logits_sampler, "_KERNEL_PART", part)
-        found, weights = sample_by(TritonLogitsSampler(mask), logits, reads)
+        sampled, weights = sample_by(TritonLogitsSampler(mask), logits, reads)
     wanted, _ = sample_by(TorchLogitsSampler(mask), logits.clone(), reads)
-    assert found[:, 0].tolist() == wanted[:, 0].tolist()
-    torch.testing.assert_close(found[:, 1], wanted[:, 1], rtol=2e-5, atol=1e-7)
-    torch.testing.assert_close(found[:, 2], wanted[:, 2], rtol=2e-5, atol=2e-5)
-    torch.testing.assert_close(found[:, 3], wanted[:, 3], rtol=2e-5, atol=2e-5)
+    assert sampled[:, 0].tolist() == wanted[:, 0].tolist()
+    torch.testing.assert_close(sampled[:, 1], wanted[:, 1], rtol=2e-5, atol=1e-7)
+    torch.testing.assert_close(sampled[:, 2], wanted[:, 2], rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(sampled[:, 3], wanted[:, 3], rtol=2e-5, atol=2e-5)
     assert weights is not None
     torch.testing.assert_close(weights, rule_logits(logits.float(), reads).logsumexp(-1), rtol=1e-6, atol=1e-6)
 
@@ -162,8 +164,8 @@ def test_noise_in_float32_is_as_exact_as_torchs_for_every_share(device: str) -> 
 def test_of_equal_logits_the_first_token_is_chosen(device: str) -> None:
     logits = torch.zeros(2, 300, device=device)
     logits[1, [40, 200, 7]] = 1.0
-    found, _ = sample_by(TritonLogitsSampler(0), logits, batch_of(Position(), Position()))
-    assert found[:, 0].tolist() == [1, 7]
+    sampled, _ = sample_by(TritonLogitsSampler(0), logits, batch_of(Position(), Position()))
+    assert sampled[:, 0].tolist() == [1, 7]
 
 
 def test_min_p_counts_from_the_likeliest_token_that_may_be_chosen(device: str) -> None:
@@ -172,10 +174,10 @@ def test_min_p_counts_from_the_likeliest_token_that_may_be_chosen(device: str) -
     logits[:, 0], logits[:, 4], logits[:, 250] = 20.0, 1.0, 0.9
     sampling = [SamplingParams(1.5, seed=seed, min_p=0.5) for seed in range(100)]
     batch = batch_of(*(Position(params) for params in (*sampling, *[structs.replace(p, min_p=0.0) for p in sampling])))
-    found, _ = sample_by(TritonLogitsSampler(0), logits, batch)
-    assert set(found[:100, 0].tolist()) == {4, 250}
-    assert len(set(found[100:, 0].tolist())) > 40
-    assert found[:, 0].tolist() == choose_tokens(logits.clone(), batch, 0)[0].tolist()
+    sampled, _ = sample_by(TritonLogitsSampler(0), logits, batch)
+    assert set(sampled[:100, 0].tolist()) == {4, 250}
+    assert len(set(sampled[100:, 0].tolist())) > 40
+    assert sampled[:, 0].tolist() == choose_tokens(logits.clone(), batch, 0)[0].tolist()
 
 
 def test_a_token_that_is_sure_has_confidence_one_and_entropy_zero(device: str) -> None:
@@ -183,7 +185,7 @@ def test_a_token_that_is_sure_has_confidence_one_and_entropy_zero(device: str) -
     logits[0, 4] = 80.0
     for temperature in (0.0, 1e-9, 1.0):
         reads = batch_of(Position(SamplingParams(temperature, seed=1)))
-        found, _ = sample_by(TritonLogitsSampler(0), logits.clone(), reads)
-        assert found[0].tolist() == pytest.approx([4, 1, 0, 0], abs=1e-12)
+        sampled, _ = sample_by(TritonLogitsSampler(0), logits.clone(), reads)
+        assert sampled[0].tolist() == pytest.approx([4, 1, 0, 0], abs=1e-12)
         assert choose_tokens(logits.clone(), reads, 0)[1].item() == 1
         assert entropies(logits.clone(), reads).item() == pytest.approx(0, abs=1e-12)

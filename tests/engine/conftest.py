@@ -1,0 +1,24 @@
+"""Fixtures of the engine's tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.model import Checkpoint
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> Checkpoint:
+    """A tiny checkpoint, whose weights no test changes."""
+    return tiny_checkpoint(1)
+
+
+@pytest.fixture(params=["eager", "triton"])
+def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An attention backend's name. With `triton`, all of Triton's kernels are used."""
+    if request.param == "triton":
+        request.getfixturevalue("triton_device")
+        monkeypatch.setattr("service.model.triton_support.use_triton", lambda *_: True)
+    name: str = request.param
+    return name
