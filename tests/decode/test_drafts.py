@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import Canvas, DraftBudget
-from service.decode.drafts import FRESH, STALE, BestFirstSearch, Drafts, Node, can_pay, most_likely, tree
+from service.decode.drafts import FRESH, STALE, BestFirstSearch, Drafts, Node, most_likely, tree, worth_drafting
 from service.decode.policy import Prediction, Refine
 from service.decode.rules import ConfidenceAbove, TopConfidence
 from tests.decode.oracle import Says, masked_block
@@ -98,9 +98,9 @@ def test_with_two_picks_left_the_bound_is_the_likelihood() -> None:
 
 def test_a_rule_of_one_token_cannot_pay_where_a_row_costs_a_token() -> None:
     budgets = [DraftBudget(0.99, 4), DraftBudget(1.0, 4), DraftBudget(0.5, 0)]
-    assert [can_pay(TopConfidence(1), budget) for budget in budgets] == [True, False, False]
+    assert [worth_drafting(TopConfidence(1), budget) for budget in budgets] == [True, False, False]
     for rule in (TopConfidence(2), ConfidenceAbove(0.9)):
-        assert [can_pay(rule, budget) for budget in budgets] == [True, True, False]
+        assert [worth_drafting(rule, budget) for budget in budgets] == [True, True, False]
 
 
 def test_nothing_is_asked_of_mrp_where_no_state_can_follow() -> None:

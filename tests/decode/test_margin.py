@@ -12,7 +12,7 @@ from service.decode.canvas import BlockGrammar, Canvas, DraftBudget
 from service.decode.drafts import Draft
 from service.decode.mode import RuleMode
 from service.decode.modes import Dynamic, Entropy, Sequential, Speculative, Static
-from service.decode.modes.speculative import MarginAcceptance
+from service.decode.modes.speculative import accept_within_margin
 from service.decode.registry import leaves_drafts_open, only_drafts
 from service.decode.rules import LeftToRight, TopConfidence
 from service.errors import InvalidRequest
@@ -38,7 +38,7 @@ def said(token: int, sure: float, second: int, chance: float, place: int = 0) ->
 def near(prediction: list[Pick], drafted: tuple[Pick, ...], margin: float, rule: object = ONE) -> tuple[Pick, ...]:
     """What is picked at a masked block, beside one drafted step."""
     block = masked_block(len(prediction))
-    choose = MarginAcceptance(Canvas(block), rule, {block.reveal(drafted): Draft(1, drafted)}, margin)  # type: ignore[arg-type]
+    choose = accept_within_margin(Canvas(block), rule, {block.reveal(drafted): Draft(1, drafted)}, margin)  # type: ignore[arg-type]
     return choose(prediction_of(tuple(prediction)), block)
 
 
@@ -118,7 +118,7 @@ class TestPlaces:
     def test_what_is_revealed_already_is_not_a_step(self) -> None:
         block, drafted = Block((10, M)), (Pick(0, 10, 0.9), Pick(1, 12, 0.9))
         prediction = prediction_of((said(11, 0.5, 12, 0.49, 1),))
-        choose = MarginAcceptance(Canvas(block), ONE, {block.reveal(drafted): Draft(1, drafted)}, 0.5)
+        choose = accept_within_margin(Canvas(block), ONE, {block.reveal(drafted): Draft(1, drafted)}, 0.5)
         assert choose(prediction, block)[0].token == 11
 
     def test_the_rules_own_step_comes_first_and_then_the_likeliest_draft(self) -> None:
@@ -130,7 +130,7 @@ class TestPlaces:
             ((other, (Pick(0, 7, 1.0),)), (0, 7)),
         ):
             named = {block.reveal(one): Draft(number, one) for number, one in enumerate(drafts, 1)}
-            choose = MarginAcceptance(Canvas(block), TopConfidence(1), named, 0.5)
+            choose = accept_within_margin(Canvas(block), TopConfidence(1), named, 0.5)
             assert choose(prediction, block)[0][:2] == place
 
 
@@ -159,15 +159,19 @@ def test_a_near_draft_that_the_grammar_refuses_is_not_accepted() -> None:
     for drafted, tokens in (((6, 8), (6, 8)), ((6, 9), (4,)), ((6,), (6,)), ((4, 9), (4,))):
         step = tuple(Pick(place, token, 0.9) for place, token in enumerate(drafted))
         canvas = Canvas(block, grammar=BlockGrammar(Even(), 0))
-        choose = MarginAcceptance(canvas, ONE, {block.reveal(step): Draft(1, step)}, 0.5)
+        choose = accept_within_margin(canvas, ONE, {block.reveal(step): Draft(1, step)}, 0.5)
         assert tuple(pick.token for pick in choose(prediction, block)) == tokens
 
 
 def test_with_a_grammar_a_step_begins_at_the_leftmost_position() -> None:
     block, step = masked_block(2), (Pick(1, 8, 0.9),)
     prediction = prediction_of((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
-    choose = MarginAcceptance(
-        Canvas(block, grammar=BlockGrammar(Even(), 0)), ONE, {block.reveal(step): Draft(1, step)}, 0.5
+    choose = partial(
+        accept_within_margin,
+        Canvas(block, grammar=BlockGrammar(Even(), 0)),
+        ONE,
+        {block.reveal(step): Draft(1, step)},
+        0.5,
     )
     assert choose(prediction, block)[0][:2] == (0, 4)
 
