@@ -38,7 +38,7 @@ class Owner:
 NOBODY: Final = Owner()
 
 
-class Lead(Data, frozen=True):
+class Preamble(Data, frozen=True):
     """A text before the constrained text, such as reasoning: from `begin` to `end`, then `gap`.
 
     `in_prompt`: whether the prompt has its beginning, so that it is required. Else it is optional.
@@ -75,19 +75,14 @@ class ToolCallForm:
 
 
 class Constraint(Data, frozen=True):
-    """A constraint on a whole answer. `source`: a schema, tags or a list of texts as JSON, a pattern, a grammar.
-
-    `param`: the field of the request, which errors name. `lead`: the text before the constrained text. `content`: the
-    constraint on an answer without calls, for the kind `calls`. `ignored`: the ignored keywords with the field of
-    their schema, such as `tools.function.parameters.uniqueItems`.
-    """
+    """A constraint on a whole answer."""
 
     kind: ConstraintKind
-    source: Private[str]
-    param: str
-    lead: Lead | None = None
-    content: Constraint | None = None
-    ignored: tuple[str, ...] = ()
+    source: Private[str]  # a schema, tags or a list of texts as JSON, a pattern, a grammar
+    param: str  # the field of the request, which errors name
+    preamble: Preamble | None = None  # the text before the constrained text
+    content: Constraint | None = None  # for the kind `calls`: the constraint on an answer without calls
+    ignored: tuple[str, ...] = ()  # ignored keywords with their schema's field: `tools.function.parameters.uniqueItems`
 
     @classmethod
     def json(cls, schema: Mapping[str, Any] | bool | None, param: str, *, strict: bool = True) -> Constraint:

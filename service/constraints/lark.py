@@ -1,4 +1,4 @@
-"""Writes grammars in llguidance's form of Lark: tool calls, structural tags, and the lead before an answer.
+"""Writes grammars in llguidance's form of Lark: tool calls, structural tags, and the preamble before an answer.
 
 Marks of tool calls such as `<tool_call>` may be single tokens. They are then written as tokens, and their spelling in
 other tokens is not allowed in free text. So a mark in the answer's text is always the token.
@@ -16,15 +16,17 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from service.constraints.checks import check_grammar
-from service.constraints.constraint import Constraint, Lead
+from service.constraints.constraint import Constraint, Preamble
 from service.constraints.structural_tags import GrammarWriter, TagRules
 
-#: JSON on one line, as `json.dumps` writes it. So the grammar forces most tokens, and no answer is white space.
+#: JSON on one line, as `json.dumps` writes it. So the grammar forces most tokens, and no answer is white space. `oneOf`
+#: is obeyed as `anyOf`: the library has no other form.
 JSON_OPTIONS: Final[Any] = {
     "item_separator": ", ",
     "key_separator": ": ",
     "whitespace_flexible": False,
     "lenient": False,
+    "coerce_one_of": True,
 }
 
 #: text -> token
@@ -44,8 +46,8 @@ def calls_grammar(constraint: Constraint, content: str | None, marks: TokenMarks
     opening, between, closing = source["texts"]
     more = f" ({_literal(between, marks)} call)*" if source["parallel"] else ""
     calls = f"call{more} {_literal(closing, marks)}"
-    lead = constraint.lead
-    unlike = () if lead is None or lead.in_prompt else (lead.begin,)
+    preamble = constraint.preamble
+    unlike = () if preamble is None or preamble.in_prompt else (preamble.begin,)
     start, parts = _literal(opening, marks), []
     if content is not None:
         start, parts = f"@content | {start} calls", _with_name("content", content)
@@ -84,13 +86,13 @@ def tags_grammar(form: Mapping[str, Any], marks: TokenMarks) -> str:
     return _joined(text, parts)
 
 
-def with_lead(lead: Lead, grammar: str, marks: TokenMarks) -> str:
-    """The grammar with a lead before it."""
-    up_to = f"THOUGHT {_literal(lead.end, marks)}" if lead.end in marks else "THOUGHT"
-    text = _free((lead.end,), ()) if lead.end in marks else _ending(lead.end)
-    begin = "" if lead.in_prompt else _literal(lead.begin, marks)
-    start = "lead @answer" if lead.in_prompt else "lead @answer | @answer"
-    rules = [f"start: {start}", f"lead: {begin} {up_to} {_literal(lead.gap, marks)}", f"THOUGHT: {text}"]
+def with_preamble(preamble: Preamble, grammar: str, marks: TokenMarks) -> str:
+    """The grammar with a preamble before it."""
+    up_to = f"THOUGHT {_literal(preamble.end, marks)}" if preamble.end in marks else "THOUGHT"
+    text = _free((preamble.end,), ()) if preamble.end in marks else _ending(preamble.end)
+    begin = "" if preamble.in_prompt else _literal(preamble.begin, marks)
+    start = "preamble @answer" if preamble.in_prompt else "preamble @answer | @answer"
+    rules = [f"start: {start}", f"preamble: {begin} {up_to} {_literal(preamble.gap, marks)}", f"THOUGHT: {text}"]
     return _joined("\n".join(rules), _with_name("answer", grammar))
 
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from service.constraints.constraint import CallTexts, Constraint, Lead, ToolCallForm
+from service.constraints.constraint import CallTexts, Constraint, Preamble, ToolCallForm
 from service.constraints.grammars import compile_grammar
 from service.constraints.matcher import GuidanceGrammar
 from service.constraints.vocabulary import TokenVocabulary
@@ -24,8 +24,8 @@ from tests.constraints.walks import text_of, walk
 from tests.gateway import chatting
 
 FORMAT = TOOL_FORMATS["qwen3"]
-LEAD = Lead("<think>", "</think>", "\n\n")
-BEGUN = replace(LEAD, in_prompt=True)
+THINK = Preamble("<think>", "</think>", "\n\n")
+BEGUN = replace(THINK, in_prompt=True)
 ADD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 CALL = FORMAT.written(("add", '{"a": 12}'))
 BOTH = FORMAT.written(("add", '{"a": 12}'), ("none", "{}"))
@@ -43,7 +43,7 @@ def vocabulary(marked: bool) -> TokenVocabulary:
 
 
 def calls(
-    *tools: Tool, required: bool = False, parallel: bool = True, lead: Lead | None = None, content: Any = None
+    *tools: Tool, required: bool = False, parallel: bool = True, preamble: Preamble | None = None, content: Any = None
 ) -> Constraint:
     forms = [
         ToolCallForm(tool.name, FORMAT.head(tool.name), tool.schema, FORMAT.tail, tool.param, tool.strict)
@@ -51,7 +51,7 @@ def calls(
     ]
     texts = CallTexts(FORMAT.opening, FORMAT.between, FORMAT.closing)
     made = Constraint.calls(texts, forms, required=required, parallel=parallel, content=content)
-    return replace(made, lead=lead)
+    return replace(made, preamble=preamble)
 
 
 TOOLS = (Tool("add", None, ADD), Tool("none"))
@@ -83,19 +83,27 @@ BAD = [
         (calls(*TOOLS, parallel=False), ["", "hi <tool_call", CALL, "hi\n" + CALL], [*BAD, BOTH]),
         (calls(*TOOLS, required=True), [CALL, BOTH], [*BAD, "", "hi\n" + CALL, THOUGHT]),
         (calls(*TOOLS, required=True, parallel=False), [CALL], [*BAD, BOTH]),
-        (calls(*TOOLS, required=True, lead=LEAD), [CALL, BOTH, THOUGHT], [*BAD, "hi" + CALL, "<think>a</think>\n\n"]),
         (
-            calls(*TOOLS, lead=LEAD),
+            calls(*TOOLS, required=True, preamble=THINK),
+            [CALL, BOTH, THOUGHT],
+            [*BAD, "hi" + CALL, "<think>a</think>\n\n"],
+        ),
+        (
+            calls(*TOOLS, preamble=THINK),
             ["", "hi <tool_call", CALL, "hi\n" + CALL, BOTH, THOUGHT, "<think></think>\n\nhi"],
             [*BAD, "<think>a", "<think>a</think>", f"<think>{CALL}", " <think>a"],
         ),
-        (calls(*TOOLS, lead=BEGUN), [THOUGHT[8:], "b</think>\n\n"], ["", "hi"]),
+        (calls(*TOOLS, preamble=BEGUN), [THOUGHT[8:], "b</think>\n\n"], ["", "hi"]),
         (calls(*TOOLS, content=JSON), ['{"x": 1}', CALL, BOTH], [*BAD, "", "hi", '{"x": 1}' + CALL]),
-        (calls(*TOOLS, content=JSON, lead=LEAD), ['{"x": 1}', CALL, THOUGHT], [*BAD, "<think>a</think>\n\nhi"]),
-        (replace(JSON, lead=LEAD), ['{"x": 1}', '<think></think>\n\n{"x": 1}'], ["", THOUGHT, CALL]),
-        (replace(Constraint.choice(["hi"]), lead=BEGUN), ["b</think>\n\nhi"], ["hi", "<think>hi"]),
-        (replace(Constraint.regex("h[i/]"), lead=LEAD), ["h/", "<think>b</think>\n\nhi"], ["h", "<think>hi"]),
-        (replace(Constraint.grammar('start: "h" x\nx: "i"'), lead=LEAD), ["hi", "<think>b</think>\n\nhi"], ["h", ""]),
+        (calls(*TOOLS, content=JSON, preamble=THINK), ['{"x": 1}', CALL, THOUGHT], [*BAD, "<think>a</think>\n\nhi"]),
+        (replace(JSON, preamble=THINK), ['{"x": 1}', '<think></think>\n\n{"x": 1}'], ["", THOUGHT, CALL]),
+        (replace(Constraint.choice(["hi"]), preamble=BEGUN), ["b</think>\n\nhi"], ["hi", "<think>hi"]),
+        (replace(Constraint.regex("h[i/]"), preamble=THINK), ["h/", "<think>b</think>\n\nhi"], ["h", "<think>hi"]),
+        (
+            replace(Constraint.grammar('start: "h" x\nx: "i"'), preamble=THINK),
+            ["hi", "<think>b</think>\n\nhi"],
+            ["h", ""],
+        ),
     ],
 )
 def test_what_is_allowed(constraint: Constraint, allowed: list[str], refused: list[str], marked: bool) -> None:
@@ -131,14 +139,14 @@ def test_schemas_hold_and_answers_are_read_back(marked: bool, rounds: int) -> No
             schemas[f"tool_{len(schemas)}"] = {
                 "type": "object", "properties": {"p": inner}, "required": ["p"], "additionalProperties": False,
             }  # fmt: skip
-        lead = (None, LEAD, BEGUN)[number % 3]
+        preamble = (None, THINK, BEGUN)[number % 3]
         required, parallel = number % 2 == 0, number % 4 < 2
         constraint = calls(
             *(Tool(name, None, schema) for name, schema in schemas.items()),
-            required=required, parallel=parallel, lead=lead,
+            required=required, parallel=parallel, preamble=preamble,
         )  # fmt: skip
         grammar = compile_grammar(constraint, vocabulary(marked))
-        reading = AnswerFormat("qwen3", "no" if lead is None else "begun" if lead.in_prompt else "may")
+        reading = AnswerFormat("qwen3", "no" if preamble is None else "begun" if preamble.in_prompt else "may")
         for _ in range(2):
             ids = walk(grammar, eos, rng, liked, 250)
             text = text_of(words, ids, eos)
@@ -199,10 +207,14 @@ def test_errors_are_told_as_if_each_part_stood_alone() -> None:
     wrong = Constraint.json({"items": {"minItems": "1"}}, "response_format")
     grammar = Constraint.grammar("start: b")
     for constraint, param, said in (
-        (calls(*TOOLS, content=wrong, lead=LEAD), "response_format", "at /items: Expected positive integer"),
-        (replace(wrong, lead=LEAD), "response_format", "at /items: Expected positive integer"),
-        (replace(grammar, lead=LEAD), "grammar", 'unknown name: "b"'),
-        (calls(Tool("x", None, WRONG, strict=True), lead=LEAD), "tools", "of 'x': at /properties/a/items: Expected"),
+        (calls(*TOOLS, content=wrong, preamble=THINK), "response_format", "at /items: Expected positive integer"),
+        (replace(wrong, preamble=THINK), "response_format", "at /items: Expected positive integer"),
+        (replace(grammar, preamble=THINK), "grammar", 'unknown name: "b"'),
+        (
+            calls(Tool("x", None, WRONG, strict=True), preamble=THINK),
+            "tools",
+            "of 'x': at /properties/a/items: Expected",
+        ),
     ):
         with pytest.raises(InvalidRequest) as caught:
             compile_grammar(constraint, vocabulary(True))

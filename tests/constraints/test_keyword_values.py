@@ -11,8 +11,7 @@ import pytest
 
 from service.constraints.constraint import CallTexts, Constraint, ToolCallForm
 from service.constraints.grammars import compile_grammar
-from service.constraints.json_schema import UNSUPPORTED, supported_schema
-from service.constraints.keyword_values import with_usable_values
+from service.constraints.json_schema import UNSUPPORTED, supported_schema, with_usable_values
 from service.constraints.matcher import GuidanceGrammar
 from service.errors import InvalidRequest
 from tests.constraints.checkpoints import DEMO, tokenizer, vocabulary

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.constraints.constraint import Constraint, Lead
+from service.constraints.constraint import Constraint, Preamble
 from service.constraints.grammars import compile_grammar
 from service.constraints.structural_tags import older_format
 from service.constraints.vocabulary import TokenVocabulary
@@ -100,7 +100,7 @@ def test_marks_are_tokens() -> None:
     assert takes(vocab, grammar, made.encode(text).ids)
     spelled = [made.token_to_id(letter) for letter in "<think>"]
     assert grammar.open().allowed((), tuple(spelled)) < len(spelled)
-    led = Constraint("tags", constraint.source, PARAM, lead=Lead("<think>", "</think>", "\n\n", in_prompt=True))
+    led = Constraint("tags", constraint.source, PARAM, preamble=Preamble("<think>", "</think>", "\n\n", in_prompt=True))
     assert takes(vocab, compile_grammar(led, vocab), made.encode("x</think>\n\nd").ids)
 
 

@@ -52,7 +52,7 @@ class DemoCodec:
     def chat_pieces(
         self, messages: Sequence[Mapping[str, str]], *, answer: bool = True
     ) -> list[tuple[list[int], int | None]]:
-        """As `chat_pieces` of the service's codec."""
+        """As `ChatCodec.chat_pieces`."""
         pieces: list[tuple[list[int], int | None]] = []
         for number, message in enumerate(messages):
             before, after = (ASSISTANT, [END]) if message["role"] == "assistant" else (USER, [])

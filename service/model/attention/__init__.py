@@ -5,9 +5,9 @@ from service.model.attention.interface import (
     AttentionForward,
     GraphCapable,
     PagedCache,
-    RowKv,
 )
 from service.model.attention.registry import ATTENTION_BACKENDS, AUTO, attention_backend, resolve_backend
+from service.model.attention.shared_prefix import RowKv
 
 __all__ = [
     "ATTENTION_BACKENDS",

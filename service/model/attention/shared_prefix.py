@@ -10,9 +10,27 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from service.model.attention.interface import RowKv
+
+class RowKv(Protocol):
+    """Where a row reads and writes keys and values.
+
+    `pages`: the pages of its sequence; rows of one sequence have the same list (the same object, not an equal one).
+    The row reads the first `index` pages. If it `writes_kv`, it writes its block's keys and values to page `index`.
+    """
+
+    @property
+    def pages(self) -> Sequence[int]:
+        """The pages of its sequence."""
+
+    @property
+    def index(self) -> int:
+        """The index of its block in the sequence."""
+
+    @property
+    def writes_kv(self) -> bool:
+        """Whether its block is final."""
 
 
 class PrefixUnit(NamedTuple):

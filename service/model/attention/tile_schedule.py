@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from service.model.attention.interface import RowKv
-from service.model.attention.shared_prefix import PrefixUnit, prefix_units, single_units
+from service.model.attention.shared_prefix import PrefixUnit, RowKv, prefix_units, single_units
 
 IntTable = NDArray[np.int32]
 
@@ -177,7 +176,10 @@ def schedule_tiles(
     for number, row in enumerate(rows):
         if row.writes_kv:
             final[number], targets[number] = 1, row.pages[row.index]
-    return TileSchedule(range(len(rows)), tile, items, merges, num_parts, indices, final, targets, pages)
+    return TileSchedule(
+        tile=tile, order=range(len(rows)), items=items, merges=merges, num_parts=num_parts, pages=pages,
+        indices=indices, final=final, targets=targets,
+    )  # fmt: skip
 
 
 def _divided(units: IntTable, tile: int, config: TileConfig, width: int | None) -> tuple[IntTable, IntTable, int]:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.model.attention.interface import PagedCache, RowKv
+from service.model.attention.interface import PagedCache
+from service.model.attention.shared_prefix import RowKv
 from service.model.attention.tile_schedule import (
     IntTable,
     PageTables,
