@@ -47,11 +47,7 @@ _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "unevaluatedProperties": (True, {}),
 }
 #: unsupported keyword -> the keywords without any of which it has no effect
-_NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "if": ("then", "else"),
-    "$dynamicAnchor": (),
-    "$recursiveAnchor": (),
-}
+_NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"if": ("then", "else"), "$dynamicAnchor": (), "$recursiveAnchor": ()}
 #: unsupported keywords that are part of another one, whose path stands for both
 _SECONDARY: Final = frozenset({"then", "else", "minContains", "maxContains"})
 

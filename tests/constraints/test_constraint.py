@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.constraints.constraint import (
-    MAX_CHOICES,
-    MAX_DEPTH,
-    MAX_GRAMMAR,
-    MAX_REGEX,
-    MAX_SCHEMA,
-    Constraint,
-)
+from service.constraints.constraint import MAX_CHOICES, MAX_DEPTH, MAX_GRAMMAR, MAX_REGEX, MAX_SCHEMA, Constraint
 from service.errors import InvalidRequest
 
 

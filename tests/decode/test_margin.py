@@ -167,10 +167,7 @@ def test_with_a_grammar_a_step_begins_at_the_leftmost_position() -> None:
     block, step = masked_block(2), (Pick(1, 8, 0.9),)
     prediction = prediction_of((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
     choose = accept_within_margin(
-        Canvas(block, grammar=BlockGrammar(Even(), 0)),
-        ONE,
-        {block.reveal(step): Draft(1, step)},
-        0.5,
+        Canvas(block, grammar=BlockGrammar(Even(), 0)), ONE, {block.reveal(step): Draft(1, step)}, 0.5
     )
     assert choose(prediction, block)[0][:2] == (0, 4)
 

@@ -32,10 +32,7 @@ def test_a_tree_of_drafts_needs_no_mrp_and_a_chain_does() -> None:
     assert Speculative(1, max_drafts=4).needs_mrp
     for wrong, said in (
         (Speculative(0), "^mrp_steps is 0, which needs max_drafts"),
-        (
-            Speculative(-1, max_drafts=2),
-            r"^mrp_steps is -1, allowed are 0 to 8 \(the block size\) and 'auto'$",
-        ),
+        (Speculative(-1, max_drafts=2), r"^mrp_steps is -1, allowed are 0 to 8 \(the block size\) and 'auto'$"),
         (Speculative(9), r"^mrp_steps is 9, allowed are 0 to 8 \(the block size\) and 'auto'$"),
         (Speculative("many"), r"^mrp_steps is many, allowed are 0 to 8 .* and 'auto'$"),
         (Direct("auto"), r"^mrp_steps is auto, allowed are 1 to 8 \(the block size\)$"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from service.errors import DataError
-from service.text import TextCodec
+from training.chat_codec import ChatCodec
 from training.conversations import Example, Limits, read_corpus
 from training.demo.experiments import DemoCodec
 
@@ -48,10 +48,7 @@ def say(role, content):
 def test_an_assistants_messages_are_taught_with_their_end_and_nothing_else_is(tmp_path):
     talk = [say("system", "be"), say("user", "hi"), say("assistant", "ho"), say("user", "?"), say("assistant", "!")]
     corpus = read(tmp_path, {"messages": talk})
-    assert [written(example) for example in corpus.train] == [
-        ("s:beu:hia:", "ho."),
-        ("s:beu:hia:ho.;u:?a:", "!."),
-    ]
+    assert [written(example) for example in corpus.train] == [("s:beu:hia:", "ho."), ("s:beu:hia:ho.;u:?a:", "!.")]
 
 
 def test_a_completion_is_taught_and_all_of_a_text(tmp_path):
@@ -61,7 +58,7 @@ def test_a_completion_is_taught_and_all_of_a_text(tmp_path):
 
 
 def test_the_demos_template_gives_what_the_service_would_prompt_with(tmp_path):
-    codec, messages = TextCodec.load(DEMO), [say("user", "Tom has 5 apples."), say("assistant", "The answer is 5.")]
+    codec, messages = ChatCodec.load(DEMO), [say("user", "Tom has 5 apples."), say("assistant", "The answer is 5.")]
     [example] = read(tmp_path, {"messages": messages}, codec=codec).train
     assert example.tokens[: example.start] == codec.encode_chat(messages[:1])
     assert codec.decode(example.tokens[example.start :]) == "The answer is 5."
@@ -112,7 +109,7 @@ def test_a_bad_line_is_named(tmp_path, line, problem):
 
 
 def test_a_chat_for_a_checkpoint_without_a_template_names_the_line(tmp_path):
-    codec = TextCodec.load(Path(__file__).parents[1] / "golden" / "sdar-mrp-random-a")
+    codec = ChatCodec.load(Path(__file__).parents[1] / "golden" / "sdar-mrp-random-a")
     with pytest.raises(DataError, match="line 1: this checkpoint has no chat template"):
         read(tmp_path, {"messages": [say("user", "a"), say("assistant", "b")]}, codec=codec)
 
