@@ -52,16 +52,16 @@ def publish(source: Path, out: Path, raw: Mapping[str, Any], models: tuple[Backb
     weights = published_weights(parse_config(raw), *models)
     ours = {name: weight for name, weight in weights.items() if _is_mrp(name)}
     dtype = stored_dtype(source)
-    places = _write(out / MRP_FILE, {name: weight.to("cpu", dtype).contiguous() for name, weight in ours.items()})
+    weight_map = _write(out / MRP_FILE, {name: weight.to("cpu", dtype).contiguous() for name, weight in ours.items()})
     for shard in _shards(source):
         with safe_open(shard, framework="pt") as file:
             names = [name for name in file.keys() if not _is_mrp(name)]  # noqa: SIM118 (not a dict)
             if names:
-                places |= _write(out / shard.name, {name: file.get_tensor(name) for name in names})
-    (out / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}, indent=1) + "\n", encoding="utf-8")
+                weight_map |= _write(out / shard.name, {name: file.get_tensor(name) for name in names})
+    (out / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=1) + "\n", encoding="utf-8")
     config = out / "config.json"
     config.write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")
-    for name in {*places.values()}:
+    for name in {*weight_map.values()}:
         shutil.copymode(config, out / name)  # safetensors makes files that only their owner may read
 
 

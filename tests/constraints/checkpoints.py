@@ -22,7 +22,7 @@ _FOLDER = GOLDEN.parent.parent / "service" / "demo"
 _PAIRS = [
     *[("{", '"'), ('"', ":"), (",", "Ġ"), ('"', "}"), ('"', ","), ("[", "]"), ("{", "}"), ("Ġ", '"'), ("}", "]")],
     *[("t", "r"), ("u", "e"), ("f", "a"), ("l", "s"), ("n", "u"), ("l", "l"), ("i", "n"), ("a", "n"), ("e", "r")],
-    *[(str(one), str(other)) for one in range(10) for other in range(10)],
+    *[(str(first), str(second)) for first in range(10) for second in range(10)],
 ]
 
 
@@ -59,8 +59,8 @@ def text_of(name: str, token_ids: tuple[int, ...]) -> str:
 def prompt(name: str) -> tuple[int, ...]:
     """A prompt that is no whole number of blocks."""
     if name == DEMO:
-        asked = [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}]
-        return tuple(TextCodec.load(_FOLDER).encode_chat(asked))
+        messages = [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}]
+        return tuple(TextCodec.load(_FOLDER).encode_chat(messages))
     return (443, 286, 438, 473, 399, 238, 231, 260, 17, 4, 99)
 
 

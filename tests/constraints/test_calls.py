@@ -124,7 +124,7 @@ def test_marks_are_tokens_where_the_vocabulary_has_them() -> None:
 
 @pytest.mark.parametrize(
     ("marked", "rounds"),
-    [(True, 12), (False, 12), *(pytest.param(one, 100, marks=pytest.mark.slow) for one in (True, False))],
+    [(True, 12), (False, 12), *(pytest.param(marked, 100, marks=pytest.mark.slow) for marked in (True, False))],
 )
 def test_schemas_hold_and_answers_are_read_back(marked: bool, rounds: int) -> None:
     """Arguments of 24 schemas, and of 200, fit them. Written again, an answer that is allowed is the same."""
@@ -195,8 +195,8 @@ def test_a_wrong_schema_of_a_strict_tool_is_refused() -> None:
     ],
 )
 def test_a_wrong_schema_never_refuses_the_other_tools(schema: Any, allowed: str, refused: str) -> None:
-    others = [Tool(f"tool_{number}", None, ADD) for number in range(40)]
-    grammar = compile_grammar(calls(*others, Tool("wrong", None, schema), required=True), vocabulary(True))
+    tools = [Tool(f"tool_{number}", None, ADD) for number in range(40)]
+    grammar = compile_grammar(calls(*tools, Tool("wrong", None, schema), required=True), vocabulary(True))
     assert taken(grammar, True, FORMAT.written(("wrong", allowed)))
     assert not taken(grammar, True, FORMAT.written(("wrong", refused)))
     assert taken(grammar, True, FORMAT.written(("tool_7", '{"a": 12}')))
@@ -206,7 +206,7 @@ def test_a_wrong_schema_never_refuses_the_other_tools(schema: Any, allowed: str,
 def test_errors_are_told_as_if_each_part_stood_alone() -> None:
     wrong = Constraint.json({"items": {"minItems": "1"}}, "response_format")
     grammar = Constraint.grammar("start: b")
-    for constraint, param, said in (
+    for constraint, param, message in (
         (calls(*TOOLS, content=wrong, preamble=THINK), "response_format", "at /items: Expected positive integer"),
         (replace(wrong, preamble=THINK), "response_format", "at /items: Expected positive integer"),
         (replace(grammar, preamble=THINK), "grammar", 'unknown name: "b"'),
@@ -219,7 +219,7 @@ def test_errors_are_told_as_if_each_part_stood_alone() -> None:
         with pytest.raises(InvalidRequest) as caught:
             compile_grammar(constraint, vocabulary(True))
         assert caught.value.param == param
-        assert said in caught.value.message
+        assert message in caught.value.message
         assert "call_0" not in caught.value.message
 
 

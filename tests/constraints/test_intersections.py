@@ -63,7 +63,7 @@ def test_what_multiplies_too_much_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "message"),
     [
         ({"$ref": "#name", "$anchor": "name"}, "is '#name', allowed beside several patterns are paths"),
         ({"$ref": "#/a/b", "$anchor": "name"}, "is '#/a/b', allowed"),
@@ -72,9 +72,9 @@ def test_what_multiplies_too_much_is_refused(name: str) -> None:
         ({"properties": []}, "wrong type"),
     ],
 )
-def test_what_cannot_be_counted_beside_several_patterns_is_refused(part: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_counted_beside_several_patterns_is_refused(part: dict[str, Any], message: str) -> None:
     patterns = {name: {"type": "string", "pattern": name} for name in "ab"}
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         compile_grammar(schema({"properties": {**patterns, "c": part}}), vocabulary(DEMO))
 
 

@@ -107,9 +107,9 @@ def _with(keyword: str) -> dict[str, Any]:
 
 
 def test_the_unsupported_keywords_are_those_that_the_library_refuses() -> None:
-    known = _keywords() | UNSUPPORTED
-    assert len(known) > 55
-    assert {keyword for keyword in known if not library_takes(_with(keyword))} == UNSUPPORTED
+    keywords = _keywords() | UNSUPPORTED
+    assert len(keywords) > 55
+    assert {keyword for keyword in keywords if not library_takes(_with(keyword))} == UNSUPPORTED
 
 
 def test_the_formats_are_those_that_the_library_knows() -> None:

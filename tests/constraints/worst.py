@@ -107,13 +107,13 @@ def search(seconds: float, seed: int) -> None:
     vocabulary(DEMO)
     while time.monotonic() < end:
         form, item = constraint(rng)
-        here, there = multiprocessing.Pipe(duplex=False)
-        process = multiprocessing.get_context("fork").Process(target=follow, args=(there, item, rng.random()))
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.get_context("fork").Process(target=follow, args=(sender, item, rng.random()))
         process.start()
-        there.close()
+        sender.close()
         tried[form] += 1
         try:
-            took, memory = here.recv()
+            took, memory = receiver.recv()
             refused[form] += took < 0
             cpu, most = worst.get(form, (0.0, 0))
             worst[form] = (max(took, cpu), max(memory, most) if took >= 0 else most)

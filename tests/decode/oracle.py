@@ -85,17 +85,18 @@ def prediction(
     state: Block, says: Says, mode: DecodingMode, rescore: tuple[int, ...] = (), top_logprobs: int = 0
 ) -> Prediction:
     assert state.masked or rescore, "asked about a block in which there is nothing to say"
-    said = says(state)
+    scripted = says(state)
     picks = tuple(
-        Pick(position, *said[position][:2], _logprobs(said[position], top_logprobs)) for position in state.masked
+        Pick(position, *scripted[position][:2], _logprobs(scripted[position], top_logprobs))
+        for position in state.masked
     )
-    rescored = tuple(Pick(position, state.tokens[position], said[position][1]) for position in rescore)
-    entropies = [said[position][2] for position in state.masked] if mode.rule.needs_entropy else ()
+    rescored = tuple(Pick(position, state.tokens[position], scripted[position][1]) for position in rescore)
+    entropies = [scripted[position][2] for position in state.masked] if mode.rule.needs_entropy else ()
     return prediction_of(picks, rescored, object(), entropies)
 
 
-def _logprobs(said: Said, top_logprobs: int) -> PositionLogprobs | None:
-    pairs = [said[:2], said[3:]] if len(said) > 3 else [said[:2]]
+def _logprobs(scripted: Said, top_logprobs: int) -> PositionLogprobs | None:
+    pairs = [scripted[:2], scripted[3:]] if len(scripted) > 3 else [scripted[:2]]
     return likeliest(*((token, sure) for token, sure in pairs[:top_logprobs])) if top_logprobs else None
 
 
@@ -106,13 +107,19 @@ def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Says:
     """
 
     def says(state: Block) -> dict[int, Said]:
-        said: dict[int, Said] = {}
+        scripted: dict[int, Said] = {}
         for position in range(len(state.tokens)):
             digest = hashlib.blake2b(repr((seed, state.tokens, position)).encode(), digest_size=4).digest()
             token, sure = digest[0] % tokens, (digest[1] % levels + 1) / levels
             second = (token + 1 + digest[3] % max(1, tokens - 1)) % tokens
-            said[position] = (token, sure, digest[2] % levels / levels, second, max(1e-9, sure * (digest[3] % 5) / 4))
-        return said
+            scripted[position] = (
+                token,
+                sure,
+                digest[2] % levels / levels,
+                second,
+                max(1e-9, sure * (digest[3] % 5) / 4),
+            )
+        return scripted
 
     return says
 
@@ -127,6 +134,6 @@ def mostly(truth: Says, other: Says, seed: int) -> Says:
     return says
 
 
-def fixed(said: Mapping[int, Said]) -> Says:
+def fixed(scripted: Mapping[int, Said]) -> Says:
     """Says the same of every state."""
-    return lambda state: said
+    return lambda state: scripted

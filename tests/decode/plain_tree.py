@@ -22,21 +22,21 @@ class Chosen(NamedTuple):
 
     state: Block
     likelihood: float
-    said: Said
+    reading: Said
 
     def following(self) -> list[tuple[Block, float]]:
         """Its four likeliest successors, and how likely decoding passes through it to them."""
-        said = self.said.says(self.said.of)
-        odds = {place: said[place][1] / (1 - said[place][1]) for place in self.state.masked}
-        weights = {place: one**self.said.sharpness for place, one in odds.items()}
-        best = sorted(weights, key=lambda place: -weights[place])[:4]
+        reading = self.reading.says(self.reading.of)
+        odds = {position: reading[position][1] / (1 - reading[position][1]) for position in self.state.masked}
+        weights = {position: odd**self.reading.sharpness for position, odd in odds.items()}
+        best = sorted(weights, key=lambda position: -weights[position])[:4]
         tokens = self.state.tokens
         return [
             (
-                Block((*tokens[:place], said[place][0], *tokens[place + 1 :])),
-                self.likelihood * weights[place] / sum(weights.values()),
+                Block((*tokens[:position], reading[position][0], *tokens[position + 1 :])),
+                self.likelihood * weights[position] / sum(weights.values()),
             )
-            for place in best
+            for position in best
         ]
 
 
@@ -48,19 +48,19 @@ def plain_tree(block: Block, before: tuple[Block, Says], mrp: Says, budget: Draf
     chosen = list[Chosen]()
     following: Chosen | None = Chosen(block, 1.0, Said(before[1], before[0], 2.0))
     while following is not None and len(chosen) <= budget.states:
-        fresh = Said(mrp, following.state, 4.0) if len(chosen) < budget.mrp_steps else following.said
-        chosen.append(following._replace(said=fresh))
+        fresh = Said(mrp, following.state, 4.0) if len(chosen) < budget.mrp_steps else following.reading
+        chosen.append(following._replace(reading=fresh))
         following = _likeliest(chosen)
-    return [(one.state, one.likelihood) for one in chosen[1:]]
+    return [(node.state, node.likelihood) for node in chosen[1:]]
 
 
 def _likeliest(chosen: list[Chosen]) -> Chosen | None:
     """The likeliest state after the chosen ones. What is said of it comes from its likeliest way."""
     ways = dict[Block, list[tuple[float, Said]]]()
-    for one in chosen:
-        for state, likelihood in one.following():
-            ways.setdefault(state, []).append((likelihood, one.said))
-    done = {one.state for one in chosen}
+    for node in chosen:
+        for state, likelihood in node.following():
+            ways.setdefault(state, []).append((likelihood, node.reading))
+    done = {node.state for node in chosen}
     left = {
         state: sum(way for way, _ in to_it)
         for state, to_it in ways.items()

@@ -23,28 +23,28 @@ def oracle(seed: int, tokens: int) -> Says:
 
     def says(state: Block) -> dict[int, tuple[int, float]]:
         drawn = random.Random(repr((seed, state.tokens)))
-        return {place: (drawn.randrange(tokens), drawn.uniform(0.01, 0.99)) for place in range(len(state.tokens))}
+        return {position: (drawn.randrange(tokens), drawn.uniform(0.01, 0.99)) for position in range(len(state.tokens))}
 
     return says
 
 
 def prediction(says: Says, state: Block) -> Prediction:
-    said = says(state)
-    return prediction_of(tuple(Pick(place, *said[place][:2]) for place in state.masked), handle=state)
+    scripted = says(state)
+    return prediction_of(tuple(Pick(position, *scripted[position][:2]) for position in state.masked), handle=state)
 
 
 def grown(canvas: Canvas, before: Prediction, mrp: Says, budget: DraftBudget) -> tuple[Drafts, list[Refine]]:
     """The drafts, and what MRP was asked."""
-    growing, asked = tree(canvas, before, TopConfidence(1), budget), list[Refine]()
+    growing, refines = tree(canvas, before, TopConfidence(1), budget), list[Refine]()
     try:
         query = next(growing)
         while True:
             assert isinstance(query, Refine)
-            asked.append(query)
+            refines.append(query)
             query = growing.send((prediction(mrp, query.state),))
     except StopIteration as stopped:
         drafts: Drafts = stopped.value
-        return drafts, asked
+        return drafts, refines
 
 
 @settings(max_examples=400)
@@ -55,12 +55,12 @@ def test_the_search_finds_what_the_plain_one_finds(size: int, tokens: int, seed:
     empty = masked_block(size)
     block = empty.reveal(TopConfidence(1)(prediction(backbone, empty)))
     budget = DraftBudget(0.0, states, steps)
-    drafts, asked = grown(Canvas(block), prediction(backbone, empty), mrp, budget)
+    drafts, refines = grown(Canvas(block), prediction(backbone, empty), mrp, budget)
     wanted = plain_tree(block, (empty, backbone), mrp, budget)
     assert list(drafts) == [state for state, _ in wanted]
     assert [draft.gain for draft in drafts.values()] == pytest.approx([likelihood for _, likelihood in wanted])
     if block.masked[1:]:
-        read = [query.state for query in asked]
+        read = [query.state for query in refines]
         assert read == [block, *drafts][: len(read)]
         assert len(read) == min(steps, states, len(drafts) + 1)
 
@@ -83,11 +83,11 @@ CONFIDENCES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-30, 0.5, 1 - 1
 
 
 @given(st.lists(CONFIDENCES, min_size=2, max_size=12), st.sampled_from([FRESH, STALE]))
-def test_no_pick_is_likelier_than_the_bound_by_the_two_surest(said: list[float], sharpness: float) -> None:
-    picks = [Pick(place, 1, sure) for place, sure in enumerate(said)]
-    node = Node(masked_block(len(said)), 1.0, 0, prediction_of(picks))
-    BestFirstSearch(len(said)).rank(node, sharpness)
-    bound = most_likely(said, sharpness)
+def test_no_pick_is_likelier_than_the_bound_by_the_two_surest(confidences: list[float], sharpness: float) -> None:
+    picks = [Pick(position, 1, sure) for position, sure in enumerate(confidences)]
+    node = Node(masked_block(len(confidences)), 1.0, 0, prediction_of(picks))
+    BestFirstSearch(len(confidences)).rank(node, sharpness)
+    bound = most_likely(confidences, sharpness)
     assert all(likelihood <= bound + 1e-12 for likelihood, _ in node.likely())
     assert bound >= 0.5
 
@@ -111,7 +111,7 @@ def test_nothing_is_asked_of_mrp_where_no_state_can_follow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("confidences", "refine", "asked"),
+    ("confidences", "refine", "refines"),
     [
         ((0.999, 0.1, 0.1), 0.01, 1),  # the next pick is sure, the one after it is not
         ((0.5, 0.5, 0.5), 0.01, 2),
@@ -121,21 +121,21 @@ def test_nothing_is_asked_of_mrp_where_no_state_can_follow() -> None:
     ],
 )
 def test_mrp_reads_a_state_where_it_can_gain_more_than_its_cost(
-    confidences: tuple[float, ...], refine: float, asked: int
+    confidences: tuple[float, ...], refine: float, refines: int
 ) -> None:
-    said = prediction_of(tuple(Pick(place, 1, sure) for place, sure in enumerate((*confidences, 1.0))))
-    block = masked_block(4).reveal(TopConfidence(1)(said))
+    scripted = prediction_of(tuple(Pick(position, 1, sure) for position, sure in enumerate((*confidences, 1.0))))
+    block = masked_block(4).reveal(TopConfidence(1)(scripted))
     even = dict.fromkeys(range(4), (1, 0.5))
-    _, queries = grown(Canvas(block), said, lambda _: even, DraftBudget(0.01, 4, 2, refine))
-    assert len(queries) == asked
+    _, queries = grown(Canvas(block), scripted, lambda _: even, DraftBudget(0.01, 4, 2, refine))
+    assert len(queries) == refines
 
 
 def test_a_pick_is_known_again_by_its_token() -> None:
     """MRP says another token of a place than before, so the two states are two."""
     block, empty = Block((9, MASKED, MASKED, MASKED)), masked_block(4)
-    said = {0: (9, 0.9), 1: (1, 0.6), 2: (2, 0.5), 3: (3, 0.1)}
-    changed = {**said, 2: (7, 0.5), 1: (1, 0.61)}
-    mrp: Says = lambda state: said if state == block else changed  # noqa: E731
-    drafts, _ = grown(Canvas(block), prediction(lambda _: said, empty), mrp, DraftBudget(0.0, 4, 2))
+    scripted = {0: (9, 0.9), 1: (1, 0.6), 2: (2, 0.5), 3: (3, 0.1)}
+    changed = {**scripted, 2: (7, 0.5), 1: (1, 0.61)}
+    mrp: Says = lambda state: scripted if state == block else changed  # noqa: E731
+    drafts, _ = grown(Canvas(block), prediction(lambda _: scripted, empty), mrp, DraftBudget(0.0, 4, 2))
     assert {Block((9, 1, 7, MASKED)), Block((9, MASKED, 2, MASKED))} <= set(drafts)
     assert Block((9, 1, 2, MASKED)) in set(drafts) or len(drafts) == 4

@@ -30,7 +30,7 @@ def test_a_tree_of_drafts_needs_no_mrp_and_a_chain_does() -> None:
         params.check(BLOCK)
     assert not Speculative(0, max_drafts=1).needs_mrp
     assert Speculative(1, max_drafts=4).needs_mrp
-    for wrong, said in (
+    for wrong, message in (
         (Speculative(0), "^mrp_steps is 0, which needs max_drafts"),
         (Speculative(-1, max_drafts=2), r"^mrp_steps is -1, allowed are 0 to 8 \(the block size\) and 'auto'$"),
         (Speculative(9), r"^mrp_steps is 9, allowed are 0 to 8 \(the block size\) and 'auto'$"),
@@ -56,7 +56,7 @@ def test_a_tree_of_drafts_needs_no_mrp_and_a_chain_does() -> None:
         (Speculative(entropy_bound=-1.0, verify="entropy"), "^entropy_bound is -1.0, allowed is 0 or more"),
         (Speculative(verify="remask"), "^verify is 'remask', allowed are static, dynamic, sequential, entropy$"),
     ):
-        with pytest.raises(InvalidRequest, match=said):
+        with pytest.raises(InvalidRequest, match=message):
             wrong.check(BLOCK)
 
 
@@ -114,8 +114,8 @@ def test_speculative_says_whose_output_it_gives(params: Speculative, plain: Deco
 def test_entropies_are_asked_for_only_where_they_are_used() -> None:
     using = (Entropy(), Sequential(entropy_bound=0.1), Speculative(verify="entropy"))
     assert all(params.rule.needs_entropy for params in using)
-    others = (*(kind() for kind in MODES.values() if kind is not Entropy), Speculative(verify="sequential"))
-    assert not any(params.rule.needs_entropy for params in others)
+    modes = (*(kind() for kind in MODES.values() if kind is not Entropy), Speculative(verify="sequential"))
+    assert not any(params.rule.needs_entropy for params in modes)
 
 
 def test_every_mode_has_a_name_of_its_own_and_a_policy() -> None:

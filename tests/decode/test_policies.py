@@ -78,8 +78,8 @@ class TestDirect:
         assert kinds == [("denoise", *("mrp",) * steps)[i % (steps + 1)] for i in range(8)]
 
     def test_mrp_is_asked_about_the_block_as_it_stands_and_its_pick_is_taken(self) -> None:
-        said = {0: (20, 0.8), 2: (22, 0.3), 3: (23, 0.8)}
-        done = run(masked_block(4), Direct(2), fixed(FOUR), fixed(said))
+        scripted = {0: (20, 0.8), 2: (22, 0.3), 3: (23, 0.8)}
+        done = run(masked_block(4), Direct(2), fixed(FOUR), fixed(scripted))
         assert done.revealed == [[(1, 11)], [(0, 20)], [(3, 23)], [(2, 12)]]
         assert [query.state for query in done.refinements] == [Block((M, 11, M, M)), Block((20, 11, M, M))]
 
@@ -123,16 +123,16 @@ class TestSpeculative:
     def test_states_are_the_block_with_one_draft_more_each(self) -> None:
         done = run(masked_block(5), Speculative(2), fixed({**FOUR, 4: (14, 0.1)}), fixed({**FOUR, 4: (14, 0.1)}))
         block = Block((M, 11, M, M, M))
-        one, two = block.reveal([Pick(2, 12, 0)]), block.reveal([Pick(2, 12, 0), Pick(3, 13, 0)])
-        assert done.evaluations[1].states == (block, one, two)
+        first, second = block.reveal([Pick(2, 12, 0)]), block.reveal([Pick(2, 12, 0), Pick(3, 13, 0)])
+        assert done.evaluations[1].states == (block, first, second)
 
     def test_a_complete_state_is_never_evaluated(self) -> None:
         done = run(masked_block(3), Speculative(3), random_oracle(5), random_oracle(5))
         assert all(not state.complete for query in done.evaluations for state in query.states)
 
     def test_the_confidence_on_record_is_the_backbones(self) -> None:
-        said = {p: (token, 0.01 + confidence / 2) for p, (token, confidence) in FOUR.items()}
-        done = run(masked_block(4), Speculative(3), fixed(FOUR), fixed(said))
+        scripted = {p: (token, 0.01 + confidence / 2) for p, (token, confidence) in FOUR.items()}
+        done = run(masked_block(4), Speculative(3), fixed(FOUR), fixed(scripted))
         recorded = {pick.position: pick.confidence for step in done.canvas.steps for pick in step.revealed}
         assert recorded == {p: confidence for p, (_, confidence) in FOUR.items()}
 
@@ -158,8 +158,8 @@ class TestTree:
             assert len(done.evaluations) == 2, "both orders lead through states that were read"
 
     def test_mrp_looks_at_the_likeliest_state_it_has_not_seen_on_what_it_said_before(self) -> None:
-        said = fixed(FOUR)
-        done = run(masked_block(4), Speculative(2, max_drafts=2), said, said)
+        scripted = fixed(FOUR)
+        done = run(masked_block(4), Speculative(2, max_drafts=2), scripted, scripted)
         first, second = done.refinements[:2]
         assert first.state == Block((M, 11, M, M))
         assert second.state == Block((M, 11, 12, M))
@@ -170,8 +170,8 @@ class TestTree:
         canvas = Canvas(masked_block(4), budget=lambda: DraftBudget(0.0, 9), ends=lambda block: block.num_leading >= 2)
         policy = Speculative("auto").decode(canvas)
         next(policy)
-        said = {0: (10, 0.9), 1: (11, 0.8), 2: (12, 0.7), 3: (13, 0.6)}
-        query = policy.send((prediction_of(tuple(Pick(p, *said[p]) for p in range(4))),))
+        scripted = {0: (10, 0.9), 1: (11, 0.8), 2: (12, 0.7), 3: (13, 0.6)}
+        query = policy.send((prediction_of(tuple(Pick(p, *scripted[p]) for p in range(4))),))
         assert len(query.states) > 1
         assert not any(canvas.ends(state) for state in query.states)
 

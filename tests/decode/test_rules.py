@@ -39,8 +39,8 @@ class TestLowestEntropy:
         ],
     )
     def test_as_many_as_the_sum_less_the_largest_allows(self, bound: float, wanted: list[int]) -> None:
-        said = {position: entropy for position, (_, _, entropy) in SAID.items()}
-        assert positions(LowestEntropy(bound)(prediction(said))) == wanted
+        entropies = {position: entropy for position, (_, _, entropy) in SAID.items()}
+        assert positions(LowestEntropy(bound)(prediction(entropies))) == wanted
 
     def test_ties_go_to_the_lowest_position(self) -> None:
         assert positions(LowestEntropy(0.25)(prediction({1: 0.2, 4: 0.2, 6: 0.2, 7: 0.2}))) == [1, 4]
@@ -67,12 +67,12 @@ class TestLeftmost:
         ],
     )
     def test_the_run_goes_on_as_long_as_the_bound_allows(self, count: int, bound: float, wanted: list[int]) -> None:
-        said = {position: entropy for position, (_, _, entropy) in SAID.items()}
-        assert positions(LeftToRight(count, bound + 1e-9)(prediction(said))) == wanted
+        entropies = {position: entropy for position, (_, _, entropy) in SAID.items()}
+        assert positions(LeftToRight(count, bound + 1e-9)(prediction(entropies))) == wanted
 
     def test_one_doubtful_position_ends_no_run_of_sure_ones_two_do(self) -> None:
-        said = {0: 0.0, 1: 0.0, 2: 2.0, 3: 0.0, 4: 1.5, 5: 0.0}
-        assert positions(LeftToRight(1, 0.1)(prediction(said))) == [0, 1, 2, 3]
+        entropies = {0: 0.0, 1: 0.0, 2: 2.0, 3: 0.0, 4: 1.5, 5: 0.0}
+        assert positions(LeftToRight(1, 0.1)(prediction(entropies))) == [0, 1, 2, 3]
 
 
 class TestModes:

@@ -23,14 +23,14 @@ def steps_of(*steps: Step) -> list[tuple[int, int]]:
 
 def counted_by_hand(block: Block, plain: RuleMode, says: Says) -> list[TokenStep]:
     """The rule applied until nothing is masked. Position after position: what was revealed, when, how likely."""
-    found: dict[int, TokenStep] = {}
+    expected: dict[int, TokenStep] = {}
     number = 0
     while not block.complete:
         number += 1
         picks = plain.rule(prediction(block, says, plain))
-        found |= {pick.position: TokenStep(pick.token, number, math.log(pick.confidence)) for pick in picks}
+        expected |= {pick.position: TokenStep(pick.token, number, math.log(pick.confidence)) for pick in picks}
         block = block.reveal(picks)
-    return [found[position] for position in sorted(found)]
+    return [expected[position] for position in sorted(expected)]
 
 
 @settings(max_examples=300)
@@ -96,11 +96,11 @@ def test_numbers_go_on_over_the_blocks() -> None:
 
 def test_a_forced_token_is_of_the_step_before_it() -> None:
     forced = Step("forced", (Pick(0, 1, 1.0), Pick(1, 2, 1.0)))
-    shown = Step("verify", (Pick(2, 3, 0.5), Pick(4, 5, 0.5)), sizes=(1, 1))
+    step = Step("verify", (Pick(2, 3, 0.5), Pick(4, 5, 0.5)), sizes=(1, 1))
     between = Step("forced", (Pick(3, 4, 1.0), Pick(5, 6, 1.0)))
     counted = StepMap()
-    assert [token.step for token in counted.add([forced, shown, between])] == [0, 0, 1, 1, 2, 2]
-    assert [token.step for token in counted.add([forced, shown, between])] == [2, 2, 3, 3, 4, 4]
+    assert [token.step for token in counted.add([forced, step, between])] == [0, 0, 1, 1, 2, 2]
+    assert [token.step for token in counted.add([forced, step, between])] == [2, 2, 3, 3, 4, 4]
 
 
 def test_log_probabilities_are_not_rounded() -> None:

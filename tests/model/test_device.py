@@ -36,8 +36,8 @@ def test_a_containers_limit_counts_and_its_file_cache_does_not(machine):
 
 
 def test_this_machine_has_some():
-    found = memory_of(torch.device("cpu"))
-    assert 0 < found.free <= found.total
+    memory = memory_of(torch.device("cpu"))
+    assert 0 < memory.free <= memory.total
 
 
 def chained(error: Exception, cause: Exception) -> Exception:

@@ -85,12 +85,12 @@ def test_both_ways_to_group_tokens_agree() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_in_fixed_shapes_no_bit_of_a_token_depends_on_the_others(dtype: torch.dtype) -> None:
     mlp, rng = layer(dtype), torch.Generator().manual_seed(1)
-    own = torch.randn(48, generator=rng).to(dtype)
+    vector = torch.randn(48, generator=rng).to(dtype)
     answers = []
-    for place in range(8):
+    for index in range(8):
         x = torch.randn(8, 48, generator=rng).to(dtype)
-        x[place] = own
-        answers.append(mlp(x[None], True)[0, place])
+        x[index] = vector
+        answers.append(mlp(x[None], True)[0, index])
     assert all(torch.equal(answer, answers[0]) for answer in answers)
 
 
@@ -202,8 +202,8 @@ class TestFiles:
         loaded = load_checkpoint(FOLDER, LoadOptions(dtype=torch.bfloat16))
         bias = loaded.backbone.get_parameter("layers.1.mlp.gate.expert_bias")
         assert torch.equal(bias, load_file(FOLDER / "model.safetensors")["model.layers.1.mlp.gate.expert_bias"])
-        others = [weight.dtype for name, weight in loaded.backbone.named_parameters() if "expert_bias" not in name]
-        assert {*others, *(table.dtype for table in loaded.backbone.buffers())} == {torch.bfloat16}
+        dtypes = [weight.dtype for name, weight in loaded.backbone.named_parameters() if "expert_bias" not in name]
+        assert {*dtypes, *(table.dtype for table in loaded.backbone.buffers())} == {torch.bfloat16}
 
     @pytest.mark.parametrize("lost", ["attention.query_key_value.weight", "mlp.gate.expert_bias"])
     def test_a_missing_weight_is_named_as_published(self, folder: Path, lost: str) -> None:

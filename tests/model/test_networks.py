@@ -14,8 +14,8 @@ from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
 def qwen3(checkpoint: Checkpoint) -> Qwen3ForCausalLM:
     """transformers' model with the published weights, read from the file and not from our modules."""
-    kept = {key: value for key, value in checkpoint.raw.items() if key not in ("model_type", "architectures")}
-    model = Qwen3ForCausalLM(Qwen3Config(**kept, attn_implementation="eager")).to(checkpoint.dtype).eval()
+    keys = {key: value for key, value in checkpoint.raw.items() if key not in ("model_type", "architectures")}
+    model = Qwen3ForCausalLM(Qwen3Config(**keys, attn_implementation="eager")).to(checkpoint.dtype).eval()
     weights = load_file(checkpoint.path / "model.safetensors")
     model.load_state_dict({name: weight for name, weight in weights.items() if not name.startswith("mrp_modules")})
     return model
@@ -88,9 +88,9 @@ def test_residual_scale_and_direct() -> None:
 def test_logits_of_the_sum_are_the_sum_of_logits() -> None:
     """What lets the engine keep hidden states where the paper adds logits."""
     checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(dtype=torch.float64))
-    one, other = torch.randn(2, 3, checkpoint.config.hidden_size, dtype=torch.float64).unbind()
+    first, second = torch.randn(2, 3, checkpoint.config.hidden_size, dtype=torch.float64).unbind()
     logits = checkpoint.backbone.logits
-    torch.testing.assert_close(logits(one + other), logits(one) + logits(other))
+    torch.testing.assert_close(logits(first + second), logits(first) + logits(second))
 
 
 def test_a_zeroed_mrp_changes_nothing() -> None:

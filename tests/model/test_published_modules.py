@@ -84,12 +84,12 @@ def write(folder: Path, raw: dict[str, Any]) -> Path:
 
 @EVERY_NAME
 @pytest.mark.parametrize(
-    "place",
+    "location",
     ["{}", "models--heavyball--{}/snapshots/3f237b406975d73c2e8fb5193c92827d2e0bfda6"],
     ids=["a folder", "the hub's cache"],
 )
-def test_a_published_module_is_known_by_its_name(tmp_path: Path, name: str, place: str) -> None:
-    config = parse_config(read_config(write(tmp_path / place.format(name), published(name))))
+def test_a_published_module_is_known_by_its_name(tmp_path: Path, name: str, location: str) -> None:
+    config = parse_config(read_config(write(tmp_path / location.format(name), published(name))))
     assert config.mrp is not None
     assert (config.mrp.residual, config.mrp.scale, config.mrp.num_layers) == (*kind_of(name), 3)
     assert config.block_size == 16
@@ -149,16 +149,16 @@ def test_check_says_the_kind_and_its_source(tmp_path: Path, name: str, run_progr
             (DOCUMENT.parents[1] / "tests/golden/sdar-mrp-random-a" / file).read_bytes()
         )
     assert run_program("check", tmp_path / name, "--device", "cpu") == 0
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     residual, scale = kind_of(name)
-    known = f"by the name {name} (docs/modules.md)"
-    assert f"MRP's kind {'residual' if residual else 'direct (no residual)'}, {known}" in said
-    assert f"MRP's scale {scale:g}, {known}" in said
-    assert f"block size 16, {known}; config.json says 4" in said
+    source = f"by the name {name} (docs/modules.md)"
+    assert f"MRP's kind {'residual' if residual else 'direct (no residual)'}, {source}" in output
+    assert f"MRP's scale {scale:g}, {source}" in output
+    assert f"block size 16, {source}; config.json says 4" in output
     assert run_program("check", tmp_path / name, "--device", "cpu", "--mrp-scale", "0.5", "--block-size", "4") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "MRP's scale 0.5, by --mrp-scale" in said
-    assert "block size 4, by --block-size" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "MRP's scale 0.5, by --mrp-scale" in output
+    assert "block size 4, by --block-size" in output
 
 
 def test_the_document_has_all_nine() -> None:
@@ -171,8 +171,8 @@ def test_the_document_has_all_nine() -> None:
 
 class TestKeys:
     def test_an_unknown_key_is_refused_by_name(self) -> None:
-        known = "mrp_residual, mrp_scale, mrp_default_steps"
-        with pytest.raises(CheckpointError, match=f"config.json: mrp_depth is not known, known are {known}"):
+        keys = "mrp_residual, mrp_scale, mrp_default_steps"
+        with pytest.raises(CheckpointError, match=f"config.json: mrp_depth is not known, known are {keys}"):
             parse_config(tiny_config(mrp_depth=3))
 
     @pytest.mark.parametrize(

@@ -51,16 +51,16 @@ def test_the_numbers_are_those_of_a_fresh_load_in_the_same_tensors(
     wanted = state(load_checkpoint(other, options))
     assert wanted.keys() == before.keys()
     for name, tensor in state(served).items():
-        place, old = before[name]
-        assert tensor.data_ptr() == place, name
+        address, old = before[name]
+        assert tensor.data_ptr() == address, name
         assert torch.equal(tensor, wanted[name]), name
         assert not torch.equal(tensor, old), name
 
 
 def test_a_shared_matrix_stays_shared(tmp_path: Path) -> None:
     for seed in (1, 2):
-        one = tiny_checkpoint(seed, torch.float32, tie_word_embeddings=True)
-        save_checkpoint(tmp_path / str(seed), one.raw, one.backbone, one.mrp)
+        checkpoint = tiny_checkpoint(seed, torch.float32, tie_word_embeddings=True)
+        save_checkpoint(tmp_path / str(seed), checkpoint.raw, checkpoint.backbone, checkpoint.mrp)
     served = load_checkpoint(tmp_path / "1")
     updated(served, tmp_path / "2", LoadOptions())
     assert served.backbone.head.data_ptr() == served.backbone.embed_tokens.weight.data_ptr()
@@ -95,7 +95,7 @@ def cut_short(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (lambda folder: change_weights(folder, reshaped), r"model\.layers\.1\.mlp\.down_proj\.weight' has shape"),
         (lambda folder: change_weights(folder, lambda w: w.pop("lm_head.weight")), "'lm_head.weight' is missing"),
@@ -109,11 +109,11 @@ def cut_short(folder: Path) -> None:
     ],
 )
 def test_what_differs_is_refused_by_its_headers_and_by_itself(
-    tmp_path: Path, spoil: Callable[[Path], object], said: str
+    tmp_path: Path, spoil: Callable[[Path], object], message: str
 ) -> None:
     served, other = load_checkpoint(FIRST), other_weights(tmp_path / "other")
     spoil(other)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         check_update([str(other)], served.config, LoadOptions())
 
 
@@ -177,10 +177,10 @@ def kept_weights(folder: Path, keep: Callable[[str], bool]) -> Path:
     return folder
 
 
-def expected_state(first: Path, *others: Path, options: LoadOptions, tmp_path: Path) -> dict[str, Tensor]:
+def expected_state(first: Path, *updates: Path, options: LoadOptions, tmp_path: Path) -> dict[str, Tensor]:
     """The tensors of a fresh load of one folder that has the last weight of each name."""
     weights = load_file(first / "model.safetensors")
-    for other in others:
+    for other in updates:
         weights |= load_file(other / "model.safetensors")
     folder = other_weights(tmp_path / "joined", first)
     save_file(weights, folder / "model.safetensors")
@@ -236,7 +236,7 @@ def test_folders_that_nothing_comes_from_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "is_partial", "said"),
+    ("spoil", "is_partial", "message"),
     [
         (lambda folder: kept_weights(folder, one_matrix), False, "is missing"),
         (lambda folder: change_weights(folder, lambda w: w.update(more=torch.zeros(1))), True, "not used, first: more"),
@@ -246,10 +246,10 @@ def test_folders_that_nothing_comes_from_are_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_a_part_that_does_not_fit_is_refused(
-    tmp_path: Path, spoil: Callable[[Path], object], is_partial: bool, said: str
+    tmp_path: Path, spoil: Callable[[Path], object], is_partial: bool, message: str
 ) -> None:
     """Without `partial`, a backbone that lacks a weight is not taken for a part."""
     served, other = load_checkpoint(FIRST), other_weights(tmp_path / "other")
     spoil(other)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         check_update((str(FIRST), str(other)), served.config, LoadOptions(), partial=is_partial)

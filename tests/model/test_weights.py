@@ -45,8 +45,8 @@ def state(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return {f"{part}.{name}": p for part, m in parts.items() if m is not None for name, p in m.named_parameters()}
 
 
-def assert_same(one: Checkpoint, other: Checkpoint) -> None:
-    left, right = state(one), state(other)
+def assert_same(first: Checkpoint, second: Checkpoint) -> None:
+    left, right = state(first), state(second)
     assert left.keys() == right.keys()
     for name, weight in left.items():
         assert torch.equal(weight, right[name]), name
@@ -251,8 +251,8 @@ class TestErrors:
     @pytest.mark.parametrize(("text", "kind"), [('{"model_type": "llama"}', "'llama'"), ("{}", "None"), ("[]", "None")])
     def test_another_family_is_told_which_there_are(self, folder: Path, text: str, kind: str) -> None:
         (folder / "config.json").write_text(text)
-        known = ", ".join(sorted(FAMILIES))
-        with pytest.raises(CheckpointError, match=rf"model_type is {kind}, supported are {known}$"):
+        families = ", ".join(sorted(FAMILIES))
+        with pytest.raises(CheckpointError, match=rf"model_type is {kind}, supported are {families}$"):
             load_checkpoint(folder)
 
 
@@ -265,18 +265,18 @@ class TestNames:
             resolve(name)
 
     def test_a_hub_name_is_fetched_without_code_or_pickle(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked: list[tuple[str, str | None, list[str]]] = []
+        calls: list[tuple[str, str | None, list[str]]] = []
 
         def snapshot_download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-            asked.append((name, revision, allow_patterns))
+            calls.append((name, revision, allow_patterns))
             return str(FIRST)
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
         assert load_checkpoint("heavyball/sdar-1.7b-mrp-3lyr").path == FIRST
-        assert asked[0][:2] == ("heavyball/sdar-1.7b-mrp-3lyr", None)
-        assert not {pattern for pattern in asked[0][2] if pattern.endswith((".bin", ".py", ".pt", "*"))}
+        assert calls[0][:2] == ("heavyball/sdar-1.7b-mrp-3lyr", None)
+        assert not {pattern for pattern in calls[0][2] if pattern.endswith((".bin", ".py", ".pt", "*"))}
         assert resolve("heavyball/sdar-1.7b-mrp-3lyr@v1.0") == FIRST
-        assert asked[1][:2] == ("heavyball/sdar-1.7b-mrp-3lyr", "v1.0")
+        assert calls[1][:2] == ("heavyball/sdar-1.7b-mrp-3lyr", "v1.0")
 
     def test_a_hub_that_cannot_be_reached(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def snapshot_download(name: str, **_: object) -> str:
@@ -298,9 +298,13 @@ class TestExperts:
         experts = load_checkpoint(GOLDEN / EXPERTS_NAME).backbone.get_submodule("layers.2.mlp.experts")
         weights = load_file(GOLDEN / EXPERTS_NAME / "model.safetensors")
         for number in range(8):
-            own = {leaf: weights[f"model.layers.2.mlp.experts.{number}.{leaf}_proj.weight"] for leaf in PROJECTIONS}
-            assert torch.equal(experts.get_parameter("gate_up_proj")[number], torch.cat([own["gate"], own["up"]]))
-            assert torch.equal(experts.get_parameter("down_proj")[number], own["down"])
+            matrices = {
+                leaf: weights[f"model.layers.2.mlp.experts.{number}.{leaf}_proj.weight"] for leaf in PROJECTIONS
+            }
+            assert torch.equal(
+                experts.get_parameter("gate_up_proj")[number], torch.cat([matrices["gate"], matrices["up"]])
+            )
+            assert torch.equal(experts.get_parameter("down_proj")[number], matrices["down"])
 
     def test_all_experts_in_one_weight_are_the_same(self, folder: Path) -> None:
         change_weights(folder, fuse)

@@ -109,11 +109,11 @@ def test_ids_are_those_of_transformers(tokenizer: str, template: str, messages: 
 def test_no_content_of_a_user_makes_a_mark(template: str, messages: Messages) -> None:
     whole, codec = codec_of("bytes", template)
     marks = set(whole.convert_tokens_to_ids(list(ADDED)))
-    found, harmless = [
-        [token for token in codec.encode_chat(asked) if token in marks]
-        for asked in (messages, without_users_marks(messages))
+    marks_before, harmless = [
+        [token for token in codec.encode_chat(talk) if token in marks]
+        for talk in (messages, without_users_marks(messages))
     ]
-    assert found == harmless
+    assert marks_before == harmless
 
 
 @pytest.mark.parametrize(("tokenizer", "template"), PAIRS)

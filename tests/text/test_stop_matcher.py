@@ -14,7 +14,7 @@ FEW = st.text("ab", min_size=1, max_size=6)
 def first(stops: list[str], text: str) -> tuple[int, int] | None:
     """Where the first complete stop text ends, and its length, of several the longest."""
     ends = [(text.find(stop) + len(stop), len(stop)) for stop in stops if stop in text]
-    return min(ends, key=lambda found: (found[0], -found[1])) if ends else None
+    return min(ends, key=lambda end: (end[0], -end[1])) if ends else None
 
 
 def longest_beginning(stops: list[str], text: str) -> int:
@@ -42,9 +42,9 @@ class Counted(str):
     __slots__ = ("looks",)
     looks: int
 
-    def __getitem__(self, place: object) -> str:
+    def __getitem__(self, index: object) -> str:
         self.looks += 1
-        return super().__getitem__(place)  # type: ignore[index]
+        return super().__getitem__(index)  # type: ignore[index]
 
 
 def test_a_long_stop_text_that_an_answer_follows_far_costs_no_more_than_the_answer() -> None:

@@ -18,9 +18,9 @@ from training.chat_codec import ChatCodec
 PLAIN = ("chatml", "brackets", "composed", "demo")
 
 
-def say(**said: str) -> Messages:
+def say(**contents: str) -> Messages:
     """Messages by role; a number behind the role tells two of one role apart."""
-    return [{"role": role.rstrip("0123456789"), "content": content} for role, content in said.items()]
+    return [{"role": role.rstrip("0123456789"), "content": content} for role, content in contents.items()]
 
 
 def answers(template: str, messages: Messages) -> list[tuple[str, int]]:
@@ -36,8 +36,8 @@ def answers(template: str, messages: Messages) -> list[tuple[str, int]]:
 @settings(max_examples=40)
 @given(talks(any_of([*ORDINARY, *CONTROL])))
 def test_a_content_that_is_put_in_as_it_is(template: str, messages: Messages) -> None:
-    said = [(m["content"], number) for number, m in enumerate(messages) if m["role"] == "assistant"]
-    assert answers(template, messages) == said
+    contents = [(m["content"], number) for number, m in enumerate(messages) if m["role"] == "assistant"]
+    assert answers(template, messages) == contents
 
 
 @pytest.mark.parametrize("template", ["qwen3", "trim"])
@@ -62,9 +62,9 @@ def test_an_answer_begins_with_a_token_of_its_own() -> None:
     """In the whole text its first new line would be merged with that of the template."""
     messages = say(user="a", assistant="\nb")
     _, codec = codec_of("bytes", "chatml")
-    before, (said, number), _ = ChatCodec(codec).chat_pieces(messages, answer=False)
+    before, (ids, number), _ = ChatCodec(codec).chat_pieces(messages, answer=False)
     assert before == (codec.encode_chat(messages[:1]), None)
-    assert (said, number) == (codec.encode("\nb"), 1)
+    assert (ids, number) == (codec.encode("\nb"), 1)
     assert codec.encode_chat(messages)[: len(before[0])] != before[0]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from service.errors import DataError
+from service.text import TextCodec
 from training.chat_codec import ChatCodec
 from training.conversations import Example, Limits, read_corpus
 from training.demo.experiments import DemoCodec
@@ -58,8 +59,8 @@ def test_a_completion_is_taught_and_all_of_a_text(tmp_path):
 
 
 def test_the_demos_template_gives_what_the_service_would_prompt_with(tmp_path):
-    codec, messages = ChatCodec.load(DEMO), [say("user", "Tom has 5 apples."), say("assistant", "The answer is 5.")]
-    [example] = read(tmp_path, {"messages": messages}, codec=codec).train
+    codec, messages = TextCodec.load(DEMO), [say("user", "Tom has 5 apples."), say("assistant", "The answer is 5.")]
+    [example] = read(tmp_path, {"messages": messages}, codec=ChatCodec(codec)).train
     assert example.tokens[: example.start] == codec.encode_chat(messages[:1])
     assert codec.decode(example.tokens[example.start :]) == "The answer is 5."
     assert read(tmp_path, {"messages": messages}, codec=DemoCodec(DEMO)).train == [example]

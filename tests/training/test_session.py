@@ -91,9 +91,9 @@ def test_a_backbone_with_experts_gets_an_mrp_that_drafts(data, tmp_path):
     assert result.config.experts == load_checkpoint(source).config.experts
     plain = GenerationRequest("x", (1, 2, 3), Static(), max_new_tokens=16)
     drafted = replace(plain, request_id="y", mode=Speculative(2))
-    one, other = Engine(result).generate([plain, drafted])
-    assert one.token_ids == other.token_ids
-    assert other.stats.forwards.mrp > 0
+    first, second = Engine(result).generate([plain, drafted])
+    assert first.token_ids == second.token_ids
+    assert second.stats.forwards.mrp > 0
 
 
 def test_what_was_measured_of_the_backbones_weights_is_not_copied(data, tmp_path):
@@ -138,7 +138,9 @@ def test_two_workers_make_the_updates_of_one_with_all_batches(whole, data, tmp_p
         finally:
             other.kill()
     pairs = zip(curve(whole[0]), curve(tmp_path), strict=True)
-    assert all(team[key] == pytest.approx(one[key], rel=1e-3) for one, team in pairs for key in ("chain", "revision"))
+    assert all(
+        team[key] == pytest.approx(alone[key], rel=1e-3) for alone, team in pairs for key in ("chain", "revision")
+    )
 
 
 def join_and_run(rank, plan):
@@ -252,8 +254,8 @@ def test_a_module_that_the_backbone_cannot_have_is_refused(data, tmp_path, chang
 
 def test_a_backbone_with_8_bit_matrices_is_refused(data, tmp_path):
     folder = shutil.copytree(GOLDEN, tmp_path / "backbone")
-    kept = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    raw = json.loads((folder / "config.json").read_text()) | {"quantization_config": kept}
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    raw = json.loads((folder / "config.json").read_text()) | {"quantization_config": quantization}
     (folder / "config.json").write_text(json.dumps(raw))
     with pytest.raises(SettingsError, match="the backbone's files have 8-bit matrices, expected are the wide ones"):
         run(plan_of(data, tmp_path / "out", source=Source(str(folder), data, heldout=0.0)))

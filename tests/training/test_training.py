@@ -87,12 +87,15 @@ def test_trajectories_are_the_engines_static_decodes(raw, backbone, batch):
     block = batch.layout.block
     for row in range(2):
         for number in range(batch.layout.blocks):
-            known = int((~batch.answer[row] & ~batch.tail[row]).sum()) if number == 0 else number * block
+            num_context = int((~batch.answer[row] & ~batch.tail[row]).sum()) if number == 0 else number * block
             request = GenerationRequest(
-                "x", tuple(batch.truth[row, :known].tolist()), Static(), max_new_tokens=(number + 1) * block - known
+                "x",
+                tuple(batch.truth[row, :num_context].tolist()),
+                Static(),
+                max_new_tokens=(number + 1) * block - num_context,
             )
             (completion,) = engine.generate([request])
-            assert list(completion.token_ids) == final(trajectory)[row, known : (number + 1) * block].tolist()
+            assert list(completion.token_ids) == final(trajectory)[row, num_context : (number + 1) * block].tolist()
 
 
 def final(trajectory):

@@ -39,8 +39,8 @@ def test_an_answer_to_another_problem_or_with_another_sign_is_refused():
     refused = total = 0
     for _ in range(1000):
         example = draw(rng)
-        place = rng.randrange(len(example.answer))
-        changed = example.answer[:place] + rng.choice("xyk0358+-=.,;[(Tb <>") + example.answer[place + 1 :]
+        index = rng.randrange(len(example.answer))
+        changed = example.answer[:index] + rng.choice("xyk0358+-=.,;[(Tb <>") + example.answer[index + 1 :]
         if changed != example.answer:
             total += 1
             refused += not check(example.prompt, changed)
