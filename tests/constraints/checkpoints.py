@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -10,6 +12,7 @@ from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
 from service.constraints.matcher import GuidanceGrammar
 from service.constraints.vocabulary import TokenVocabulary
+from service.errors import InvalidRequest
 from service.model import Checkpoint, load_checkpoint
 from service.text import TextCodec
 from tests.tiny import GOLDEN, GOLDEN_NAMES
@@ -49,6 +52,27 @@ def vocabulary(name: str) -> TokenVocabulary:
 def compiled(name: str, constraint: Constraint) -> GuidanceGrammar:
     """A constraint for a checkpoint."""
     return compile_grammar(constraint, vocabulary(name))
+
+
+def lenient(schema: Any) -> GuidanceGrammar:
+    """The demo's grammar of a schema that is not strict."""
+    return compile_grammar(Constraint.json(schema, "form", strict=False), vocabulary(DEMO))
+
+
+def library_takes(schema: Any) -> bool:
+    """Whether the library takes a schema as it is."""
+    try:
+        compile_grammar(Constraint("json", json.dumps(schema), "form"), vocabulary(DEMO))
+    except InvalidRequest:
+        return False
+    return True
+
+
+def accepts(grammar: GuidanceGrammar, text: str, words: Tokenizer | None = None) -> bool:
+    """Whether a grammar allows a text as a whole answer. `words`: the tokenizer, by default the demo's."""
+    ids = tuple((words or tokenizer(DEMO)).encode(text).ids)
+    matcher = grammar.open()
+    return matcher.allowed((), ids) == len(ids) and matcher.complete(ids)
 
 
 def text_of(name: str, token_ids: tuple[int, ...]) -> str:

@@ -14,11 +14,10 @@ from tokenizers import Tokenizer
 
 from service.constraints.constraint import CallTexts, Constraint, Preamble, ToolCallForm
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import GuidanceGrammar
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import InvalidRequest
 from service.text.tools import TOOL_FORMATS, AnswerFormat, Tool, parse_output
-from tests.constraints.checkpoints import byte_pairs
+from tests.constraints.checkpoints import accepts, byte_pairs
 from tests.constraints.schemas import random_schema
 from tests.constraints.walks import text_of, walk
 from tests.gateway import chatting
@@ -56,12 +55,6 @@ def calls(
 
 TOOLS = (Tool("add", None, ADD), Tool("none"))
 JSON = Constraint.json({"const": {"x": 1}}, "response_format")
-
-
-def taken(grammar: GuidanceGrammar, marked: bool, text: str) -> bool:
-    ids = tuple(tokenizer(marked).encode(text).ids)
-    way = grammar.open()
-    return way.allowed((), ids) == len(ids) and way.complete(ids)
 
 
 THOUGHT = f"<think>a {{</think>\n\n{CALL}"
@@ -108,8 +101,8 @@ BAD = [
 )
 def test_what_is_allowed(constraint: Constraint, allowed: list[str], refused: list[str], marked: bool) -> None:
     grammar = compile_grammar(constraint, vocabulary(marked))
-    assert [text for text in allowed if not taken(grammar, marked, text)] == []
-    assert [text for text in refused if taken(grammar, marked, text)] == []
+    assert [text for text in allowed if not accepts(grammar, text, tokenizer(marked))] == []
+    assert [text for text in refused if accepts(grammar, text, tokenizer(marked))] == []
 
 
 def test_marks_are_tokens_where_the_vocabulary_has_them() -> None:
@@ -197,10 +190,10 @@ def test_a_wrong_schema_of_a_strict_tool_is_refused() -> None:
 def test_a_wrong_schema_never_refuses_the_other_tools(schema: Any, allowed: str, refused: str) -> None:
     tools = [Tool(f"tool_{number}", None, ADD) for number in range(40)]
     grammar = compile_grammar(calls(*tools, Tool("wrong", None, schema), required=True), vocabulary(True))
-    assert taken(grammar, True, FORMAT.written(("wrong", allowed)))
-    assert not taken(grammar, True, FORMAT.written(("wrong", refused)))
-    assert taken(grammar, True, FORMAT.written(("tool_7", '{"a": 12}')))
-    assert not taken(grammar, True, FORMAT.written(("tool_7", '{"a": "12"}')))
+    assert accepts(grammar, FORMAT.written(("wrong", allowed)), tokenizer(True))
+    assert not accepts(grammar, FORMAT.written(("wrong", refused)), tokenizer(True))
+    assert accepts(grammar, FORMAT.written(("tool_7", '{"a": 12}')), tokenizer(True))
+    assert not accepts(grammar, FORMAT.written(("tool_7", '{"a": "12"}')), tokenizer(True))
 
 
 def test_errors_are_told_as_if_each_part_stood_alone() -> None:
@@ -228,7 +221,7 @@ def test_keywords_that_ask_for_nothing_change_nothing() -> None:
     schema = {"type": "object", "properties": {"uniqueItems": {"enum": [empty]}}, "required": ["uniqueItems"], **empty}
     grammar = compile_grammar(calls(Tool("x", None, schema), required=True), vocabulary(True))
     fitting = '{"uniqueItems": {"uniqueItems": false, "propertyNames": {"type": "string"}}}'
-    assert taken(grammar, True, FORMAT.written(("x", fitting)))
+    assert accepts(grammar, FORMAT.written(("x", fitting)), tokenizer(True))
 
 
 def test_many_tools_compile() -> None:
@@ -238,4 +231,4 @@ def test_many_tools_compile() -> None:
         for number in range(128)
     ]
     grammar = compile_grammar(calls(*tools, required=True), vocabulary(True))
-    assert taken(grammar, True, FORMAT.written(("tool_7", "{}"))) is False
+    assert accepts(grammar, FORMAT.written(("tool_7", "{}")), tokenizer(True)) is False

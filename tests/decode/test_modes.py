@@ -6,7 +6,7 @@ import pytest
 
 from service.decode.mode import DecodingMode
 from service.decode.modes import MODES, Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.decode.registry import default_knobs, default_mode, make_mode, these_knobs
+from service.decode.registry import default_knobs, default_mode, make_mode
 from service.errors import InvalidRequest
 
 BLOCK = 8
@@ -118,11 +118,6 @@ def test_entropies_are_asked_for_only_where_they_are_used() -> None:
     assert not any(params.rule.needs_entropy for params in modes)
 
 
-def test_every_mode_has_a_name_of_its_own_and_a_policy() -> None:
-    assert set(MODES) == {"static", "dynamic", "sequential", "entropy", "direct", "speculative", "remask"}
-    assert not any(getattr(kind, "__abstractmethods__", None) for kind in MODES.values())
-
-
 def test_without_mrp_nothing_can_be_refined() -> None:
     plain = {"static", "dynamic", "sequential", "entropy"}
     assert {name for name, kind in MODES.items() if kind.served_without_mrp} == {*plain, "speculative"}
@@ -137,16 +132,6 @@ def test_defaults_are_allowed_at_the_published_block_sizes(params: DecodingMode)
         params.check(size)
 
 
-def test_knobs_a_mode_does_not_use_do_not_exist_on_it() -> None:
-    with pytest.raises(TypeError, match="threshold"):
-        Static(threshold=0.5)  # type: ignore[call-arg]
-
-
-def test_params_by_name() -> None:
-    assert make_mode("remask", {"threshold": 0.25}) == Remask(0.25)
-    assert make_mode("static", {}) == Static()
-
-
 def test_an_unknown_mode_is_told_what_there_is() -> None:
     with pytest.raises(InvalidRequest, match=r"mode is 'beam', allowed are static, dynamic, ") as caught:
         make_mode("beam", {})
@@ -159,10 +144,6 @@ def test_a_knob_of_another_mode_is_told_what_this_one_has() -> None:
     ) as caught:
         make_mode("static", {"threshold": 0.5})
     assert caught.value.param == "threshold"
-
-
-def test_a_mode_without_knobs_says_so() -> None:
-    assert these_knobs([]) == "it has no knobs"
 
 
 def test_the_default_mode_is_lossless() -> None:

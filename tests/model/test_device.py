@@ -35,11 +35,6 @@ def test_a_containers_limit_counts_and_its_file_cache_does_not(machine):
     assert memory_of(torch.device("cpu")) == device.DeviceMemory("cpu", 400000, 1000000)
 
 
-def test_this_machine_has_some():
-    memory = memory_of(torch.device("cpu"))
-    assert 0 < memory.free <= memory.total
-
-
 def chained(error: Exception, cause: Exception) -> Exception:
     """The error as it is raised while the cause is handled."""
     error.__context__ = cause
