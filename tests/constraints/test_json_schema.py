@@ -247,7 +247,7 @@ def _random(rng: random.Random, depth: int = 2) -> Any:
 
 def test_objects_stay_possible_and_answers_fit_the_original() -> None:
     compared = exact = 0
-    for seed in range(300):
+    for seed in range(120):
         rng = random.Random(seed)
         definitions = {name: {"type": "object", "properties": {name: _NULL, "a": {"enum": [1]}}} for name in "xy"}
         schema = {**_random(rng), "$defs": definitions}
@@ -258,8 +258,8 @@ def test_objects_stay_possible_and_answers_fit_the_original() -> None:
                 for answer in made:
                     validate(answer, schema)
                 exact += len(made)
-    assert compared > 100
-    assert exact > 100
+    assert compared > 40
+    assert exact > 40
 
 
 # --- types of programs -------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ def _random(rng: random.Random, depth: int = 2) -> Any:
 
 def test_answers_of_random_names_and_patterns_fit() -> None:
     taken = exact = 0
-    for seed in range(150):
+    for seed in range(60):
         schema = _random(random.Random(seed))
         try:
             lenient(schema)
@@ -202,8 +202,8 @@ def test_answers_of_random_names_and_patterns_fit() -> None:
             for answer in made:
                 jsonschema.validate(answer, schema)
                 exact += 1
-    assert taken > 60
-    assert exact > 120
+    assert taken > 25
+    assert exact > 45
 
 
 # --- bounds ------------------------------------------------------------------------------------------

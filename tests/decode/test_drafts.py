@@ -47,7 +47,7 @@ def grown(canvas: Canvas, before: Prediction, mrp: Says, budget: DraftBudget) ->
         return drafts, refines
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.integers(2, 12), st.integers(1, 3), st.integers(0, 2**32), st.integers(1, 12), st.integers(0, 5))
 def test_the_search_finds_what_the_plain_one_finds(size: int, tokens: int, seed: int, states: int, steps: int) -> None:
     """Few tokens, so that readings of several states agree in some places: their ways meet."""
@@ -65,7 +65,7 @@ def test_the_search_finds_what_the_plain_one_finds(size: int, tokens: int, seed:
         assert len(read) == min(steps, states, len(drafts) + 1)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.integers(3, 12), st.integers(0, 2**32), st.floats(0.01, 1.2))
 def test_a_price_cuts_the_tree_where_a_state_promises_less(size: int, seed: int, row: float) -> None:
     """The search ends at the first state that is too dear, though states after it may promise more."""

@@ -201,7 +201,7 @@ def test_only_verifications_with_drafts_ask_for_second_tokens() -> None:
     assert not any(query.top_logprobs for query in strict.evaluations)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     blocks(), SEEDS, SEEDS, st.integers(0, 6), st.integers(1, 8), st.sampled_from(["static", "sequential"]),
     st.booleans(),
@@ -222,7 +222,7 @@ def picks_of(done: object) -> list[tuple[int, int, float]]:
     return [pick[:3] for pick in picks(done)]  # type: ignore[arg-type]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     blocks(), SEEDS, SEEDS, st.integers(0, 6), st.integers(1, 8), RULES, st.floats(0.01, 1), st.booleans()
 )  # fmt: skip

@@ -44,7 +44,7 @@ def picks(done: Run) -> list[Pick]:
     return [pick for step in done.canvas.steps for pick in step.revealed]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(blocks(), SEEDS, SEEDS, st.integers(1, 12), st.sampled_from(["right", "mostly", "wild"]))
 def test_speculative_is_static_for_any_model_in_no_more_forwards(
     block: Block, seed: int, other: int, steps: int, quality: str
@@ -58,7 +58,7 @@ def test_speculative_is_static_for_any_model_in_no_more_forwards(
     assert len(speculative.evaluations) <= len(static.evaluations)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     blocks(), SEEDS, SEEDS, st.integers(0, 12), st.integers(1, 12), st.sampled_from(["right", "mostly", "wild"]),
     PLAIN,
@@ -83,7 +83,7 @@ def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
             assert done.refinements == []
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     blocks(), SEEDS, SEEDS, st.builds(DraftBudget, st.floats(0, 1.2), st.integers(0, 12), st.integers(0, 4)),
     st.one_of(st.builds(Static, st.integers(1, 3)), st.builds(Dynamic, st.floats(0.05, 1))),
@@ -107,7 +107,7 @@ def test_on_any_terms_drafts_give_what_the_rule_gives(
         assert all(len(query.states) == 1 for query in done.evaluations)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     blocks(), SEEDS, SEEDS, st.builds(DraftBudget, st.floats(0, 0.5), st.integers(1, 12), st.integers(0, 4)),
     st.one_of(st.builds(Static, st.integers(1, 3)), st.builds(Dynamic, st.floats(0.05, 1))), st.integers(1, 6),
@@ -130,7 +130,7 @@ def test_drafts_that_the_engine_leaves_out_change_nothing_and_are_not_counted(
 EXTREME = (0.0, 5e-324, 1e-300, 1e-30, 1e-12, 0.5, math.nextafter(1.0, 0.0), 1.0, 1.0000001, math.nan)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     blocks(), SEEDS, st.lists(st.sampled_from(EXTREME), min_size=12, max_size=12),
     st.lists(st.sampled_from(EXTREME), min_size=12, max_size=12), st.integers(0, 12), st.integers(1, 12), PLAIN,
@@ -171,7 +171,7 @@ def test_drafts_that_are_all_right_save_all_the_forwards_they_can(block: Block, 
     assert len(done.evaluations) == 1 + math.ceil((len(block.masked) - 1) / (steps + 1))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(blocks(), SEEDS, SEEDS, st.integers(1, 5), st.integers(1, 12))
 def test_a_tree_asks_mrp_as_often_as_it_may_and_never_twice_about_a_state(
     block: Block, seed: int, other: int, steps: int, drafts: int
@@ -188,7 +188,7 @@ def test_a_tree_asks_mrp_as_often_as_it_may_and_never_twice_about_a_state(
             states = []
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(blocks(), SEEDS, SEEDS, PARAMS)
 def test_every_mode_completes_the_block_and_its_record_adds_up(
     block: Block, seed: int, other: int, mode: DecodingMode
@@ -208,7 +208,7 @@ def test_every_mode_completes_the_block_and_its_record_adds_up(
     assert replayed == done.canvas.block
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(blocks(), SEEDS, SEEDS, st.floats(0.05, 1))
 def test_remask_keeps_a_fresh_reveal_in_every_step(block: Block, seed: int, other: int, threshold: float) -> None:
     done = run(block, Remask(threshold), random_oracle(seed), random_oracle(other))

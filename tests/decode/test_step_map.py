@@ -33,7 +33,7 @@ def counted_by_hand(block: Block, plain: RuleMode, says: Says) -> list[TokenStep
     return [expected[position] for position in sorted(expected)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     blocks(), SEEDS, SEEDS, st.integers(0, 12), st.integers(1, 12), st.sampled_from(["right", "mostly", "wild"]),
     PLAIN,
@@ -53,7 +53,7 @@ def test_drafts_have_the_step_map_of_the_rule_which_is_counted_by_hand(
         assert StepMap().add(run(block, mode, truth, drafter).canvas.steps) == wanted
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(blocks(), SEEDS, SEEDS, st.integers(1, 6))
 def test_in_direct_every_pick_is_a_step_of_its_own(block: Block, seed: int, other: int, steps: int) -> None:
     done = run(block, Direct(steps), random_oracle(seed), random_oracle(other))
@@ -61,7 +61,7 @@ def test_in_direct_every_pick_is_a_step_of_its_own(block: Block, seed: int, othe
     assert sorted(numbers) == list(range(1, len(block.masked) + 1))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(blocks(), SEEDS, SEEDS, st.floats(0.05, 1))
 def test_in_remask_the_forward_that_counted_is_the_last(block: Block, seed: int, other: int, threshold: float) -> None:
     done = run(block, Remask(threshold), random_oracle(seed), random_oracle(other))

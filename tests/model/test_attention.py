@@ -30,7 +30,7 @@ shapes = st.builds(Shape, st.integers(0, 9), st.integers(0, 7), st.integers(0, 4
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.sampled_from([1, 2, 3, 4, 8]),
     st.sampled_from(HEADS),
@@ -62,7 +62,7 @@ def test_every_backend_is_dense_attention(name: str, width: int | None) -> None:
     world.check(attention_backend(world.cache, name), world.all_rows, width)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from([1, 2, 4]), st.sampled_from(HEADS), st.lists(shapes, min_size=1, max_size=4), st.integers(0, 9))
 def test_with_a_width_every_row_is_computed_in_one_shape(
     size: int, heads: tuple[int, int], of: list[Shape], seed: int
@@ -81,7 +81,7 @@ def test_with_a_width_every_row_is_computed_in_one_shape(
 class TestPart:
     """torch's kernel for CPUs beside the same written out, and parts beside the whole."""
 
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(
         st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 40), st.integers(1, 40)),
         st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),

@@ -130,7 +130,7 @@ def test_a_backbone_without_mrp_is_not_known(tmp_path: Path) -> None:
     assert read_config(write(tmp_path / "sdar-4b-mrp-3lyr", raw))["block_size"] == 4
 
 
-@EVERY_NAME
+@pytest.mark.parametrize("name", NAMES[:3])
 def test_an_option_wins_over_the_name(tmp_path: Path, name: str) -> None:
     raw = read_config(write(tmp_path / name, published(name)))
     config = config_of(raw, LoadOptions(block_size=8, mrp_residual=not kind_of(name)[0], mrp_scale=0.5))
@@ -138,7 +138,7 @@ def test_an_option_wins_over_the_name(tmp_path: Path, name: str) -> None:
     assert (config.block_size, config.mrp.residual, config.mrp.scale) == (8, not kind_of(name)[0], 0.5)
 
 
-@EVERY_NAME
+@pytest.mark.parametrize("name", NAMES[:3])
 def test_check_says_the_kind_and_its_source(tmp_path: Path, name: str, run_program, capsys) -> None:
     """Under a published name a small checkpoint with the same keys is loaded whole."""
     made = tiny_checkpoint(dtype=torch.float32)

@@ -76,7 +76,7 @@ def check(schedule: TileSchedule, rows: list[RowKv], kind: TileConfig, padding: 
 SequenceShapes = list[tuple[int, int, int]]
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(kinds, sequences, st.integers(0, 9), st.booleans())
 def test_all_is_read_once_and_there_is_room(
     kind: TileConfig, shapes: SequenceShapes, padding: int, fixed: bool

@@ -137,9 +137,12 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize(("number", "dtype", "refused"), NUMBERS)
 @pytest.mark.parametrize(
-    "name", ["lm_head.weight", "model.layers.1.mlp.down_proj.weight", "mrp_modules.0.model.norm.weight"]
+    ("number", "dtype", "refused", "name"),
+    [
+        *((*case, "model.layers.1.mlp.down_proj.weight") for case in NUMBERS),
+        *((*NUMBERS[0], name) for name in ("lm_head.weight", "mrp_modules.0.model.norm.weight")),
+    ],
 )
 def test_a_number_that_is_not_finite_in_the_served_type_is_refused(
     tmp_path: Path, name: str, number: float, dtype: torch.dtype, refused: bool
@@ -194,8 +197,9 @@ def one_matrix(name: str) -> bool:
 OPTIONS = [LoadOptions(), LoadOptions(torch.bfloat16), LoadOptions(quantization="int8")]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("newest_only", [True, False])
+@pytest.mark.parametrize(
+    ("options", "newest_only"), [*((options, True) for options in OPTIONS), (LoadOptions(), False)]
+)
 def test_a_backbone_alone_leaves_mrp_as_it_is(tmp_path: Path, options: LoadOptions, newest_only: bool) -> None:
     """Whether its config.json tells of MRP or not."""
     backbone = kept_weights(other_weights(tmp_path / "backbone"), lambda name: not name.startswith("mrp"))
@@ -208,8 +212,9 @@ def test_a_backbone_alone_leaves_mrp_as_it_is(tmp_path: Path, options: LoadOptio
     assert all(torch.equal(tensor, expected[name]) for name, tensor in state(served).items())
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("newest_only", [True, False])
+@pytest.mark.parametrize(
+    ("options", "newest_only"), [*((options, True) for options in OPTIONS), (LoadOptions(), False)]
+)
 @pytest.mark.parametrize("keep", [lambda name: name.startswith("mrp"), one_matrix], ids=["mrp", "one"])
 def test_any_weights_leave_the_others_as_they_are(
     tmp_path: Path, options: LoadOptions, newest_only: bool, keep: Callable[[str], bool]
