@@ -59,13 +59,9 @@ JSON = Constraint.json({"const": {"x": 1}}, "response_format")
 
 THOUGHT = f"<think>a {{</think>\n\n{CALL}"
 BAD = [
-    "<tool_call>",
-    "<tool_call>\nhi",
-    CALL.replace("12", '"12"'),
-    CALL.replace("add", "x"),
-    CALL + CALL,
+    "<tool_call>", "<tool_call>\nhi", CALL.replace("12", '"12"'), CALL.replace("add", "x"), CALL + CALL,
     CALL + "\nhi",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("marked", [True, False])
@@ -99,7 +95,9 @@ BAD = [
         ),
     ],
 )
-def test_what_is_allowed(constraint: Constraint, allowed: list[str], refused: list[str], marked: bool) -> None:
+def test_the_answers_that_a_grammar_of_calls_allows(
+    constraint: Constraint, allowed: list[str], refused: list[str], marked: bool
+) -> None:
     grammar = compile_grammar(constraint, vocabulary(marked))
     assert [text for text in allowed if not accepts(grammar, text, tokenizer(marked))] == []
     assert [text for text in refused if accepts(grammar, text, tokenizer(marked))] == []

@@ -33,14 +33,14 @@ def nested(depth: int) -> dict[str, Any]:
         (lambda: Constraint.json(nested(100_000), "form"), "form is nested too deeply"),
     ],
 )
-def test_what_is_too_large_is_refused_by_name(make: Callable[[], Constraint], message: str) -> None:
+def test_a_constraint_beyond_a_limit_is_refused_by_its_field(make: Callable[[], Constraint], message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         make()
     assert message in caught.value.message
     assert caught.value.param in ("regex", "grammar", "choice", "form")
 
 
-def test_what_is_as_large_as_allowed_passes() -> None:
+def test_a_constraint_at_a_limit_passes() -> None:
     assert len(Constraint.regex("a" * MAX_REGEX).source) == MAX_REGEX
     assert Constraint.json(nested(MAX_DEPTH), "form").kind == "json"
 
@@ -52,5 +52,5 @@ def test_it_crosses_processes_and_equal_ones_are_equal() -> None:
     assert first != Constraint.json({"type": "number"}, "form")
 
 
-def test_what_a_user_wrote_is_not_shown() -> None:
+def test_a_repr_has_no_text_of_the_user() -> None:
     assert "secret" not in repr(Constraint.regex("secret"))

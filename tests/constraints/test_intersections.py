@@ -57,7 +57,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_multiplies_too_much_is_refused(name: str) -> None:
+def test_an_intersection_beyond_the_limit_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="lengths multiply to"):
         compile_grammar(REFUSED[name], vocabulary(DEMO))
 
@@ -72,7 +72,7 @@ def test_what_multiplies_too_much_is_refused(name: str) -> None:
         ({"properties": []}, "wrong type"),
     ],
 )
-def test_what_cannot_be_counted_beside_several_patterns_is_refused(part: dict[str, Any], message: str) -> None:
+def test_a_part_that_cannot_be_counted_beside_several_patterns_is_refused(part: dict[str, Any], message: str) -> None:
     patterns = {name: {"type": "string", "pattern": name} for name in "ab"}
     with pytest.raises(InvalidRequest, match=message):
         compile_grammar(schema({"properties": {**patterns, "c": part}}), vocabulary(DEMO))
@@ -114,5 +114,5 @@ PASS = {
 
 
 @pytest.mark.parametrize("name", PASS)
-def test_what_is_common_passes(name: str) -> None:
+def test_common_intersections_pass(name: str) -> None:
     assert compiled(DEMO, PASS[name])

@@ -94,17 +94,9 @@ def test_the_unsupported_keywords_are_those_that_the_library_refuses() -> None:
 
 def test_the_formats_are_those_that_the_library_knows() -> None:
     names = {
-        "idn-email",
-        "iri",
-        "json-pointer",
-        "regex",
-        "uri-reference",
-        "uri-template",
-        "path",
-        "password",
-        "binary",
+        "idn-email", "iri", "json-pointer", "regex", "uri-reference", "uri-template", "path", "password", "binary",
         *FORMATS,
-    }
+    }  # fmt: skip
     names |= {part.get("format") for schema in ZOD.values() for part in schema["properties"].values()} - {None}
     assert len(names) > 30
     assert {name for name in names if library_takes({"type": "string", "format": name})} == FORMATS
@@ -207,7 +199,7 @@ def _requiring(*names: str) -> dict[str, Any]:
         ({"type": "object", "minProperties": 1, "additionalProperties": _NULL}, "", ['{"x": null}'], ["{}"]),
     ],
 )  # fmt: skip
-def test_what_a_schema_becomes(schema: Any, ignored: str, allowed: list[str], refused: list[str]) -> None:
+def test_a_schema_is_adapted(schema: Any, ignored: str, allowed: list[str], refused: list[str]) -> None:
     before = json.dumps(schema)
     assert supported_schema(schema).ignored == ((ignored,) if ignored else ())
     grammar = lenient(schema)

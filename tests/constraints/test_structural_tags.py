@@ -57,7 +57,7 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("form", "allowed", "refused"), CASES)
-def test_what_a_format_allows(form: dict[str, Any], allowed: list[str], refused: list[str]) -> None:
+def test_the_answers_that_a_format_allows(form: dict[str, Any], allowed: list[str], refused: list[str]) -> None:
     grammar = compile_grammar(Constraint.tags(form, PARAM), vocabulary(DEMO))
     assert [text for text in allowed if not accepts(grammar, text)] == []
     assert [text for text in refused if accepts(grammar, text)] == []
@@ -116,7 +116,7 @@ def test_marks_are_tokens() -> None:
         ({"type": "grammar", "grammar": "start: x"}, PARAM),
     ],
 )
-def test_what_is_refused_is_named(form: Any, param: str) -> None:
+def test_a_format_that_is_not_served_is_refused_by_its_field(form: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         compile_grammar(Constraint.tags(form, PARAM), vocabulary(DEMO))
     assert caught.value.param == param

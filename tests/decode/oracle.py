@@ -113,12 +113,8 @@ def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Says:
             token, sure = digest[0] % tokens, (digest[1] % levels + 1) / levels
             second = (token + 1 + digest[3] % max(1, tokens - 1)) % tokens
             scripted[position] = (
-                token,
-                sure,
-                digest[2] % levels / levels,
-                second,
-                max(1e-9, sure * (digest[3] % 5) / 4),
-            )
+                token, sure, digest[2] % levels / levels, second, max(1e-9, sure * (digest[3] % 5) / 4),
+            )  # fmt: skip
         return scripted
 
     return says

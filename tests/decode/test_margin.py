@@ -115,7 +115,7 @@ class TestPlaces:
         drafted = (Pick(0, 7, 0.9), Pick(1, 7, 0.9))
         assert [len(near(prediction, drafted, margin)) for margin in (0.89, 0.91)] == [2, 1]
 
-    def test_what_is_revealed_already_is_not_a_step(self) -> None:
+    def test_a_revealed_position_is_no_step(self) -> None:
         block, drafted = Block((10, M)), (Pick(0, 10, 0.9), Pick(1, 12, 0.9))
         prediction = prediction_of((near_pick(11, 0.5, 12, 0.49, 1),))
         choose = accept_within_margin(Canvas(block), ONE, {block.reveal(drafted): Draft(1, drafted)}, 0.5)
@@ -226,7 +226,7 @@ def picks_of(done: object) -> list[tuple[int, int, float]]:
 @given(
     blocks(), SEEDS, SEEDS, st.integers(0, 6), st.integers(1, 8), RULES, st.floats(0.01, 1), st.booleans()
 )  # fmt: skip
-def test_whatever_the_margin_only_the_backbones_first_two_tokens_are_revealed(
+def test_with_any_margin_only_the_two_likeliest_tokens_of_the_backbone_are_revealed(
     block: Block, seed: int, other: int, steps: int, drafts: int, plain: RuleMode, margin: float, tree: bool
 ) -> None:
     truth = random_oracle(seed)

@@ -60,7 +60,7 @@ def test_a_tree_of_drafts_needs_no_mrp_and_a_chain_does() -> None:
             wrong.check(BLOCK)
 
 
-def test_what_is_verified_is_a_knob_that_is_set_whenever_it_is_not_static() -> None:
+def test_verify_is_set_whenever_it_is_not_static() -> None:
     assert Speculative(threshold=0.5) == Speculative(threshold=0.5, verify="dynamic")
     assert Speculative(threshold=0.5).verify == "dynamic"
     assert Speculative().verify is None

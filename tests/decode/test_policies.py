@@ -185,7 +185,7 @@ class TestRemask:
         done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(dict.fromkeys(range(4), (0, 0.3))))
         assert done.canvas.steps[1].remasked == (2, 3)
 
-    def test_nobody_can_take_back_what_earlier_steps_revealed(self) -> None:
+    def test_tokens_of_earlier_steps_are_never_masked_again(self) -> None:
         sure = fixed({p: (p, 0.9) for p in range(5)})
         doubts = fixed({p: (0, 0.1 + p / 100) for p in range(5)})
         done = run(masked_block(5), Remask(0.5), sure, doubts)

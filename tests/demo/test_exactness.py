@@ -26,15 +26,8 @@ RULES = (Static(2), Dynamic(0.5), Sequential(), Sequential(1, 0.1), Entropy(0.1)
 #: what drafts for each of them
 BY_RULE = (Speculative(4), Speculative(1, 8), Speculative())
 COMPANIONS = (
-    Sequential(1, 0.1),
-    Entropy(0.5),
-    Static(),
-    Static(2),
-    Dynamic(0.5),
-    Direct(2),
-    Speculative(4),
-    Remask(0.5),
-)
+    Sequential(1, 0.1), Entropy(0.5), Static(), Static(2), Dynamic(0.5), Direct(2), Speculative(4), Remask(0.5),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -170,7 +170,7 @@ class TestUnits:
         assert [unit.num_rows for unit in batch] == [1, 1, 1, 1]
 
 
-def test_who_shares_a_read_copies_it_once() -> None:
+def test_states_of_one_sequence_copy_their_prefix_once() -> None:
     """17 states behind 1,000 blocks: one copy of the prefix, none of the states' own pages."""
     config = parse_config(tiny_config())
     cache = PagedCache(config, 1001, torch.device("cpu"), torch.float32)
@@ -193,7 +193,7 @@ def test_layers_do_not_share_pages() -> None:
     assert written == [(2, 2)]
 
 
-def test_what_is_not_final_is_on_no_page_of_a_sequence() -> None:
+def test_a_block_that_is_not_final_writes_no_page_of_its_sequence() -> None:
     config = parse_config(tiny_config())
     cache = PagedCache(config, 3, torch.device("cpu"), torch.float32)
     forward = attention_backend(cache).prepare([row_at([2, 1], 1, writes_kv=False)])

@@ -29,22 +29,13 @@ def test_the_published_keys() -> None:
     assert config.num_kv_layers == 3
 
 
-def test_what_may_be_left_out() -> None:
+def test_optional_keys_have_defaults() -> None:
     optional = dict.fromkeys(
         [
-            "num_key_value_heads",
-            "head_dim",
-            "block_size",
-            "eos_token_id",
-            "max_position_embeddings",
-            "rope_theta",
-            "rms_norm_eps",
-            "tie_word_embeddings",
-            "hidden_act",
-            "num_mrp_heads",
-            "num_nextn_predict_layers",
+            "num_key_value_heads", "head_dim", "block_size", "eos_token_id", "max_position_embeddings", "rope_theta",
+            "rms_norm_eps", "tie_word_embeddings", "hidden_act", "num_mrp_heads", "num_nextn_predict_layers",
         ]
-    )
+    )  # fmt: skip
     config = parse_config(tiny_config(**optional))
     assert (config.num_kv_heads, config.head_dim, config.block_size) == (4, 8, 4)
     assert (config.eos_token_ids, config.max_positions, config.rope_theta) == ((), 32768, 10000.0)
@@ -98,16 +89,10 @@ def test_a_size_must_be_a_positive_integer(key: str, value: object) -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        "num_key_value_heads",
-        "head_dim",
-        "block_size",
-        "mask_token_id",
-        "max_position_embeddings",
-        "num_nextn_predict_layers",
-        "num_mrp_heads",
-        "mrp_default_steps",
+        "num_key_value_heads", "head_dim", "block_size", "mask_token_id", "max_position_embeddings",
+        "num_nextn_predict_layers", "num_mrp_heads", "mrp_default_steps",
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("value", ["many", 1.5, [4]])
 def test_an_optional_number_is_checked_too(key: str, value: object) -> None:
     with pytest.raises(CheckpointError, match=rf"config\.json: {key} is .*, expected an? (positive )?integer"):
@@ -165,7 +150,7 @@ def test_an_optional_number_is_checked_too(key: str, value: object) -> None:
         ({"eos_token_id": [1, "2"]}, r"eos_token_id is \[1, '2'\], expected an integer or a list"),
     ],
 )
-def test_what_is_not_supported_is_said(changes: dict[str, Any], message: str) -> None:
+def test_a_value_that_is_not_supported_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         parse_config(tiny_config(**changes))
 
@@ -185,7 +170,7 @@ def test_the_published_keys_of_experts() -> None:
     assert parse_config(tiny_config()).num_unused_parameters == 0
 
 
-def test_what_may_be_left_out_of_experts() -> None:
+def test_optional_keys_of_experts_have_defaults() -> None:
     optional = dict.fromkeys(["norm_topk_prob", "mlp_only_layers"])
     assert experts_of(**optional) == ExpertsConfig(6, 2, 24, frozenset({0, 1}), normalized=False)
     assert experts_of(num_experts=None, num_local_experts=3).num_experts == 3
@@ -258,6 +243,6 @@ def test_a_config_that_is_nested_too_deeply(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "a\0b", "x" * 5000])
-def test_what_is_no_path(name: str) -> None:
+def test_a_name_that_is_no_path_is_a_checkpoint_error(name: str) -> None:
     with pytest.raises(CheckpointError):
         resolve(name)

@@ -43,15 +43,10 @@ def test_the_backbone_is_transformers_qwen3_moe_with_a_block_causal_mask(
     experts: int, per_token: int, normalized: bool, layers: int, dense: set[int], step: int, tied: bool, length: int
 ) -> None:
     given_keys = EXPERTS | {
-        "num_experts": experts,
-        "num_experts_per_tok": min(per_token, experts),
-        "norm_topk_prob": normalized,
-        "num_hidden_layers": layers,
-        "mlp_only_layers": sorted(dense),
-        "decoder_sparse_step": step,
-        "tie_word_embeddings": tied,
-        "num_nextn_predict_layers": 0,
-    }
+        "num_experts": experts, "num_experts_per_tok": min(per_token, experts), "norm_topk_prob": normalized,
+        "num_hidden_layers": layers, "mlp_only_layers": sorted(dense), "decoder_sparse_step": step,
+        "tie_word_embeddings": tied, "num_nextn_predict_layers": 0,
+    }  # fmt: skip
     checkpoint = tiny_checkpoint(experts, torch.float32, **given_keys)
     tokens = torch.randint(0, 60, (1, length), generator=torch.Generator().manual_seed(length))
     mask = torch.zeros(1, 1, length, length).masked_fill(~block_causal_mask(length, 4), torch.finfo(torch.float32).min)

@@ -127,7 +127,7 @@ class TestConfig:
         assert (config.family, config.head_dim, config.rotary_dim) == ("llada2_moe", 16, 8)
         assert config.mrp is None
 
-    def test_what_config_json_leaves_out_is_as_the_published_code_has_it(self) -> None:
+    def test_defaults_are_those_of_the_published_code(self) -> None:
         sizes = ["block_size", "mask_token_id", "eos_token_id", "max_position_embeddings", "rms_norm_eps"]
         experts = ["n_group", "topk_group", "routed_scaling_factor", "num_shared_experts"]
         left_out = dict.fromkeys([*sizes, *experts, "partial_rotary_factor", "use_bias"])
@@ -167,7 +167,7 @@ class TestConfig:
             ({"mask_token_id": None}, "mask_token_id 156895 is outside the vocabulary of 64"),
         ],
     )
-    def test_what_is_not_supported_is_said(self, changes: dict[str, Any], message: str) -> None:
+    def test_a_value_that_is_not_supported_is_named(self, changes: dict[str, Any], message: str) -> None:
         with pytest.raises(CheckpointError, match=re.escape(message)):
             parse_config(tiny_config(**(LLADA2 | changes)))
 

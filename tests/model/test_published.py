@@ -37,13 +37,9 @@ def compressed(file_format: str, weights: dict[str, Any], activations: str | Non
         "output_activations": None,
     }
     return {
-        "quant_method": "compressed-tensors",
-        "format": file_format,
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-        "quantization_status": "compressed",
-    }
+        "quant_method": "compressed-tensors", "format": file_format, "config_groups": {"group_0": group},
+        "ignore": ["lm_head"], "kv_cache_scheme": None, "quantization_status": "compressed",
+    }  # fmt: skip
 
 
 QWEN = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [48, 40]}
@@ -152,7 +148,7 @@ def test_ranks_divide_published_matrices(tmp_path: Path, source: str, name: str)
 
 
 @pytest.mark.parametrize("name", ["w8a16 packed", "fp8 of Qwen3"])
-def test_what_files_keep_wide_stays_wide_and_the_output_head_is_widened(tmp_path: Path, name: str) -> None:
+def test_wide_matrices_of_files_stay_wide_and_the_output_head_is_widened(tmp_path: Path, name: str) -> None:
     small, meant = publish(tmp_path, GOLDEN_NAMES[0], name, wide=("layers.0.mlp", "layers.1.self_attn.q_proj"))
     checkpoint, theirs = load_checkpoint(small), matrices(load_checkpoint(meant))
     layers = checkpoint.backbone.layers

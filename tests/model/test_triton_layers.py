@@ -54,15 +54,10 @@ def test_swiglu(device: str, tokens: int, width: int, dtype: torch.dtype, seed: 
 
 #: rows, tokens of a row, heads and key heads, rotated numbers, other numbers of a head, type, pages to write, seed
 heads_drawn = (
-    st.integers(1, 3),
-    st.integers(1, 5),
-    st.sampled_from([(1, 1), (4, 2), (6, 2), (16, 3)]),
-    st.sampled_from([2, 8, 12]),
-    st.sampled_from([0, 0, 6]),
-    DTYPES,
-    st.sampled_from(["none", "some"]),
+    st.integers(1, 3), st.integers(1, 5), st.sampled_from([(1, 1), (4, 2), (6, 2), (16, 3)]),
+    st.sampled_from([2, 8, 12]), st.sampled_from([0, 0, 6]), DTYPES, st.sampled_from(["none", "some"]),
     st.integers(0, 2**31),
-)
+)  # fmt: skip
 
 
 @settings(max_examples=8)

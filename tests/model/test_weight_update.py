@@ -108,9 +108,7 @@ def cut_short(folder: Path) -> None:
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     ],
 )
-def test_what_differs_is_refused_by_its_headers_and_by_itself(
-    tmp_path: Path, spoil: Callable[[Path], object], message: str
-) -> None:
+def test_a_checkpoint_that_differs_is_refused(tmp_path: Path, spoil: Callable[[Path], object], message: str) -> None:
     served, other = load_checkpoint(FIRST), other_weights(tmp_path / "other")
     spoil(other)
     with pytest.raises(CheckpointError, match=message):
@@ -127,14 +125,10 @@ def test_an_mrp_that_the_served_weights_lack_is_refused(tmp_path: Path) -> None:
 
 
 NUMBERS = [
-    (float("nan"), torch.float32, True),
-    (float("inf"), torch.float32, True),
-    (float("-inf"), torch.bfloat16, True),
-    (1e30, torch.bfloat16, False),
-    (1e30, torch.float16, True),
-    (70000.0, torch.float16, True),
+    (float("nan"), torch.float32, True), (float("inf"), torch.float32, True), (float("-inf"), torch.bfloat16, True),
+    (1e30, torch.bfloat16, False), (1e30, torch.float16, True), (70000.0, torch.float16, True),
     (60000.0, torch.float16, False),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ class TestNames:
     @pytest.mark.parametrize(
         "name", ["nothing-here", "./nothing/here", "/nothing/here", "a/b/c", "~/nothing", "name@main", "@a/b"]
     )
-    def test_what_cannot_be_a_hub_name(self, name: str) -> None:
+    def test_a_text_that_cannot_be_a_hub_name_is_refused(self, name: str) -> None:
         with pytest.raises(CheckpointError, match="neither a folder nor a hub name such as 'owner/model'"):
             resolve(name)
 

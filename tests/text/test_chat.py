@@ -21,25 +21,8 @@ PAIRS = list(dict.fromkeys(PAIRS))
 
 #: what is merged over borders, what templates look for, what might be taken for a placeholder
 ORDINARY = [
-    "\n",
-    "\n\n",
-    " ",
-    "  ",
-    ".",
-    "|",
-    "<",
-    ">",
-    "x",
-    "hi",
-    "é",
-    "日",
-    "😀",
-    '"',
-    "\\",
-    "{{ 1 }}",
-    "\ue000",
-    "\ue001",
-]
+    "\n", "\n\n", " ", "  ", ".", "|", "<", ">", "x", "hi", "é", "日", "😀", '"', "\\", "{{ 1 }}", "\ue000", "\ue001",
+]  # fmt: skip
 ORDINARY += [*ADDED, "<|im_", "end|>", "\U000f0000", "\U0010fffd", "0", "[INST]", "user", "MASK"]
 ROLES = ["user", "assistant"]
 

@@ -174,7 +174,7 @@ def test_why_there_are_no_tools(template: str, problem: str) -> None:
     assert problem in codec.tools_problem
 
 
-def test_what_a_template_says_of_tools_and_thinking() -> None:
+def test_a_template_tells_its_tool_format_and_reasoning() -> None:
     _, codec = codec_of("qwen3")
     assert codec.tool_format
     assert (codec.tool_format.name, codec.tools_problem) == ("qwen3", "")

@@ -65,7 +65,7 @@ def in_pieces(reading: AnswerFormat, text: str, cuts: list[int]) -> tuple[Parsed
     opened_by_prompt=st.booleans(),
     cuts=st.lists(st.integers(0, 10**6)),
 )
-def test_what_is_written_is_read(
+def test_a_written_answer_is_parsed_back(
     content: str, made: list[tuple[str, str]], thought: str | None, opened_by_prompt: bool, cuts: list[int]
 ) -> None:
     gap = "\n" if content and made else ""
@@ -142,16 +142,10 @@ def test_arguments_come_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("thinking", "before", "after"),
     [
-        ("no", "x", "y"),
-        ("no", "x", "<tool_call>"),
-        ("no", QWEN3.written(("add", "{}")), "y"),
-        ("may", "", "y"),
-        ("may", "", "<think>y"),
-        ("begun", "", "y"),
-        ("begun", "x", "</think>"),
-        ("begun", "x</think>", "y"),
+        ("no", "x", "y"), ("no", "x", "<tool_call>"), ("no", QWEN3.written(("add", "{}")), "y"), ("may", "", "y"),
+        ("may", "", "<think>y"), ("begun", "", "y"), ("begun", "x", "</think>"), ("begun", "x</think>", "y"),
     ],
-)
+)  # fmt: skip
 def test_white_space_that_is_held_back_is_not_read_again(
     thinking: Literal["no", "may", "begun"], before: str, after: str
 ) -> None:
@@ -192,7 +186,7 @@ def test_wrong_tools_are_refused(wrong: Callable[[], object], message: str) -> N
         wrong()
 
 
-def test_what_may_be_called() -> None:
+def test_the_tools_that_may_be_called() -> None:
     tools = (Tool("a"), Tool("b"))
     assert ToolUse(tools).callable == tools
     assert ToolUse(tools, "none").callable == ()

@@ -43,7 +43,7 @@ def test_a_content_that_is_put_in_as_it_is(template: str, messages: Messages) ->
 @pytest.mark.parametrize("template", ["qwen3", "trim"])
 @settings(max_examples=40)
 @given(talks(any_of(ORDINARY)))
-def test_what_looks_at_contents_is_followed(template: str, messages: Messages) -> None:
+def test_contents_are_found_in_templates_that_change_them(template: str, messages: Messages) -> None:
     assert all(messages[number]["role"] == "assistant" for _, number in answers(template, messages))
 
 
@@ -69,7 +69,7 @@ def test_an_answer_begins_with_a_token_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("what", ["m.content | length", "m.content | truncate(5, true, leeway=0)"])
-def test_what_cannot_be_followed_is_refused(what: str) -> None:
+def test_contents_that_cannot_be_found_are_refused(what: str) -> None:
     template = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }} {{ " + what + " }}{% endfor %}"
     codec = ChatCodec(TextCodec(of("bytes", template)))
     with pytest.raises(InvalidRequest, match="changes assistants' contents") as caught:

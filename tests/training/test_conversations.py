@@ -71,7 +71,7 @@ def test_long_answers_are_windows_that_end_with_blocks(tmp_path):
     assert [(example.start, example.end) for example in corpus.train] == [(5, 12), (12, 20), (20, 26)]
 
 
-def test_what_is_too_long_is_cut_at_a_block_and_counted(tmp_path):
+def test_a_long_answer_is_cut_at_a_block_and_counted(tmp_path):
     limits = Limits(4, max_length=18, window=64)
     corpus = read(tmp_path, {"prompt": "abc", "completion": "x" * 30}, {"text": "short"}, limits=limits)
     assert [(example.start, example.end) for example in corpus.train] == [(3, 16), (0, 6)]

@@ -96,7 +96,7 @@ def test_a_backbone_with_experts_gets_an_mrp_that_drafts(data, tmp_path):
     assert second.stats.forwards.mrp > 0
 
 
-def test_what_was_measured_of_the_backbones_weights_is_not_copied(data, tmp_path):
+def test_measurements_of_the_backbones_weights_are_not_copied(data, tmp_path):
     source, out = tmp_path / "backbone", tmp_path / "out"
     shutil.copytree(GOLDEN, source)
     for measured in (FILE_NAME, "heldout.json"):
@@ -158,7 +158,7 @@ class Stopped(Exception):
     """Ends a run in the middle."""
 
 
-def test_what_lies_on_the_disk_in_the_middle_is_enough_to_go_on_as_if_nothing_had_been(whole, data, tmp_path):
+def test_an_interrupted_training_resumes_to_the_bit(whole, data, tmp_path):
     """A kill leaves what the disk has after an update, so a copy made at that time is continued."""
     running, left = tmp_path / "running", tmp_path / "left"
 
