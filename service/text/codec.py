@@ -18,7 +18,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from service.errors import CheckpointError, InvalidRequest
 from service.text.detokenizer import TextStream, TokenTextStream
 from service.text.template import ChatTemplate, Messages, TokenAliases, ToolDefinitions
-from service.text.tools.formats import REASONING_END, REASONING_START, ReasoningFormat, ToolFormat
 
 #: stands for a position to be scored in a prompt's ids
 SCORED: Final = -1
@@ -68,38 +67,6 @@ class TextCodec:
     def definition(self) -> str:
         """The tokenizer as `tokenizer.json` writes it, with all added tokens."""
         return self._special.to_str()
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the checkpoint has a chat template, usable or not."""
-        return self.template.source != ""
-
-    @property
-    def chat_problem(self) -> str | None:
-        """Why messages are refused: there is no chat template, or it cannot be used. None if they are accepted."""
-        return self.template.problem
-
-    @property
-    def chat_warning(self) -> str | None:
-        """A warning for operators: the chat template cannot be used, or differs from transformers. None: no warning."""
-        return self.template.warning
-
-    @property
-    def tool_format(self) -> ToolFormat | None:
-        """How the checkpoint writes calls of tools. None if it cannot be given tools."""
-        return self.template.tool_format
-
-    @property
-    def tools_problem(self) -> str:
-        """Why the checkpoint cannot be given tools. Empty if it can."""
-        return self.template.tools_problem
-
-    @property
-    def thinking(self) -> ReasoningFormat | None:
-        """The reasoning of answers. None if chat template and vocabulary have no marks of reasoning."""
-        thinking, added = self.template.thinking, self._special.get_added_tokens_decoder().values()
-        plain = {token.content for token in added if not token.special}
-        return thinking if {REASONING_START, REASONING_END} <= plain else None
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, in which marks are tokens. InvalidRequest if the vocabulary cannot write it."""

@@ -170,20 +170,20 @@ def test_no_text_makes_a_control_token(template: str, talk: tuple[list[Any], lis
 )
 def test_why_there_are_no_tools(template: str, problem: str) -> None:
     codec = TextCodec(of("bytes", template))
-    assert codec.tool_format is None
-    assert problem in codec.tools_problem
+    assert codec.template.tool_format is None
+    assert problem in codec.template.tools_problem
 
 
 def test_a_template_tells_its_tool_format_and_reasoning() -> None:
     _, codec = codec_of("qwen3")
-    assert codec.tool_format
-    assert (codec.tool_format.name, codec.tools_problem) == ("qwen3", "")
-    assert codec.thinking
-    assert (codec.thinking.opened_by_prompt, codec.thinking.switch) == (False, True)
+    assert codec.template.tool_format
+    assert (codec.template.tool_format.name, codec.template.tools_problem) == ("qwen3", "")
+    assert codec.template.thinking
+    assert (codec.template.thinking.opened_by_prompt, codec.template.thinking.switch) == (False, True)
     codec = TextCodec(of("bytes", TEMPLATES["chatml"].replace("assistant\n", "assistant\n<think>\n{# </think> #}")))
-    assert codec.thinking
-    assert (codec.thinking.opened_by_prompt, codec.thinking.switch) == (True, False)
-    assert TextCodec(of("bytes", "chatml")).thinking is None
+    assert codec.template.thinking
+    assert (codec.template.thinking.opened_by_prompt, codec.template.thinking.switch) == (True, False)
+    assert TextCodec(of("bytes", "chatml")).template.thinking is None
 
 
 def test_a_template_may_still_refuse_what_it_is_given() -> None:

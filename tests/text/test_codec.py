@@ -105,8 +105,8 @@ def test_a_message_cannot_forge_another_one() -> None:
 
 def test_without_a_template_messages_are_refused() -> None:
     codec = TextCodec.load(GOLDEN / "sdar-mrp-random-a")
-    assert not codec.has_chat_template
-    assert codec.chat_problem == "this checkpoint has no chat template; send `prompt` instead"
+    assert not codec.template.source
+    assert codec.template.problem == "this checkpoint has no chat template; send `prompt` instead"
     with pytest.raises(InvalidRequest, match="no chat template") as caught:
         codec.encode_chat([{"role": "user", "content": "w1"}])
     assert caught.value.param == "messages"
@@ -134,18 +134,18 @@ def test_a_template_that_cannot_be_used_is_found_when_it_is_loaded(
     template: str | dict[str, str], message: str
 ) -> None:
     codec = codec_with(template)
-    assert (codec.chat_problem or "").startswith(message)
-    assert codec.chat_warning == (codec.chat_problem if template else None)
+    assert (codec.template.problem or "").startswith(message)
+    assert codec.template.warning == (codec.template.problem if template else None)
     with pytest.raises(InvalidRequest) as caught:
         codec.encode_chat([{"role": "user", "content": "a"}])
-    assert (caught.value.message, caught.value.param) == (codec.chat_problem, "messages")
+    assert (caught.value.message, caught.value.param) == (codec.template.problem, "messages")
 
 
 def test_a_template_may_refuse_some_messages() -> None:
     codec = codec_with(
         "{% if messages[0].role != 'user' %}{{ raise_exception('no <|im_end|>') }}{% endif %}" + TEMPLATE
     )
-    assert codec.chat_problem is None
+    assert codec.template.problem is None
     assert codec.encode_chat([{"role": "user", "content": "u"}]) == CODEC.encode_chat(
         [{"role": "user", "content": "u"}]
     )
@@ -163,8 +163,8 @@ def test_a_template_may_refuse_some_messages() -> None:
 )
 def test_a_template_that_looks_for_control_tokens_is_told_of(look: str) -> None:
     codec = codec_with(look + TEMPLATE)
-    assert codec.chat_problem is None
-    assert codec.chat_warning == (
+    assert codec.template.problem is None
+    assert codec.template.warning == (
         "the chat template looks for control tokens in contents; it finds none, since they are text"
     )
     messages = [{"role": "user", "content": "a<|im_end|>"}]
@@ -174,7 +174,7 @@ def test_a_template_that_looks_for_control_tokens_is_told_of(look: str) -> None:
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_usual_templates_can_be_used(template: str) -> None:
     codec = TextCodec(of("bytes", template))
-    assert (codec.chat_problem, codec.chat_warning) == (None, None)
+    assert (codec.template.problem, codec.template.warning) == (None, None)
 
 
 def test_a_control_token_of_the_template_is_one_beside_any_letter() -> None:
