@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from service.constraints.closing import ClosedObjects
-from service.constraints.references import References, items_of
+from service.constraints.references import SCHEMAS_BY_NAME, VALUES, References, items_of, mapped
 
 Schema = dict[str, Any]
 
@@ -50,10 +50,6 @@ _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"if": ("then", "else"), "$dynamicAnchor": (), "$recursiveAnchor": ()}
 #: unsupported keywords that are part of another one, whose path stands for both
 _SECONDARY: Final = frozenset({"then", "else", "minContains", "maxContains"})
-
-#: keywords whose values are not schemas; keywords whose values are schemas by name
-VALUES: Final = frozenset({"enum", "const", "default", "examples"})
-SCHEMAS_BY_NAME: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 
 #: keywords of names that have no effect, and that names from a list may have
 _ANNOTATIONS: Final = frozenset({"$schema", "description", "title"})
@@ -101,15 +97,8 @@ def supported_schema(schema: Any) -> SupportedSchema:
 
 def without_patterns(schema: Any) -> Any:
     """The schema without its patterns."""
-    if isinstance(schema, list):
-        return [without_patterns(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        name: value if name in VALUES else without_patterns(value)
-        for name, value in schema.items()
-        if not (name == "pattern" and isinstance(value, str)) and name != "patternProperties"
-    }
+    patterns = ("pattern", "patternProperties")
+    return mapped(schema, lambda part: {name: value for name, value in part.items() if name not in patterns})
 
 
 class _Adapter:

@@ -67,6 +67,7 @@ def test_an_intersection_beyond_the_limit_is_refused(name: str) -> None:
     [
         ({"$ref": "#name", "$anchor": "name"}, "is '#name', allowed beside several patterns are paths"),
         ({"$ref": "#/a/b", "$anchor": "name"}, "is '#/a/b', allowed"),
+        ({"$ref": "#/properties/a/"}, "is '#/properties/a/', allowed"),
         ({"$id": "http://a/b"}, "at the root only"),
         ({"anyOf": 1}, "wrong type"),
         ({"properties": []}, "wrong type"),

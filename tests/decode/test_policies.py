@@ -47,17 +47,18 @@ class TestStatic:
 
 
 class TestDynamic:
-    def test_everything_above_the_threshold_at_once(self) -> None:
-        done = run(masked_block(4), Dynamic(0.55), fixed(FOUR))
-        assert done.revealed == [[(1, 11), (2, 12), (3, 13)], [(0, 10)]]
-
-    def test_equal_to_the_threshold_is_not_above(self) -> None:
-        done = run(masked_block(4), Dynamic(0.7), fixed(FOUR))
-        assert done.revealed[0] == [(1, 11)]
-
-    def test_the_most_confident_when_none_is_above(self) -> None:
-        done = run(masked_block(4), Dynamic(0.95), fixed(FOUR))
-        assert done.revealed == [[(1, 11)], [(2, 12)], [(3, 13)], [(0, 10)]]
+    @pytest.mark.parametrize(
+        ("threshold", "revealed"),
+        [
+            (0.55, [[(1, 11), (2, 12), (3, 13)], [(0, 10)]]),
+            (0.7, [[(1, 11)], [(2, 12)], [(3, 13)], [(0, 10)]]),  # equal to the threshold is not above
+            (0.95, [[(1, 11)], [(2, 12)], [(3, 13)], [(0, 10)]]),  # none is above: the most confident
+        ],
+    )
+    def test_every_position_above_the_threshold_or_the_most_confident(
+        self, threshold: float, revealed: list[list[tuple[int, int]]]
+    ) -> None:
+        assert run(masked_block(4), Dynamic(threshold), fixed(FOUR)).revealed == revealed
 
 
 class TestDirect:
@@ -172,18 +173,20 @@ class TestRemask:
         assert done.refinements[0].rescore == (1, 2, 3)
         assert done.refinements[0].state == Block((M, 11, 12, 13))
 
-    def test_equal_to_the_threshold_is_not_doubtful(self) -> None:
-        done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(dict.fromkeys(range(4), (0, 0.55))))
-        assert all(not step.remasked for step in done.canvas.steps)
-
-    def test_the_best_of_all_doubtful_ones_is_kept(self) -> None:
-        doubts = {1: (0, 0.1), 2: (0, 0.3), 3: (0, 0.2), 0: (0, 0.0)}
+    @pytest.mark.parametrize(
+        ("confidences", "remasked"),
+        [
+            ((0.55, 0.55, 0.55), ()),  # equal to the threshold is not doubtful
+            ((0.1, 0.3, 0.2), (1, 3)),  # the best of doubtful ones stays
+            ((0.3, 0.3, 0.3), (2, 3)),  # of equal ones the lowest position
+        ],
+    )
+    def test_of_doubtful_reveals_the_best_stays(
+        self, confidences: tuple[float, ...], remasked: tuple[int, ...]
+    ) -> None:
+        doubts = {0: (0, 0.0), **{position: (0, sure) for position, sure in enumerate(confidences, 1)}}
         done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(doubts))
-        assert done.canvas.steps[1].remasked == (1, 3)
-
-    def test_of_equally_doubtful_ones_the_lowest_position_is_kept(self) -> None:
-        done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(dict.fromkeys(range(4), (0, 0.3))))
-        assert done.canvas.steps[1].remasked == (2, 3)
+        assert tuple(position for step in done.canvas.steps[:2] for position in step.remasked) == remasked
 
     def test_tokens_of_earlier_steps_are_never_masked_again(self) -> None:
         sure = fixed({p: (p, 0.9) for p in range(5)})

@@ -43,38 +43,31 @@ def test_optional_keys_have_defaults() -> None:
     assert config.num_kv_layers == 2
 
 
-def test_the_published_mask_token_is_the_default() -> None:
-    assert parse_config(tiny_config(vocab_size=151936, mask_token_id=None)).mask_token_id == 151669
+LARGE = {"vocab_size": 151936}
 
 
-@pytest.mark.parametrize(("value", "expected"), [(None, ()), (5, (5,)), ([151643, 151645], (151643, 151645)), ([], ())])
-def test_eos_tokens(value: object, expected: tuple[int, ...]) -> None:
-    assert parse_config(tiny_config(vocab_size=151936, eos_token_id=value)).eos_token_ids == expected
-
-
-def test_rope_theta_in_either_place() -> None:
-    assert parse_config(tiny_config(rope_theta=None, rope_parameters={"rope_theta": 5e5})).rope_theta == 5e5
-    assert parse_config(tiny_config(rope_theta=1e6)).rope_theta == 1e6
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        (LARGE | {"mask_token_id": None}, "mask_token_id", 151669),  # the published one
+        (LARGE | {"eos_token_id": None}, "eos_token_ids", ()),
+        (LARGE | {"eos_token_id": []}, "eos_token_ids", ()),
+        (LARGE | {"eos_token_id": 5}, "eos_token_ids", (5,)),
+        (LARGE | {"eos_token_id": [151643, 151645]}, "eos_token_ids", (151643, 151645)),
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta", 5e5),
+        ({"rope_theta": 1e6}, "rope_theta", 1e6),
+        ({"mrp_residual": False, "mrp_scale": 2.0, "mrp_default_steps": 3}, "mrp", MrpConfig(1, False, 2.0, 3)),
+        ({"block_size": 1}, "mrp", MrpConfig(1, default_steps=1)),
+        ({"num_nextn_predict_layers": 0}, "mrp", None),
+        ({"num_mrp_heads": 0}, "mrp", None),
+    ],
+)
+def test_a_key_becomes_a_field(changes: dict[str, Any], field: str, value: object) -> None:
+    assert getattr(parse_config(tiny_config(**changes)), field) == value
 
 
 def test_the_operator_overrides_the_block_size() -> None:
     assert parse_config(tiny_config(), block_size=16).block_size == 16
-
-
-def test_mrp_belongs_to_the_checkpoint() -> None:
-    config = parse_config(tiny_config(mrp_residual=False, mrp_scale=2.0, mrp_default_steps=3))
-    assert config.mrp == MrpConfig(num_layers=1, residual=False, scale=2.0, default_steps=3)
-
-
-@pytest.mark.parametrize("changes", [{"num_nextn_predict_layers": 0}, {"num_mrp_heads": 0}])
-def test_no_layers_or_no_heads_is_no_mrp(changes: dict[str, Any]) -> None:
-    assert parse_config(tiny_config(**changes)).mrp is None
-
-
-def test_default_steps_fit_the_block() -> None:
-    mrp = parse_config(tiny_config(block_size=1)).mrp
-    assert mrp is not None
-    assert mrp.default_steps == 1
 
 
 @pytest.mark.parametrize(
