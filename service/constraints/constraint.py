@@ -6,7 +6,7 @@ The gateway makes it from a request's fields. Its limits bound the time and memo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -198,13 +198,11 @@ def _check_depth(schema: object, param: str) -> None:
     """InvalidRequest if values are nested too deeply. Goes down level by level, without recursion."""
     level: list[object] = [schema]
     for _ in range(2 * MAX_DEPTH):
-        level = [child for value in level for child in _children(value)]
+        level = [
+            child
+            for value in level
+            for child in (value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ())
+        ]
         if not level:
             return
     raise InvalidRequest(f"{param} is nested too deeply, allowed are {MAX_DEPTH} levels", param=param)
-
-
-def _children(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
-        return value.values()
-    return value if isinstance(value, list) else ()

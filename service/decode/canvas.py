@@ -104,10 +104,6 @@ class DraftBudget(NamedTuple):
     mrp_steps: int = 0
     refine: float = 0.0
 
-    def at_most(self, states: int) -> DraftBudget:
-        """The budget with at most `states` states."""
-        return self if self.states <= states else self._replace(states=states)
-
 
 def _complete(block: Block) -> bool:
     return block.complete

@@ -1,9 +1,7 @@
 """A whole training: a servable folder, a resume that is bit-exact, and a kill that loses only the last updates."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -179,28 +177,6 @@ def test_an_interrupted_training_resumes_to_the_bit(whole, data, tmp_path):
 
 def weights(out):
     return {name: value.tolist() for name, value in load_checkpoint(out).mrp.state_dict().items()}
-
-
-@pytest.mark.slow  # the test above without a process
-def test_killed_it_loses_at_most_the_updates_since_the_last_state(whole, data, tmp_path):
-    program = (
-        "import sys; from tests.training.test_session import *\n"
-        "def after(report): print(report.step, flush=True); report.step == 6 and sys.stdin.read()\n"
-        "run(plan_of(Path(sys.argv[1]), Path(sys.argv[2])), Watcher(update=after))"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, data, tmp_path],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as process:  # fmt: skip
-        assert [int(process.stdout.readline()) for _ in range(6)][-1] == 6
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    assert len(curve(tmp_path)) == 6
-    done = []
-    run(plan_of(data, tmp_path), Watcher(update=lambda report: done.append(report.step)))
-    assert done == list(range(5, 8))
-    assert curve(tmp_path) == curve(whole[0])
-    assert weights(tmp_path) == weights(whole[0])
 
 
 def test_a_half_written_state_is_not_taken(whole, data, tmp_path):

@@ -168,7 +168,9 @@ def _rule(mode: Speculative) -> Rule:
 def _draft(canvas: Canvas, prediction: Prediction, mode: Speculative, rule: Rule, *, first: bool) -> Drafting | None:
     """The generator of the drafts. None if no draft can be worth its cost. `first`: a block's first round."""
     if mode.mrp_steps == AUTO:
-        budget = canvas.budget().at_most(mode.max_drafts or len(canvas.block.tokens))
+        budget, max_drafts = canvas.budget(), mode.max_drafts or len(canvas.block.tokens)
+        if budget.states > max_drafts:
+            budget = budget._replace(states=max_drafts)
         return tree(canvas, prediction, rule, budget) if worth_drafting(rule, budget) else None
     if mode.max_drafts is None:
         return chain(canvas, prediction, mode.mrp_steps, rule, first=first)

@@ -63,7 +63,8 @@ def batches(rows: Sequence[RowKv], limits: BatchLimits) -> list[list[PrefixUnit]
     by_shape = defaultdict[tuple[int, bool], list[PrefixUnit]](list)
     for size, same_size in by_size.items():
         units = same_size
-        if size > 1 and _saved_pages(same_size, rows) <= limits.padding:  # not worth a call of their own
+        saved_pages = sum(sum(rows[index].index for index in unit.rows) - unit.base for unit in same_size)
+        if size > 1 and saved_pages <= limits.padding:  # not worth a call of their own
             units = [_single(rows, index) for unit in same_size for index in unit.rows]
         for unit in units:
             by_shape[unit.num_rows, unit.base > 0].append(unit)
@@ -95,11 +96,6 @@ def single_units(rows: Sequence[RowKv]) -> list[PrefixUnit]:
 
 def _single(rows: Sequence[RowKv], index: int) -> PrefixUnit:
     return PrefixUnit(index, 1, rows[index].index, rows[index].pages)
-
-
-def _saved_pages(units: Sequence[PrefixUnit], rows: Sequence[RowKv]) -> int:
-    """The reads of pages that units save."""
-    return sum(sum(rows[index].index for index in unit.rows) - unit.base for unit in units)
 
 
 def _by_length(units: Sequence[PrefixUnit], limits: BatchLimits) -> list[list[PrefixUnit]]:

@@ -64,11 +64,6 @@ class TileConfig:
     tile: int
     programs: int
 
-    @property
-    def smallest_tile(self) -> int:
-        """Queries of a program if every row is a unit."""
-        return self.tile_for(self.block)
-
     def tile_for(self, tokens: int) -> int:
         """Queries of a program, a power of two. `tokens`: the tokens of the largest unit."""
         needed = 1 << (tokens * self.group - 1).bit_length()
@@ -161,8 +156,7 @@ def schedule_tiles(
     With a `width` a row's tiles depend on the row alone: it is a unit of its own, split at fixed tokens.
     """
     units = single_units(rows) if width is not None else prefix_units(rows, _NO_LIMIT)
-    longest = max((unit.num_rows for unit in units), default=1)
-    tile = config.smallest_tile if width is not None else config.tile_for(longest * config.block)
+    tile = config.tile_for(max((unit.num_rows for unit in units), default=1) * config.block)
     if padding:
         units.append(PrefixUnit(len(rows), padding, 0, ()))
     starts, pages = tables.concatenated(units)
