@@ -39,15 +39,12 @@ NOBODY: Final = Owner()
 
 
 class Preamble(Data, frozen=True):
-    """A text before the constrained text, such as reasoning: from `begin` to `end`, then `gap`.
-
-    `in_prompt`: whether the prompt has its beginning, so that it is required. Else it is optional.
-    """
+    """A text before the constrained text, such as reasoning: from `begin` to `end`, then `gap`."""
 
     begin: str
     end: str
     gap: str
-    in_prompt: bool = False
+    in_prompt: bool = False  # whether the prompt has its beginning, so that it is required. Else it is optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +58,14 @@ class CallTexts:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallForm:
-    """A call of the tool `name`: `head`, its arguments as JSON that fits `schema`, `tail`.
-
-    `param`: the field with the schema. `strict`: whether every keyword of the schema must hold.
-    """
+    """A call of the tool `name`: `head`, its arguments as JSON that fits `schema`, `tail`."""
 
     name: str
     head: str
     schema: Mapping[str, Any]
     tail: str
-    param: str = "tools"
-    strict: bool = False
+    param: str = "tools"  # the field with the schema
+    strict: bool = False  # whether every keyword of the schema must hold
 
 
 class Constraint(Data, frozen=True):

@@ -94,18 +94,15 @@ class Step(NamedTuple):
 
     `kind`: the output that decided (`denoise`: one backbone row, `verify`: several backbone rows, `mrp`), or `forced`:
     the grammar allowed one text only.
-    `drafted`: the verified picks. The first `accepted` of them are the first picks of `revealed`.
-    `gains`: (expected, actual) tokens gained by each state of a tree of drafts.
-    `sizes`: the numbers of picks of the plain mode's steps that `revealed` covers, in order. Empty: it is one step.
     """
 
     kind: StepKind
     revealed: tuple[Pick, ...] = ()
     remasked: tuple[int, ...] = ()
-    drafted: tuple[Pick, ...] = ()
-    accepted: int = 0
-    gains: tuple[tuple[float, int], ...] = ()
-    sizes: tuple[int, ...] = ()
+    drafted: tuple[Pick, ...] = ()  # the verified picks
+    accepted: int = 0  # so many of the first verified picks are the first picks of `revealed`
+    gains: tuple[tuple[float, int], ...] = ()  # (expected, actual) tokens gained by each state of a tree of drafts
+    sizes: tuple[int, ...] = ()  # the numbers of picks of the plain mode's steps, in order. Empty: it is one step
 
     @property
     def proposed(self) -> int:

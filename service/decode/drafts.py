@@ -39,15 +39,11 @@ _NEXT = LeftToRight(1)
 
 
 class Draft(NamedTuple):
-    """A state to be verified: the picks that lead to it from the state before.
+    """A state to be verified."""
 
-    `number`: its index among the drafts, from 1 on. `gain`: the expected number of tokens gained by verifying it; 0 in
-    a chain, where it is not estimated.
-    """
-
-    number: int
-    picks: tuple[Pick, ...]
-    gain: float = 0.0
+    number: int  # its index among the drafts, from 1 on
+    picks: tuple[Pick, ...]  # they lead to it from the state before
+    gain: float = 0.0  # the expected number of tokens gained by verifying it; a chain does not estimate it
 
 
 #: the drafts by their states, in the order of their numbers

@@ -36,11 +36,7 @@ from service.model.weights import WeightFiles, load_weights, published_weights
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """An operator's options of loading. None keeps the checkpoint's value.
-
-    `quantization`: a name in `QUANT_SCHEMES` for the layers' weights; None keeps the published form. `shard`: the shard
-    of the model for one of several tensor-parallel devices.
-    """
+    """An operator's options of loading. None keeps the checkpoint's value."""
 
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
@@ -48,8 +44,8 @@ class LoadOptions:
     mrp_residual: bool | None = None
     mrp_scale: float | None = None
     mrp_zero: bool = False
-    quantization: str | None = None
-    shard: Shard = Shard()
+    quantization: str | None = None  # a name in `QUANT_SCHEMES` for the layers' weights
+    shard: Shard = Shard()  # the shard of the model for one of several tensor-parallel devices
 
 
 @dataclass(frozen=True, slots=True)

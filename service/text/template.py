@@ -94,7 +94,7 @@ class ChatTemplate:
     """The chat template of a tokenizer with the control tokens `control` and the marks `marks`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, control: Sequence[str], marks: Sequence[str] = ()) -> None:
-        self.aliases, self.hidden = TokenAliases(control), TokenAliases(marks)  # `hidden`: of marks that are text
+        self.aliases, self.hidden = TokenAliases(control), TokenAliases(marks)  # of tokens; of marks in texts
         self.source = ""  # empty if there is no template
         self.problem: str | None = None  # why messages are refused
         self.warning: str | None = None  # for operators: it cannot be used, or differs from transformers

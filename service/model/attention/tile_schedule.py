@@ -53,16 +53,12 @@ class MergeItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """The fixed sizes of a backend's schedules.
+    """The fixed sizes of a backend's schedules."""
 
-    `block`: tokens of a row. `group`: query heads that share a key head. `tile`: the most queries of a program, over
-    all heads. `programs`: the number of programs, for one head, that keeps the device busy.
-    """
-
-    block: int
-    group: int
-    tile: int
-    programs: int
+    block: int  # tokens of a row
+    group: int  # query heads that share a key head
+    tile: int  # the most queries of a program, over all heads
+    programs: int  # the number of programs, for one head, that keeps the device busy
 
     def tile_for(self, tokens: int) -> int:
         """Queries of a program, a power of two. `tokens`: the tokens of the largest unit."""
@@ -72,21 +68,16 @@ class TileConfig:
 
 @dataclass(frozen=True, slots=True)
 class TileSchedule:
-    """The tables of a forward: `items` `[programs, 8]`, `merges` `[tiles, 4]`, `pages`, and three tables of the rows.
+    """The tables of a forward."""
 
-    `tile`: queries of a program, over all heads. `order`: the order of the rows, which stays. `num_parts`: the number
-    of partial results. Of each row: `indices`, its block index; `final`, 1 for a final block; `targets`, the page that
-    it writes, or -1.
-    """
-
-    order: Sequence[int]
-    tile: int
-    items: IntTable
-    merges: IntTable
-    num_parts: int
-    indices: IntTable
-    final: IntTable
-    targets: IntTable
+    order: Sequence[int]  # of the rows, which stays
+    tile: int  # queries of a program, over all heads
+    items: IntTable  # [programs, 8], `AttendItem`s
+    merges: IntTable  # [tiles, 4], `MergeItem`s
+    num_parts: int  # the number of partial results
+    indices: IntTable  # [R], the block index of each row
+    final: IntTable  # [R], 1 for a final block
+    targets: IntTable  # [R], the page that a row writes, or -1
     pages: IntTable
 
     @property

@@ -25,16 +25,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters`: the JSON schema of its arguments; None if it has none.
-
-    `strict`: whether every keyword of the schema must hold. `param`: the request's field with the schema.
-    """
+    """A function that the model may call."""
 
     name: str
     description: str | None = field(default=None, repr=False)
-    parameters: Mapping[str, Any] | None = field(default=None, repr=False)
-    strict: bool = False
-    param: str = "tools"
+    parameters: Mapping[str, Any] | None = field(default=None, repr=False)  # the JSON schema of its arguments, if any
+    strict: bool = False  # whether every keyword of the schema must hold
+    param: str = "tools"  # the request's field with the schema
 
     @property
     def definition(self) -> dict[str, Any]:
