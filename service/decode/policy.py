@@ -94,14 +94,11 @@ class Evaluate(NamedTuple):
 
 
 class Refine(NamedTuple):
-    """Asks MRP for the Prediction of `state`, anchored on an earlier one.
-
-    `rescore`: revealed positions of `state` for whose tokens MRP also gives probabilities.
-    """
+    """Asks MRP for the Prediction of `state`, anchored on an earlier one."""
 
     after: Prediction
     state: Block
-    rescore: tuple[int, ...] = ()
+    rescore: tuple[int, ...] = ()  # revealed positions of `state` for whose tokens MRP also gives probabilities
 
 
 Query = Evaluate | Refine

@@ -149,10 +149,7 @@ def _divides(size: int, config: ModelConfig) -> bool:
 
 
 class CheckedUpdate(NamedTuple):
-    """Weights that can replace the served ones. `folders`: the folders that are still needed, the last one the newest.
+    """Weights that can replace the served ones."""
 
-    `has_mrp`: whether the newest folder has weights of MRP.
-    """
-
-    folders: tuple[str, ...]
-    has_mrp: bool
+    folders: tuple[str, ...]  # the folders that are still needed, the last one the newest
+    has_mrp: bool  # whether the newest folder has weights of MRP

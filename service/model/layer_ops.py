@@ -24,14 +24,11 @@ class Rotation(NamedTuple):
 
 
 class KvTargets(NamedTuple):
-    """The pages of a layer, and the pages that rows write.
+    """The pages of a layer, and the pages that rows write."""
 
-    `keys`, `values` `[pages, L, kv_heads, D]`; `targets` `[R]` int32, the page of a row, or -1 for none.
-    """
-
-    keys: Tensor
+    keys: Tensor  # [pages, L, kv_heads, D]
     values: Tensor
-    targets: Tensor
+    targets: Tensor  # [R] int32, the page of a row, or -1 for none
 
 
 class PagedAttend:

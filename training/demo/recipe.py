@@ -97,7 +97,7 @@ class Recipe:
     def _batches(self, stage: Stage) -> Batches:
         windows = Windows(self._tokenizer, library_files(heldout=False)) if stage.text else None
         change = Disguise.of(self._tokenizer, stage.disguised)
-        return Batches(self._tokenizer, BLOCK, BATCH, self._seed, windows, draw, change, stage.text)
+        return Batches(self._tokenizer, BLOCK, BATCH, self._seed, windows, draw, change=change, share=stage.text)
 
     def _watcher(self) -> Watcher:
         def save(backbone: Backbone, updates: int) -> None:

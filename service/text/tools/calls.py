@@ -71,7 +71,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools that an answer may call. `among`: the only allowed names, all if empty. `parallel`: several calls.
+    """The tools that an answer may call.
 
     Of two tools with one name, a call fits the schema of either. InvalidRequest if names are not allowed, or not among
     the tools.
@@ -79,8 +79,8 @@ class ToolUse:
 
     tools: tuple[Tool, ...]
     choice: ToolChoiceMode = "auto"
-    among: tuple[str, ...] = ()
-    parallel: bool = True
+    among: tuple[str, ...] = ()  # the only allowed names, all if empty
+    parallel: bool = True  # whether several calls are allowed
 
     def __post_init__(self) -> None:
         names = [tool.name for tool in self.tools]
