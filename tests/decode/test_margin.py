@@ -11,23 +11,17 @@ from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import BlockGrammar, Canvas, DraftBudget
 from service.decode.drafts import Draft
 from service.decode.mode import RuleMode
-from service.decode.modes import Dynamic, Entropy, Sequential, Speculative, Static
+from service.decode.modes import Speculative, Static
 from service.decode.modes.speculative import accept_within_margin
 from service.decode.registry import leaves_drafts_open, only_drafts
 from service.decode.rules import LeftToRight, TopConfidence
 from service.errors import InvalidRequest
 from tests.decode.oracle import fixed, masked_block, mostly, random_oracle, run
-from tests.decode.test_properties import SEEDS, blocks, picks
+from tests.decode.test_properties import PLAIN, SEEDS, blocks, picks
 from tests.predictions import likeliest, prediction_of
 
 M = MASKED
 ONE = LeftToRight(1)
-RULES = st.one_of(
-    st.builds(Static, st.integers(1, 6)),
-    st.builds(Dynamic, st.floats(0.05, 1)),
-    st.builds(Sequential, st.integers(1, 6), st.sampled_from([0.0, 0.3, 1.0])),
-    st.builds(Entropy, st.floats(0, 3)),
-)
 
 
 def near_pick(token: int, sure: float, second: int, chance: float, position: int = 0) -> Pick:
@@ -224,7 +218,7 @@ def picks_of(done: object) -> list[tuple[int, int, float]]:
 
 @settings(max_examples=150)
 @given(
-    blocks(), SEEDS, SEEDS, st.integers(0, 6), st.integers(1, 8), RULES, st.floats(0.01, 1), st.booleans()
+    blocks(), SEEDS, SEEDS, st.integers(0, 6), st.integers(1, 8), PLAIN, st.floats(0.01, 1), st.booleans()
 )  # fmt: skip
 def test_with_any_margin_only_the_two_likeliest_tokens_of_the_backbone_are_revealed(
     block: Block, seed: int, other: int, steps: int, drafts: int, plain: RuleMode, margin: float, tree: bool

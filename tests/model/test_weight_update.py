@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from service.errors import CheckpointError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, save_checkpoint
 from service.model.weight_update import apply_update, check_update, load_update
 from service.model.weights import WeightFiles
+from tests.model.test_weights import change_config, change_weights
 from tests.other_weights import FIRST, other_weights
 from tests.tiny import EXPERTS_NAME, GOLDEN, tiny_checkpoint
 
@@ -76,17 +75,6 @@ def without_mrp(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     save_file({n: w for n, w in weights.items() if not n.startswith("mrp")}, folder / "model.safetensors")
     change_config(folder, num_mrp_heads=0, num_nextn_predict_layers=0)
-
-
-def change_config(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors")
 
 
 def cut_short(folder: Path) -> None:
