@@ -13,9 +13,9 @@ from service.decode.policy import Evaluate, Prediction, Query, Refine
 from tests.predictions import likeliest, prediction_of
 
 #: token, confidence[, entropy[, second token, its probability]]
-Said = tuple[int, float] | tuple[int, float, float] | tuple[int, float, float, int, float]
-#: what is said of the positions of a state
-Says = Callable[[Block], Mapping[int, Said]]
+ScriptedToken = tuple[int, float] | tuple[int, float, float] | tuple[int, float, float, int, float]
+#: the scripted tokens of a state's positions
+Script = Callable[[Block], Mapping[int, ScriptedToken]]
 
 
 @dataclass
@@ -50,8 +50,8 @@ def masked_block(size: int, head: tuple[int, ...] = ()) -> Block:
 def run(
     block: Block,
     mode: DecodingMode,
-    backbone: Says,
-    mrp: Says | None = None,
+    backbone: Script,
+    mrp: Script | None = None,
     budget: DraftBudget | None = None,
     read: int = 99,
 ) -> Run:
@@ -82,10 +82,10 @@ def run(
 
 
 def prediction(
-    state: Block, says: Says, mode: DecodingMode, rescore: tuple[int, ...] = (), top_logprobs: int = 0
+    state: Block, script: Script, mode: DecodingMode, rescore: tuple[int, ...] = (), top_logprobs: int = 0
 ) -> Prediction:
     assert state.masked or rescore, "asked about a block in which there is nothing to say"
-    scripted = says(state)
+    scripted = script(state)
     picks = tuple(
         Pick(position, *scripted[position][:2], _logprobs(scripted[position], top_logprobs))
         for position in state.masked
@@ -95,19 +95,19 @@ def prediction(
     return prediction_of(picks, rescored, object(), entropies)
 
 
-def _logprobs(scripted: Said, top_logprobs: int) -> PositionLogprobs | None:
+def _logprobs(scripted: ScriptedToken, top_logprobs: int) -> PositionLogprobs | None:
     pairs = [scripted[:2], scripted[3:]] if len(scripted) > 3 else [scripted[:2]]
     return likeliest(*((token, sure) for token, sure in pairs[:top_logprobs])) if top_logprobs else None
 
 
-def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Says:
+def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Script:
     """A function of the state and the seed; few tokens, confidences and entropies, so that ties happen.
 
     The second token is another one, and at most as likely.
     """
 
-    def says(state: Block) -> dict[int, Said]:
-        scripted: dict[int, Said] = {}
+    def script(state: Block) -> dict[int, ScriptedToken]:
+        scripted: dict[int, ScriptedToken] = {}
         for position in range(len(state.tokens)):
             digest = hashlib.blake2b(repr((seed, state.tokens, position)).encode(), digest_size=4).digest()
             token, sure = digest[0] % tokens, (digest[1] % levels + 1) / levels
@@ -117,19 +117,19 @@ def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Says:
             )  # fmt: skip
         return scripted
 
-    return says
+    return script
 
 
-def mostly(truth: Says, other: Says, seed: int) -> Says:
-    """An oracle that says what `truth` says for about three of four states, else what `other` says."""
+def mostly(truth: Script, other: Script, seed: int) -> Script:
+    """The script `truth` for about three of four states, else `other`."""
 
-    def says(state: Block) -> Mapping[int, Said]:
+    def script(state: Block) -> Mapping[int, ScriptedToken]:
         digest = hashlib.blake2b(repr((seed, state.tokens)).encode(), digest_size=1).digest()
         return (other if digest[0] % 4 == 0 else truth)(state)
 
-    return says
+    return script
 
 
-def fixed(scripted: Mapping[int, Said]) -> Says:
-    """Says the same of every state."""
+def fixed(scripted: Mapping[int, ScriptedToken]) -> Script:
+    """Script the same of every state."""
     return lambda state: scripted

@@ -6,27 +6,27 @@ from typing import NamedTuple
 
 from service.decode.block import MASKED, Block
 from service.decode.canvas import DraftBudget
-from tests.decode.oracle import Says
+from tests.decode.oracle import Script
 
 
-class Said(NamedTuple):
+class Reading(NamedTuple):
     """What is said of the picks after a state: by an oracle of the state `of`."""
 
-    says: Says
+    script: Script
     of: Block
     sharpness: float
 
 
-class Chosen(NamedTuple):
+class ChosenState(NamedTuple):
     """A state, how likely decoding passes through it, and what is said of it."""
 
     state: Block
     likelihood: float
-    reading: Said
+    reading: Reading
 
     def following(self) -> list[tuple[Block, float]]:
         """Its four likeliest successors, and how likely decoding passes through it to them."""
-        reading = self.reading.says(self.reading.of)
+        reading = self.reading.script(self.reading.of)
         odds = {position: reading[position][1] / (1 - reading[position][1]) for position in self.state.masked}
         weights = {position: odd**self.reading.sharpness for position, odd in odds.items()}
         best = sorted(weights, key=lambda position: -weights[position])[:4]
@@ -40,23 +40,25 @@ class Chosen(NamedTuple):
         ]
 
 
-def plain_tree(block: Block, before: tuple[Block, Says], mrp: Says, budget: DraftBudget) -> list[tuple[Block, float]]:
+def plain_tree(
+    block: Block, before: tuple[Block, Script], mrp: Script, budget: DraftBudget
+) -> list[tuple[Block, float]]:
     """The states in the order of their choice, each with its likelihood then. `before`: the last state that was read.
 
     Of the budget `states` and `mrp_steps` count.
     """
-    chosen = list[Chosen]()
-    following: Chosen | None = Chosen(block, 1.0, Said(before[1], before[0], 2.0))
+    chosen = list[ChosenState]()
+    following: ChosenState | None = ChosenState(block, 1.0, Reading(before[1], before[0], 2.0))
     while following is not None and len(chosen) <= budget.states:
-        fresh = Said(mrp, following.state, 4.0) if len(chosen) < budget.mrp_steps else following.reading
+        fresh = Reading(mrp, following.state, 4.0) if len(chosen) < budget.mrp_steps else following.reading
         chosen.append(following._replace(reading=fresh))
         following = _likeliest(chosen)
     return [(node.state, node.likelihood) for node in chosen[1:]]
 
 
-def _likeliest(chosen: list[Chosen]) -> Chosen | None:
+def _likeliest(chosen: list[ChosenState]) -> ChosenState | None:
     """The likeliest state after the chosen ones. What is said of it comes from its likeliest way."""
-    ways = dict[Block, list[tuple[float, Said]]]()
+    ways = dict[Block, list[tuple[float, Reading]]]()
     for node in chosen:
         for state, likelihood in node.following():
             ways.setdefault(state, []).append((likelihood, node.reading))
@@ -69,4 +71,4 @@ def _likeliest(chosen: list[Chosen]) -> Chosen | None:
     if not left:
         return None
     best = max(left, key=lambda state: left[state])
-    return Chosen(best, left[best], max(ways[best], key=lambda way: way[0])[1])
+    return ChosenState(best, left[best], max(ways[best], key=lambda way: way[0])[1])

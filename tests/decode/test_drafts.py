@@ -13,27 +13,27 @@ from service.decode.canvas import Canvas, DraftBudget
 from service.decode.drafts import FRESH, STALE, BestFirstSearch, Drafts, Node, most_likely, tree, worth_drafting
 from service.decode.policy import Prediction, Refine
 from service.decode.rules import ConfidenceAbove, TopConfidence
-from tests.decode.oracle import Says, masked_block
+from tests.decode.oracle import Script, masked_block
 from tests.decode.plain_tree import plain_tree
 from tests.predictions import prediction_of
 
 
-def oracle(seed: int, tokens: int) -> Says:
+def oracle(seed: int, tokens: int) -> Script:
     """A function of the state and the seed, without ties."""
 
-    def says(state: Block) -> dict[int, tuple[int, float]]:
+    def script(state: Block) -> dict[int, tuple[int, float]]:
         drawn = random.Random(repr((seed, state.tokens)))
         return {position: (drawn.randrange(tokens), drawn.uniform(0.01, 0.99)) for position in range(len(state.tokens))}
 
-    return says
+    return script
 
 
-def prediction(says: Says, state: Block) -> Prediction:
-    scripted = says(state)
+def prediction(script: Script, state: Block) -> Prediction:
+    scripted = script(state)
     return prediction_of(tuple(Pick(position, *scripted[position][:2]) for position in state.masked), handle=state)
 
 
-def grown(canvas: Canvas, before: Prediction, mrp: Says, budget: DraftBudget) -> tuple[Drafts, list[Refine]]:
+def grown(canvas: Canvas, before: Prediction, mrp: Script, budget: DraftBudget) -> tuple[Drafts, list[Refine]]:
     """The drafts, and what MRP was asked."""
     growing, refines = tree(canvas, before, TopConfidence(1), budget), list[Refine]()
     try:
@@ -131,11 +131,11 @@ def test_mrp_reads_a_state_where_it_can_gain_more_than_its_cost(
 
 
 def test_a_pick_is_known_again_by_its_token() -> None:
-    """MRP says another token of a place than before, so the two states are two."""
+    """MRP reads another token at a position than before, so the two states differ."""
     block, empty = Block((9, MASKED, MASKED, MASKED)), masked_block(4)
     scripted = {0: (9, 0.9), 1: (1, 0.6), 2: (2, 0.5), 3: (3, 0.1)}
     changed = {**scripted, 2: (7, 0.5), 1: (1, 0.61)}
-    mrp: Says = lambda state: scripted if state == block else changed  # noqa: E731
+    mrp: Script = lambda state: scripted if state == block else changed  # noqa: E731
     drafts, _ = grown(Canvas(block), prediction(lambda _: scripted, empty), mrp, DraftBudget(0.0, 4, 2))
     assert {Block((9, 1, 7, MASKED)), Block((9, MASKED, 2, MASKED))} <= set(drafts)
     assert Block((9, 1, 2, MASKED)) in set(drafts) or len(drafts) == 4

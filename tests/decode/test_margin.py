@@ -131,7 +131,7 @@ class TestPlaces:
             assert choose(prediction, block)[0][:2] == position
 
 
-class Even:
+class EvenTokens:
     """A grammar of even tokens, after which nothing is forced."""
 
     def mask(self, tokens: tuple[int, ...]) -> None:
@@ -155,7 +155,7 @@ def test_a_near_draft_that_the_grammar_refuses_is_not_accepted() -> None:
     prediction = prediction_of((near_pick(4, 0.5, 6, 0.45, 0), near_pick(8, 0.5, 9, 0.45, 1)))
     for drafted, tokens in (((6, 8), (6, 8)), ((6, 9), (4,)), ((6,), (6,)), ((4, 9), (4,))):
         step = tuple(Pick(position, token, 0.9) for position, token in enumerate(drafted))
-        canvas = Canvas(block, grammar=BlockGrammar(Even(), 0))
+        canvas = Canvas(block, grammar=BlockGrammar(EvenTokens(), 0))
         choose = accept_within_margin(canvas, ONE, {block.reveal(step): Draft(1, step)}, 0.5)
         assert tuple(pick.token for pick in choose(prediction, block)) == tokens
 
@@ -164,7 +164,7 @@ def test_with_a_grammar_a_step_begins_at_the_leftmost_position() -> None:
     block, step = masked_block(2), (Pick(1, 8, 0.9),)
     prediction = prediction_of((near_pick(4, 0.5, 6, 0.45, 0), near_pick(8, 0.5, 9, 0.45, 1)))
     choose = accept_within_margin(
-        Canvas(block, grammar=BlockGrammar(Even(), 0)), ONE, {block.reveal(step): Draft(1, step)}, 0.5
+        Canvas(block, grammar=BlockGrammar(EvenTokens(), 0)), ONE, {block.reveal(step): Draft(1, step)}, 0.5
     )
     assert choose(prediction, block)[0][:2] == (0, 4)
 

@@ -15,7 +15,7 @@ from service.decode.canvas import DraftBudget
 from service.decode.mode import DecodingMode, RuleMode
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.policy import Refine
-from tests.decode.oracle import Run, Says, fixed, masked_block, mostly, random_oracle, run
+from tests.decode.oracle import Run, Script, fixed, masked_block, mostly, random_oracle, run
 
 SEEDS = st.integers(0, 2**32)
 PLAIN = st.one_of(
@@ -146,7 +146,7 @@ def test_drafting_survives_any_confidences(
 ) -> None:
     """A low temperature rounds confidences to 0 and 1. Half precision may give NaN."""
 
-    def extreme(confidences: list[float]) -> Says:
+    def extreme(confidences: list[float]) -> Script:
         random = random_oracle(seed)
         return lambda state: {
             position: (token, confidences[position], 0.0) for position, (token, *_) in random(state).items()

@@ -13,7 +13,7 @@ from service.decode.block import Block, Pick, PositionLogprobs, Step
 from service.decode.mode import RuleMode
 from service.decode.modes import Direct, Remask, Speculative
 from service.decode.step_map import StepMap, TokenStep, logprob_of
-from tests.decode.oracle import Says, mostly, prediction, random_oracle, run
+from tests.decode.oracle import Script, mostly, prediction, random_oracle, run
 from tests.decode.test_properties import PLAIN, SEEDS, blocks
 
 
@@ -21,13 +21,13 @@ def steps_of(*steps: Step) -> list[tuple[int, int]]:
     return [token[:2] for token in StepMap().add(steps)]
 
 
-def counted_by_hand(block: Block, plain: RuleMode, says: Says) -> list[TokenStep]:
+def counted_by_hand(block: Block, plain: RuleMode, script: Script) -> list[TokenStep]:
     """The rule applied until nothing is masked. Position after position: what was revealed, when, how likely."""
     expected: dict[int, TokenStep] = {}
     number = 0
     while not block.complete:
         number += 1
-        picks = plain.rule(prediction(block, says, plain))
+        picks = plain.rule(prediction(block, script, plain))
         expected |= {pick.position: TokenStep(pick.token, number, math.log(pick.confidence)) for pick in picks}
         block = block.reveal(picks)
     return [expected[position] for position in sorted(expected)]

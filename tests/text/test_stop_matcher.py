@@ -36,7 +36,7 @@ def test_the_first_complete_one_of_any_texts(stops: list[str], text: str) -> Non
     assert wanted is None
 
 
-class Counted(str):
+class CountedText(str):
     """A text that counts how often one of its letters is looked at."""
 
     __slots__ = ("looks",)
@@ -49,7 +49,7 @@ class Counted(str):
 
 def test_a_long_stop_text_that_an_answer_follows_far_costs_no_more_than_the_answer() -> None:
     """Sixty thousand letters, followed for four thousand and then missed, again and again."""
-    stop = Counted("ab" * 30_000)
+    stop = CountedText("ab" * 30_000)
     stop.looks = 0
     text = ("ab" * 2_000 + "c") * 4
     automaton = StopMatcher([stop])

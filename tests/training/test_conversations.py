@@ -15,7 +15,7 @@ DEMO = Path(__file__).parents[2] / "service" / "demo"
 LIMITS = Limits(block=4, max_length=64, window=64)
 
 
-class Letters:
+class LetterCodec:
     """A character is a token; 0 ends an answer. A chat is `role:content` with `0;` behind an answer."""
 
     def encode(self, text):
@@ -33,7 +33,7 @@ class Letters:
 def read(tmp_path, *lines, limits=LIMITS, heldout=0.0, codec=None):
     file = tmp_path / "data.jsonl"
     file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
-    return read_corpus(file, codec or Letters(), [0], limits, heldout)
+    return read_corpus(file, codec or LetterCodec(), [0], limits, heldout)
 
 
 def written(example: Example):
@@ -117,6 +117,6 @@ def test_a_chat_for_a_checkpoint_without_a_template_names_the_line(tmp_path):
 
 def test_no_file_and_no_lines_are_errors(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
-        read_corpus(tmp_path / "none", Letters(), [0], LIMITS, 0.0)
+        read_corpus(tmp_path / "none", LetterCodec(), [0], LIMITS, 0.0)
     with pytest.raises(DataError, match="has no lines"):
         read(tmp_path, "", "")
