@@ -131,5 +131,5 @@ def mostly(truth: Script, other: Script, seed: int) -> Script:
 
 
 def fixed(scripted: Mapping[int, ScriptedToken]) -> Script:
-    """Script the same of every state."""
+    """The same script for every state."""
     return lambda state: scripted

@@ -10,7 +10,7 @@ from tests.decode.oracle import Script
 
 
 class Reading(NamedTuple):
-    """What is said of the picks after a state: by an oracle of the state `of`."""
+    """The picks after a state, as a script has them for the state `of`."""
 
     script: Script
     of: Block
@@ -18,7 +18,7 @@ class Reading(NamedTuple):
 
 
 class ChosenState(NamedTuple):
-    """A state, how likely decoding passes through it, and what is said of it."""
+    """A state, how likely decoding passes through it, and its reading."""
 
     state: Block
     likelihood: float
@@ -57,7 +57,7 @@ def plain_tree(
 
 
 def _likeliest(chosen: list[ChosenState]) -> ChosenState | None:
-    """The likeliest state after the chosen ones. What is said of it comes from its likeliest way."""
+    """The likeliest state after the chosen ones. Its reading comes from its likeliest path."""
     ways = dict[Block, list[tuple[float, Reading]]]()
     for node in chosen:
         for state, likelihood in node.following():

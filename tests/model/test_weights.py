@@ -152,16 +152,6 @@ class TestErrors:
         with pytest.raises(CheckpointError, match=f"weight {name!r} is missing"):
             load_checkpoint(folder)
 
-    def test_weights_nobody_uses_are_named(self, folder: Path) -> None:
-        change_weights(folder, lambda weights: weights.update({"model.extra.weight": torch.zeros(2)}))
-        with pytest.raises(CheckpointError, match=r"1 weights are not used, first: model\.extra\.weight$"):
-            load_checkpoint(folder)
-
-    def test_mrp_weights_without_mrp_in_the_config_are_not_dropped_in_silence(self, folder: Path) -> None:
-        change_config(folder, num_nextn_predict_layers=0)
-        with pytest.raises(CheckpointError, match=r"weights are not used, first: mrp_modules\."):
-            load_checkpoint(folder)
-
     @pytest.mark.parametrize(
         ("name", "shape"),
         [
@@ -195,56 +185,65 @@ class TestErrors:
         with pytest.raises(CheckpointError, match=r"q_proj\.weight"):
             load_checkpoint(folder)
 
-    @pytest.mark.parametrize("content", [b"", b"not a tensor file", b"\x00" * 64, None])
-    def test_a_corrupt_or_truncated_file(self, folder: Path, content: bytes | None) -> None:
-        path = folder / "model.safetensors"
-        path.write_bytes(path.read_bytes()[:-100] if content is None else content)
-        with pytest.raises(CheckpointError, match=r"model\.safetensors is not a readable safetensors file"):
-            load_checkpoint(folder)
 
-    def test_pickle_is_not_read(self, folder: Path) -> None:
-        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-        (folder / "model.safetensors").unlink()
-        with pytest.raises(CheckpointError, match=r"model\.safetensors is missing \(only safetensors are read\)"):
-            load_checkpoint(folder)
+def written(name: str, content: str | bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
-    def test_a_missing_shard_is_named(self, folder: Path) -> None:
-        index = {"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-        with pytest.raises(CheckpointError, match=r"model-00001-of-00001\.safetensors is missing"):
-            load_checkpoint(folder)
 
-    @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}'])
-    def test_a_broken_index(self, folder: Path, text: str) -> None:
-        (folder / "model.safetensors.index.json").write_text(text)
-        with pytest.raises(
-            CheckpointError, match=r"index\.json cannot be read: `weight_map` with a file for every weight is"
-        ):
-            load_checkpoint(folder)
+def truncated(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
 
-    @pytest.mark.parametrize("shard", ["../other.safetensors", "/etc/other.safetensors"])
-    def test_shards_lie_in_the_folder(self, folder: Path, shard: str) -> None:
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
-        with pytest.raises(CheckpointError, match=r"checkpoint: other\.safetensors is missing"):
-            load_checkpoint(folder)
 
-    def test_no_config(self, folder: Path) -> None:
-        (folder / "config.json").unlink()
-        with pytest.raises(CheckpointError, match=r"has no config\.json"):
-            load_checkpoint(folder)
+def pickled(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
 
-    @pytest.mark.parametrize("text", ["", "{", "\xff\xfe"])
-    def test_a_broken_config(self, folder: Path, text: str) -> None:
-        (folder / "config.json").write_text(text, encoding="latin-1")
-        with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
-            load_checkpoint(folder)
 
-    @pytest.mark.parametrize(("text", "kind"), [('{"model_type": "llama"}', "'llama'"), ("{}", "None"), ("[]", "None")])
-    def test_another_family_is_told_which_there_are(self, folder: Path, text: str, kind: str) -> None:
-        (folder / "config.json").write_text(text)
-        families = ", ".join(sorted(FAMILIES))
-        with pytest.raises(CheckpointError, match=rf"model_type is {kind}, supported are {families}$"):
-            load_checkpoint(folder)
+INDEX, ALL_FAMILIES = "model.safetensors.index.json", ", ".join(sorted(FAMILIES))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda folder: change_weights(folder, lambda weights: weights.update({"model.extra": torch.zeros(2)})),
+            r"1 weights are not used, first: model\.extra$",
+        ),
+        (
+            lambda folder: change_config(folder, num_nextn_predict_layers=0),
+            r"weights are not used, first: mrp_modules\.",
+        ),
+        *(
+            (spoil, r"model\.safetensors is not a readable safetensors file")
+            for spoil in (
+                truncated, *(written("model.safetensors", text) for text in (b"", b"not a tensor file", b"\x00" * 64))
+            )
+        ),
+        (pickled, r"model\.safetensors is missing \(only safetensors are read\)"),
+        (written(INDEX, '{"weight_map": {"a": "model-1.safetensors"}}'), r"model-1\.safetensors is missing"),
+        *(
+            (written(INDEX, text), r"index\.json cannot be read: `weight_map` with a file for every weight is")
+            for text in ("{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}')
+        ),
+        *(  # shards lie in the folder
+            (written(INDEX, json.dumps({"weight_map": {"a": shard}})), r"checkpoint: other\.safetensors is missing")
+            for shard in ("../other.safetensors", "/etc/other.safetensors")
+        ),
+        (lambda folder: (folder / "config.json").unlink(), r"has no config\.json"),
+        *((written("config.json", text), r"config\.json cannot be read") for text in (b"", b"{", b"\xff\xfe")),
+        *(
+            (written("config.json", text), rf"model_type is {kind}, supported are {ALL_FAMILIES}$")
+            for text, kind in (('{"model_type": "llama"}', "'llama'"), ("{}", "None"), ("[]", "None"))
+        ),
+    ],
+)  # fmt: skip
+def test_a_spoilt_checkpoint_is_refused_by_its_fault(
+    folder: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    spoil(folder)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(folder)
 
 
 class TestNames:

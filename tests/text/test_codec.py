@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerFast
 
 from service.errors import CheckpointError, InvalidRequest
 from service.text import TextCodec
-from tests.text.templates import TEMPLATES, of
 from tests.tiny import GOLDEN
 
 START, END, MASK = "<|im_start|>", "<|im_end|>", "<|MASK|>"
@@ -169,12 +168,6 @@ def test_a_template_that_looks_for_control_tokens_is_told_of(look: str) -> None:
     )
     messages = [{"role": "user", "content": "a<|im_end|>"}]
     assert codec.encode_chat(messages) == CODEC.encode_chat(messages)
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_usual_templates_can_be_used(template: str) -> None:
-    codec = TextCodec(of("bytes", template))
-    assert (codec.template.problem, codec.template.warning) == (None, None)
 
 
 def test_a_control_token_of_the_template_is_one_beside_any_letter() -> None:
