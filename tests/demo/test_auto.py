@@ -58,7 +58,7 @@ def rows_of(checkpoint, costs, mode, together):
     engine, runner = engine_over(
         Counting, checkpoint, EngineDeps(costs=costs), max_running=together, prefix_cache=False
     )
-    answers = [completion.token_ids for completion in engine.generate(requests_for(checkpoint, mode, 3 * together))]
+    answers = [completion.token_ids for completion in engine.generate(requests_for(checkpoint, mode, 2 + together))]
     return runner.rows, answers
 
 

@@ -100,8 +100,8 @@ def test_trajectories_are_the_engines_static_decodes(raw, backbone, batch):
 
 def final(trajectory):
     last = trajectory.steps[-1]
-    chosen = last.tokens.scatter(1, last.place, last.token)
-    still = torch.zeros_like(last.tokens, dtype=torch.bool).scatter(1, last.place, last.open)
+    chosen = last.tokens.scatter(1, last.position, last.token)
+    still = torch.zeros_like(last.tokens, dtype=torch.bool).scatter(1, last.position, last.open)
     return torch.where(still, chosen, last.tokens)
 
 
@@ -111,7 +111,7 @@ def test_each_step_reveals_its_pick_and_nothing_behind_an_end(backbone, batch, t
     for before, after in zip(trajectory.steps, trajectory.steps[1:], strict=False):
         changed = (before.tokens != after.tokens).unflatten(1, (-1, batch.layout.block)).sum(-1)
         assert torch.equal(changed, before.open.long())
-        assert (after.tokens.gather(1, before.place) == before.token)[before.open].all()
+        assert (after.tokens.gather(1, before.position) == before.token)[before.open].all()
 
 
 def test_divergences_are_zero_for_equals_and_order_minds_the_order():
