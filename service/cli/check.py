@@ -121,8 +121,7 @@ class _Sources:
     """Where the values of a checkpoint's config come from."""
 
     def __init__(self, path: Path, options: ModelOptions) -> None:
-        from service.model.files import read_keys
-        from service.model.published_modules import published_module
+        from service.model.files import published_module, read_keys
 
         self.options, self._keys = options, read_keys(path)
         self._module = published_module(path, self._keys)
