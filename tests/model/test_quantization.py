@@ -20,6 +20,7 @@ from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, published_weights
 from service.model.checkpoint import weight_bytes
 from service.model.config import Shard
+from service.model.quantization import triton_matmul
 from service.model.quantization.layers import (
     QuantizedExperts,
     QuantizedLinear,
@@ -221,8 +222,6 @@ def test_the_kernel_is_that_product(triton_device, scheme, count, depth, width, 
 @EVERY_SCHEME
 def test_programs_share_a_long_product(triton_device, scheme):
     """Twice: the first leaves the counters of finished programs as the second needs them."""
-    from service.model.quantization import triton_matmul
-
     assert triton_matmul.num_splits(16, 2100, 3) == 4
     layer = made(scheme, drawn(1, 130, 2100, dtype=torch.bfloat16)).to(triton_device)
     for seed in (2, 3):
@@ -230,8 +229,6 @@ def test_programs_share_a_long_product(triton_device, scheme):
 
 
 def test_with_8_bit_activations_the_kernel_has_torchs_bits_whatever_the_tiles(triton_device):
-    from service.model.quantization import triton_matmul
-
     scheme = QUANT_SCHEMES["w8a8"]
     layer, rows = made(scheme, drawn(0, 40, 1100)), drawn(1, 66, 1100)
     expected = layer(rows)
@@ -241,8 +238,6 @@ def test_with_8_bit_activations_the_kernel_has_torchs_bits_whatever_the_tiles(tr
 
 
 def assert_kernel_is_product(layer: QuantizedLinear, rows: torch.Tensor, scheme: QuantScheme) -> None:
-    from service.model.quantization import triton_matmul
-
     values = layer.values.view(getattr(torch, scheme.dtype))
     done = triton_matmul.product(rows, values, layer.scales, whole=scheme.activations).double()
     numbers = rows.double()
@@ -255,8 +250,6 @@ def assert_kernel_is_product(layer: QuantizedLinear, rows: torch.Tensor, scheme:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_kernel_quantizes_activations_as_torch_does(triton_device, dtype):
-    from service.model.quantization import triton_matmul
-
     rows = (drawn(0, 90, 300) * torch.logspace(-6, 3, 90)[:, None]).to(dtype).to(triton_device)
     rows[3], rows[4, 7] = 0.0, 500.0
     values, scales = triton_matmul.quantize(rows)
@@ -270,8 +263,6 @@ def test_the_kernel_quantizes_activations_as_torch_does(triton_device, dtype):
     [(16, 4096, 4096, 16, 4), (16, 24576, 4096, 16, 1), (64, 4096, 12288, 64, 4), (256, 4096, 4096, 128, 1)],
 )
 def test_tiles_grow_with_the_rows_and_few_programs_share_k(rows, width, depth, tile, splits):
-    from service.model.quantization import triton_matmul
-
     tiling = triton_matmul.tiling_for(rows)
     programs = -(-rows // tiling.tile) * -(-width // tiling.step)
     assert (tiling.tile, triton_matmul.num_splits(rows, depth, programs)) == (tile, splits)
