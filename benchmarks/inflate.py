@@ -15,9 +15,9 @@ from service.cli.options import DtypeOption, ModelOption, ModelOptions
 from service.cli.output import notes
 from service.errors import SettingsError
 from service.model import read_config, resolve
-from service.model.checkpoint import write_checkpoint
 from service.model.quantization.prequantized import dequantized
 from service.model.weights import WeightFiles
+from training.publish import write_checkpoint
 
 #: files of the tokenizer; a calibration (quality.json) is of other weights and is not copied
 _TEXT_FILES = ("tokenizer*", "*.jinja", "generation_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")

@@ -168,7 +168,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.app": ("service.rayserve", "service.settings"),
     "service.library": ("service.constraints", "service.decode", "service.engine", "service.model", "service.text"),
     "service.cli": ("service",),
-    "training": ("service.demo", "service.model", "service.errors"),
+    "training": ("service.demo", "service.model", "service.text", "service.errors"),
 }
 
 #: library -> the parts of the code where it may be imported

@@ -19,18 +19,18 @@ Prefix = dict[int, tuple[Tensor, Tensor]]
 class DenseAttention:
     """Attention of `[B, T]` queries over themselves. `mask` `[T, T]`: True where a key may be read.
 
-    `kept`: the keys and values of every layer.
+    `layers`: the keys and values of every layer.
     """
 
     def __init__(self, mask: Tensor) -> None:
         self._mask = mask
-        self.kept: Prefix = {}
+        self.layers: Prefix = {}
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q `[B, T, heads, D]`, k and v `[B, T, kv_heads, D]` -> `[B, T, heads * D]`."""
         k, q = k.to(v.dtype), q.to(v.dtype)
-        self.kept[layer] = (k, v)
+        self.layers[layer] = (k, v)
         attend = fused if q.is_cuda else written_out
         return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self._mask).transpose(1, 2).flatten(2)
 
@@ -49,14 +49,14 @@ class BlockAttention:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q `[B, T, heads, D]`, k and v `[B, T, kv_heads, D]` -> `[B, T, heads * D]`."""
-        earlier = [kept.to(v.dtype).transpose(1, 2) for kept in self._prefix[layer]]
-        own = [given.to(v.dtype).transpose(1, 2) for given in (k, v)]
+        earlier = [tensor.to(v.dtype).transpose(1, 2) for tensor in self._prefix[layer]]
+        block_kv = [tensor.to(v.dtype).transpose(1, 2) for tensor in (k, v)]
         q = q.to(v.dtype).transpose(1, 2)
         if q.is_cuda:
-            keys, values = (torch.cat(both, 2) for both in zip(earlier, own, strict=True))
+            keys, values = (torch.cat(both, 2) for both in zip(earlier, block_kv, strict=True))
             out = fused(q, keys, values, self._mask)
         else:
-            out = blockwise(q, (earlier[0], earlier[1]), (own[0], own[1]), self._reads, self._block)
+            out = blockwise(q, (earlier[0], earlier[1]), (block_kv[0], block_kv[1]), self._reads, self._block)
         return out.transpose(1, 2).flatten(2)
 
     @cached_property
@@ -82,15 +82,15 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def blockwise(
-    q: Tensor, earlier: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], reads: Tensor, block: int
+    q: Tensor, earlier: tuple[Tensor, Tensor], block_kv: tuple[Tensor, Tensor], reads: Tensor, block: int
 ) -> Tensor:
-    """As `written_out` over `earlier` and `own` keys and values, but without the scores between different blocks.
+    """As `written_out` over `earlier` and `block_kv` keys and values, but without the scores between different blocks.
 
     q `[B, heads, T, D]`; earlier `[B, kv_heads, S, D]`, reads `[T, S]`; own `[B, kv_heads, T, D]`. In a row with five
     copies of about 64 tokens, three quarters of all scores are left out. On a CPU this is three to five times faster.
     """
     length, blocks = earlier[0].shape[2], (-1, block)
-    clean_keys, clean_values, keys, values = (_for_all_heads(x, q) for x in (*earlier, *own))
+    clean_keys, clean_values, keys, values = (_for_all_heads(x, q) for x in (*earlier, *block_kv))
     scaled = q * q.shape[-1] ** -0.5
     with torch.autocast(q.device.type, enabled=False):
         unread = torch.zeros(reads.shape, dtype=q.dtype).masked_fill(~reads, -torch.inf)

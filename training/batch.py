@@ -49,9 +49,9 @@ def collate(rows: list[tuple[list[int], int]], layout: Layout, pad_id: int, mask
     block in which an answer ends is its tail.
     """
     padded = torch.tensor([tokens + [pad_id] * (layout.length - len(tokens)) for tokens, _ in rows])
-    place = torch.arange(layout.first, layout.length)[None]
+    positions = torch.arange(layout.first, layout.length)[None]
     starts = torch.tensor([prompt for _, prompt in rows])[:, None]
     ends = torch.tensor([len(tokens) for tokens, _ in rows])[:, None]
     closed = (ends + layout.block - 1) // layout.block * layout.block
-    answer, tail = (place >= starts) & (place < ends), (place >= ends) & (place < closed)
+    answer, tail = (positions >= starts) & (positions < ends), (positions >= ends) & (positions < closed)
     return Batch(layout, padded, answer, tail, mask_id)

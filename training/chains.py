@@ -24,7 +24,7 @@ class Rows:
         clean, embedded = DenseAttention(layout.clean_mask), backbone.embed(trajectory.batch.clean)
         mrp(embedded, trajectory.clean_hidden, backbone.rotation(layout.clean_positions), clean)
         self._rotation = backbone.rotation(layout.positions(copies))
-        self._attend = BlockAttention(self.reads(layout, copies), layout.block, clean.kept)
+        self._attend = BlockAttention(self.reads(layout, copies), layout.block, clean.layers)
 
     def reads(self, layout: Layout, copies: int) -> Tensor:
         """The positions of the clean part that the states may read, `[copies * N, clean]`."""
@@ -49,7 +49,7 @@ def chain_loss(
     `chains[c]`: the step of the anchor and the steps after it. `where[k]` `[B, copies * N]`: the positions at which
     application k is compared with the backbone. `importance` `[B, copies * N]`: factors of the positions' weights.
     """
-    block = chains[0][0].tokens.shape[1] // chains[0][0].place.shape[1]
+    block = chains[0][0].tokens.shape[1] // chains[0][0].position.shape[1]
     anchor, loss = torch.cat([chain[0].hidden for chain in chains], 1), torch.zeros(())
     for depth, judged in enumerate(where, start=1):
         anchor = rows.refine(torch.cat([chain[depth].tokens for chain in chains], 1), anchor)
@@ -57,7 +57,7 @@ def chain_loss(
             continue
         teacher = exact_logits(backbone, torch.cat([chain[depth].hidden for chain in chains], 1)[judged])
         student = exact_logits(backbone, anchor[judged])
-        picked = torch.cat([torch.zeros_like(c[depth].tokens).scatter(1, c[depth].place, 1) for c in chains], 1)
+        picked = torch.cat([torch.zeros_like(c[depth].tokens).scatter(1, c[depth].position, 1) for c in chains], 1)
         weight = 1 + weights.next_pick * picked[judged]
         if importance is not None:
             weight = weight * importance[judged]

@@ -55,7 +55,7 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     differ = [key for key in {**was, **is_} if was.get(key) != is_.get(key)]
     if not differ and earlier != now:  # another version of the program made other phases of the same options
         return ["another version of the program began it"]
-    return sorted(f"{NAMES.get(key, key)} was {_shown(was.get(key))}, is {_shown(is_.get(key))}" for key in differ)
+    return sorted(f"{NAMES.get(key, key)} was {_as_text(was.get(key))}, is {_as_text(is_.get(key))}" for key in differ)
 
 
 def as_options(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,12 +69,12 @@ def as_options(plan: Mapping[str, Any]) -> dict[str, Any]:
     if phases:
         values |= {f"objective.{name}": weight for name, weight in phases[-1]["weights"].items()}
         values["objective.unroll"] = phases[-1]["applications"]
-    for kept, opposite in (("budget.bf16", "budget.fp32"), ("module.residual", "module.direct")):
-        if kept in values:
-            values[opposite] = not values.pop(kept)
+    for stored, opposite in (("budget.bf16", "budget.fp32"), ("module.residual", "module.direct")):
+        if stored in values:
+            values[opposite] = not values.pop(stored)
     return values
 
 
-def _shown(value: object) -> str:
+def _as_text(value: object) -> str:
     words = {None: "not given", True: "yes", False: "no"}
     return words[value] if value is None or isinstance(value, bool) else str(value)

@@ -88,9 +88,9 @@ def evaluate(
     for batch in batches:
         trajectory = roll_out(backbone, batch, end_id)
         both: tuple[Models, Models] = (models, (backbone, None))
-        for score, given in zip(scores, both, strict=True):
-            met = drafts_met(given, trajectory, end_id, drafting)
-            refined = drafting.rows(backbone, mrp, trajectory, 1) if given[1] else None
+        for score, pair in zip(scores, both, strict=True):
+            met = drafts_met(pair, trajectory, end_id, drafting)
+            refined = drafting.rows(backbone, mrp, trajectory, 1) if pair[1] else None
             score.add(_divergences(backbone, refined, trajectory, (end_id, drafts)), met, trajectory)
     return scores
 

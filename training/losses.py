@@ -47,8 +47,8 @@ def divergence(teacher: Tensor, student: Tensor) -> Tensor:
 def best_log_odds(logits: Tensor) -> Tensor:
     """The log-odds of the likeliest token, clipped, `[M, V]` -> `[M]`. They say how certain a position is."""
     best, rest = logits.float().topk(1, -1), logits.float()
-    others = rest.scatter(-1, best.indices, -torch.inf).logsumexp(-1)
-    return (best.values[..., 0] - others).clamp(*_CLIP)
+    rest_logits = rest.scatter(-1, best.indices, -torch.inf).logsumexp(-1)
+    return (best.values[..., 0] - rest_logits).clamp(*_CLIP)
 
 
 def order_divergence(teacher: Tensor, student: Tensor, where: Tensor, block: int) -> Tensor:

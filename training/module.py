@@ -30,7 +30,7 @@ def new_mrp(config: ModelConfig, backbone: Backbone) -> Mrp:
         if isinstance(source.mlp, FeedForward):
             layer.load_state_dict(source.state_dict())
         else:
-            kept = {name: weight for name, weight in source.state_dict().items() if not name.startswith("mlp.")}
-            layer.load_state_dict(kept, strict=False)
+            weights = {name: weight for name, weight in source.state_dict().items() if not name.startswith("mlp.")}
+            layer.load_state_dict(weights, strict=False)
             nn.init.zeros_(layer.get_parameter("mlp.down_proj.weight"))
     return mrp

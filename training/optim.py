@@ -77,15 +77,15 @@ class Optimiser:
         matrices: Matrices = "muon",
     ) -> None:
         inner: list[nn.Parameter] = []
-        others: list[nn.Parameter] = []
+        outer: list[nn.Parameter] = []
         for name, parameter in named:
             matrix = parameter.dim() == 2 and not name.startswith(("embed_tokens", "lm_head"))
-            (inner if matrix else others).append(parameter)
+            (inner if matrix else outer).append(parameter)
         self._schedule = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
-        self.parameters = inner + others
+        self.parameters = inner + outer
         self.steps = 0
         self._clip = clip
-        self._parts = _parts(inner, others, self._schedule.rate, matrices)
+        self._parts = _parts(inner, outer, self._schedule.rate, matrices)
 
     def step(self, loss: Tensor, share: float) -> None:
         """One update. `share`: the share of the training that is over."""
@@ -120,11 +120,11 @@ class Optimiser:
 
 
 def _parts(
-    inner: list[nn.Parameter], others: list[nn.Parameter], rate: float, matrices: Matrices
+    inner: list[nn.Parameter], outer: list[nn.Parameter], rate: float, matrices: Matrices
 ) -> list[torch.optim.Optimizer]:
     if matrices == "adamw":
-        return [torch.optim.AdamW(inner + others, lr=rate, weight_decay=0.0)]
+        return [torch.optim.AdamW(inner + outer, lr=rate, weight_decay=0.0)]
     return [
         torch.optim.Muon(inner, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.AdamW(outer, lr=rate, betas=(0.9, 0.98), weight_decay=0.0),
     ]

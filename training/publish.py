@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from service.model import Backbone, Mrp, parse_config, published_weights
+from service.model.weight_mapping import WeightSource
 
 MRP_FILE = "mrp.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -25,6 +26,8 @@ _COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
 HELDOUT_FILE = "heldout.json"
 #: files that are written anew, or that were measured with another module: the calibration and the scores
 _NOT_COPIED = {"config.json", _INDEX, "quality.json", HELDOUT_FILE}
+#: bytes of a full file of weights
+_FILE_SIZE = 2**30
 
 
 def mrp_config(raw: Mapping[str, Any], mrp: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,16 +52,16 @@ def publish(source: Path, out: Path, raw: Mapping[str, Any], models: tuple[Backb
     weights = published_weights(parse_config(raw), *models)
     ours = {name: weight for name, weight in weights.items() if _is_mrp(name)}
     dtype = stored_dtype(source)
-    places = _write(out / MRP_FILE, {name: weight.to("cpu", dtype).contiguous() for name, weight in ours.items()})
+    weight_map = _write(out / MRP_FILE, {name: weight.to("cpu", dtype).contiguous() for name, weight in ours.items()})
     for shard in _shards(source):
         with safe_open(shard, framework="pt") as file:
             names = [name for name in file.keys() if not _is_mrp(name)]  # noqa: SIM118 (not a dict)
             if names:
-                places |= _write(out / shard.name, {name: file.get_tensor(name) for name in names})
-    (out / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}, indent=1) + "\n", encoding="utf-8")
+                weight_map |= _write(out / shard.name, {name: file.get_tensor(name) for name in names})
+    (out / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=1) + "\n", encoding="utf-8")
     config = out / "config.json"
     config.write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")
-    for name in {*places.values()}:
+    for name in {*weight_map.values()}:
         shutil.copymode(config, out / name)  # safetensors makes files that only their owner may read
 
 
@@ -77,3 +80,23 @@ def _shards(source: Path) -> list[Path]:
         return [source / "model.safetensors"]
     names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
     return [source / Path(name).name for name in sorted(set(names))]
+
+
+def write_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource) -> None:
+    """Writes config.json and the weights of a source in files of at least 1 GiB each, and their index.
+
+    Only the weights of one file are in memory at a time.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    index, weights, size = dict[str, str](), dict[str, Tensor](), 0
+    names = list(source.names)
+    for name in names:
+        weights[name] = source.read(name).cpu().contiguous()
+        size += weights[name].nbytes
+        if size >= _FILE_SIZE or name == names[-1]:
+            file = f"model-{len(set(index.values())) + 1:05d}.safetensors"
+            save_file(weights, path / file, metadata={"format": "pt"})
+            index |= dict.fromkeys(weights, file)
+            weights, size = {}, 0
+    (path / _INDEX).write_text(json.dumps({"weight_map": index}, indent=1) + "\n", "utf-8")
+    (path / "config.json").write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")

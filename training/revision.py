@@ -46,7 +46,7 @@ def reveal_in_parallel(backbone: Backbone, step: Step, masked: Tensor, trajector
     per_block = (len(sure), batch.layout.blocks)
     threshold = _LOWEST_THRESHOLD + _THRESHOLD_SPAN * torch.rand(per_block)
     sampled = (torch.rand(per_block) < _SAMPLED_SHARE).repeat_interleave(block, 1)
-    surest = torch.zeros_like(masked).scatter(1, step.place, value=True)
+    surest = torch.zeros_like(masked).scatter(1, step.position, value=True)
     revealed = masked & ((sure > threshold.repeat_interleave(block, 1)) | surest)
     if (drawn := revealed & sampled).any():
         token[drawn] = torch.multinomial(chances[drawn], 1)[:, 0]
@@ -56,5 +56,5 @@ def reveal_in_parallel(backbone: Backbone, step: Step, masked: Tensor, trajector
 def choose_doubted(revealed: Tensor, block: int) -> Tensor:
     """One random revealed position of each block, and a few more, `[B, N]`."""
     draw = torch.rand(revealed.shape).masked_fill(~revealed, -1).unflatten(1, (-1, block))
-    one = torch.zeros_like(draw).scatter(2, draw.argmax(-1, keepdim=True), 1.0).flatten(1) > 0
-    return revealed & (one | (torch.rand(revealed.shape) < _ALSO_DOUBTED_SHARE))
+    reveals = torch.zeros_like(draw).scatter(2, draw.argmax(-1, keepdim=True), 1.0).flatten(1) > 0
+    return revealed & (reveals | (torch.rand(revealed.shape) < _ALSO_DOUBTED_SHARE))

@@ -200,7 +200,7 @@ def log_likelihoods(backbone: Backbone, batch: Batch, ranks: Tensor, temperature
     backbone(batch.clean, layout.clean_positions, clean)
     numbers = torch.arange(copies)[:, None, None]
     states = torch.where(ranks < numbers, batch.truth, batch.mask_id)  # [copies, B, N]
-    attend = BlockAttention(layout.reads(copies), layout.block, clean.kept)
+    attend = BlockAttention(layout.reads(copies), layout.block, clean.layers)
     flat = states.transpose(0, 1).flatten(1)
     hidden = backbone(flat, layout.positions(copies), attend).unflatten(1, (copies, layout.noisy)).transpose(0, 1)
     where = ranks == numbers

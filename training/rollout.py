@@ -24,13 +24,13 @@ EndIds = int | Tensor
 class Step:
     """A state of all blocks, the backbone's hidden states, and the next pick of every block.
 
-    `tokens` `[B, N]`. `hidden` `[B, N, H]`. `place` `[B, blocks]`: the picked position in the row. `token`
+    `tokens` `[B, N]`. `hidden` `[B, N, H]`. `position` `[B, blocks]`: the picked position in the row. `token`
     `[B, blocks]`: the picked token. `open` `[B, blocks]`: False where the block's answer was already complete.
     """
 
     tokens: Tensor
     hidden: Tensor
-    place: Tensor
+    position: Tensor
     token: Tensor
     open: Tensor
 
@@ -57,12 +57,12 @@ def pick(logits: Tensor, masked: Tensor, block: int, sampled: Tensor | None = No
     chances = logits.softmax(-1)
     sure, likeliest = chances.max(-1)
     inner = sure.masked_fill(~masked, -1).unflatten(1, (-1, block)).argmax(-1)
-    place = inner + torch.arange(inner.shape[1]) * block
-    token = likeliest.gather(1, place)
+    position = inner + torch.arange(inner.shape[1]) * block
+    token = likeliest.gather(1, position)
     if sampled is not None:
-        there = chances.take_along_dim(place[..., None], 1).flatten(0, 1)
+        there = chances.take_along_dim(position[..., None], 1).flatten(0, 1)
         token = torch.where(sampled[:, None], torch.multinomial(there, 1).view_as(token), token)
-    return place, token
+    return position, token
 
 
 def masked_positions(tokens: Tensor, batch: Batch, end_id: EndIds) -> Tensor:
@@ -89,7 +89,7 @@ def open_batch(backbone: Backbone, batch: Batch) -> Trajectory:
     layout = batch.layout
     clean = DenseAttention(layout.clean_mask)
     clean_hidden = backbone(batch.clean, layout.clean_positions, clean)
-    return Trajectory(batch, clean_hidden, clean.kept, ())
+    return Trajectory(batch, clean_hidden, clean.layers, ())
 
 
 @torch.no_grad()
@@ -102,12 +102,12 @@ def roll_out(backbone: Backbone, batch: Batch, end_id: EndIds, sampled_share: fl
     for _ in range(layout.block):
         hidden = look(backbone, opened, tokens)
         masked = masked_positions(tokens, batch, end_id)
-        place, token = pick(backbone_logits(backbone, hidden, batch.mask_id), masked, layout.block, sampled)
+        position, token = pick(backbone_logits(backbone, hidden, batch.mask_id), masked, layout.block, sampled)
         still = masked.unflatten(1, (-1, layout.block)).any(-1)
-        steps.append(Step(tokens, hidden, place, token, still))
+        steps.append(Step(tokens, hidden, position, token, still))
         if not still.any():
             break
-        tokens = tokens.scatter(1, place, torch.where(still, token, tokens.gather(1, place)))
+        tokens = tokens.scatter(1, position, torch.where(still, token, tokens.gather(1, position)))
     return replace(opened, steps=tuple(steps))
 
 

@@ -56,8 +56,8 @@ def train(
     """
     if plan.budget.batches % team.size:
         raise SettingsError(f"{plan.budget.batches} batches per update cannot be shared evenly by {team.size} workers")
-    place = torch.device(device) if device != "cpu" else contextlib.nullcontext()
-    with place:
+    default_device = torch.device(device) if device != "cpu" else contextlib.nullcontext()
+    with default_device:
         session = Session(plan, codec_of, device, team)
         session.run(watcher)
         return session.finish() if team.rank == 0 else None

@@ -94,7 +94,7 @@ def drafts_met(
     backbone, mrp = models
     refine: Refine = drafting.rows(backbone, mrp, trajectory, 1).refine if mrp else lambda _, anchor: anchor
     steps, batch, drafts = trajectory.steps, trajectory.batch, drafting.drafts
-    met = torch.zeros(len(steps), drafts, *steps[0].place.shape, dtype=torch.bool)
+    met = torch.zeros(len(steps), drafts, *steps[0].position.shape, dtype=torch.bool)
     for start in range(len(steps) - 1):
         anchor = steps[start].hidden
         for depth, step in enumerate(steps[start + 1 : start + 1 + drafts]):
@@ -106,5 +106,5 @@ def drafts_met(
 
 def _is_pick(backbone: Backbone, anchor: Tensor, step: Step, batch: Batch, end_id: EndIds) -> Tensor:
     masked = masked_positions(step.tokens, batch, end_id)
-    place, token = pick(backbone_logits(backbone, anchor, batch.mask_id), masked, batch.layout.block)
-    return (place == step.place) & (token == step.token) & step.open
+    position, token = pick(backbone_logits(backbone, anchor, batch.mask_id), masked, batch.layout.block)
+    return (position == step.position) & (token == step.token) & step.open

@@ -64,9 +64,9 @@ class RunFolder:
         file = self._path / LOG
         if file.is_file():
             whole = (line for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n"))
-            kept = [line for line in whole if json.loads(line)["step"] <= step]
+            lines = [line for line in whole if json.loads(line)["step"] <= step]
             new = file.with_suffix(".new")
-            new.write_text("".join(kept), encoding="utf-8")
+            new.write_text("".join(lines), encoding="utf-8")
             new.replace(file)
 
 

@@ -49,10 +49,10 @@ class Stream:
 
     def batch(self, number: int) -> Batch:
         """The number-th batch."""
-        epoch, place = divmod(number, self.batches_per_epoch)
+        epoch, index = divmod(number, self.batches_per_epoch)
         if self._epoch[0] != epoch:
             self._epoch = (epoch, self._shuffled(epoch))
-        return self._collate([self._examples[index] for index in self._epoch[1][place]])
+        return self._collate([self._examples[example] for example in self._epoch[1][index]])
 
     def rounds(self, first: int, of: int, mine: range) -> Iterator[list[Batch]]:
         """The batches of every round from `first` on. A round has `of` batches; `mine`: the indices to return."""

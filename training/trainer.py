@@ -88,13 +88,13 @@ class Trainer:
         self._seed(number, -1, index)
         return self.teacher.prepare(batch)
 
-    def _update(self, lessons: list[Lesson], place: tuple[int, int], share: float) -> Report:
+    def _update(self, lessons: list[Lesson], round_and_part: tuple[int, int], share: float) -> Report:
         phase, parts = self.teacher.objective.phase(share), len(lessons) * self.team.size
         means = torch.zeros(2)
         self.optimiser.forget()
         for index, lesson in enumerate(lessons):
-            self._seed(*place, self.team.rank * len(lessons) + index)
-            means += self._learn(lesson, place[1], phase, parts)
+            self._seed(*round_and_part, self.team.rank * len(lessons) + index)
+            means += self._learn(lesson, round_and_part[1], phase, parts)
         self._share(means)
         self.optimiser.update(share)
         chain, revision = means.tolist()

@@ -144,7 +144,7 @@ class EngineDecoder:
     def _request(self, number: int, prompt: str, row: Row) -> GenerationRequest:
         from service.engine import GenerationRequest, SamplingParams
 
-        has_chat = self._codec.chat_problem is None
+        has_chat = self._codec.template.problem is None
         ids = self._codec.encode_message(prompt) if has_chat else self._codec.encode(prompt)
         ends = frozenset(self._checkpoint.config.eos_token_ids)
         return GenerationRequest(str(number), tuple(ids), row.mode, SamplingParams(), self._tokens, ends)

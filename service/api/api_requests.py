@@ -13,7 +13,7 @@ from service.api.fields import BodyFields, IgnoredFields
 from service.api.parse import RequestContext, check_model, constraint_of, explain, parse_generate
 from service.api.protocol import PROMPTS, BodyModel, GenerateCommon, Json, StrictModel
 from service.api.translate import translated
-from service.constraints.constraint import CallTexts, Constraint, Lead, ToolCallForm
+from service.constraints.constraint import CallTexts, Constraint, Preamble, ToolCallForm
 from service.decode.modes import KNOBS
 from service.errors import InvalidRequest
 from service.messages.replica_status import ModelCard
@@ -161,7 +161,7 @@ def chat_fields(request: GenerateCommon, chat: ChatPrompt, context: RequestConte
             )
     if constraint is not None and thinking != "no":
         constraint = replace(
-            constraint, lead=Lead(REASONING_START, REASONING_END, REASONING_GAP, in_prompt=thinking == "begun")
+            constraint, preamble=Preamble(REASONING_START, REASONING_END, REASONING_GAP, in_prompt=thinking == "begun")
         )
     if card.thinking is None or not card.thinking.switch:
         think = None

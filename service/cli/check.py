@@ -47,17 +47,17 @@ def command(options: _Options) -> None:
         table.add_row(name, value)
     table.add_row("one block decoded in", f"{seconds:.3f} s")
     Console().print(table)
-    if codec.chat_warning:
-        print(f"warning: {codec.chat_warning}", file=sys.stderr)
+    if codec.template.warning:
+        print(f"warning: {codec.template.warning}", file=sys.stderr)
 
 
 def _text(codec: TextCodec) -> dict[str, str]:
-    template = "none" if not codec.has_chat_template else "cannot be used" if codec.chat_problem else "yes"
+    chat = codec.template
     return {
         "tokenizer": f"{codec.vocab_size} tokens",
-        "chat template": template,
-        "tools": codec.tool_format.name if codec.tool_format else f"none: {codec.tools_problem}",
-        "thinking": "yes" if codec.thinking else "no",
+        "chat template": "none" if not chat.source else "cannot be used" if chat.problem else "yes",
+        "tools": chat.tool_format.name if chat.tool_format else f"none: {chat.tools_problem}",
+        "thinking": "yes" if chat.thinking else "no",
     }
 
 
@@ -121,8 +121,7 @@ class _Sources:
     """Where the values of a checkpoint's config come from."""
 
     def __init__(self, path: Path, options: ModelOptions) -> None:
-        from service.model.files import read_keys
-        from service.model.published_modules import published_module
+        from service.model.files import published_module, read_keys
 
         self.options, self._keys = options, read_keys(path)
         self._module = published_module(path, self._keys)

@@ -100,11 +100,11 @@ def _check_attention(settings: Settings) -> None:
     if settings.attention not in {"auto", "eager"}:
         import torch
 
-        from service.model.attention.registry import check_backend
+        from service.model.attention.registry import resolve_backend
         from service.model.device import pick_device, pick_dtype
 
         device = pick_device(settings.device)
-        check_backend(settings.attention, torch.device(device), pick_dtype(settings.dtype, device))
+        resolve_backend(settings.attention, torch.device(device), pick_dtype(settings.dtype, device))
 
 
 def _check_checkpoint(settings: Settings) -> Path:

@@ -137,11 +137,11 @@ def command(
 
 
 def _alone(plan: TrainingConfig, device: str, watcher: Watcher) -> None:
-    from service.text import TextCodec
+    from training.chat_codec import ChatCodec
     from training.session import train
     from training.trainer import Team
 
-    train(plan, TextCodec.load, device, Team(), watcher)
+    train(plan, ChatCodec.load, device, Team(), watcher)
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def work(config: dict[str, Any]) -> None:
     import ray.train.torch
 
     from service.cli.options import use_threads
-    from service.text import TextCodec
+    from training.chat_codec import ChatCodec
     from training.session import Watcher, train
     from training.trainer import Team
 
@@ -101,7 +101,7 @@ def work(config: dict[str, Any]) -> None:
     team = Team(context.get_world_rank(), context.get_world_size())
     use_threads(config["threads"])
     try:
-        train(plan, TextCodec.load, str(device), team, Watcher())
+        train(plan, ChatCodec.load, str(device), team, Watcher())
     except MrpServeError as error:  # not raised to Ray, since another try would fail in the same way
         refusal = plan.keeping.out / REFUSAL
         refusal.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import unquote
+
+from service.constraints.references import References
 
 #: The largest product of the lengths, in characters. The worst known case below it takes a fifth of a second.
 MAX_PRODUCT = 4_000_000
@@ -126,7 +127,7 @@ class _Joined:
     """The products of the patterns that a schema joins. `products`: the products by the path of the value."""
 
     def __init__(self, schema: Any) -> None:
-        self._root = schema
+        self._references = References(schema)
         self._referred: dict[str, Products] = {}
         before: dict[str, Products] | None = None
         self.products: Products = {}
@@ -167,19 +168,14 @@ class _Joined:
 
     def _target(self, path: str) -> Any:
         """The part of the schema that a reference leads to. ValueError if it is not a plain path."""
-        part = self._root
         try:
-            start, *names = path.split("/")
-            if start != "#":
-                raise KeyError(start)
-            for name in names:
-                key = unquote(name).replace("~1", "/").replace("~0", "~")
-                part = part[int(key)] if isinstance(part, list) else part[key]
-        except (KeyError, IndexError, ValueError, TypeError):
+            if path.endswith("/"):
+                raise KeyError(path)
+            return self._references.target(path)
+        except KeyError:
             raise ValueError(
                 f"$ref is {path!r}, allowed beside several patterns are paths such as #/$defs/name"
             ) from None
-        return part
 
 
 def _nested(products: Products, name: str | None) -> Products:

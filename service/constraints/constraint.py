@@ -6,7 +6,7 @@ The gateway makes it from a request's fields. Its limits bound the time and memo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -38,16 +38,13 @@ class Owner:
 NOBODY: Final = Owner()
 
 
-class Lead(Data, frozen=True):
-    """A text before the constrained text, such as reasoning: from `begin` to `end`, then `gap`.
-
-    `in_prompt`: whether the prompt has its beginning, so that it is required. Else it is optional.
-    """
+class Preamble(Data, frozen=True):
+    """A text before the constrained text, such as reasoning: from `begin` to `end`, then `gap`."""
 
     begin: str
     end: str
     gap: str
-    in_prompt: bool = False
+    in_prompt: bool = False  # whether the prompt has its beginning, so that it is required. Else it is optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,33 +58,25 @@ class CallTexts:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallForm:
-    """A call of the tool `name`: `head`, its arguments as JSON that fits `schema`, `tail`.
-
-    `param`: the field with the schema. `strict`: whether every keyword of the schema must hold.
-    """
+    """A call of the tool `name`: `head`, its arguments as JSON that fits `schema`, `tail`."""
 
     name: str
     head: str
     schema: Mapping[str, Any]
     tail: str
-    param: str = "tools"
-    strict: bool = False
+    param: str = "tools"  # the field with the schema
+    strict: bool = False  # whether every keyword of the schema must hold
 
 
 class Constraint(Data, frozen=True):
-    """A constraint on a whole answer. `source`: a schema, tags or a list of texts as JSON, a pattern, a grammar.
-
-    `param`: the field of the request, which errors name. `lead`: the text before the constrained text. `content`: the
-    constraint on an answer without calls, for the kind `calls`. `ignored`: the ignored keywords with the field of
-    their schema, such as `tools.function.parameters.uniqueItems`.
-    """
+    """A constraint on a whole answer."""
 
     kind: ConstraintKind
-    source: Private[str]
-    param: str
-    lead: Lead | None = None
-    content: Constraint | None = None
-    ignored: tuple[str, ...] = ()
+    source: Private[str]  # a schema, tags or a list of texts as JSON, a pattern, a grammar
+    param: str  # the field of the request, which errors name
+    preamble: Preamble | None = None  # the text before the constrained text
+    content: Constraint | None = None  # for the kind `calls`: the constraint on an answer without calls
+    ignored: tuple[str, ...] = ()  # ignored keywords with their schema's field: `tools.function.parameters.uniqueItems`
 
     @classmethod
     def json(cls, schema: Mapping[str, Any] | bool | None, param: str, *, strict: bool = True) -> Constraint:
@@ -203,13 +192,11 @@ def _check_depth(schema: object, param: str) -> None:
     """InvalidRequest if values are nested too deeply. Goes down level by level, without recursion."""
     level: list[object] = [schema]
     for _ in range(2 * MAX_DEPTH):
-        level = [child for value in level for child in _children(value)]
+        level = [
+            child
+            for value in level
+            for child in (value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ())
+        ]
         if not level:
             return
     raise InvalidRequest(f"{param} is nested too deeply, allowed are {MAX_DEPTH} levels", param=param)
-
-
-def _children(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
-        return value.values()
-    return value if isinstance(value, list) else ()

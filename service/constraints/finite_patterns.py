@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
-from service.constraints.json_schema import SCHEMAS_BY_NAME, VALUES
-from service.constraints.references import items_of, objects_of
+from service.constraints.references import items_of, mapped, objects_of
 
 #: parts of a pattern that are no alternatives of the whole: escapes, classes; and brackets
 _PART: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
@@ -27,7 +26,7 @@ IsEmpty = Callable[[str, list[str]], bool]
 def with_names_of_finite_patterns(schema: Any, is_empty: IsEmpty) -> Any:
     """The schema with `properties` for each pattern that allows only names which stand anywhere in the schema."""
     if isinstance(schema, dict) and any("patternProperties" in part for part in objects_of(schema)):
-        return _Rewriter(schema, is_empty).rewritten(schema)
+        return mapped(schema, _Rewriter(schema, is_empty).named)
     return schema
 
 
@@ -40,27 +39,16 @@ class _Rewriter:
             names |= dict.fromkeys(name for name in items_of(required) if isinstance(name, str))
         self._names, self._is_empty, self._compared = list(names), is_empty, 0
 
-    def rewritten(self, schema: Any) -> Any:
-        if isinstance(schema, list):
-            return [self.rewritten(part) for part in schema]
-        if not isinstance(schema, dict):
-            return schema
-        changed = {name: self._within(name, value) for name, value in schema.items()}
-        patterns = changed.get("patternProperties")
-        if isinstance(patterns, dict) and isinstance(changed.get("properties", {}), dict):
+    def named(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """One schema with `properties` for its finite patterns."""
+        patterns = schema.get("patternProperties")
+        if isinstance(patterns, dict) and isinstance(schema.get("properties", {}), dict):
             for pattern in list(patterns):
                 if matched := self._only_names(pattern):
-                    self._name(changed, matched, patterns.pop(pattern))
+                    self._name(schema, matched, patterns.pop(pattern))
             if not patterns:
-                del changed["patternProperties"]
-        return changed
-
-    def _within(self, keyword: str, value: Any) -> Any:
-        if keyword in VALUES:
-            return value
-        if keyword in SCHEMAS_BY_NAME and isinstance(value, dict):
-            return {name: self.rewritten(part) for name, part in value.items()}
-        return self.rewritten(value)
+                del schema["patternProperties"]
+        return schema
 
     def _only_names(self, pattern: str) -> list[str]:
         """The names that a pattern allows, if it allows no others. Empty if it does."""

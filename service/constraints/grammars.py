@@ -26,7 +26,7 @@ from service.constraints.lark import (
     slashed,
     tags_grammar,
     text_pattern,
-    with_lead,
+    with_preamble,
 )
 from service.constraints.matcher import GuidanceGrammar
 from service.constraints.structural_tags import schemas_in
@@ -50,15 +50,15 @@ def compile_grammar(constraint: Constraint, vocabulary: TokenVocabulary) -> Guid
     """The grammar of a constraint, whose first mask was computed. InvalidRequest if there is an error in it."""
     constraint = _with_names(_with_lenient_tools(constraint, _is_unsafe), vocabulary)
     text = _text(constraint, vocabulary)
-    if constraint.lead is not None:
-        text = with_lead(constraint.lead, text, vocabulary.marks)
+    if constraint.preamble is not None:
+        text = with_preamble(constraint.preamble, text, vocabulary.marks)
     matcher = _matcher(text, vocabulary, _MAX_CALLS_SIZE if constraint.kind == "calls" else _MAX_SIZE)
     if matcher.is_error():
         lenient = _with_lenient_tools(constraint, lambda schema: _schema_matcher(schema, vocabulary).is_error())
         if lenient != constraint:
             return compile_grammar(lenient, vocabulary)
-        if constraint.lead is not None:  # the error is clearer without the lead
-            compile_grammar(replace(constraint, lead=None), vocabulary)
+        if constraint.preamble is not None:  # the error is clearer without the preamble
+            compile_grammar(replace(constraint, preamble=None), vocabulary)
         raise _wrong(constraint, _reason(constraint, matcher, vocabulary))
     grammar = GuidanceGrammar(matcher, vocabulary, constraint.param)
     try:
@@ -70,7 +70,7 @@ def compile_grammar(constraint: Constraint, vocabulary: TokenVocabulary) -> Guid
 
 
 def _text(constraint: Constraint, vocabulary: TokenVocabulary) -> str:
-    """The grammar as the library takes it, without the lead."""
+    """The grammar as the library takes it, without the preamble."""
     for tool, schema in _schemas(constraint):
         try:
             check_schema(schema)

@@ -4,11 +4,12 @@
 
 - Keywords that the library refuses or does not obey are removed. `ignored` has their paths, unless they have no effect,
   are annotations (a `format` that the library does not know), or other keywords replace them exactly.
-- `oneOf` becomes `anyOf`. This is exact if the parts exclude each other (`exclusive.py`); else `ignored` has the path.
+- Values of keywords that llguidance 1.9 cannot take are removed, though the rest of the schema is fine: bounds far from
+  0, steps of many digits, lengths that are no lengths, and null, which clients write for fields that they have not set.
 - Objects with `properties` but without `additionalProperties` get no other properties. The library writes such
   properties with made-up names, and may write a name twice. Every answer still fits the original schema.
 
-The tables agree with the library: `tests/constraints/test_json_schema.py` compares them.
+`oneOf` stays and is obeyed as `anyOf`. The tables agree with the library: `tests/constraints` compares them.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from service.constraints.closing import ClosedObjects
-from service.constraints.exclusive import Exclusion
-from service.constraints.keyword_values import with_usable_values
-from service.constraints.references import References, items_of
+from service.constraints.references import SCHEMAS_BY_NAME, VALUES, References, items_of, mapped
 
 Schema = dict[str, Any]
 
@@ -48,17 +47,9 @@ _NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "unevaluatedProperties": (True, {}),
 }
 #: unsupported keyword -> the keywords without any of which it has no effect
-_NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "if": ("then", "else"),
-    "$dynamicAnchor": (),
-    "$recursiveAnchor": (),
-}
+_NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"if": ("then", "else"), "$dynamicAnchor": (), "$recursiveAnchor": ()}
 #: unsupported keywords that are part of another one, whose path stands for both
 _SECONDARY: Final = frozenset({"then", "else", "minContains", "maxContains"})
-
-#: keywords whose values are not schemas; keywords whose values are schemas by name
-VALUES: Final = frozenset({"enum", "const", "default", "examples"})
-SCHEMAS_BY_NAME: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 
 #: keywords of names that have no effect, and that names from a list may have
 _ANNOTATIONS: Final = frozenset({"$schema", "description", "title"})
@@ -71,6 +62,21 @@ _PATTERN_PART: Final = re.compile(r"\\(?:.|\n)|\[(?:\\.|[^\]\\])*\]|\(\?(?:<[=!]
 _LOOK_AROUND: Final = frozenset({"(?=", "(?!", "(?<=", "(?<!", "(?>"})
 #: the letters of back-references and of boundaries, after a backslash
 _NO_ESCAPES: Final = frozenset("123456789kbB")
+
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_LENGTHS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+#: keywords with an effect, whose removal is told
+_WITH_EFFECT: Final = frozenset({
+    *_BOUNDS, *_LENGTHS, "$ref", "additionalItems", "additionalProperties", "allOf", "anyOf", "enum", "items",
+    "multipleOf", "oneOf", "pattern", "patternProperties", "prefixItems", "properties", "required", "type",
+})  # fmt: skip
+#: keywords whose value may be null
+_NULLABLE: Final = frozenset({"const", "default", "example", "examples"})
+#: bounds that the library can compile: up to JSON's largest safe integer, and not too near to 0
+_LARGEST_BOUND, _SMALLEST_BOUND = 2**53, 1e-50
+_LONGEST_TEXT, _MOST_PARTS = 1_000_000, 2**53
+#: the most steps between two whole numbers' beginnings: the library makes a state for each
+_MOST_STEPS, _MOST_DECIMALS = 150_000, 9
 
 
 class SupportedSchema(NamedTuple):
@@ -91,21 +97,13 @@ def supported_schema(schema: Any) -> SupportedSchema:
 
 def without_patterns(schema: Any) -> Any:
     """The schema without its patterns."""
-    if isinstance(schema, list):
-        return [without_patterns(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        name: value if name in VALUES else without_patterns(value)
-        for name, value in schema.items()
-        if not (name == "pattern" and isinstance(value, str)) and name != "patternProperties"
-    }
+    patterns = ("pattern", "patternProperties")
+    return mapped(schema, lambda part: {name: value for name, value in part.items() if name not in patterns})
 
 
 class _Adapter:
     def __init__(self, root: Any) -> None:
         self._references = References(root)
-        self._exclusion = Exclusion(self._references)
         self._objects = ClosedObjects(root, self._references)
         self.ignored: list[str] = []
 
@@ -124,8 +122,6 @@ class _Adapter:
         for check in (self._pattern, self._patterns, self._reference, self._bounds):
             check(changed, path)
         changed = {name: self._within(name, value, f"{path}{name}.") for name, value in changed.items()}
-        if isinstance(parts := changed.pop("oneOf", None), list):
-            self._any_of(changed, parts, schema["oneOf"], path)
         self._close(original, changed)
         closed = changed.get("additionalProperties") is False
         if closed and "unevaluatedProperties" in schema and not self._objects.has_alternatives(original):
@@ -181,17 +177,6 @@ class _Adapter:
                 if (bound := schema.pop(name, None)) is not None:
                     schema[inclusive] = bound
                     self.ignored.append(f"{path}{name}")
-
-    # --- unions ----------------------------------------------------------------------------------------
-
-    def _any_of(self, schema: Schema, parts: list[Any], originals: list[Any], path: str) -> None:
-        """Writes the parts of a `oneOf` as `anyOf`."""
-        if not self._exclusion.holds(parts, originals):
-            self.ignored.append(f"{path}oneOf")
-        if "anyOf" in schema:
-            schema["allOf"] = [*items_of(schema.get("allOf")), {"anyOf": parts}]
-        else:
-            schema["anyOf"] = parts
 
     # --- objects ---------------------------------------------------------------------------------------
 
@@ -285,3 +270,51 @@ def _number(schema: Schema, name: str, exclusive: object) -> float | None:
     bounds = (schema.get(name), exclusive)
     numbers = [value for value in bounds if isinstance(value, (int, float)) and not isinstance(value, bool)]
     return (max if name == "minimum" else min)(numbers, default=None)
+
+
+# --- values of keywords ----------------------------------------------------------------------------
+
+
+def with_usable_values(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A copy of one schema, without what is within it, whose values can be used; and the names of removed keywords."""
+    usable, removed = dict[str, Any](), list[str]()
+    for name, value in _with_exclusive_bounds(schema).items():
+        if value is None and name not in _NULLABLE:
+            removed += [name] if name in _WITH_EFFECT else []
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and not _is_usable(name, value):
+            removed.append(name)
+        else:
+            usable[name] = int(value) if name in _LENGTHS and isinstance(value, float) else value
+    return usable, removed
+
+
+def _is_usable(name: str, value: float) -> bool:
+    if name in _BOUNDS:
+        return value == 0 or _SMALLEST_BOUND <= abs(value) <= _LARGEST_BOUND
+    if name in _LENGTHS:
+        return 0 <= value <= (_LONGEST_TEXT if name.endswith("Length") else _MOST_PARTS) and value == int(value)
+    return name != "multipleOf" or _is_usable_step(value)
+
+
+def _is_usable_step(step: float) -> bool:
+    """Whether a `multipleOf` is positive and has few digits, by the library's own arithmetic."""
+    if not 0 < step <= _MOST_STEPS:
+        return False
+    for _ in range(_MOST_DECIMALS):
+        if step == int(step):
+            break
+        step *= 10
+    return step == int(step) and step <= _MOST_STEPS
+
+
+def _with_exclusive_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without draft 4's `exclusiveMinimum: true`, which makes `minimum` an exclusive bound."""
+    pairs = [("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")]
+    flags = [(exclusive, bound) for exclusive, bound in pairs if isinstance(schema.get(exclusive), bool)]
+    if not flags:
+        return schema
+    changed = dict(schema)
+    for exclusive, bound in flags:
+        if changed.pop(exclusive) and bound in changed:
+            changed[exclusive] = changed.pop(bound)
+    return changed

@@ -1,4 +1,4 @@
-"""Writes grammars in llguidance's form of Lark: tool calls, structural tags, and the lead before an answer.
+"""Writes grammars in llguidance's form of Lark: tool calls, structural tags, and the preamble before an answer.
 
 Marks of tool calls such as `<tool_call>` may be single tokens. They are then written as tokens, and their spelling in
 other tokens is not allowed in free text. So a mark in the answer's text is always the token.
@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from service.constraints.checks import check_grammar
-from service.constraints.constraint import Constraint, Lead
-from service.constraints.structural_tags import GrammarWriter, TagRules
+from service.constraints.constraint import Constraint, Preamble
+from service.constraints.structural_tags import trigger_of
 
-#: JSON on one line, as `json.dumps` writes it. So the grammar forces most tokens, and no answer is white space.
+#: JSON on one line, as `json.dumps` writes it. So the grammar forces most tokens, and no answer is white space. `oneOf`
+#: is obeyed as `anyOf`: the library has no other form.
 JSON_OPTIONS: Final[Any] = {
     "item_separator": ", ",
     "key_separator": ": ",
     "whitespace_flexible": False,
     "lenient": False,
+    "coerce_one_of": True,
 }
 
 #: text -> token
@@ -44,8 +45,8 @@ def calls_grammar(constraint: Constraint, content: str | None, marks: TokenMarks
     opening, between, closing = source["texts"]
     more = f" ({_literal(between, marks)} call)*" if source["parallel"] else ""
     calls = f"call{more} {_literal(closing, marks)}"
-    lead = constraint.lead
-    unlike = () if lead is None or lead.in_prompt else (lead.begin,)
+    preamble = constraint.preamble
+    unlike = () if preamble is None or preamble.in_prompt else (preamble.begin,)
     start, parts = _literal(opening, marks), []
     if content is not None:
         start, parts = f"@content | {start} calls", _with_name("content", content)
@@ -68,15 +69,7 @@ def calls_grammar(constraint: Constraint, content: str | None, marks: TokenMarks
 
 def tags_grammar(form: Mapping[str, Any], marks: TokenMarks) -> str:
     """The grammar of a structural tag."""
-    writer = GrammarWriter(
-        literal=partial(_literal, marks=marks),
-        text=_free,
-        ending=_ending,
-        has_mark=lambda text: text.startswith(tuple(marks)),
-        schema=_json_rule,
-        pattern=lambda pattern: f"/{slashed(pattern)}/",
-    )
-    rules = TagRules(writer)
+    rules = TagRules(marks)
     start = rules.expression(form)
     parts = [part for name, text in rules.grammars.items() for part in _with_name(name, lark_grammar(text))]
     text = "\n".join([f"start: {start}", *rules.rules])
@@ -84,13 +77,13 @@ def tags_grammar(form: Mapping[str, Any], marks: TokenMarks) -> str:
     return _joined(text, parts)
 
 
-def with_lead(lead: Lead, grammar: str, marks: TokenMarks) -> str:
-    """The grammar with a lead before it."""
-    up_to = f"THOUGHT {_literal(lead.end, marks)}" if lead.end in marks else "THOUGHT"
-    text = _free((lead.end,), ()) if lead.end in marks else _ending(lead.end)
-    begin = "" if lead.in_prompt else _literal(lead.begin, marks)
-    start = "lead @answer" if lead.in_prompt else "lead @answer | @answer"
-    rules = [f"start: {start}", f"lead: {begin} {up_to} {_literal(lead.gap, marks)}", f"THOUGHT: {text}"]
+def with_preamble(preamble: Preamble, grammar: str, marks: TokenMarks) -> str:
+    """The grammar with a preamble before it."""
+    up_to = f"THOUGHT {_literal(preamble.end, marks)}" if preamble.end in marks else "THOUGHT"
+    text = _free((preamble.end,), ()) if preamble.end in marks else _ending(preamble.end)
+    begin = "" if preamble.in_prompt else _literal(preamble.begin, marks)
+    start = "preamble @answer" if preamble.in_prompt else "preamble @answer | @answer"
+    rules = [f"start: {start}", f"preamble: {begin} {up_to} {_literal(preamble.gap, marks)}", f"THOUGHT: {text}"]
     return _joined("\n".join(rules), _with_name("answer", grammar))
 
 
@@ -150,3 +143,88 @@ def _with_name(name: str, grammar: str) -> list[dict[str, Any]]:
 
 def _joined(first: str, parts: list[dict[str, Any]]) -> str:
     return json.dumps({"grammars": [{"lark_grammar": first}, *parts]}, ensure_ascii=False)
+
+
+# --- structural tags --------------------------------------------------------------------------------
+
+
+class TagRules:
+    """The rules of a checked format. `rules`: the rules besides the first. `grammars`: name -> a grammar of its own."""
+
+    def __init__(self, marks: TokenMarks) -> None:
+        self._marks = marks
+        self.rules: list[str] = []
+        self.grammars: dict[str, str] = {}
+
+    def expression(self, form: Mapping[str, Any]) -> str:
+        """The expression of a format."""
+        made: str = getattr(self, f"_{form['type']}")(form)
+        return made
+
+    def _literal(self, text: str) -> str:
+        return _literal(text, self._marks)
+
+    def _rule(self, body: str, name: str = "part") -> str:
+        name = f"{name}_{len(self.rules)}"
+        self.rules.append(f"{name}: {body}")
+        return name
+
+    def _const_string(self, form: Mapping[str, Any]) -> str:
+        return self._literal(form["value"]) or '""'
+
+    def _json_schema(self, form: Mapping[str, Any]) -> str:
+        return self._rule(_json_rule(form["json_schema"]))
+
+    def _regex(self, form: Mapping[str, Any]) -> str:
+        return self._rule(f"/{slashed(form['pattern'])}/", "PART")
+
+    def _grammar(self, form: Mapping[str, Any]) -> str:
+        name = f"grammar_{len(self.grammars)}"
+        self.grammars[name] = form["grammar"]
+        return f"@{name}"
+
+    def _any_text(self, form: Mapping[str, Any]) -> str:
+        return self._rule(_free(form.get("excluded_str", ())), "PART") + "?"
+
+    def _sequence(self, form: Mapping[str, Any]) -> str:
+        return self._rule(" ".join(map(self.expression, form["elements"])))
+
+    def _or(self, form: Mapping[str, Any]) -> str:
+        return self._rule(" | ".join(map(self.expression, form["elements"])))
+
+    def _tag(self, form: Mapping[str, Any], trigger: str = "") -> str:
+        """A tag. `trigger`: the beginning of its `begin` that is written already."""
+        content, end = form["content"], form["end"]
+        begin = self._literal(form["begin"].removeprefix(trigger))
+        if content["type"] != "any_text" or not end:
+            return self._rule(f"{begin} {self.expression(content)} {self._literal(end)}")
+        excluded = content.get("excluded_str", ())
+        if end.startswith(tuple(self._marks)):
+            text = self._rule(_free([end, *excluded]), "PART")
+            return self._rule(f"{begin} {text}? {self._literal(end)}")
+        return self._rule(f"{begin} {self._rule(_ending(end, excluded), 'PART')}")
+
+    def _triggered_tags(self, form: Mapping[str, Any]) -> str:
+        free = self._rule(_free(form["triggers"]), "PART")
+        tag = self._rule(" | ".join(self._after_text(form, free)))
+        if not form.get("at_least_one"):
+            return self._rule(f"{tag} | {free}?" if form.get("stop_after_first") else f"{tag}* {free}?")
+        first = self._rule(" | ".join(self._tag(tag) for tag in form["tags"]))
+        return first if form.get("stop_after_first") else self._rule(f"{first} {tag}* {free}?")
+
+    def _after_text(self, form: Mapping[str, Any], free: str) -> Iterator[str]:
+        """The tags of each trigger after a text or none. `free`: the rule of a text without triggers."""
+        triggers = form["triggers"]
+        for trigger in triggers:
+            tags = [tag for tag in form["tags"] if trigger_of(tag, triggers) == trigger]
+            if trigger.startswith(tuple(self._marks)):
+                yield from (f"{free}? {self._tag(tag)}" for tag in tags)
+            elif tags:
+                other_triggers = [text for text in triggers if text != trigger]
+                up_to = self._rule(_ending(trigger, other_triggers), "PART")
+                yield f"{up_to} ({' | '.join(self._tag(tag, trigger) for tag in tags)})"
+
+    def _tags_with_separator(self, form: Mapping[str, Any]) -> str:
+        tag = self._rule(" | ".join(self._tag(tag) for tag in form["tags"]))
+        further = "" if form.get("stop_after_first") else f"({self._literal(form['separator'])} {tag})*"
+        return self._rule(f"{tag} {further}") + ("" if form.get("at_least_one") else "?")

@@ -1,13 +1,19 @@
-"""References within a schema (`$ref`). Knows paths such as `#/$defs/name`; leaves anchors and ids to the library."""
+"""The parts of a schema, and references between them (`$ref`).
+
+Knows paths such as `#/$defs/name`; leaves anchors and ids to the library.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote
 
+#: keywords whose values are not schemas; keywords whose values are schemas by name
+VALUES: Final = frozenset({"enum", "const", "default", "examples"})
+SCHEMAS_BY_NAME: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 #: the longest chain of references, and index in a path
 _MAX_CHAIN, _MAX_DIGITS = 20, 10
 
@@ -60,6 +66,21 @@ class References:
         """Whether a part of the schema has a name of its own, which references may use."""
         text = json.dumps(self._root)
         return any(f'"{name}": "' in text for name in ("$id", "id", "$anchor", "$dynamicAnchor"))
+
+
+def mapped(schema: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
+    """A copy of a schema in which each object that is a schema is changed, the innermost first."""
+    if isinstance(schema, list):
+        return [mapped(part, change) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = dict[str, Any]()
+    for keyword, value in schema.items():
+        if keyword in SCHEMAS_BY_NAME and isinstance(value, dict):
+            parts[keyword] = {name: mapped(part, change) for name, part in value.items()}
+        else:
+            parts[keyword] = value if keyword in VALUES else mapped(value, change)
+    return change(parts)
 
 
 def objects_of(root: Any) -> Iterator[dict[str, Any]]:

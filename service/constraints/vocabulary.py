@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from llguidance import LLTokenizer
@@ -16,30 +16,6 @@ from service.errors import ConstraintNotAvailable
 TokenBitmask = NDArray[np.uint8]
 #: the arguments of a `TokenVocabulary`
 VocabularyDefinition = tuple[str, int, tuple[int, ...]]
-
-
-class _Tokenizer(Protocol):
-    """The attributes of a tokenizer that a vocabulary needs."""
-
-    @property
-    def definition(self) -> str:
-        """The content of `tokenizer.json`."""
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of its tokens."""
-
-
-class _Model(Protocol):
-    """The attributes of a model that a vocabulary needs."""
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of its logits."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer."""
 
 
 class TokenVocabulary:
@@ -72,9 +48,9 @@ class TokenVocabulary:
         self.eos_mask = _bitmask(np.isin(np.arange(size), self.eos))
 
     @classmethod
-    def for_checkpoint(cls, tokenizer: _Tokenizer, model: _Model) -> TokenVocabulary:
-        """The vocabulary of a checkpoint. Its model may have more tokens than its tokenizer."""
-        return cls(tokenizer.definition, max(tokenizer.vocab_size, model.vocab_size), model.eos_token_ids)
+    def for_checkpoint(cls, codec: Any, config: Any) -> TokenVocabulary:
+        """The vocabulary of a checkpoint, by its `TextCodec` and `ModelConfig`. The model may have more tokens."""
+        return cls(codec.definition, max(codec.vocab_size, config.vocab_size), config.eos_token_ids)
 
     def is_text(self, token: int) -> bool:
         """Whether a token is text: no control token, no end token, no logit without a token."""

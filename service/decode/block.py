@@ -21,34 +21,27 @@ class _NewTuple(Protocol):
 #: Makes a named tuple of all its fields in half the time of the class's call. Used where a step makes thousands.
 new_tuple: _NewTuple = tuple.__new__  # type: ignore[assignment]
 
+#: The output that decided: one backbone row, several backbone rows, MRP's. `forced`: the grammar allowed one text only.
 StepKind = Literal["denoise", "verify", "mrp", "forced"]
 
 
 class PositionLogprobs(NamedTuple):
-    """The log-probabilities (natural) at a position that a request wants (`LogprobsRequest`).
+    """The log-probabilities (natural) at a position that a request wants (`LogprobsRequest`)."""
 
-    `top`: (token, log-probability) of the top tokens, in descending order. `by_id`: the log-probabilities of the
-    request's `token_ids`. `confidences`: those of the top tokens, as of `Pick`.
-    """
-
-    top: tuple[tuple[int, float], ...] = ()
-    by_id: tuple[float, ...] = ()
-    confidences: tuple[float, ...] = ()
+    top: tuple[tuple[int, float], ...] = ()  # (token, log-probability) of the top tokens, in descending order
+    by_id: tuple[float, ...] = ()  # the log-probabilities of the request's `token_ids`
+    confidences: tuple[float, ...] = ()  # those of the top tokens, as of `Pick`
 
 
 class Pick(NamedTuple):
-    """A token chosen for a position.
-
-    `confidence`: its full-vocabulary softmax probability, (0, 1], at temperature 1, or at the request's temperature if
-    it is higher. Rules read it. `logprobs`: the log-probabilities at the position, None if the request wants none.
-    `logprob`: its log-probability at the request's temperature, None if it is the confidence's logarithm.
-    """
+    """A token chosen for a position."""
 
     position: int
     token: int
+    #: its full-vocabulary softmax probability, (0, 1], at temperature 1, or at a higher one of the request
     confidence: float
-    logprobs: PositionLogprobs | None = None
-    logprob: float | None = None
+    logprobs: PositionLogprobs | None = None  # those at the position, None if the request wants none
+    logprob: float | None = None  # at the request's temperature, None if it is the confidence's logarithm
 
 
 class Block(NamedTuple):
@@ -90,22 +83,15 @@ class Block(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One decision and its effect on a block. Traces and statistics are made from steps.
-
-    `kind`: the output that decided (`denoise`: one backbone row, `verify`: several backbone rows, `mrp`), or `forced`:
-    the grammar allowed one text only.
-    `drafted`: the verified picks. The first `accepted` of them are the first picks of `revealed`.
-    `gains`: (expected, actual) tokens gained by each state of a tree of drafts.
-    `sizes`: the numbers of picks of the plain mode's steps that `revealed` covers, in order. Empty: it is one step.
-    """
+    """One decision and its effect on a block. Traces and statistics are made from steps."""
 
     kind: StepKind
     revealed: tuple[Pick, ...] = ()
     remasked: tuple[int, ...] = ()
-    drafted: tuple[Pick, ...] = ()
-    accepted: int = 0
-    gains: tuple[tuple[float, int], ...] = ()
-    sizes: tuple[int, ...] = ()
+    drafted: tuple[Pick, ...] = ()  # the verified picks
+    accepted: int = 0  # so many of the first verified picks are the first picks of `revealed`
+    gains: tuple[tuple[float, int], ...] = ()  # (expected, actual) tokens gained by each state of a tree of drafts
+    sizes: tuple[int, ...] = ()  # the numbers of picks of the plain mode's steps, in order. Empty: it is one step
 
     @property
     def proposed(self) -> int:

@@ -94,19 +94,13 @@ class BlockGrammar:
 class DraftBudget(NamedTuple):
     """The cost that the drafts of one round may have. The engine sets it for `speculative` with `mrp_steps: auto`.
 
-    `row`: the cost of one more row in the next forward, as the number of tokens that could be decoded in its time.
-    `states`: the most states to verify. `mrp_steps`: the most MRP forwards for drafting them. `refine`: the cost of one
-    MRP forward, in tokens as `row`. By default nothing is drafted.
+    By default nothing is drafted.
     """
 
-    row: float = 1.0
-    states: int = 0
-    mrp_steps: int = 0
-    refine: float = 0.0
-
-    def at_most(self, states: int) -> DraftBudget:
-        """The budget with at most `states` states."""
-        return self if self.states <= states else self._replace(states=states)
+    row: float = 1.0  # the cost of one more row in the next forward: the tokens that could be decoded in its time
+    states: int = 0  # the most states to verify
+    mrp_steps: int = 0  # the most MRP forwards for drafting them
+    refine: float = 0.0  # the cost of one MRP forward, in tokens as `row`
 
 
 def _complete(block: Block) -> bool:
@@ -115,18 +109,14 @@ def _complete(block: Block) -> bool:
 
 @dataclass(slots=True)
 class Canvas:
-    """The block on which a policy works.
-
-    `budget`: returns the current draft budget. `ends`: whether the answer ends in a state, so that nothing after it is
-    needed. `grammar`: the grammar of the answer in this block, None for a free answer. `without_bad_words`: the first
-    picks that complete no bad word together, at least one; None if the request has none.
-    """
+    """The block on which a policy works."""
 
     block: Block
     steps: list[Step] = field(default_factory=list)
-    budget: Callable[[], DraftBudget] = DraftBudget
-    ends: Callable[[Block], bool] = _complete
-    grammar: BlockGrammar | None = None
+    budget: Callable[[], DraftBudget] = DraftBudget  # returns the current draft budget
+    ends: Callable[[Block], bool] = _complete  # whether the answer ends in a state: nothing after it is needed
+    grammar: BlockGrammar | None = None  # the grammar of the answer in this block, None for a free answer
+    #: the first picks that complete no bad word together, at least one; None if the request has none
     without_bad_words: Callable[[Block, tuple[Pick, ...]], tuple[Pick, ...]] | None = None
 
     def rule(self, rule: Rule) -> Rule:

@@ -23,12 +23,12 @@ from service.decode.rules import LeftToRight, Rule, TopConfidence
 #: The weight of a pick as the next one is odds ** sharpness. FRESH: MRP has read this very state. STALE: the prediction
 #: is of an earlier state. Tuned on held-out problems of the demo that no reported number uses.
 FRESH, STALE = 4.0, 2.0
-#: the tokens that MRP's prediction of a state gains, as a multiple of the state's `doubt`, measured on the demo
+#: the tokens that MRP's prediction of a state gains, as a multiple of the state's `uncertainty`, measured on the demo
 _REFINED = 1.2
 #: the most picks that are tried after a state
 _WIDTH = 4
 #: Confidences are clipped to these bounds, since a sure model's are rounded to 0 and 1.
-_DOUBTFUL, SURE = 1e-12, 1 - 1e-7
+_LEAST, SURE = 1e-12, 1 - 1e-7
 #: the likelihood that several picks at once are the rule's next picks, measured for `threshold` .5 and .9 and
 #: `tokens_per_step` 2
 _SEVERAL = 0.45
@@ -39,15 +39,11 @@ _NEXT = LeftToRight(1)
 
 
 class Draft(NamedTuple):
-    """A state to be verified: the picks that lead to it from the state before.
+    """A state to be verified."""
 
-    `number`: its index among the drafts, from 1 on. `gain`: the expected number of tokens gained by verifying it; 0 in
-    a chain, where it is not estimated.
-    """
-
-    number: int
-    picks: tuple[Pick, ...]
-    gain: float = 0.0
+    number: int  # its index among the drafts, from 1 on
+    picks: tuple[Pick, ...]  # they lead to it from the state before
+    gain: float = 0.0  # the expected number of tokens gained by verifying it; a chain does not estimate it
 
 
 #: the drafts by their states, in the order of their numbers
@@ -73,7 +69,7 @@ def chain(canvas: Canvas, prediction: Prediction, steps: int, rule: Rule, *, fir
     return drafts
 
 
-def can_pay(rule: Rule, budget: DraftBudget) -> bool:
+def worth_drafting(rule: Rule, budget: DraftBudget) -> bool:
     """Whether any state can be worth its cost: a state of one token a step gains one token at most."""
     return budget.states > 0 and (budget.row < 1 or type(rule) is not TopConfidence or rule.count > 1)
 
@@ -96,17 +92,17 @@ def tree(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudget
 def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Drafting:
     """The tree for the rule of one token a step. With a grammar there is another rule, so picks force nothing."""
     block, drafts = canvas.block, dict[Block, Draft]()
-    if not can_pay(_ONE, budget) or block.tokens.count(MASKED) < 2:
+    if not worth_drafting(_ONE, budget) or block.tokens.count(MASKED) < 2:
         return drafts
     if budget.row > 0.5 and most_likely(prediction.restricted_to(block).confidences, STALE) < budget.row:
         return drafts  # the usual case under full load, so it comes first
     node, search = Node(block, 1.0, 0, prediction), BestFirstSearch(budget.states)
     if budget.row or budget.refine or not budget.mrp_steps:
         search.rank(node, STALE)
-        if budget.row and not _pays(node, canvas, budget.row):
+        if budget.row and not _worth_verifying(node, canvas, budget.row):
             return drafts
     for number in range(budget.states):
-        if number < budget.mrp_steps and (not budget.refine or _REFINED * node.doubt >= budget.refine):
+        if number < budget.mrp_steps and (not budget.refine or _REFINED * node.uncertainty >= budget.refine):
             (node.prediction,) = yield new_tuple(Refine, (node.prediction, node.state, ()))
             search.rank(node, FRESH)
         search.expand(node)
@@ -118,7 +114,7 @@ def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Dr
     return drafts
 
 
-def _pays(node: Node, canvas: Canvas, row: float) -> bool:
+def _worth_verifying(node: Node, canvas: Canvas, row: float) -> bool:
     """Whether a state right after the canvas's is worth its cost."""
     likely = (pick for likelihood, pick in node.likely() if likelihood >= row)
     return any(not canvas.ends(canvas.block.reveal((pick,))) for pick in likely)
@@ -184,7 +180,7 @@ class Node:
         return sum(self.weights) + self.unlisted or 1.0
 
     @property
-    def doubt(self) -> float:
+    def uncertainty(self) -> float:
         """The probability that decoding passes through the state, and not on by the likeliest pick."""
         return self.likelihood * (1.0 - max(self.weights) / self.total)
 
@@ -212,7 +208,7 @@ class BestFirstSearch:
         bits, (positions, tokens, confidences, *_) = self._bits, node.prediction.restricted_to(node.state)
         order = sorted(range(len(positions)), key=confidences.__getitem__, reverse=True)
         weights = [
-            (sure / (1.0 - sure) if _DOUBTFUL < sure < SURE else _clipped_odds(sure)) ** sharpness
+            (sure / (1.0 - sure) if _LEAST < sure < SURE else _clipped_odds(sure)) ** sharpness
             for sure in [confidences[index] for index in order]
         ]
         end = self._num_listed
@@ -264,7 +260,7 @@ def _after(before: Node, index: int, likelihood: float, number: int) -> Node:
 def most_likely(confidences: Iterable[float], sharpness: float) -> float:
     """A bound above the likelihood of each of at least two picks, at least 0.5. The two surest picks decide it."""
     *_, second, first = sorted(confidences)
-    if not _DOUBTFUL < second <= first < SURE:
+    if not _LEAST < second <= first < SURE:
         return 1.0
     ratio = second * (1.0 - first) / (first * (1.0 - second))
     return float(1.0 / (1.0 + ratio**sharpness))
@@ -272,5 +268,5 @@ def most_likely(confidences: Iterable[float], sharpness: float) -> float:
 
 def _clipped_odds(confidence: float) -> float:
     """The odds of a confidence that is out of bounds or NaN."""
-    clipped = SURE if confidence >= SURE else _DOUBTFUL
+    clipped = SURE if confidence >= SURE else _LEAST
     return clipped / (1.0 - clipped)

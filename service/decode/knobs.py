@@ -21,20 +21,16 @@ KnobValue = int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """The values of one knob and their meaning.
-
-    `kind`: int, float or str. Range: `minimum` <= value, `above` < value, value <= `maximum`. `in_block`: whether the
-    largest value is the block size. `auto`: whether "auto" is allowed. `choices`: the allowed texts.
-    """
+    """The values of one knob and their meaning."""
 
     kind: type[KnobValue]
     help: str
-    minimum: float | None = None
-    above: float | None = None
+    minimum: float | None = None  # the lowest value
+    above: float | None = None  # the value must be greater
     maximum: float | None = None
-    in_block: bool = False
-    auto: bool = False
-    choices: tuple[str, ...] = ()
+    in_block: bool = False  # whether the largest value is the block size
+    auto: bool = False  # whether "auto" is allowed
+    choices: tuple[str, ...] = ()  # the allowed texts
 
     def check(self, name: str, value: KnobValue, block_size: int) -> None:
         """InvalidRequest if the value is not allowed."""
@@ -72,10 +68,7 @@ def knobs_in(mode: type[Any]) -> Mapping[str, Knob]:
 
 TOKENS_PER_STEP = Knob(int, "tokens revealed per step, at most the block size", minimum=1, in_block=True)
 THRESHOLD = Knob(
-    float,
-    "confidence that a token needs to be revealed; in speculative it sets verify to dynamic",
-    above=0,
-    maximum=1,
+    float, "confidence that a token needs to be revealed; in speculative it sets verify to dynamic", above=0, maximum=1
 )
 ENTROPY_BOUND = Knob(
     float,

@@ -13,13 +13,10 @@ from service.decode.rules import LeftToRight, Rule
 
 
 class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
-    """The base of all modes. `mode`: its name. `served_without_mrp`: whether a checkpoint without MRP can serve it.
-
-    In messages a mode is tagged with its class's name in small letters.
-    """
+    """The base of all modes. In messages a mode is tagged with its class's name in small letters."""
 
     name: ClassVar[str]
-    served_without_mrp: ClassVar[bool] = True
+    served_without_mrp: ClassVar[bool] = True  # whether a checkpoint without MRP can serve it
 
     @property
     def needs_mrp(self) -> bool:

@@ -17,22 +17,17 @@ from service.decode.block import MASKED, Block, Pick, PositionLogprobs, new_tupl
 class Prediction(NamedTuple):
     """The model's output for one state of a block, column by column: a value for every masked position.
 
-    `positions`: the masked positions, ascending. `tokens`: the chosen tokens. `confidences`: as of `Pick`.
-    `entropies`: the entropies of the full softmax in nats, at the temperature of confidences. `logprobs`: the
-    log-probabilities that the request wants. `token_logprobs`: `Pick.logprob` of the tokens. The last three are empty
-    where nothing needs them. Picks are made on demand: the walk passes few states of a tree.
-    `rescored`: the state's token at each position of `Refine.rescore`, with its probability.
-    `handle`: the anchor of a later Refine; opaque to policies.
+    The last three are empty where nothing needs them. Picks are made on demand: few states of a tree are accepted.
     """
 
-    positions: Sequence[int]
-    tokens: Sequence[int]
-    confidences: Sequence[float]
-    rescored: tuple[Pick, ...] = ()
-    handle: Any = None
-    entropies: Sequence[float] = ()
-    logprobs: Sequence[PositionLogprobs | None] = ()
-    token_logprobs: Sequence[float] = ()
+    positions: Sequence[int]  # the masked positions, ascending
+    tokens: Sequence[int]  # the chosen tokens
+    confidences: Sequence[float]  # as of `Pick`
+    rescored: tuple[Pick, ...] = ()  # the state's token at each position of `Refine.rescore`, with its probability
+    handle: Any = None  # the anchor of a later Refine; opaque to policies
+    entropies: Sequence[float] = ()  # of the full softmax in nats, at the temperature of confidences
+    logprobs: Sequence[PositionLogprobs | None] = ()  # those that the request wants
+    token_logprobs: Sequence[float] = ()  # `Pick.logprob` of the tokens
 
     @property
     def picks(self) -> tuple[Pick, ...]:
@@ -90,25 +85,20 @@ class Prediction(NamedTuple):
 class Evaluate(NamedTuple):
     """Asks the backbone for one Prediction per state. `states[0]` is the canvas's block.
 
-    `top_logprobs`: the least number of top tokens that each pick must have (`Pick.logprobs`).
-    `gains`: the expected gain, in tokens, of each state after the first. With gains, the engine may leave out the last
-    states and answer with fewer predictions.
+    With `gains`, the engine may leave out the last states and answer with fewer predictions.
     """
 
     states: tuple[Block, ...]
-    top_logprobs: int = 0
-    gains: tuple[float, ...] = ()
+    top_logprobs: int = 0  # the least number of top tokens that each pick must have (`Pick.logprobs`)
+    gains: tuple[float, ...] = ()  # the expected gain, in tokens, of each state after the first
 
 
 class Refine(NamedTuple):
-    """Asks MRP for the Prediction of `state`, anchored on an earlier one.
-
-    `rescore`: revealed positions of `state` for whose tokens MRP also gives probabilities.
-    """
+    """Asks MRP for the Prediction of `state`, anchored on an earlier one."""
 
     after: Prediction
     state: Block
-    rescore: tuple[int, ...] = ()
+    rescore: tuple[int, ...] = ()  # revealed positions of `state` for whose tokens MRP also gives probabilities
 
 
 Query = Evaluate | Refine

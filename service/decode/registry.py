@@ -27,8 +27,7 @@ def make_mode(mode: str, knobs: Mapping[str, KnobValue]) -> Mode:
 
 def these_knobs(used: Iterable[str]) -> str:
     """The knobs of a mode, in the words of an error."""
-    names = ", ".join(used)
-    return f"its knobs are {names}" if names else "it has no knobs"
+    return f"its knobs are {', '.join(used)}"
 
 
 def only_drafts(mode: DecodingMode) -> bool:

@@ -16,14 +16,11 @@ _LEAST = -9999.0
 
 
 class TokenStep(NamedTuple):
-    """A token of an answer. `step`: the number of the step that revealed it, over the whole answer, from 1.
-
-    `logprob`: its natural log-probability by the prediction that decided that step.
-    """
+    """A token of an answer."""
 
     token: int
-    step: int
-    logprob: float
+    step: int  # the number of the step that revealed it, over the whole answer, from 1
+    logprob: float  # its natural log-probability by the prediction that decided that step
 
 
 class StepMap:

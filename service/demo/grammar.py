@@ -46,20 +46,12 @@ LINES = (
 )
 
 #: Two events in one line: the sum `X` with its result `m`, then the sum `Z` of `m` with the result `r`.
-DOUBLE_LINES = (
-    "{v} {N} {r} {B} {Z}",
-    "{v} {N} {Z}, {H} {r}, {m} {M} {X}",
-    "{X} {E} {m}, {Z} {F} {r} {o}{v}{c}",
-)
+DOUBLE_LINES = ("{v} {N} {r} {B} {Z}", "{v} {N} {Z}, {H} {r}, {m} {M} {X}", "{X} {E} {m}, {Z} {F} {r} {o}{v}{c}")
 
 FINALS = ("So {A} has {r} {it}.", "The answer {N} {r}.", "{r} {it} in all.", "{A}: {r}!", "{o}{r}{c}")
 
 #: The fields of a form, by their keys; all of them, in any order.
-FIELDS = {
-    "name": ("name {A}", "{A}"),
-    "thing": ("thing {it}", "{it}"),
-    "now": ("now {r}", "now {r} {B} {X}", "{r}"),
-}
+FIELDS = {"name": ("name {A}", "{A}"), "thing": ("thing {it}", "{it}"), "now": ("now {r}", "now {r} {B} {X}", "{r}")}
 #: `key`: that of the first field.
 HEADERS = ("", "By {key}: ", "{o}{key}{c} ")
 SEPARATORS = (", ", "; ", " / ")
@@ -76,11 +68,7 @@ BODIES = {
 #: Names by what happens to the number: it grows, it shrinks, it stays.
 MOVES = {1: "up", -1: "down", 0: "same"}
 
-FUNCTIONS = (
-    "def {f}({v}): return {body}",
-    "{f} = lambda {v}: {body}",
-    "def {f}({v}): {y} = {body}; return {y}",
-)
+FUNCTIONS = ("def {f}({v}): return {body}", "{f} = lambda {v}: {body}", "def {f}({v}): {y} = {body}; return {y}")
 #: `j` becomes `t`; `sum` is the body with the number for the variable.
 COMMENTS = ("", " # {f}({j}) {N} {t}", " # {sum} {N} {t}", " # {t}")
 

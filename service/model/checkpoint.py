@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from service.errors import CheckpointError
@@ -33,17 +33,10 @@ from service.model.quantization.schemes import (
 from service.model.weight_mapping import WeightSource
 from service.model.weights import WeightFiles, load_weights, published_weights
 
-#: bytes of a full file of weights
-_FILE_SIZE = 2**30
-
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """An operator's options of loading. None keeps the checkpoint's value.
-
-    `quantization`: a name in `QUANT_SCHEMES` for the layers' weights; None keeps the published form. `shard`: the shard
-    of the model for one of several tensor-parallel devices.
-    """
+    """An operator's options of loading. None keeps the checkpoint's value."""
 
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
@@ -51,8 +44,8 @@ class LoadOptions:
     mrp_residual: bool | None = None
     mrp_scale: float | None = None
     mrp_zero: bool = False
-    quantization: str | None = None
-    shard: Shard = Shard()
+    quantization: str | None = None  # a name in `QUANT_SCHEMES` for the layers' weights
+    shard: Shard = Shard()  # the shard of the model for one of several tensor-parallel devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,24 +200,4 @@ def save_checkpoint(path: Path, raw: Mapping[str, Any], backbone: Backbone, mrp:
     weights = published_weights(parse_config(raw), backbone, mrp)
     stored = {name: weight.cpu().contiguous().clone() for name, weight in weights.items()}
     save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
-    (path / "config.json").write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")
-
-
-def write_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource) -> None:
-    """Writes config.json and the weights of a source in files of at least 1 GiB each, and their index.
-
-    Only the weights of one file are in memory at a time.
-    """
-    path.mkdir(parents=True, exist_ok=True)
-    index, weights, size = dict[str, str](), dict[str, Tensor](), 0
-    names = list(source.names)
-    for name in names:
-        weights[name] = source.read(name).cpu().contiguous()
-        size += weights[name].nbytes
-        if size >= _FILE_SIZE or name == names[-1]:
-            file = f"model-{len(set(index.values())) + 1:05d}.safetensors"
-            save_file(weights, path / file, metadata={"format": "pt"})
-            index |= dict.fromkeys(weights, file)
-            weights, size = {}, 0
-    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}, indent=1) + "\n", "utf-8")
     (path / "config.json").write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")

@@ -15,62 +15,46 @@ from service.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class MrpConfig:
-    """The MRP module of a checkpoint.
-
-    `residual`: the module's output is added to the anchor hidden state; in the published `-direct` checkpoints it
-    replaces that state. `scale` multiplies the output; the published two-step checkpoints are decoded with 2.
-    """
+    """The MRP module of a checkpoint."""
 
     num_layers: int
-    residual: bool = True
-    scale: float = 1.0
+    residual: bool = (
+        True  # whether the output is added to the anchor hidden state. In `-direct` checkpoints it replaces it
+    )
+    scale: float = 1.0  # multiplies the output. The published two-step checkpoints are decoded with 2
     default_steps: int = 2
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsConfig:
-    """Experts in groups: a token's experts are all in its `per_token` best of `num_groups` groups of equal size.
-
-    `scale`: the factor of the weights of a token's experts.
-    """
+    """Experts in groups: a token's experts are all in its `per_token` best of `num_groups` groups of equal size."""
 
     num_groups: int
     per_token: int
-    scale: float
+    scale: float  # the factor of the weights of a token's experts
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """The experts of a backbone.
-
-    Each token goes to `per_token` of `num_experts` experts. `layers`: which layers have experts; the others are dense.
-    `normalized`: the weights of a token's experts add up to 1, before `groups.scale`. `shared_size`: the inner size of
-    the experts that every token goes to, together; 0 for none. `groups`: None for a router that knows no groups.
-    """
+    """The experts of a backbone. Each token goes to `per_token` of `num_experts` experts."""
 
     num_experts: int
     per_token: int
     intermediate_size: int
-    layers: frozenset[int]
-    normalized: bool
-    shared_size: int = 0
-    groups: GroupsConfig | None = None
+    layers: frozenset[int]  # the layers with experts; the others are dense
+    normalized: bool  # whether the weights of a token's experts add up to 1, before `groups.scale`
+    shared_size: int = 0  # the inner size of the experts that every token goes to, together; 0 for none
+    groups: GroupsConfig | None = None  # None for a router that knows no groups
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a backbone and, if there is one, of its MRP module.
+    """Shape of a backbone and, if there is one, of its MRP module."""
 
-    `family`: the `model_type` of config.json. `intermediate_size`: the inner size of dense layers, MRP's included.
-    `quantization`: the scheme of the layers' weights (`quantization/`); None: they have the type of all weights.
-    `scale_columns`: the number of columns of a quantized row that share a scale; None: all. `rotary_dim`: the number of
-    rotated numbers of a head, the first ones; None: all.
-    """
-
-    family: str
+    family: str  # the `model_type` of config.json
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # the inner size of dense layers, MRP's included
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -84,9 +68,9 @@ class ModelConfig:
     tie_word_embeddings: bool
     mrp: MrpConfig | None
     experts: ExpertsConfig | None = None
-    quantization: str | None = None
-    scale_columns: int | None = None
-    rotary_dim: int | None = None
+    quantization: str | None = None  # the scheme of the layers' weights; None: they have the type of all weights
+    scale_columns: int | None = None  # the columns of a quantized row that share a scale; None: all
+    rotary_dim: int | None = None  # the rotated numbers of a head, the first ones; None: all
 
     @property
     def num_kv_layers(self) -> int:
@@ -165,10 +149,7 @@ def _divides(size: int, config: ModelConfig) -> bool:
 
 
 class CheckedUpdate(NamedTuple):
-    """Weights that can replace the served ones. `folders`: the folders that are still needed, the last one the newest.
+    """Weights that can replace the served ones."""
 
-    `has_mrp`: whether the newest folder has weights of MRP.
-    """
-
-    folders: tuple[str, ...]
-    has_mrp: bool
+    folders: tuple[str, ...]  # the folders that are still needed, the last one the newest
+    has_mrp: bool  # whether the newest folder has weights of MRP

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from service.model.config import ExpertsConfig, GroupsConfig
-from service.model.layer_ops import silu_and_mul
-from service.model.layers import FeedForward
+from service.model.layers import FeedForward, silu_and_mul
 from service.model.quantization.layers import QuantizedExperts
 from service.model.triton_support import has_triton
 

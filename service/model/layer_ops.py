@@ -1,8 +1,6 @@
-"""The operations of a decoder layer beside its products and its attention. `layers.py` calls them.
+"""The norms and the rotation of a decoder layer in torch's operations, which are the definition.
 
-Each has two implementations: torch's operations, which are the definition and serve the CPU and training; and one
-Triton kernel (`triton_layers.py`), which serves forwards on CUDA. Without the kernels a layer is twenty CUDA kernels.
-T tokens, H hidden, D the size of a head.
+They serve the CPU and training. `triton_layers.py` has them as kernels. H hidden, D the size of a head.
 """
 
 from __future__ import annotations
@@ -13,8 +11,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from service.model import triton_support
 
 
 class Rotation(NamedTuple):
@@ -28,14 +24,11 @@ class Rotation(NamedTuple):
 
 
 class KvTargets(NamedTuple):
-    """The pages of a layer, and the pages that rows write.
+    """The pages of a layer, and the pages that rows write."""
 
-    `keys`, `values` `[pages, L, kv_heads, D]`; `targets` `[R]` int32, the page of a row, or -1 for none.
-    """
-
-    keys: Tensor
+    keys: Tensor  # [pages, L, kv_heads, D]
     values: Tensor
-    targets: Tensor
+    targets: Tensor  # [R] int32, the page of a row, or -1 for none
 
 
 class PagedAttend:
@@ -62,28 +55,6 @@ class HeadNorms(NamedTuple):
     q_weight: Tensor
     k_weight: Tensor
     eps: float
-
-
-def by_kernel(x: Tensor) -> bool:
-    """Whether a forward takes the kernels: on CUDA, outside training and autocast."""
-    return (
-        x.is_cuda
-        and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cuda")
-        and triton_support.use_triton(x.device, x.dtype)
-    )
-
-
-def add_norm(x: Tensor, change: Tensor | None, norm: nn.RMSNorm) -> tuple[Tensor, Tensor]:
-    """x, change `[..., H]` -> the norm of their sum, and their sum. The kernel overwrites x by the sum."""
-    if change is None:
-        return rms_norm(x, norm), x
-    if by_kernel(x):
-        from service.model import triton_layers
-
-        return triton_layers.add_norm(x, change, norm.weight, norm.eps or 0.0), x
-    x = x + change
-    return rms_norm(x, norm), x
 
 
 def rms_norm(x: Tensor, norm: nn.RMSNorm) -> Tensor:
@@ -130,13 +101,3 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     if width < x.shape[-1]:
         return torch.cat([rotate(x[..., :width], rotation), x[..., width:]], -1)
     return torch.addcmul(x * cos, x.roll(width // 2, -1), sin)
-
-
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """`[..., 2 I]`, gate before up -> silu(gate) * up, `[..., I]`."""
-    if by_kernel(gate_up):
-        from service.model import triton_layers
-
-        return triton_layers.silu_and_mul(gate_up)
-    gate, up = gate_up.chunk(2, -1)
-    return F.silu(gate) * up if torch.is_grad_enabled() else F.silu(gate).mul_(up)

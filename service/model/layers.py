@@ -2,8 +2,8 @@
 
 Serving passes paged attention (`attention/`), training a dense masked one. The layers know neither a cache nor a mask.
 Projections of the same input are one matrix (`qkv_proj`, `gate_up_proj`): on small batches a forward is bound by the
-number of operations. Shapes: `[R, L, H]`, rows, tokens per row, hidden. Source: Qwen3 (transformers' `modeling_qwen3`),
-which SDAR keeps.
+number of operations. On CUDA, Triton kernels (`triton_layers.py`) do the operations between products. Shapes:
+`[R, L, H]`, rows, tokens per row, hidden. Source: Qwen3 (transformers' `modeling_qwen3`), which SDAR keeps.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from service.model import triton_support
 from service.model.config import ModelConfig
-from service.model.layer_ops import HeadNorms, PagedAttend, Rotation, add_norm, by_kernel, norm_and_rotate, silu_and_mul
+from service.model.layer_ops import HeadNorms, PagedAttend, Rotation, norm_and_rotate, rms_norm
 
 #: attend(layer, q [R, L, heads, D], k [R, L, kv_heads, D], v [R, L, kv_heads, D]) -> [R, L, heads * D]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -105,7 +107,7 @@ class DecoderLayer(nn.Module):
         self.self_attn = SelfAttention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = mlp
-        self._all_reduce: AllReduce = _single_rank
+        self._all_reduce: AllReduce = lambda x: x  # a single rank
 
     def make_tensor_parallel(self, all_reduce: AllReduce) -> None:
         """Makes this layer one `Shard` of a layer."""
@@ -121,5 +123,36 @@ class DecoderLayer(nn.Module):
         return Residual(total, self._all_reduce(self.mlp(normed, fixed_shapes)))
 
 
-def _single_rank(x: Tensor) -> Tensor:
-    return x
+# --- operations with a Triton kernel for CUDA. Without the kernels a layer is twenty CUDA kernels ---------
+
+
+def by_kernel(x: Tensor) -> bool:
+    """Whether a forward takes the kernels: on CUDA, outside training and autocast."""
+    return (
+        x.is_cuda
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cuda")
+        and triton_support.use_triton(x.device, x.dtype)
+    )
+
+
+def add_norm(x: Tensor, change: Tensor | None, norm: nn.RMSNorm) -> tuple[Tensor, Tensor]:
+    """x, change `[..., H]` -> the norm of their sum, and their sum. The kernel overwrites x by the sum."""
+    if change is None:
+        return rms_norm(x, norm), x
+    if by_kernel(x):
+        from service.model import triton_layers
+
+        return triton_layers.add_norm(x, change, norm.weight, norm.eps or 0.0), x
+    x = x + change
+    return rms_norm(x, norm), x
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """`[..., 2 I]`, gate before up -> silu(gate) * up, `[..., I]`."""
+    if by_kernel(gate_up):
+        from service.model import triton_layers
+
+        return triton_layers.silu_and_mul(gate_up)
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate) * up if torch.is_grad_enabled() else F.silu(gate).mul_(up)

@@ -23,14 +23,12 @@ from service.model.weight_mapping import FusedShards, ShardDim, WeightMapping, W
 
 
 class TensorOptions(NamedTuple):
-    """The device, the type and the shard of new parameters.
-
-    `changed`: only parameters with one of these weights are built, others stay on the meta device. None: all are built.
-    """
+    """The device, the type and the shard of new parameters."""
 
     device: str
     dtype: torch.dtype
     shard: Shard = Shard()
+    #: only parameters with one of these weights are built, others stay on the meta device. None: all are built
     changed: Collection[str] | None = None
 
 

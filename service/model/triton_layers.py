@@ -1,7 +1,8 @@
 """Triton kernels of a decoder layer: residual sum with norm, norms of queries and keys with rotation, SwiGLU.
 
-`layer_ops.py` calls them and has their definitions. Numbers are computed in fp32 and rounded once, except the residual
-sum, which is rounded before its norm. Tensors are dense. T tokens, H hidden, D the size of a head.
+`layers.py` calls them. Their definitions are there and in `layer_ops.py`. Numbers are computed in fp32 and rounded
+once, except the residual sum, which is rounded before its norm. Tensors are dense. T tokens, H hidden, D the size of a
+head.
 """
 
 from __future__ import annotations

@@ -21,13 +21,10 @@ class WeightSource(Protocol):
 
 
 class ShardDim(NamedTuple):
-    """How tensor-parallel ranks share a published matrix: each has a slice of dimension `dim`.
-
-    `kv_heads`: whether the slices are heads of keys or values. Several ranks may hold the same ones.
-    """
+    """How tensor-parallel ranks share a published matrix: each has a slice of dimension `dim`."""
 
     dim: int
-    kv_heads: bool = False
+    kv_heads: bool = False  # whether the slices are heads of keys or values. Several ranks may hold the same ones
 
 
 #: each rank has a slice of the rows, or of the columns
@@ -37,16 +34,12 @@ FusedShards = tuple[tuple[int, ShardDim], ...]
 
 
 class WeightSlice(NamedTuple):
-    """A slice of a parameter, and the published weight that fills it.
-
-    `indices`: the indices of the slice in the parameter; () for the whole. `shard`: None for a weight that every rank
-    has whole. `exact`: the slice is at least in fp32, even if other weights have a narrower type.
-    """
+    """A slice of a parameter, and the published weight that fills it."""
 
     name: str
-    indices: tuple[int | slice, ...] = ()
-    shard: ShardDim | FusedShards | None = None
-    exact: bool = False
+    indices: tuple[int | slice, ...] = ()  # of the slice in the parameter; () for the whole
+    shard: ShardDim | FusedShards | None = None  # None for a weight that every rank has whole
+    exact: bool = False  # the slice is at least in fp32, even if other weights have a narrower type
 
 
 #: The published weights that make a parameter. Together they cover it.

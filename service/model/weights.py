@@ -49,7 +49,6 @@ class WeightFiles:
 
     @property
     def names(self) -> Collection[str]:
-        """See `WeightSource`."""
         return self._files.keys()
 
     def read(self, name: str) -> Tensor:
@@ -82,7 +81,6 @@ class WeightShapes:
 
     @property
     def names(self) -> Collection[str]:
-        """See `WeightSource`."""
         return self._shapes.keys()
 
     def read(self, name: str) -> Tensor:
@@ -98,11 +96,9 @@ class OverlaidWeights:
 
     @property
     def names(self) -> Collection[str]:
-        """See `WeightSource`."""
         return self._owners.keys()
 
     def read(self, name: str) -> Tensor:
-        """See `WeightSource`."""
         return self._owners[name].read(name)
 
 

@@ -59,8 +59,8 @@ class Replica:
         self._replica, self._engine, self._metrics, self._tracing = replica, engine, metrics, tracing
         info = engine.info
         self._codec = TextCodec.load(info.path)
-        if self._codec.chat_warning:
-            _log.warning("%s", self._codec.chat_warning)
+        if self._codec.template.warning:
+            _log.warning("%s", self._codec.template.warning)
         self._eos = frozenset(info.config.eos_token_ids)
         self._scorer = PositionScorer(self._codec, info.config.mask_token_id, info.config.vocab_size)
         self._control = ReplicaControl(replica, make_card(settings, info, self._codec), engine, settings)

@@ -16,17 +16,15 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from service.errors import CheckpointError, InvalidRequest
-from service.text.assistant_spans import assistant_spans
 from service.text.detokenizer import TextStream, TokenTextStream
 from service.text.template import ChatTemplate, Messages, TokenAliases, ToolDefinitions
-from service.text.tools.formats import REASONING_END, REASONING_START, ReasoningFormat, ToolFormat
 
 #: stands for a position to be scored in a prompt's ids
 SCORED: Final = -1
 
 
 class TextCodec:
-    """A checkpoint's tokenizer and chat template."""
+    """A checkpoint's tokenizer and its chat `template`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._special, self._literal = _copy(tokenizer), _copy(tokenizer)
@@ -37,11 +35,11 @@ class TextCodec:
         self._unknown: int | None = tokenizer.unk_token_id
         self._control = special.keys() - {self._unknown}
         names = ([added.content for added in group.values()] for group in (special, marks))
-        self._template = ChatTemplate(tokenizer, *names)
+        self.template = ChatTemplate(tokenizer, *names)
         self._marks = TokenAliases([added.content for added in marks.values()])
         # In a rendered chat, an alias has the role of a control token or of a mark in transformers. It separates its
         # neighbours in the same way, but no user text can become it.
-        by_token = {**self._template.aliases.by_token, **self._marks.by_token}
+        by_token = {**self.template.aliases.by_token, **self._marks.by_token}
         aliased = special | marks
         aliases = {token: by_token[added.content] for token, added in aliased.items()}
         self._literal.add_special_tokens([_special(added) for added in marks.values()])
@@ -69,38 +67,6 @@ class TextCodec:
     def definition(self) -> str:
         """The tokenizer as `tokenizer.json` writes it, with all added tokens."""
         return self._special.to_str()
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the checkpoint has a chat template, usable or not."""
-        return self._template.source != ""
-
-    @property
-    def chat_problem(self) -> str | None:
-        """Why messages are refused: there is no chat template, or it cannot be used. None if they are accepted."""
-        return self._template.problem
-
-    @property
-    def chat_warning(self) -> str | None:
-        """A warning for operators: the chat template cannot be used, or differs from transformers. None: no warning."""
-        return self._template.warning
-
-    @property
-    def tool_format(self) -> ToolFormat | None:
-        """How the checkpoint writes calls of tools. None if it cannot be given tools."""
-        return self._template.tool_format
-
-    @property
-    def tools_problem(self) -> str:
-        """Why the checkpoint cannot be given tools. Empty if it can."""
-        return self._template.tools_problem
-
-    @property
-    def thinking(self) -> ReasoningFormat | None:
-        """The reasoning of answers. None if chat template and vocabulary have no marks of reasoning."""
-        thinking, added = self._template.thinking, self._special.get_added_tokens_decoder().values()
-        plain = {token.content for token in added if not token.special}
-        return thinking if {REASONING_START, REASONING_END} <= plain else None
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, in which marks are tokens. InvalidRequest if the vocabulary cannot write it."""
@@ -149,22 +115,7 @@ class TextCodec:
         self, messages: Messages, tools: ToolDefinitions = (), *, answer: bool = True, think: bool | None = None
     ) -> str:
         """Messages in the chat template, as text with aliases of its control tokens. Raises as `encode_chat`."""
-        return self._template.render(messages, tools, answer=answer, think=think)
-
-    def chat_pieces(self, messages: Messages, *, answer: bool = True) -> list[tuple[list[int], int | None]]:
-        """As `encode_chat`, in pieces: ids, and the index of the assistant's message that they are, None for others.
-
-        An assistant's content begins and ends with a whole token, as it does when it is decoded. `answer`: whether the
-        template writes the beginning of an answer after the last message.
-        """
-        rendered = self._template.render(messages, answer=answer)
-        pieces: list[tuple[list[int], int | None]] = []
-        end = 0
-        for span in assistant_spans(self._template, messages, rendered, answer=answer):
-            pieces.append((self.encode_rendered(rendered[end : span.start]), None))
-            pieces.append((self.encode_rendered(rendered[span.start : span.end]), span.message))
-            end = span.end
-        return [*pieces, (self.encode_rendered(rendered[end:]), None)]
+        return self.template.render(messages, tools, answer=answer, think=think)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without control tokens."""
@@ -184,7 +135,7 @@ class TextCodec:
 
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of a part of a rendered chat."""
-        return self._encode(self._template.hidden.restore(self._marks.alias(text)))
+        return self._encode(self.template.hidden.restore(self._marks.alias(text)))
 
 
 def _copy(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:

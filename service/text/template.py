@@ -91,23 +91,16 @@ class TokenAliases:
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer with the control tokens `control` and the marks `marks`.
-
-    `hidden`: the aliases of marks that are text.
-
-    `source`: the template, empty if there is none. `problem`: why the template cannot be used, None if it can.
-    `warning`: a warning for operators, None if there is none. `tool_format`: how it writes calls of tools; None if it
-    cannot show tools, for the reason `tools_problem`. `thinking`: how it treats reasoning, None if it has none.
-    """
+    """The chat template of a tokenizer with the control tokens `control` and the marks `marks`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, control: Sequence[str], marks: Sequence[str] = ()) -> None:
-        self.aliases, self.hidden = TokenAliases(control), TokenAliases(marks)
-        self.source = ""
-        self.problem: str | None = None
-        self.warning: str | None = None
-        self.tool_format: ToolFormat | None = None
-        self.tools_problem = "this checkpoint has no chat template"
-        self.thinking: ReasoningFormat | None = None
+        self.aliases, self.hidden = TokenAliases(control), TokenAliases(marks)  # of tokens; of marks in texts
+        self.source = ""  # empty if there is no template
+        self.problem: str | None = None  # why messages are refused
+        self.warning: str | None = None  # for operators: it cannot be used, or differs from transformers
+        self.tool_format: ToolFormat | None = None  # how it writes calls of tools
+        self.tools_problem = "this checkpoint has no chat template"  # why it cannot be given tools, or empty
+        self.thinking: ReasoningFormat | None = None  # how it treats reasoning
         self._tokenizer, self._assembled = tokenizer, TokenAliases(())
         if not tokenizer.chat_template:
             self.problem = "this checkpoint has no chat template; send `prompt` instead"
@@ -122,7 +115,7 @@ class ChatTemplate:
             self.tools_problem = self.problem
             return
         self.tools_problem = self._probe_tools()
-        if REASONING_START in self.source and REASONING_END in self.source:
+        if all(mark in self.source and mark in marks for mark in (REASONING_START, REASONING_END)):
             prompt = self._render(self._accepted[0], answer=True).rstrip()
             self.thinking = ReasoningFormat(prompt.endswith(REASONING_START), THINKING_OPTION in self.source)
 

@@ -15,13 +15,9 @@ class TopLogprob(Data, frozen=True):
 
 
 class TokenText(Data, frozen=True):
-    """One token of an answer.
+    """One token of an answer."""
 
-    `text`: the token's own text, or `token_id:N` if it is not a whole character. `data`: its bytes, None if unknown.
-    `delta`: the text that it adds to the answer. `top_logprobs`: the most likely tokens at its position, if requested.
-    """
-
-    text: Private[str]
-    data: Private[bytes | None]
-    delta: Private[str]
-    top_logprobs: Private[tuple[TopLogprob, ...]] = ()
+    text: Private[str]  # the token's own text, or `token_id:N` if it is not a whole character
+    data: Private[bytes | None]  # its bytes, None if unknown
+    delta: Private[str]  # the text that it adds to the answer
+    top_logprobs: Private[tuple[TopLogprob, ...]] = ()  # the most likely tokens at its position, if requested

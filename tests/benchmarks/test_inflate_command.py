@@ -7,8 +7,8 @@ import pytest
 from benchmarks import shapes
 from benchmarks.shapes import Shape
 from service.demo import CHECKPOINT
-from service.model import checkpoint as checkpoints
 from service.model import load_checkpoint
+from training import publish
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def small_shape(monkeypatch):
 
 
 def test_what_is_written_generates_what_the_demo_does(run, run_program, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "_FILE_SIZE", 2**20)
+    monkeypatch.setattr(publish, "_FILE_SIZE", 2**20)
     out = tmp_path / "large"
     assert run("inflate", "--shape", "sdar-1.7b", "--out", out, "--dtype", "float32") == 0
     assert not (out / "quality.json").exists()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -10,6 +12,7 @@ from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
 from service.constraints.matcher import GuidanceGrammar
 from service.constraints.vocabulary import TokenVocabulary
+from service.errors import InvalidRequest
 from service.model import Checkpoint, load_checkpoint
 from service.text import TextCodec
 from tests.tiny import GOLDEN, GOLDEN_NAMES
@@ -22,7 +25,7 @@ _FOLDER = GOLDEN.parent.parent / "service" / "demo"
 _PAIRS = [
     *[("{", '"'), ('"', ":"), (",", "Ġ"), ('"', "}"), ('"', ","), ("[", "]"), ("{", "}"), ("Ġ", '"'), ("}", "]")],
     *[("t", "r"), ("u", "e"), ("f", "a"), ("l", "s"), ("n", "u"), ("l", "l"), ("i", "n"), ("a", "n"), ("e", "r")],
-    *[(str(one), str(other)) for one in range(10) for other in range(10)],
+    *[(str(first), str(second)) for first in range(10) for second in range(10)],
 ]
 
 
@@ -51,6 +54,27 @@ def compiled(name: str, constraint: Constraint) -> GuidanceGrammar:
     return compile_grammar(constraint, vocabulary(name))
 
 
+def lenient(schema: Any) -> GuidanceGrammar:
+    """The demo's grammar of a schema that is not strict."""
+    return compile_grammar(Constraint.json(schema, "form", strict=False), vocabulary(DEMO))
+
+
+def library_takes(schema: Any) -> bool:
+    """Whether the library takes a schema as it is."""
+    try:
+        compile_grammar(Constraint("json", json.dumps(schema), "form"), vocabulary(DEMO))
+    except InvalidRequest:
+        return False
+    return True
+
+
+def accepts(grammar: GuidanceGrammar, text: str, words: Tokenizer | None = None) -> bool:
+    """Whether a grammar allows a text as a whole answer. `words`: the tokenizer, by default the demo's."""
+    ids = tuple((words or tokenizer(DEMO)).encode(text).ids)
+    matcher = grammar.open()
+    return matcher.allowed((), ids) == len(ids) and matcher.complete(ids)
+
+
 def text_of(name: str, token_ids: tuple[int, ...]) -> str:
     """The text of an answer."""
     return tokenizer(name).decode(list(token_ids), skip_special_tokens=True)
@@ -59,8 +83,8 @@ def text_of(name: str, token_ids: tuple[int, ...]) -> str:
 def prompt(name: str) -> tuple[int, ...]:
     """A prompt that is no whole number of blocks."""
     if name == DEMO:
-        asked = [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}]
-        return tuple(TextCodec.load(_FOLDER).encode_chat(asked))
+        messages = [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}]
+        return tuple(TextCodec.load(_FOLDER).encode_chat(messages))
     return (443, 286, 438, 473, 399, 238, 231, 260, 17, 4, 99)
 
 

@@ -12,20 +12,19 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from service.constraints.constraint import CallTexts, Constraint, Lead, ToolCallForm
+from service.constraints.constraint import CallTexts, Constraint, Preamble, ToolCallForm
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import GuidanceGrammar
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import InvalidRequest
 from service.text.tools import TOOL_FORMATS, AnswerFormat, Tool, parse_output
-from tests.constraints.checkpoints import byte_pairs
+from tests.constraints.checkpoints import accepts, byte_pairs
 from tests.constraints.schemas import random_schema
 from tests.constraints.walks import text_of, walk
 from tests.gateway import chatting
 
 FORMAT = TOOL_FORMATS["qwen3"]
-LEAD = Lead("<think>", "</think>", "\n\n")
-BEGUN = replace(LEAD, in_prompt=True)
+THINK = Preamble("<think>", "</think>", "\n\n")
+BEGUN = replace(THINK, in_prompt=True)
 ADD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 CALL = FORMAT.written(("add", '{"a": 12}'))
 BOTH = FORMAT.written(("add", '{"a": 12}'), ("none", "{}"))
@@ -43,7 +42,7 @@ def vocabulary(marked: bool) -> TokenVocabulary:
 
 
 def calls(
-    *tools: Tool, required: bool = False, parallel: bool = True, lead: Lead | None = None, content: Any = None
+    *tools: Tool, required: bool = False, parallel: bool = True, preamble: Preamble | None = None, content: Any = None
 ) -> Constraint:
     forms = [
         ToolCallForm(tool.name, FORMAT.head(tool.name), tool.schema, FORMAT.tail, tool.param, tool.strict)
@@ -51,28 +50,18 @@ def calls(
     ]
     texts = CallTexts(FORMAT.opening, FORMAT.between, FORMAT.closing)
     made = Constraint.calls(texts, forms, required=required, parallel=parallel, content=content)
-    return replace(made, lead=lead)
+    return replace(made, preamble=preamble)
 
 
 TOOLS = (Tool("add", None, ADD), Tool("none"))
 JSON = Constraint.json({"const": {"x": 1}}, "response_format")
 
 
-def taken(grammar: GuidanceGrammar, marked: bool, text: str) -> bool:
-    ids = tuple(tokenizer(marked).encode(text).ids)
-    way = grammar.open()
-    return way.allowed((), ids) == len(ids) and way.complete(ids)
-
-
 THOUGHT = f"<think>a {{</think>\n\n{CALL}"
 BAD = [
-    "<tool_call>",
-    "<tool_call>\nhi",
-    CALL.replace("12", '"12"'),
-    CALL.replace("add", "x"),
-    CALL + CALL,
+    "<tool_call>", "<tool_call>\nhi", CALL.replace("12", '"12"'), CALL.replace("add", "x"), CALL + CALL,
     CALL + "\nhi",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("marked", [True, False])
@@ -83,25 +72,35 @@ BAD = [
         (calls(*TOOLS, parallel=False), ["", "hi <tool_call", CALL, "hi\n" + CALL], [*BAD, BOTH]),
         (calls(*TOOLS, required=True), [CALL, BOTH], [*BAD, "", "hi\n" + CALL, THOUGHT]),
         (calls(*TOOLS, required=True, parallel=False), [CALL], [*BAD, BOTH]),
-        (calls(*TOOLS, required=True, lead=LEAD), [CALL, BOTH, THOUGHT], [*BAD, "hi" + CALL, "<think>a</think>\n\n"]),
         (
-            calls(*TOOLS, lead=LEAD),
+            calls(*TOOLS, required=True, preamble=THINK),
+            [CALL, BOTH, THOUGHT],
+            [*BAD, "hi" + CALL, "<think>a</think>\n\n"],
+        ),
+        (
+            calls(*TOOLS, preamble=THINK),
             ["", "hi <tool_call", CALL, "hi\n" + CALL, BOTH, THOUGHT, "<think></think>\n\nhi"],
             [*BAD, "<think>a", "<think>a</think>", f"<think>{CALL}", " <think>a"],
         ),
-        (calls(*TOOLS, lead=BEGUN), [THOUGHT[8:], "b</think>\n\n"], ["", "hi"]),
+        (calls(*TOOLS, preamble=BEGUN), [THOUGHT[8:], "b</think>\n\n"], ["", "hi"]),
         (calls(*TOOLS, content=JSON), ['{"x": 1}', CALL, BOTH], [*BAD, "", "hi", '{"x": 1}' + CALL]),
-        (calls(*TOOLS, content=JSON, lead=LEAD), ['{"x": 1}', CALL, THOUGHT], [*BAD, "<think>a</think>\n\nhi"]),
-        (replace(JSON, lead=LEAD), ['{"x": 1}', '<think></think>\n\n{"x": 1}'], ["", THOUGHT, CALL]),
-        (replace(Constraint.choice(["hi"]), lead=BEGUN), ["b</think>\n\nhi"], ["hi", "<think>hi"]),
-        (replace(Constraint.regex("h[i/]"), lead=LEAD), ["h/", "<think>b</think>\n\nhi"], ["h", "<think>hi"]),
-        (replace(Constraint.grammar('start: "h" x\nx: "i"'), lead=LEAD), ["hi", "<think>b</think>\n\nhi"], ["h", ""]),
+        (calls(*TOOLS, content=JSON, preamble=THINK), ['{"x": 1}', CALL, THOUGHT], [*BAD, "<think>a</think>\n\nhi"]),
+        (replace(JSON, preamble=THINK), ['{"x": 1}', '<think></think>\n\n{"x": 1}'], ["", THOUGHT, CALL]),
+        (replace(Constraint.choice(["hi"]), preamble=BEGUN), ["b</think>\n\nhi"], ["hi", "<think>hi"]),
+        (replace(Constraint.regex("h[i/]"), preamble=THINK), ["h/", "<think>b</think>\n\nhi"], ["h", "<think>hi"]),
+        (
+            replace(Constraint.grammar('start: "h" x\nx: "i"'), preamble=THINK),
+            ["hi", "<think>b</think>\n\nhi"],
+            ["h", ""],
+        ),
     ],
 )
-def test_what_is_allowed(constraint: Constraint, allowed: list[str], refused: list[str], marked: bool) -> None:
+def test_the_answers_that_a_grammar_of_calls_allows(
+    constraint: Constraint, allowed: list[str], refused: list[str], marked: bool
+) -> None:
     grammar = compile_grammar(constraint, vocabulary(marked))
-    assert [text for text in allowed if not taken(grammar, marked, text)] == []
-    assert [text for text in refused if taken(grammar, marked, text)] == []
+    assert [text for text in allowed if not accepts(grammar, text, tokenizer(marked))] == []
+    assert [text for text in refused if accepts(grammar, text, tokenizer(marked))] == []
 
 
 def test_marks_are_tokens_where_the_vocabulary_has_them() -> None:
@@ -116,7 +115,7 @@ def test_marks_are_tokens_where_the_vocabulary_has_them() -> None:
 
 @pytest.mark.parametrize(
     ("marked", "rounds"),
-    [(True, 12), (False, 12), *(pytest.param(one, 100, marks=pytest.mark.slow) for one in (True, False))],
+    [(True, 12), (False, 12), *(pytest.param(marked, 100, marks=pytest.mark.slow) for marked in (True, False))],
 )
 def test_schemas_hold_and_answers_are_read_back(marked: bool, rounds: int) -> None:
     """Arguments of 24 schemas, and of 200, fit them. Written again, an answer that is allowed is the same."""
@@ -131,14 +130,14 @@ def test_schemas_hold_and_answers_are_read_back(marked: bool, rounds: int) -> No
             schemas[f"tool_{len(schemas)}"] = {
                 "type": "object", "properties": {"p": inner}, "required": ["p"], "additionalProperties": False,
             }  # fmt: skip
-        lead = (None, LEAD, BEGUN)[number % 3]
+        preamble = (None, THINK, BEGUN)[number % 3]
         required, parallel = number % 2 == 0, number % 4 < 2
         constraint = calls(
             *(Tool(name, None, schema) for name, schema in schemas.items()),
-            required=required, parallel=parallel, lead=lead,
+            required=required, parallel=parallel, preamble=preamble,
         )  # fmt: skip
         grammar = compile_grammar(constraint, vocabulary(marked))
-        reading = AnswerFormat("qwen3", "no" if lead is None else "begun" if lead.in_prompt else "may")
+        reading = AnswerFormat("qwen3", "no" if preamble is None else "begun" if preamble.in_prompt else "may")
         for _ in range(2):
             ids = walk(grammar, eos, rng, liked, 250)
             text = text_of(words, ids, eos)
@@ -187,27 +186,31 @@ def test_a_wrong_schema_of_a_strict_tool_is_refused() -> None:
     ],
 )
 def test_a_wrong_schema_never_refuses_the_other_tools(schema: Any, allowed: str, refused: str) -> None:
-    others = [Tool(f"tool_{number}", None, ADD) for number in range(40)]
-    grammar = compile_grammar(calls(*others, Tool("wrong", None, schema), required=True), vocabulary(True))
-    assert taken(grammar, True, FORMAT.written(("wrong", allowed)))
-    assert not taken(grammar, True, FORMAT.written(("wrong", refused)))
-    assert taken(grammar, True, FORMAT.written(("tool_7", '{"a": 12}')))
-    assert not taken(grammar, True, FORMAT.written(("tool_7", '{"a": "12"}')))
+    tools = [Tool(f"tool_{number}", None, ADD) for number in range(40)]
+    grammar = compile_grammar(calls(*tools, Tool("wrong", None, schema), required=True), vocabulary(True))
+    assert accepts(grammar, FORMAT.written(("wrong", allowed)), tokenizer(True))
+    assert not accepts(grammar, FORMAT.written(("wrong", refused)), tokenizer(True))
+    assert accepts(grammar, FORMAT.written(("tool_7", '{"a": 12}')), tokenizer(True))
+    assert not accepts(grammar, FORMAT.written(("tool_7", '{"a": "12"}')), tokenizer(True))
 
 
 def test_errors_are_told_as_if_each_part_stood_alone() -> None:
     wrong = Constraint.json({"items": {"minItems": "1"}}, "response_format")
     grammar = Constraint.grammar("start: b")
-    for constraint, param, said in (
-        (calls(*TOOLS, content=wrong, lead=LEAD), "response_format", "at /items: Expected positive integer"),
-        (replace(wrong, lead=LEAD), "response_format", "at /items: Expected positive integer"),
-        (replace(grammar, lead=LEAD), "grammar", 'unknown name: "b"'),
-        (calls(Tool("x", None, WRONG, strict=True), lead=LEAD), "tools", "of 'x': at /properties/a/items: Expected"),
+    for constraint, param, message in (
+        (calls(*TOOLS, content=wrong, preamble=THINK), "response_format", "at /items: Expected positive integer"),
+        (replace(wrong, preamble=THINK), "response_format", "at /items: Expected positive integer"),
+        (replace(grammar, preamble=THINK), "grammar", 'unknown name: "b"'),
+        (
+            calls(Tool("x", None, WRONG, strict=True), preamble=THINK),
+            "tools",
+            "of 'x': at /properties/a/items: Expected",
+        ),
     ):
         with pytest.raises(InvalidRequest) as caught:
             compile_grammar(constraint, vocabulary(True))
         assert caught.value.param == param
-        assert said in caught.value.message
+        assert message in caught.value.message
         assert "call_0" not in caught.value.message
 
 
@@ -216,7 +219,7 @@ def test_keywords_that_ask_for_nothing_change_nothing() -> None:
     schema = {"type": "object", "properties": {"uniqueItems": {"enum": [empty]}}, "required": ["uniqueItems"], **empty}
     grammar = compile_grammar(calls(Tool("x", None, schema), required=True), vocabulary(True))
     fitting = '{"uniqueItems": {"uniqueItems": false, "propertyNames": {"type": "string"}}}'
-    assert taken(grammar, True, FORMAT.written(("x", fitting)))
+    assert accepts(grammar, FORMAT.written(("x", fitting)), tokenizer(True))
 
 
 def test_many_tools_compile() -> None:
@@ -226,4 +229,4 @@ def test_many_tools_compile() -> None:
         for number in range(128)
     ]
     grammar = compile_grammar(calls(*tools, required=True), vocabulary(True))
-    assert taken(grammar, True, FORMAT.written(("tool_7", "{}"))) is False
+    assert accepts(grammar, FORMAT.written(("tool_7", "{}")), tokenizer(True)) is False

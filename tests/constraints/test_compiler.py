@@ -38,10 +38,10 @@ async def test_equal_constraints_are_compiled_once(monkeypatch: pytest.MonkeyPat
         return vocabulary(DEMO)
 
     compiler = GrammarCompiler(make)
-    one, other = await asyncio.gather(compiler.compile(DIGITS), compiler.compile(Constraint.regex("[0-9]+")))
-    assert one is other
-    assert compiler.cached(DIGITS) is one
-    assert await compiler.compile(Constraint.regex("[a-z]")) is not one
+    first, second = await asyncio.gather(compiler.compile(DIGITS), compiler.compile(Constraint.regex("[0-9]+")))
+    assert first is second
+    assert compiler.cached(DIGITS) is first
+    assert await compiler.compile(Constraint.regex("[a-z]")) is not first
     assert len(made) == 1
     assert made[0] != threading.get_ident()
     compiler.close()
@@ -93,22 +93,22 @@ async def test_one_tenant_never_has_all_threads(compiler: GrammarCompiler, monke
 def test_grammars_are_kept_by_their_memory_and_a_tenant_has_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler_module, "_MAX_TENANT", 2 * 2**20)
     monkeypatch.setattr(compiler_module, "_MAX_CACHE", 3 * 2**20)
-    kept, grammar = GrammarCache(), compiled(DEMO, DIGITS)
-    kept.add("of bob", "bob", grammar, 2**20)
+    cache, grammar = GrammarCache(), compiled(DEMO, DIGITS)
+    cache.add("of bob", "bob", grammar, 2**20)
     for key in ("first", "second", "third"):
-        kept.add(key, "ann", grammar, 2**20)
-    assert [key for key in ("of bob", "first", "second", "third") if kept.get(key)] == ["of bob", "second", "third"]
-    kept.add("of carl", "carl", grammar, 2**20)
-    assert [key for key in ("of bob", "second", "third", "of carl") if kept.get(key)] == ["second", "third", "of carl"]
+        cache.add(key, "ann", grammar, 2**20)
+    assert [key for key in ("of bob", "first", "second", "third") if cache.get(key)] == ["of bob", "second", "third"]
+    cache.add("of carl", "carl", grammar, 2**20)
+    assert [key for key in ("of bob", "second", "third", "of carl") if cache.get(key)] == ["second", "third", "of carl"]
 
 
 def test_a_refusal_is_kept_for_a_minute() -> None:
     now = [0.0]
-    kept = GrammarCache(lambda: now[0])
-    kept.add("wrong", "ann", InvalidRequest("wrong"))
-    assert kept.get("wrong")
+    cache = GrammarCache(lambda: now[0])
+    cache.add("wrong", "ann", InvalidRequest("wrong"))
+    assert cache.get("wrong")
     now[0] = 61.0
-    assert kept.get("wrong") is None
+    assert cache.get("wrong") is None
 
 
 async def test_a_checkpoint_without_bytes_says_so_every_time() -> None:

@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.constraints.constraint import (
-    MAX_CHOICES,
-    MAX_DEPTH,
-    MAX_GRAMMAR,
-    MAX_REGEX,
-    MAX_SCHEMA,
-    Constraint,
-)
+from service.constraints.constraint import MAX_CHOICES, MAX_DEPTH, MAX_GRAMMAR, MAX_REGEX, MAX_SCHEMA, Constraint
 from service.errors import InvalidRequest
 
 
@@ -27,7 +20,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Constraint.regex("a" * (MAX_REGEX + 1)), "regex has 4097 characters, allowed are 4096"),
         (lambda: Constraint.grammar("a" * (MAX_GRAMMAR + 1)), "grammar has 16385 characters, allowed are 16384"),
@@ -40,24 +33,24 @@ def nested(depth: int) -> dict[str, Any]:
         (lambda: Constraint.json(nested(100_000), "form"), "form is nested too deeply"),
     ],
 )
-def test_what_is_too_large_is_refused_by_name(make: Callable[[], Constraint], said: str) -> None:
+def test_a_constraint_beyond_a_limit_is_refused_by_its_field(make: Callable[[], Constraint], message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         make()
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert caught.value.param in ("regex", "grammar", "choice", "form")
 
 
-def test_what_is_as_large_as_allowed_passes() -> None:
+def test_a_constraint_at_a_limit_passes() -> None:
     assert len(Constraint.regex("a" * MAX_REGEX).source) == MAX_REGEX
     assert Constraint.json(nested(MAX_DEPTH), "form").kind == "json"
 
 
 def test_it_crosses_processes_and_equal_ones_are_equal() -> None:
-    one, other = (Constraint.json({"type": "integer"}, "form") for _ in range(2))
-    assert one == other == pickle.loads(pickle.dumps(one))
-    assert hash(one) == hash(other)
-    assert one != Constraint.json({"type": "number"}, "form")
+    first, second = (Constraint.json({"type": "integer"}, "form") for _ in range(2))
+    assert first == second == pickle.loads(pickle.dumps(first))
+    assert hash(first) == hash(second)
+    assert first != Constraint.json({"type": "number"}, "form")
 
 
-def test_what_a_user_wrote_is_not_shown() -> None:
+def test_a_repr_has_no_text_of_the_user() -> None:
     assert "secret" not in repr(Constraint.regex("secret"))

@@ -31,7 +31,7 @@ def refusal(constraint: Constraint) -> str:
 
 
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "message"),
     [
         ({"type": "strin"}, "at /: Invalid type: strin"),
         ({"anyOf": [{"type": "null"}, {"minItems": "1"}]}, "at /anyOf/1: "),
@@ -44,14 +44,14 @@ def refusal(constraint: Constraint) -> str:
         ({"oneOf": [{"type": "integer"}, {"$ref": "#/$defs/x"}], "$defs": {"x": {"type": "text"}}}, "at /$defs/x: "),
     ],
 )
-def test_a_wrong_schema_is_refused_with_the_place(schema: dict[str, Any], said: str) -> None:
-    message = refusal(Constraint.json(schema, "form"))
-    assert message.startswith("form cannot be used: ")
-    assert said in message
+def test_a_wrong_schema_is_refused_with_its_path(schema: dict[str, Any], message: str) -> None:
+    refused = refusal(Constraint.json(schema, "form"))
+    assert refused.startswith("form cannot be used: ")
+    assert message in refused
 
 
 @pytest.mark.parametrize(
-    ("constraint", "said"),
+    ("constraint", "message"),
     [
         (Constraint.regex("a("), "unclosed group"),
         (Constraint.regex("(?=a)b"), "look-around"),
@@ -69,8 +69,8 @@ def test_a_wrong_schema_is_refused_with_the_place(schema: dict[str, Any], said: 
         ),
     ],
 )
-def test_a_wrong_pattern_or_grammar_is_refused(constraint: Constraint, said: str) -> None:
-    assert said in refusal(constraint)
+def test_a_wrong_pattern_or_grammar_is_refused(constraint: Constraint, message: str) -> None:
+    assert message in refusal(constraint)
 
 
 def chain(count: int) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def walk(grammar: GuidanceMatcher, rng: random.Random, most: int) -> tuple[int, 
         if forced := grammar.forced(tokens):
             tokens += forced
         elif (mask := grammar.mask(tokens)) is not None:
-            choices = [place * 8 + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
+            choices = [index * 8 + bit for index, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
             tokens += (rng.choice(choices),)
         if tokens and tokens[-1] in vocabulary(DEMO).eos:
             break

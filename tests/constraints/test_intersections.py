@@ -57,24 +57,25 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_multiplies_too_much_is_refused(name: str) -> None:
+def test_an_intersection_beyond_the_limit_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="lengths multiply to"):
         compile_grammar(REFUSED[name], vocabulary(DEMO))
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "message"),
     [
         ({"$ref": "#name", "$anchor": "name"}, "is '#name', allowed beside several patterns are paths"),
         ({"$ref": "#/a/b", "$anchor": "name"}, "is '#/a/b', allowed"),
+        ({"$ref": "#/properties/a/"}, "is '#/properties/a/', allowed"),
         ({"$id": "http://a/b"}, "at the root only"),
         ({"anyOf": 1}, "wrong type"),
         ({"properties": []}, "wrong type"),
     ],
 )
-def test_what_cannot_be_counted_beside_several_patterns_is_refused(part: dict[str, Any], said: str) -> None:
+def test_a_part_that_cannot_be_counted_beside_several_patterns_is_refused(part: dict[str, Any], message: str) -> None:
     patterns = {name: {"type": "string", "pattern": name} for name in "ab"}
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         compile_grammar(schema({"properties": {**patterns, "c": part}}), vocabulary(DEMO))
 
 
@@ -114,5 +115,5 @@ PASS = {
 
 
 @pytest.mark.parametrize("name", PASS)
-def test_what_is_common_passes(name: str) -> None:
+def test_common_intersections_pass(name: str) -> None:
     assert compiled(DEMO, PASS[name])

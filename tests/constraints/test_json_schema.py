@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import ipaddress
-import itertools
 import json
 import random
 import time
@@ -25,37 +24,27 @@ from pydantic import BaseModel, Field
 from service.constraints.constraint import MAX_TOOL_SCHEMAS, Constraint
 from service.constraints.grammars import compile_grammar
 from service.constraints.json_schema import FORMATS, UNSUPPORTED, supported_schema
-from service.constraints.matcher import GuidanceGrammar
 from service.errors import InvalidRequest
-from tests.constraints.checkpoints import DEMO, tokenizer, vocabulary
+from tests.constraints.checkpoints import DEMO, accepts, lenient, library_takes, tokenizer, vocabulary
 from tests.constraints.walks import text_of, walk
 
 ZOD: dict[str, Any] = json.loads((Path(__file__).parent / "zod.json").read_text("utf-8"))["types"]
 EOS = vocabulary(DEMO).eos[0]
 
 
-def compiled(schema: Any) -> GuidanceGrammar:
-    return compile_grammar(Constraint.json(schema, "form", strict=False), vocabulary(DEMO))
+_VALIDATORS = jsonschema.Draft202012Validator.VALIDATORS
+#: of `oneOf` an answer may fit several parts
+_Validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"oneOf": _VALIDATORS["anyOf"]})
 
 
-def library_takes(schema: Any) -> bool:
-    """Whether the library takes a schema as it is."""
-    try:
-        compile_grammar(Constraint("json", json.dumps(schema), "form"), vocabulary(DEMO))
-    except InvalidRequest:
-        return False
-    return True
-
-
-def takes(grammar: GuidanceGrammar, text: str) -> bool:
-    ids = tuple(tokenizer(DEMO).encode(text).ids)
-    way = grammar.open()
-    return way.allowed((), ids) == len(ids) and way.complete(ids)
+def validate(answer: Any, schema: Any) -> None:
+    """ValidationError if an answer does not fit a schema."""
+    _Validator(schema).validate(answer)
 
 
 def answers(schema: Any, count: int = 8) -> list[Any]:
     """Some random answers that a schema allows."""
-    rng, grammar, made = random.Random(json.dumps(schema)), compiled(schema), []
+    rng, grammar, made = random.Random(json.dumps(schema)), lenient(schema), []
     liked = {EOS, *(tokenizer(DEMO).encode(text).ids[0] for text in ('"', "}", "]", "1", "a", ",", ":"))}
     for _ in range(count):
         ids = walk(grammar, EOS, rng, liked, 150)
@@ -97,24 +86,16 @@ def _with(keyword: str) -> dict[str, Any]:
 
 
 def test_the_unsupported_keywords_are_those_that_the_library_refuses() -> None:
-    known = _keywords() | UNSUPPORTED
-    assert len(known) > 55
-    assert {keyword for keyword in known if not library_takes(_with(keyword))} == UNSUPPORTED
+    keywords = _keywords() | UNSUPPORTED
+    assert len(keywords) > 55
+    assert {keyword for keyword in keywords if not library_takes(_with(keyword))} == UNSUPPORTED
 
 
 def test_the_formats_are_those_that_the_library_knows() -> None:
     names = {
-        "idn-email",
-        "iri",
-        "json-pointer",
-        "regex",
-        "uri-reference",
-        "uri-template",
-        "path",
-        "password",
-        "binary",
+        "idn-email", "iri", "json-pointer", "regex", "uri-reference", "uri-template", "path", "password", "binary",
         *FORMATS,
-    }
+    }  # fmt: skip
     names |= {part.get("format") for schema in ZOD.values() for part in schema["properties"].values()} - {None}
     assert len(names) > 30
     assert {name for name in names if library_takes({"type": "string", "format": name})} == FORMATS
@@ -126,7 +107,7 @@ def test_patterns_that_the_library_refuses_are_ignored(pattern: str) -> None:
     assert supported_schema({"items": {"pattern": pattern}}).ignored == ("items.pattern",)
     form = {"type": "object", "patternProperties": {pattern: _NULL}, "additionalProperties": False}
     assert supported_schema(form).ignored == ("patternProperties",)
-    assert takes(compiled(form), '{"ab": null}')
+    assert accepts(lenient(form), '{"ab": null}')
 
 
 @pytest.mark.parametrize("pattern", [r"^\(\?=a$", "[(?=]a", r"\\1", "[a-z]{1,3}", "(?:a|b)", "(?<year>a)", r"\\b"])
@@ -165,11 +146,11 @@ def _requiring(*names: str) -> dict[str, Any]:
         ({"$ref": "#/$defs/x", "$defs": {"x": _NULL}}, "", ["null"], ["1"]),
         # unions
         ({"oneOf": [{"type": "integer"}, _NULL]}, "", ["1", "null"], ['"a"']),
-        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf", ["1", "1.5"], ["null"]),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "", ["1", "1.5"], ["null"]),
         ({"oneOf": [{"enum": [1, 2]}, {"enum": [3, "a"]}]}, "", ["1", '"a"'], ["4"]),
-        ({"oneOf": [{"enum": [1, 2]}, {"enum": [2.0]}]}, "oneOf", ["1"], ["4"]),
+        ({"oneOf": [{"enum": [1, 2]}, {"enum": [2.0]}]}, "", ["1"], ["4"]),
         ({"oneOf": [{"enum": [1]}, {"enum": [3]}], "anyOf": [{"maximum": 2}]}, "", ["1"], ["3"]),
-        ({"oneOf": [_requiring("a"), _requiring("a", "b")]}, "oneOf", ['{"a": null}'], ["{}"]),
+        ({"oneOf": [_requiring("a"), _requiring("a", "b")]}, "", ['{"a": null}'], ["{}"]),
         ({"oneOf": [_requiring("a"), _requiring("b")]}, "", ['{"a": null}'], ["{}", '{"a": null, "b": null}']),
         # numbers
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "exclusiveMinimum", ["0.5", "0"], ["1", "-1"]),
@@ -217,12 +198,12 @@ def _requiring(*names: str) -> dict[str, Any]:
         ({"type": "object", "minProperties": 1, "additionalProperties": _NULL}, "", ['{"x": null}'], ["{}"]),
     ],
 )  # fmt: skip
-def test_what_a_schema_becomes(schema: Any, ignored: str, allowed: list[str], refused: list[str]) -> None:
+def test_a_schema_is_adapted(schema: Any, ignored: str, allowed: list[str], refused: list[str]) -> None:
     before = json.dumps(schema)
     assert supported_schema(schema).ignored == ((ignored,) if ignored else ())
-    grammar = compiled(schema)
-    assert [text for text in allowed if not takes(grammar, text)] == []
-    assert [text for text in refused if takes(grammar, text)] == []
+    grammar = lenient(schema)
+    assert [text for text in allowed if not accepts(grammar, text)] == []
+    assert [text for text in refused if accepts(grammar, text)] == []
     assert json.dumps(schema) == before
     if ignored:
         with pytest.raises(
@@ -231,7 +212,7 @@ def test_what_a_schema_becomes(schema: Any, ignored: str, allowed: list[str], re
             Constraint.json(schema, "form")
     else:
         for answer in answers(schema):
-            jsonschema.validate(answer, schema)
+            validate(answer, schema)
 
 
 def _random(rng: random.Random, depth: int = 2) -> Any:
@@ -257,19 +238,19 @@ def _random(rng: random.Random, depth: int = 2) -> Any:
 
 def test_objects_stay_possible_and_answers_fit_the_original() -> None:
     compared = exact = 0
-    for seed in range(300):
+    for seed in range(120):
         rng = random.Random(seed)
         definitions = {name: {"type": "object", "properties": {name: _NULL, "a": {"enum": [1]}}} for name in "xy"}
         schema = {**_random(rng), "$defs": definitions}
-        if library_takes(json.loads(json.dumps(schema).replace('"oneOf"', '"anyOf"'))):
+        if library_takes(schema):
             compared += 1
             made = answers(schema, 3)
             if not supported_schema(schema).ignored:
                 for answer in made:
-                    jsonschema.validate(answer, schema)
+                    validate(answer, schema)
                 exact += len(made)
-    assert compared > 100
-    assert exact > 100
+    assert compared > 40
+    assert exact > 40
 
 
 # --- types of programs -------------------------------------------------------------------------------
@@ -314,7 +295,7 @@ def test_types_of_pydantic_are_supported(name: str) -> None:
     assert supported_schema(schema).ignored == ()
     compile_grammar(Constraint.json(schema, "form"), vocabulary(DEMO))
     for answer in answers(schema):
-        jsonschema.validate(answer, schema)
+        validate(answer, schema)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -330,7 +311,7 @@ def test_types_of_zod_are_supported(name: str) -> None:
     schema = ZOD[name]
     assert look_around >= set(supported_schema(schema).ignored)
     assert not supported_schema(schema).ignored or name in {"emoji", "duration", "hostname", "regex", "positive"}
-    assert compiled(schema)
+    assert lenient(schema)
 
 
 # --- limits ------------------------------------------------------------------------------------------
@@ -385,14 +366,3 @@ def test_nonsense_never_fails(schema: Any) -> None:
     again = supported_schema(json.loads(json.dumps(supported.schema)))
     assert again == supported_schema(again.schema)
     assert again.ignored == ()
-
-
-def test_common_schemas_take_a_millisecond() -> None:
-    tools = [pydantic.create_model("Value", value=(kind, ...)).model_json_schema() for kind in PYDANTIC.values()]
-    shortest = 1.0
-    for _, schema in itertools.product(range(5), [tools]):
-        started = time.thread_time()
-        for tool in schema:
-            supported_schema(tool)
-        shortest = min(shortest, time.thread_time() - started)
-    assert shortest / len(tools) < 0.001

@@ -41,9 +41,9 @@ def test_masks_are_the_tokens_that_may_follow(numbers: GuidanceMatcher) -> None:
 
 def test_looking_ahead_and_back_changes_nothing(numbers: GuidanceMatcher) -> None:
     before = allowed(numbers, ())
-    one, other = ids("12"), ids("345")
-    seen = [allowed(numbers, one), allowed(numbers, other), allowed(numbers, ())]
-    assert seen == [allowed(numbers, one), allowed(numbers, other), before]
+    first, second = ids("12"), ids("345")
+    seen = [allowed(numbers, first), allowed(numbers, second), allowed(numbers, ())]
+    assert seen == [allowed(numbers, first), allowed(numbers, second), before]
 
 
 def test_the_end_is_allowed_where_the_answer_may_end(numbers: GuidanceMatcher) -> None:
@@ -100,17 +100,17 @@ def test_answers_that_take_too_long_are_ended() -> None:
     """All answers of a tenant together have one budget, and another tenant its own. `used`: by all, in CPU seconds."""
     now = 0.0
     grammar, reserve = compiled(DEMO, NUMBERS), TenantReserve(lambda: now)
-    one, other = grammar.within(reserve).open(), grammar.within(reserve).open()
+    first, second = grammar.within(reserve).open(), grammar.within(reserve).open()
     free = grammar.within(TenantReserve(lambda: now)).open()
-    one.mask(())
-    one.spend(RESERVE + 1.0, 0)
-    for opened in (one, other):
+    first.mask(())
+    first.spend(RESERVE + 1.0, 0)
+    for opened in (first, second):
         with pytest.raises(ConstraintFailed, match="takes too long, allowed are 3 ms a token and 50 ms a second"):
             opened.mask(())
-    assert not other.complete(())  # what its end needs is not refused
+    assert not second.complete(())  # what its end needs is not refused
     assert free.mask(()) is not None
     now = 3600.0
-    assert other.mask(()) is not None
+    assert second.mask(()) is not None
 
 
 def test_an_ambiguous_grammar_ends_before_it_holds_others_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +169,6 @@ def test_forced_tokens_are_allowed_ones_and_mask_agrees_with_allowed(name: str) 
             assert grammar.allowed(tokens, forced) == len(forced)
             some = rng.sample(sorted(may), min(5, len(may)))
             assert all(grammar.allowed(tokens, (token,)) == 1 for token in some)
-            others = [token for token in rng.sample(range(1024 if name == DEMO else 512), 20) if token not in may]
-            assert not any(grammar.allowed(tokens, (token,)) for token in others)
+            refused = [token for token in rng.sample(range(1024 if name == DEMO else 512), 20) if token not in may]
+            assert not any(grammar.allowed(tokens, (token,)) for token in refused)
             tokens += forced or (rng.choice(some),)

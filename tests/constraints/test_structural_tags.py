@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from service.constraints.constraint import Constraint, Lead
+from service.constraints.constraint import Constraint, Preamble
 from service.constraints.grammars import compile_grammar
 from service.constraints.structural_tags import older_format
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import InvalidRequest
-from tests.constraints.checkpoints import DEMO, tokenizer, vocabulary
+from tests.constraints.checkpoints import DEMO, accepts, tokenizer, vocabulary
 from tests.constraints.walks import text_of, walk
 from tests.gateway import chatting
 
@@ -56,17 +56,11 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
 ]  # fmt: skip
 
 
-def takes(vocab: TokenVocabulary, grammar: Any, ids: list[int]) -> bool:
-    way = grammar.open()
-    return way.allowed((), tuple(ids)) == len(ids) and way.complete(tuple(ids))
-
-
 @pytest.mark.parametrize(("form", "allowed", "refused"), CASES)
-def test_what_a_format_allows(form: dict[str, Any], allowed: list[str], refused: list[str]) -> None:
+def test_the_answers_that_a_format_allows(form: dict[str, Any], allowed: list[str], refused: list[str]) -> None:
     grammar = compile_grammar(Constraint.tags(form, PARAM), vocabulary(DEMO))
-    ids = {text: tokenizer(DEMO).encode(text).ids for text in (*allowed, *refused)}
-    assert [text for text in allowed if not takes(vocabulary(DEMO), grammar, ids[text])] == []
-    assert [text for text in refused if takes(vocabulary(DEMO), grammar, ids[text])] == []
+    assert [text for text in allowed if not accepts(grammar, text)] == []
+    assert [text for text in refused if accepts(grammar, text)] == []
 
 
 @pytest.mark.parametrize("form", [form for form, _, _ in CASES])
@@ -78,15 +72,14 @@ def test_random_answers_go_on(form: dict[str, Any]) -> None:
         ids = walk(grammar, eos, random.Random(seed), liked, 80)
         if ids[-1] == eos:
             text = text_of(tokenizer(DEMO), ids, eos)
-            assert takes(vocabulary(DEMO), grammar, tokenizer(DEMO).encode(text).ids)
+            assert accepts(grammar, text)
 
 
 def test_the_older_form() -> None:
     structures = [{"begin": "<f=x>", "schema": SCHEMA, "end": "</f>"}]
     form = older_format({"type": "structural_tag", "structures": structures, "triggers": ["<f="]})
     grammar = compile_grammar(Constraint.tags(form, PARAM), vocabulary(DEMO))
-    ids = tokenizer(DEMO).encode(f"a{X}b").ids
-    assert takes(vocabulary(DEMO), grammar, ids)
+    assert accepts(grammar, f"a{X}b")
 
 
 def test_marks_are_tokens() -> None:
@@ -97,11 +90,11 @@ def test_marks_are_tokens() -> None:
     constraint = Constraint.tags(form, PARAM)
     grammar = compile_grammar(constraint, vocab)
     text = f'a<think>b</think>c<tool_call>\n{{"name": "f", "arguments": {JSON}}}\n</tool_call>d'
-    assert takes(vocab, grammar, made.encode(text).ids)
+    assert accepts(grammar, text, made)
     spelled = [made.token_to_id(letter) for letter in "<think>"]
     assert grammar.open().allowed((), tuple(spelled)) < len(spelled)
-    led = Constraint("tags", constraint.source, PARAM, lead=Lead("<think>", "</think>", "\n\n", in_prompt=True))
-    assert takes(vocab, compile_grammar(led, vocab), made.encode("x</think>\n\nd").ids)
+    led = Constraint("tags", constraint.source, PARAM, preamble=Preamble("<think>", "</think>", "\n\n", in_prompt=True))
+    assert accepts(compile_grammar(led, vocab), "x</think>\n\nd", made)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +116,7 @@ def test_marks_are_tokens() -> None:
         ({"type": "grammar", "grammar": "start: x"}, PARAM),
     ],
 )
-def test_what_is_refused_is_named(form: Any, param: str) -> None:
+def test_a_format_that_is_not_served_is_refused_by_its_field(form: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         compile_grammar(Constraint.tags(form, PARAM), vocabulary(DEMO))
     assert caught.value.param == param

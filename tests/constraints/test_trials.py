@@ -32,7 +32,7 @@ def trials() -> Iterator[Trials]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "large divisors")) for name in BOMBS]
 )
-def test_what_takes_too_much_is_refused(trials: Trials, name: str) -> None:
+def test_a_constraint_beyond_the_limits_of_a_trial_is_refused(trials: Trials, name: str) -> None:
     with pytest.raises(InvalidRequest, match="takes more than 2 s of CPU time, 10 s or 128 MiB to compile"):
         trials.run(BOMBS[name])
 

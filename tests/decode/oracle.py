@@ -13,9 +13,9 @@ from service.decode.policy import Evaluate, Prediction, Query, Refine
 from tests.predictions import likeliest, prediction_of
 
 #: token, confidence[, entropy[, second token, its probability]]
-Said = tuple[int, float] | tuple[int, float, float] | tuple[int, float, float, int, float]
-#: what is said of the positions of a state
-Says = Callable[[Block], Mapping[int, Said]]
+ScriptedToken = tuple[int, float] | tuple[int, float, float] | tuple[int, float, float, int, float]
+#: the scripted tokens of a state's positions
+Script = Callable[[Block], Mapping[int, ScriptedToken]]
 
 
 @dataclass
@@ -50,8 +50,8 @@ def masked_block(size: int, head: tuple[int, ...] = ()) -> Block:
 def run(
     block: Block,
     mode: DecodingMode,
-    backbone: Says,
-    mrp: Says | None = None,
+    backbone: Script,
+    mrp: Script | None = None,
     budget: DraftBudget | None = None,
     read: int = 99,
 ) -> Run:
@@ -82,51 +82,54 @@ def run(
 
 
 def prediction(
-    state: Block, says: Says, mode: DecodingMode, rescore: tuple[int, ...] = (), top_logprobs: int = 0
+    state: Block, script: Script, mode: DecodingMode, rescore: tuple[int, ...] = (), top_logprobs: int = 0
 ) -> Prediction:
     assert state.masked or rescore, "asked about a block in which there is nothing to say"
-    said = says(state)
+    scripted = script(state)
     picks = tuple(
-        Pick(position, *said[position][:2], _logprobs(said[position], top_logprobs)) for position in state.masked
+        Pick(position, *scripted[position][:2], _logprobs(scripted[position], top_logprobs))
+        for position in state.masked
     )
-    rescored = tuple(Pick(position, state.tokens[position], said[position][1]) for position in rescore)
-    entropies = [said[position][2] for position in state.masked] if mode.rule.needs_entropy else ()
+    rescored = tuple(Pick(position, state.tokens[position], scripted[position][1]) for position in rescore)
+    entropies = [scripted[position][2] for position in state.masked] if mode.rule.needs_entropy else ()
     return prediction_of(picks, rescored, object(), entropies)
 
 
-def _logprobs(said: Said, top_logprobs: int) -> PositionLogprobs | None:
-    pairs = [said[:2], said[3:]] if len(said) > 3 else [said[:2]]
+def _logprobs(scripted: ScriptedToken, top_logprobs: int) -> PositionLogprobs | None:
+    pairs = [scripted[:2], scripted[3:]] if len(scripted) > 3 else [scripted[:2]]
     return likeliest(*((token, sure) for token, sure in pairs[:top_logprobs])) if top_logprobs else None
 
 
-def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Says:
+def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Script:
     """A function of the state and the seed; few tokens, confidences and entropies, so that ties happen.
 
     The second token is another one, and at most as likely.
     """
 
-    def says(state: Block) -> dict[int, Said]:
-        said: dict[int, Said] = {}
+    def script(state: Block) -> dict[int, ScriptedToken]:
+        scripted: dict[int, ScriptedToken] = {}
         for position in range(len(state.tokens)):
             digest = hashlib.blake2b(repr((seed, state.tokens, position)).encode(), digest_size=4).digest()
             token, sure = digest[0] % tokens, (digest[1] % levels + 1) / levels
             second = (token + 1 + digest[3] % max(1, tokens - 1)) % tokens
-            said[position] = (token, sure, digest[2] % levels / levels, second, max(1e-9, sure * (digest[3] % 5) / 4))
-        return said
+            scripted[position] = (
+                token, sure, digest[2] % levels / levels, second, max(1e-9, sure * (digest[3] % 5) / 4),
+            )  # fmt: skip
+        return scripted
 
-    return says
+    return script
 
 
-def mostly(truth: Says, other: Says, seed: int) -> Says:
-    """An oracle that says what `truth` says for about three of four states, else what `other` says."""
+def mostly(truth: Script, other: Script, seed: int) -> Script:
+    """The script `truth` for about three of four states, else `other`."""
 
-    def says(state: Block) -> Mapping[int, Said]:
+    def script(state: Block) -> Mapping[int, ScriptedToken]:
         digest = hashlib.blake2b(repr((seed, state.tokens)).encode(), digest_size=1).digest()
         return (other if digest[0] % 4 == 0 else truth)(state)
 
-    return says
+    return script
 
 
-def fixed(said: Mapping[int, Said]) -> Says:
-    """Says the same of every state."""
-    return lambda state: said
+def fixed(scripted: Mapping[int, ScriptedToken]) -> Script:
+    """The same script for every state."""
+    return lambda state: scripted

@@ -10,7 +10,7 @@ from service.decode.canvas import Canvas
 M = MASKED
 
 
-def test_what_a_block_says_of_itself() -> None:
+def test_the_counts_of_a_block() -> None:
     block = Block((7, M, 0, M))
     assert block.masked == (1, 3)
     assert (block.num_revealed, block.num_leading, block.complete) == (2, 1, False)
@@ -51,7 +51,7 @@ def test_a_canvas_records_its_steps() -> None:
     ]
 
 
-def test_who_proposed_a_steps_tokens() -> None:
+def test_the_proposed_tokens_of_a_step() -> None:
     picks = (Pick(0, 1, 0.5), Pick(1, 2, 0.5))
     assert Step("mrp", picks).proposed == 2
     assert Step("denoise", picks).proposed == 0

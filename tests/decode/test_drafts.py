@@ -10,44 +10,44 @@ from hypothesis import strategies as st
 
 from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import Canvas, DraftBudget
-from service.decode.drafts import FRESH, STALE, BestFirstSearch, Drafts, Node, can_pay, most_likely, tree
+from service.decode.drafts import FRESH, STALE, BestFirstSearch, Drafts, Node, most_likely, tree, worth_drafting
 from service.decode.policy import Prediction, Refine
 from service.decode.rules import ConfidenceAbove, TopConfidence
-from tests.decode.oracle import Says, masked_block
+from tests.decode.oracle import Script, masked_block
 from tests.decode.plain_tree import plain_tree
 from tests.predictions import prediction_of
 
 
-def oracle(seed: int, tokens: int) -> Says:
+def oracle(seed: int, tokens: int) -> Script:
     """A function of the state and the seed, without ties."""
 
-    def says(state: Block) -> dict[int, tuple[int, float]]:
+    def script(state: Block) -> dict[int, tuple[int, float]]:
         drawn = random.Random(repr((seed, state.tokens)))
-        return {place: (drawn.randrange(tokens), drawn.uniform(0.01, 0.99)) for place in range(len(state.tokens))}
+        return {position: (drawn.randrange(tokens), drawn.uniform(0.01, 0.99)) for position in range(len(state.tokens))}
 
-    return says
-
-
-def prediction(says: Says, state: Block) -> Prediction:
-    said = says(state)
-    return prediction_of(tuple(Pick(place, *said[place][:2]) for place in state.masked), handle=state)
+    return script
 
 
-def grown(canvas: Canvas, before: Prediction, mrp: Says, budget: DraftBudget) -> tuple[Drafts, list[Refine]]:
+def prediction(script: Script, state: Block) -> Prediction:
+    scripted = script(state)
+    return prediction_of(tuple(Pick(position, *scripted[position][:2]) for position in state.masked), handle=state)
+
+
+def grown(canvas: Canvas, before: Prediction, mrp: Script, budget: DraftBudget) -> tuple[Drafts, list[Refine]]:
     """The drafts, and what MRP was asked."""
-    growing, asked = tree(canvas, before, TopConfidence(1), budget), list[Refine]()
+    growing, refines = tree(canvas, before, TopConfidence(1), budget), list[Refine]()
     try:
         query = next(growing)
         while True:
             assert isinstance(query, Refine)
-            asked.append(query)
+            refines.append(query)
             query = growing.send((prediction(mrp, query.state),))
     except StopIteration as stopped:
         drafts: Drafts = stopped.value
-        return drafts, asked
+        return drafts, refines
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.integers(2, 12), st.integers(1, 3), st.integers(0, 2**32), st.integers(1, 12), st.integers(0, 5))
 def test_the_search_finds_what_the_plain_one_finds(size: int, tokens: int, seed: int, states: int, steps: int) -> None:
     """Few tokens, so that readings of several states agree in some places: their ways meet."""
@@ -55,17 +55,17 @@ def test_the_search_finds_what_the_plain_one_finds(size: int, tokens: int, seed:
     empty = masked_block(size)
     block = empty.reveal(TopConfidence(1)(prediction(backbone, empty)))
     budget = DraftBudget(0.0, states, steps)
-    drafts, asked = grown(Canvas(block), prediction(backbone, empty), mrp, budget)
+    drafts, refines = grown(Canvas(block), prediction(backbone, empty), mrp, budget)
     wanted = plain_tree(block, (empty, backbone), mrp, budget)
     assert list(drafts) == [state for state, _ in wanted]
     assert [draft.gain for draft in drafts.values()] == pytest.approx([likelihood for _, likelihood in wanted])
     if block.masked[1:]:
-        read = [query.state for query in asked]
+        read = [query.state for query in refines]
         assert read == [block, *drafts][: len(read)]
         assert len(read) == min(steps, states, len(drafts) + 1)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.integers(3, 12), st.integers(0, 2**32), st.floats(0.01, 1.2))
 def test_a_price_cuts_the_tree_where_a_state_promises_less(size: int, seed: int, row: float) -> None:
     """The search ends at the first state that is too dear, though states after it may promise more."""
@@ -83,11 +83,11 @@ CONFIDENCES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-30, 0.5, 1 - 1
 
 
 @given(st.lists(CONFIDENCES, min_size=2, max_size=12), st.sampled_from([FRESH, STALE]))
-def test_no_pick_is_likelier_than_the_bound_by_the_two_surest(said: list[float], sharpness: float) -> None:
-    picks = [Pick(place, 1, sure) for place, sure in enumerate(said)]
-    node = Node(masked_block(len(said)), 1.0, 0, prediction_of(picks))
-    BestFirstSearch(len(said)).rank(node, sharpness)
-    bound = most_likely(said, sharpness)
+def test_no_pick_is_likelier_than_the_bound_by_the_two_surest(confidences: list[float], sharpness: float) -> None:
+    picks = [Pick(position, 1, sure) for position, sure in enumerate(confidences)]
+    node = Node(masked_block(len(confidences)), 1.0, 0, prediction_of(picks))
+    BestFirstSearch(len(confidences)).rank(node, sharpness)
+    bound = most_likely(confidences, sharpness)
     assert all(likelihood <= bound + 1e-12 for likelihood, _ in node.likely())
     assert bound >= 0.5
 
@@ -98,9 +98,9 @@ def test_with_two_picks_left_the_bound_is_the_likelihood() -> None:
 
 def test_a_rule_of_one_token_cannot_pay_where_a_row_costs_a_token() -> None:
     budgets = [DraftBudget(0.99, 4), DraftBudget(1.0, 4), DraftBudget(0.5, 0)]
-    assert [can_pay(TopConfidence(1), budget) for budget in budgets] == [True, False, False]
+    assert [worth_drafting(TopConfidence(1), budget) for budget in budgets] == [True, False, False]
     for rule in (TopConfidence(2), ConfidenceAbove(0.9)):
-        assert [can_pay(rule, budget) for budget in budgets] == [True, True, False]
+        assert [worth_drafting(rule, budget) for budget in budgets] == [True, True, False]
 
 
 def test_nothing_is_asked_of_mrp_where_no_state_can_follow() -> None:
@@ -111,7 +111,7 @@ def test_nothing_is_asked_of_mrp_where_no_state_can_follow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("confidences", "refine", "asked"),
+    ("confidences", "refine", "refines"),
     [
         ((0.999, 0.1, 0.1), 0.01, 1),  # the next pick is sure, the one after it is not
         ((0.5, 0.5, 0.5), 0.01, 2),
@@ -121,21 +121,21 @@ def test_nothing_is_asked_of_mrp_where_no_state_can_follow() -> None:
     ],
 )
 def test_mrp_reads_a_state_where_it_can_gain_more_than_its_cost(
-    confidences: tuple[float, ...], refine: float, asked: int
+    confidences: tuple[float, ...], refine: float, refines: int
 ) -> None:
-    said = prediction_of(tuple(Pick(place, 1, sure) for place, sure in enumerate((*confidences, 1.0))))
-    block = masked_block(4).reveal(TopConfidence(1)(said))
+    scripted = prediction_of(tuple(Pick(position, 1, sure) for position, sure in enumerate((*confidences, 1.0))))
+    block = masked_block(4).reveal(TopConfidence(1)(scripted))
     even = dict.fromkeys(range(4), (1, 0.5))
-    _, queries = grown(Canvas(block), said, lambda _: even, DraftBudget(0.01, 4, 2, refine))
-    assert len(queries) == asked
+    _, queries = grown(Canvas(block), scripted, lambda _: even, DraftBudget(0.01, 4, 2, refine))
+    assert len(queries) == refines
 
 
 def test_a_pick_is_known_again_by_its_token() -> None:
-    """MRP says another token of a place than before, so the two states are two."""
+    """MRP reads another token at a position than before, so the two states differ."""
     block, empty = Block((9, MASKED, MASKED, MASKED)), masked_block(4)
-    said = {0: (9, 0.9), 1: (1, 0.6), 2: (2, 0.5), 3: (3, 0.1)}
-    changed = {**said, 2: (7, 0.5), 1: (1, 0.61)}
-    mrp: Says = lambda state: said if state == block else changed  # noqa: E731
-    drafts, _ = grown(Canvas(block), prediction(lambda _: said, empty), mrp, DraftBudget(0.0, 4, 2))
+    scripted = {0: (9, 0.9), 1: (1, 0.6), 2: (2, 0.5), 3: (3, 0.1)}
+    changed = {**scripted, 2: (7, 0.5), 1: (1, 0.61)}
+    mrp: Script = lambda state: scripted if state == block else changed  # noqa: E731
+    drafts, _ = grown(Canvas(block), prediction(lambda _: scripted, empty), mrp, DraftBudget(0.0, 4, 2))
     assert {Block((9, 1, 7, MASKED)), Block((9, MASKED, 2, MASKED))} <= set(drafts)
     assert Block((9, 1, 2, MASKED)) in set(drafts) or len(drafts) == 4

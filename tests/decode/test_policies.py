@@ -33,10 +33,6 @@ class TestStatic:
         done = run(masked_block(4), Static(3), fixed(FOUR))
         assert done.revealed == [[(1, 11), (2, 12), (3, 13)], [(0, 10)]]
 
-    def test_ties_go_to_the_lowest_position(self) -> None:
-        done = run(masked_block(3), Static(), fixed({p: (p, 0.5) for p in range(3)}))
-        assert done.revealed == [[(0, 0)], [(1, 1)], [(2, 2)]]
-
     def test_the_head_given_by_the_prompt_stays(self) -> None:
         done = run(masked_block(4, (8, 9)), Static(), fixed(FOUR))
         assert done.tokens == (8, 9, 12, 13)
@@ -51,21 +47,18 @@ class TestStatic:
 
 
 class TestDynamic:
-    def test_everything_above_the_threshold_at_once(self) -> None:
-        done = run(masked_block(4), Dynamic(0.55), fixed(FOUR))
-        assert done.revealed == [[(1, 11), (2, 12), (3, 13)], [(0, 10)]]
-
-    def test_equal_to_the_threshold_is_not_above(self) -> None:
-        done = run(masked_block(4), Dynamic(0.7), fixed(FOUR))
-        assert done.revealed[0] == [(1, 11)]
-
-    def test_the_most_confident_when_none_is_above(self) -> None:
-        done = run(masked_block(4), Dynamic(0.95), fixed(FOUR))
-        assert done.revealed == [[(1, 11)], [(2, 12)], [(3, 13)], [(0, 10)]]
-
-    def test_the_fallback_takes_the_lowest_position_of_a_tie(self) -> None:
-        done = run(masked_block(3), Dynamic(0.9), fixed({p: (p, 0.5) for p in range(3)}))
-        assert done.revealed[0] == [(0, 0)]
+    @pytest.mark.parametrize(
+        ("threshold", "revealed"),
+        [
+            (0.55, [[(1, 11), (2, 12), (3, 13)], [(0, 10)]]),
+            (0.7, [[(1, 11)], [(2, 12)], [(3, 13)], [(0, 10)]]),  # equal to the threshold is not above
+            (0.95, [[(1, 11)], [(2, 12)], [(3, 13)], [(0, 10)]]),  # none is above: the most confident
+        ],
+    )
+    def test_every_position_above_the_threshold_or_the_most_confident(
+        self, threshold: float, revealed: list[list[tuple[int, int]]]
+    ) -> None:
+        assert run(masked_block(4), Dynamic(threshold), fixed(FOUR)).revealed == revealed
 
 
 class TestDirect:
@@ -78,8 +71,8 @@ class TestDirect:
         assert kinds == [("denoise", *("mrp",) * steps)[i % (steps + 1)] for i in range(8)]
 
     def test_mrp_is_asked_about_the_block_as_it_stands_and_its_pick_is_taken(self) -> None:
-        said = {0: (20, 0.8), 2: (22, 0.3), 3: (23, 0.8)}
-        done = run(masked_block(4), Direct(2), fixed(FOUR), fixed(said))
+        scripted = {0: (20, 0.8), 2: (22, 0.3), 3: (23, 0.8)}
+        done = run(masked_block(4), Direct(2), fixed(FOUR), fixed(scripted))
         assert done.revealed == [[(1, 11)], [(0, 20)], [(3, 23)], [(2, 12)]]
         assert [query.state for query in done.refinements] == [Block((M, 11, M, M)), Block((20, 11, M, M))]
 
@@ -107,12 +100,6 @@ class TestSpeculative:
         last = done.canvas.steps[-1]
         assert (last.kind, last.accepted, len(last.drafted)) == ("verify", 3, 3)
 
-    def test_wrong_drafts_cost_nothing_but_rows(self) -> None:
-        wrong = fixed(dict.fromkeys(range(4), (99, 0.5)))
-        done = run(masked_block(4), Speculative(2), fixed(FOUR), wrong)
-        assert done.tokens == (10, 11, 12, 13)
-        assert len(done.evaluations) <= 4
-
     def test_a_draft_of_the_right_token_at_another_position_is_refused(self) -> None:
         drafts = fixed({**FOUR, 2: (12, 0.1)})
         done = run(masked_block(4), Speculative(1), fixed(FOUR), drafts)
@@ -123,16 +110,12 @@ class TestSpeculative:
     def test_states_are_the_block_with_one_draft_more_each(self) -> None:
         done = run(masked_block(5), Speculative(2), fixed({**FOUR, 4: (14, 0.1)}), fixed({**FOUR, 4: (14, 0.1)}))
         block = Block((M, 11, M, M, M))
-        one, two = block.reveal([Pick(2, 12, 0)]), block.reveal([Pick(2, 12, 0), Pick(3, 13, 0)])
-        assert done.evaluations[1].states == (block, one, two)
-
-    def test_a_complete_state_is_never_evaluated(self) -> None:
-        done = run(masked_block(3), Speculative(3), random_oracle(5), random_oracle(5))
-        assert all(not state.complete for query in done.evaluations for state in query.states)
+        first, second = block.reveal([Pick(2, 12, 0)]), block.reveal([Pick(2, 12, 0), Pick(3, 13, 0)])
+        assert done.evaluations[1].states == (block, first, second)
 
     def test_the_confidence_on_record_is_the_backbones(self) -> None:
-        said = {p: (token, 0.01 + confidence / 2) for p, (token, confidence) in FOUR.items()}
-        done = run(masked_block(4), Speculative(3), fixed(FOUR), fixed(said))
+        scripted = {p: (token, 0.01 + confidence / 2) for p, (token, confidence) in FOUR.items()}
+        done = run(masked_block(4), Speculative(3), fixed(FOUR), fixed(scripted))
         recorded = {pick.position: pick.confidence for step in done.canvas.steps for pick in step.revealed}
         assert recorded == {p: confidence for p, (_, confidence) in FOUR.items()}
 
@@ -158,8 +141,8 @@ class TestTree:
             assert len(done.evaluations) == 2, "both orders lead through states that were read"
 
     def test_mrp_looks_at_the_likeliest_state_it_has_not_seen_on_what_it_said_before(self) -> None:
-        said = fixed(FOUR)
-        done = run(masked_block(4), Speculative(2, max_drafts=2), said, said)
+        scripted = fixed(FOUR)
+        done = run(masked_block(4), Speculative(2, max_drafts=2), scripted, scripted)
         first, second = done.refinements[:2]
         assert first.state == Block((M, 11, M, M))
         assert second.state == Block((M, 11, 12, M))
@@ -170,8 +153,8 @@ class TestTree:
         canvas = Canvas(masked_block(4), budget=lambda: DraftBudget(0.0, 9), ends=lambda block: block.num_leading >= 2)
         policy = Speculative("auto").decode(canvas)
         next(policy)
-        said = {0: (10, 0.9), 1: (11, 0.8), 2: (12, 0.7), 3: (13, 0.6)}
-        query = policy.send((prediction_of(tuple(Pick(p, *said[p]) for p in range(4))),))
+        scripted = {0: (10, 0.9), 1: (11, 0.8), 2: (12, 0.7), 3: (13, 0.6)}
+        query = policy.send((prediction_of(tuple(Pick(p, *scripted[p]) for p in range(4))),))
         assert len(query.states) > 1
         assert not any(canvas.ends(state) for state in query.states)
 
@@ -190,20 +173,22 @@ class TestRemask:
         assert done.refinements[0].rescore == (1, 2, 3)
         assert done.refinements[0].state == Block((M, 11, 12, 13))
 
-    def test_equal_to_the_threshold_is_not_doubtful(self) -> None:
-        done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(dict.fromkeys(range(4), (0, 0.55))))
-        assert all(not step.remasked for step in done.canvas.steps)
-
-    def test_the_best_of_all_doubtful_ones_is_kept(self) -> None:
-        doubts = {1: (0, 0.1), 2: (0, 0.3), 3: (0, 0.2), 0: (0, 0.0)}
+    @pytest.mark.parametrize(
+        ("confidences", "remasked"),
+        [
+            ((0.55, 0.55, 0.55), ()),  # equal to the threshold is not doubtful
+            ((0.1, 0.3, 0.2), (1, 3)),  # the best of doubtful ones stays
+            ((0.3, 0.3, 0.3), (2, 3)),  # of equal ones the lowest position
+        ],
+    )
+    def test_of_doubtful_reveals_the_best_stays(
+        self, confidences: tuple[float, ...], remasked: tuple[int, ...]
+    ) -> None:
+        doubts = {0: (0, 0.0), **{position: (0, sure) for position, sure in enumerate(confidences, 1)}}
         done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(doubts))
-        assert done.canvas.steps[1].remasked == (1, 3)
+        assert tuple(position for step in done.canvas.steps[:2] for position in step.remasked) == remasked
 
-    def test_of_equally_doubtful_ones_the_lowest_position_is_kept(self) -> None:
-        done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(dict.fromkeys(range(4), (0, 0.3))))
-        assert done.canvas.steps[1].remasked == (2, 3)
-
-    def test_nobody_can_take_back_what_earlier_steps_revealed(self) -> None:
+    def test_tokens_of_earlier_steps_are_never_masked_again(self) -> None:
         sure = fixed({p: (p, 0.9) for p in range(5)})
         doubts = fixed({p: (0, 0.1 + p / 100) for p in range(5)})
         done = run(masked_block(5), Remask(0.5), sure, doubts)

@@ -15,7 +15,7 @@ from service.decode.canvas import DraftBudget
 from service.decode.mode import DecodingMode, RuleMode
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.policy import Refine
-from tests.decode.oracle import Run, Says, fixed, masked_block, mostly, random_oracle, run
+from tests.decode.oracle import Run, Script, fixed, masked_block, mostly, random_oracle, run
 
 SEEDS = st.integers(0, 2**32)
 PLAIN = st.one_of(
@@ -44,7 +44,7 @@ def picks(done: Run) -> list[Pick]:
     return [pick for step in done.canvas.steps for pick in step.revealed]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(blocks(), SEEDS, SEEDS, st.integers(1, 12), st.sampled_from(["right", "mostly", "wild"]))
 def test_speculative_is_static_for_any_model_in_no_more_forwards(
     block: Block, seed: int, other: int, steps: int, quality: str
@@ -58,7 +58,7 @@ def test_speculative_is_static_for_any_model_in_no_more_forwards(
     assert len(speculative.evaluations) <= len(static.evaluations)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     blocks(), SEEDS, SEEDS, st.integers(0, 12), st.integers(1, 12), st.sampled_from(["right", "mostly", "wild"]),
     PLAIN,
@@ -83,7 +83,7 @@ def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
             assert done.refinements == []
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     blocks(), SEEDS, SEEDS, st.builds(DraftBudget, st.floats(0, 1.2), st.integers(0, 12), st.integers(0, 4)),
     st.one_of(st.builds(Static, st.integers(1, 3)), st.builds(Dynamic, st.floats(0.05, 1))),
@@ -100,14 +100,14 @@ def test_on_any_terms_drafts_give_what_the_rule_gives(
     assert all(len(query.states) <= 1 + budget.states for query in done.evaluations)
     promised = [promised for step in done.canvas.steps for promised, _ in step.gains]
     assert all(promise >= budget.row for promise in promised)
-    kept = sum(kept for step in done.canvas.steps for _, kept in step.gains)
-    assert kept == sum(step.accepted for step in done.canvas.steps)
+    gained = sum(gained for step in done.canvas.steps for _, gained in step.gains)
+    assert gained == sum(step.accepted for step in done.canvas.steps)
     if budget.row >= 1 and plain == Static(1):
         assert not done.refinements
         assert all(len(query.states) == 1 for query in done.evaluations)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     blocks(), SEEDS, SEEDS, st.builds(DraftBudget, st.floats(0, 0.5), st.integers(1, 12), st.integers(0, 4)),
     st.one_of(st.builds(Static, st.integers(1, 3)), st.builds(Dynamic, st.floats(0.05, 1))), st.integers(1, 6),
@@ -122,7 +122,7 @@ def test_drafts_that_the_engine_leaves_out_change_nothing_and_are_not_counted(
     assert picks(done) == picks(wanted)
     assert len(done.evaluations) <= len(wanted.evaluations)
     assert all(len(step.gains) < read for step in done.canvas.steps)
-    assert sum(kept for step in done.canvas.steps for _, kept in step.gains) == sum(
+    assert sum(gained for step in done.canvas.steps for _, gained in step.gains) == sum(
         step.accepted for step in done.canvas.steps
     )
 
@@ -130,21 +130,29 @@ def test_drafts_that_the_engine_leaves_out_change_nothing_and_are_not_counted(
 EXTREME = (0.0, 5e-324, 1e-300, 1e-30, 1e-12, 0.5, math.nextafter(1.0, 0.0), 1.0, 1.0000001, math.nan)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     blocks(), SEEDS, st.lists(st.sampled_from(EXTREME), min_size=12, max_size=12),
     st.lists(st.sampled_from(EXTREME), min_size=12, max_size=12), st.integers(0, 12), st.integers(1, 12), PLAIN,
 )  # fmt: skip
 def test_drafting_survives_any_confidences(
-    block: Block, seed: int, said: list[float], drafted: list[float], steps: int, drafts: int, plain: RuleMode
+    block: Block,
+    seed: int,
+    read: list[float],
+    drafted: list[float],
+    steps: int,
+    drafts: int,
+    plain: RuleMode,
 ) -> None:
     """A low temperature rounds confidences to 0 and 1. Half precision may give NaN."""
 
-    def extreme(confidences: list[float]) -> Says:
+    def extreme(confidences: list[float]) -> Script:
         random = random_oracle(seed)
-        return lambda state: {place: (token, confidences[place], 0.0) for place, (token, *_) in random(state).items()}
+        return lambda state: {
+            position: (token, confidences[position], 0.0) for position, (token, *_) in random(state).items()
+        }
 
-    truth, drafter = extreme(said), extreme(drafted)
+    truth, drafter = extreme(read), extreme(drafted)
     wanted = [pick[:2] for pick in picks(run(block, plain, truth))]
     knobs = {**asdict(plain), "verify": plain.name}
     for mode, budget in (
@@ -158,29 +166,29 @@ def test_drafting_survives_any_confidences(
 @settings(max_examples=50)
 @given(blocks(), SEEDS, st.integers(1, 12))
 def test_drafts_that_are_all_right_save_all_the_forwards_they_can(block: Block, seed: int, steps: int) -> None:
-    said = random_oracle(seed)(block)
-    done = run(block, Speculative(steps), fixed(said), fixed(said))
+    scripted = random_oracle(seed)(block)
+    done = run(block, Speculative(steps), fixed(scripted), fixed(scripted))
     assert len(done.evaluations) == 1 + math.ceil((len(block.masked) - 1) / (steps + 1))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(blocks(), SEEDS, SEEDS, st.integers(1, 5), st.integers(1, 12))
 def test_a_tree_asks_mrp_as_often_as_it_may_and_never_twice_about_a_state(
     block: Block, seed: int, other: int, steps: int, drafts: int
 ) -> None:
     done = run(block, Speculative(steps, drafts), random_oracle(seed), random_oracle(other))
-    asked: list[Block] = []
+    states: list[Block] = []
     for query in done.queries:
         if isinstance(query, Refine):
-            asked.append(query.state)
+            states.append(query.state)
         else:
-            assert len(asked) <= steps
-            assert len(set(asked)) == len(asked)
-            assert set(asked) <= set(query.states)
-            asked = []
+            assert len(states) <= steps
+            assert len(set(states)) == len(states)
+            assert set(states) <= set(query.states)
+            states = []
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(blocks(), SEEDS, SEEDS, PARAMS)
 def test_every_mode_completes_the_block_and_its_record_adds_up(
     block: Block, seed: int, other: int, mode: DecodingMode
@@ -200,7 +208,7 @@ def test_every_mode_completes_the_block_and_its_record_adds_up(
     assert replayed == done.canvas.block
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(blocks(), SEEDS, SEEDS, st.floats(0.05, 1))
 def test_remask_keeps_a_fresh_reveal_in_every_step(block: Block, seed: int, other: int, threshold: float) -> None:
     done = run(block, Remask(threshold), random_oracle(seed), random_oracle(other))

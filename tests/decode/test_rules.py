@@ -12,7 +12,7 @@ from tests.decode.oracle import fixed, masked_block, run
 from tests.predictions import prediction_of
 
 #: position -> (token, confidence, entropy); the surest by confidence is not the one of lowest entropy
-SAID = {0: (10, 0.5, 0.7), 1: (11, 0.9, 0.2), 2: (12, 0.95, 0.3), 3: (13, 0.6, 0.1)}
+SCRIPT = {0: (10, 0.5, 0.7), 1: (11, 0.9, 0.2), 2: (12, 0.95, 0.3), 3: (13, 0.6, 0.1)}
 
 
 def prediction(entropies: dict[int, float]) -> Prediction:
@@ -39,8 +39,8 @@ class TestLowestEntropy:
         ],
     )
     def test_as_many_as_the_sum_less_the_largest_allows(self, bound: float, wanted: list[int]) -> None:
-        said = {position: entropy for position, (_, _, entropy) in SAID.items()}
-        assert positions(LowestEntropy(bound)(prediction(said))) == wanted
+        entropies = {position: entropy for position, (_, _, entropy) in SCRIPT.items()}
+        assert positions(LowestEntropy(bound)(prediction(entropies))) == wanted
 
     def test_ties_go_to_the_lowest_position(self) -> None:
         assert positions(LowestEntropy(0.25)(prediction({1: 0.2, 4: 0.2, 6: 0.2, 7: 0.2}))) == [1, 4]
@@ -67,31 +67,31 @@ class TestLeftmost:
         ],
     )
     def test_the_run_goes_on_as_long_as_the_bound_allows(self, count: int, bound: float, wanted: list[int]) -> None:
-        said = {position: entropy for position, (_, _, entropy) in SAID.items()}
-        assert positions(LeftToRight(count, bound + 1e-9)(prediction(said))) == wanted
+        entropies = {position: entropy for position, (_, _, entropy) in SCRIPT.items()}
+        assert positions(LeftToRight(count, bound + 1e-9)(prediction(entropies))) == wanted
 
     def test_one_doubtful_position_ends_no_run_of_sure_ones_two_do(self) -> None:
-        said = {0: 0.0, 1: 0.0, 2: 2.0, 3: 0.0, 4: 1.5, 5: 0.0}
-        assert positions(LeftToRight(1, 0.1)(prediction(said))) == [0, 1, 2, 3]
+        entropies = {0: 0.0, 1: 0.0, 2: 2.0, 3: 0.0, 4: 1.5, 5: 0.0}
+        assert positions(LeftToRight(1, 0.1)(prediction(entropies))) == [0, 1, 2, 3]
 
 
 class TestModes:
     def test_sequential_goes_from_left_to_right_whatever_is_surer(self) -> None:
-        done = run(masked_block(4), Sequential(), fixed(SAID))
+        done = run(masked_block(4), Sequential(), fixed(SCRIPT))
         assert done.revealed == [[(0, 10)], [(1, 11)], [(2, 12)], [(3, 13)]]
-        assert run(masked_block(4, (8,)), Sequential(2), fixed(SAID)).revealed == [[(1, 11), (2, 12)], [(3, 13)]]
+        assert run(masked_block(4, (8,)), Sequential(2), fixed(SCRIPT)).revealed == [[(1, 11), (2, 12)], [(3, 13)]]
 
     def test_sequential_with_a_bound(self) -> None:
-        done = run(masked_block(4), Sequential(1, 0.21), fixed(SAID))
+        done = run(masked_block(4), Sequential(1, 0.21), fixed(SCRIPT))
         assert done.revealed == [[(0, 10), (1, 11)], [(2, 12), (3, 13)]]
 
     def test_entropy(self) -> None:
-        done = run(masked_block(4), Entropy(0.15), fixed(SAID))
+        done = run(masked_block(4), Entropy(0.15), fixed(SCRIPT))
         assert done.revealed == [[(3, 13), (1, 11)], [(2, 12)], [(0, 10)]]
         assert {step.kind for step in done.canvas.steps} == {"denoise"}
 
     def test_a_chain_of_drafts_goes_from_left_to_right(self) -> None:
-        done = run(masked_block(4), Speculative(2, verify="sequential"), fixed(SAID), fixed(SAID))
+        done = run(masked_block(4), Speculative(2, verify="sequential"), fixed(SCRIPT), fixed(SCRIPT))
         assert done.evaluations[1].states == (
             Block((10, -1, -1, -1)), Block((10, 11, -1, -1)), Block((10, 11, 12, -1)),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from service.decode.block import Block, Pick, PositionLogprobs, Step
 from service.decode.mode import RuleMode
 from service.decode.modes import Direct, Remask, Speculative
 from service.decode.step_map import StepMap, TokenStep, logprob_of
-from tests.decode.oracle import Says, mostly, prediction, random_oracle, run
+from tests.decode.oracle import Script, mostly, prediction, random_oracle, run
 from tests.decode.test_properties import PLAIN, SEEDS, blocks
 
 
@@ -21,19 +21,19 @@ def steps_of(*steps: Step) -> list[tuple[int, int]]:
     return [token[:2] for token in StepMap().add(steps)]
 
 
-def counted_by_hand(block: Block, plain: RuleMode, says: Says) -> list[TokenStep]:
+def counted_by_hand(block: Block, plain: RuleMode, script: Script) -> list[TokenStep]:
     """The rule applied until nothing is masked. Position after position: what was revealed, when, how likely."""
-    found: dict[int, TokenStep] = {}
+    expected: dict[int, TokenStep] = {}
     number = 0
     while not block.complete:
         number += 1
-        picks = plain.rule(prediction(block, says, plain))
-        found |= {pick.position: TokenStep(pick.token, number, math.log(pick.confidence)) for pick in picks}
+        picks = plain.rule(prediction(block, script, plain))
+        expected |= {pick.position: TokenStep(pick.token, number, math.log(pick.confidence)) for pick in picks}
         block = block.reveal(picks)
-    return [found[position] for position in sorted(found)]
+    return [expected[position] for position in sorted(expected)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     blocks(), SEEDS, SEEDS, st.integers(0, 12), st.integers(1, 12), st.sampled_from(["right", "mostly", "wild"]),
     PLAIN,
@@ -53,7 +53,7 @@ def test_drafts_have_the_step_map_of_the_rule_which_is_counted_by_hand(
         assert StepMap().add(run(block, mode, truth, drafter).canvas.steps) == wanted
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(blocks(), SEEDS, SEEDS, st.integers(1, 6))
 def test_in_direct_every_pick_is_a_step_of_its_own(block: Block, seed: int, other: int, steps: int) -> None:
     done = run(block, Direct(steps), random_oracle(seed), random_oracle(other))
@@ -61,7 +61,7 @@ def test_in_direct_every_pick_is_a_step_of_its_own(block: Block, seed: int, othe
     assert sorted(numbers) == list(range(1, len(block.masked) + 1))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(blocks(), SEEDS, SEEDS, st.floats(0.05, 1))
 def test_in_remask_the_forward_that_counted_is_the_last(block: Block, seed: int, other: int, threshold: float) -> None:
     done = run(block, Remask(threshold), random_oracle(seed), random_oracle(other))
@@ -96,11 +96,11 @@ def test_numbers_go_on_over_the_blocks() -> None:
 
 def test_a_forced_token_is_of_the_step_before_it() -> None:
     forced = Step("forced", (Pick(0, 1, 1.0), Pick(1, 2, 1.0)))
-    shown = Step("verify", (Pick(2, 3, 0.5), Pick(4, 5, 0.5)), sizes=(1, 1))
+    step = Step("verify", (Pick(2, 3, 0.5), Pick(4, 5, 0.5)), sizes=(1, 1))
     between = Step("forced", (Pick(3, 4, 1.0), Pick(5, 6, 1.0)))
     counted = StepMap()
-    assert [token.step for token in counted.add([forced, shown, between])] == [0, 0, 1, 1, 2, 2]
-    assert [token.step for token in counted.add([forced, shown, between])] == [2, 2, 3, 3, 4, 4]
+    assert [token.step for token in counted.add([forced, step, between])] == [0, 0, 1, 1, 2, 2]
+    assert [token.step for token in counted.add([forced, step, between])] == [2, 2, 3, 3, 4, 4]
 
 
 def test_log_probabilities_are_not_rounded() -> None:

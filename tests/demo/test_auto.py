@@ -35,10 +35,12 @@ def checkpoint():
     return load_checkpoint(CHECKPOINT)
 
 
-def asked(checkpoint, mode, count):
+def requests_for(checkpoint, mode, count):
     """The first held-out problems as requests."""
     codec, stop = TextCodec.load(CHECKPOINT), frozenset(checkpoint.config.eos_token_ids)
-    prompts = [codec.encode_chat([{"role": "user", "content": one.prompt}]) for one in heldout_problems(count, seed=4)]
+    prompts = [
+        codec.encode_chat([{"role": "user", "content": problem.prompt}]) for problem in heldout_problems(count, seed=4)
+    ]
     return [
         GenerationRequest(str(number), tuple(prompt), mode, max_new_tokens=96, stop_token_ids=stop)
         for number, prompt in enumerate(prompts)
@@ -48,7 +50,7 @@ def asked(checkpoint, mode, count):
 def decoded(checkpoint, costs, mode, count=3):
     """Statistics of some problems, one alone after the other."""
     engine = Engine(checkpoint, EngineConfig(max_running=1), deps=EngineDeps(costs=costs))
-    return [completion.stats for completion in engine.generate(asked(checkpoint, mode, count))]
+    return [completion.stats for completion in engine.generate(requests_for(checkpoint, mode, count))]
 
 
 def rows_of(checkpoint, costs, mode, together):
@@ -56,32 +58,34 @@ def rows_of(checkpoint, costs, mode, together):
     engine, runner = engine_over(
         Counting, checkpoint, EngineDeps(costs=costs), max_running=together, prefix_cache=False
     )
-    answers = [completion.token_ids for completion in engine.generate(asked(checkpoint, mode, 12))]
+    answers = [completion.token_ids for completion in engine.generate(requests_for(checkpoint, mode, 2 + together))]
     return runner.rows, answers
 
 
 def tokens_per_forward(stats):
-    return sum(one.decoded_tokens for one in stats) / sum(one.forwards.denoise + one.forwards.verify for one in stats)
+    return sum(stat.decoded_tokens for stat in stats) / sum(
+        stat.forwards.denoise + stat.forwards.verify for stat in stats
+    )
 
 
 def test_on_a_gpu_that_is_not_full_big_trees_and_mrp_pay(checkpoint):
     stats = decoded(checkpoint, GPU, Speculative())
-    assert all(one.mrp_steps > 0 for one in stats)
-    assert sum(one.drafts_proposed for one in stats) > 6 * sum(one.forwards.verify for one in stats)
+    assert all(stat.mrp_steps > 0 for stat in stats)
+    assert sum(stat.drafts_proposed for stat in stats) > 6 * sum(stat.forwards.verify for stat in stats)
     assert tokens_per_forward(stats) > 1.9
 
 
 def test_where_a_row_costs_a_quarter_of_a_forward_small_trees_without_mrp_do(checkpoint):
     stats = decoded(checkpoint, FAIR, Speculative())
-    assert {one.mrp_steps for one in stats} == {0}
-    assert sum(one.drafts_proposed for one in stats) < 5 * sum(one.forwards.verify for one in stats)
+    assert {stat.mrp_steps for stat in stats} == {0}
+    assert sum(stat.drafts_proposed for stat in stats) < 5 * sum(stat.forwards.verify for stat in stats)
     assert 1.3 < tokens_per_forward(stats) < 2.3
 
 
 def test_where_no_draft_can_pay_it_is_static(checkpoint):
     drafted, static = decoded(checkpoint, DEAR, Speculative()), decoded(checkpoint, DEAR, Static())
-    assert [one.forwards for one in drafted] == [one.forwards for one in static]
-    assert not any(one.drafts_proposed for one in drafted)
+    assert [stat.forwards for stat in drafted] == [stat.forwards for stat in static]
+    assert not any(stat.drafts_proposed for stat in drafted)
 
 
 @pytest.mark.parametrize("together", [1, 4])

@@ -26,15 +26,8 @@ RULES = (Static(2), Dynamic(0.5), Sequential(), Sequential(1, 0.1), Entropy(0.1)
 #: what drafts for each of them
 BY_RULE = (Speculative(4), Speculative(1, 8), Speculative())
 COMPANIONS = (
-    Sequential(1, 0.1),
-    Entropy(0.5),
-    Static(),
-    Static(2),
-    Dynamic(0.5),
-    Direct(2),
-    Speculative(4),
-    Remask(0.5),
-)
+    Sequential(1, 0.1), Entropy(0.5), Static(), Static(2), Dynamic(0.5), Direct(2), Speculative(4), Remask(0.5),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +93,13 @@ def differing_by_rule(engine, codec, count, temperature):
     Plain and drafted requests of all rules, and companions, wait together for 64 places. Also the forwards saved.
     """
     rng, mixed = random.Random(9), []
-    for one in requests(engine, codec, count, temperature):
+    for request in requests(engine, codec, count, temperature):
         for name, plain in enumerate(RULES):
-            mixed.append(replace(one, request_id=f"plain {name} {one.request_id}", mode=plain))
+            mixed.append(replace(request, request_id=f"plain {name} {request.request_id}", mode=plain))
             for number, drafted in enumerate(BY_RULE):
                 mode = structs.replace(drafted, verify=plain.name, **structs.asdict(plain))
-                mixed.append(replace(one, request_id=f"{number} {name} {one.request_id}", mode=mode))
-        mixed.append(replace(one, request_id=f"beside {one.request_id}", mode=rng.choice(COMPANIONS)))
+                mixed.append(replace(request, request_id=f"{number} {name} {request.request_id}", mode=mode))
+        mixed.append(replace(request, request_id=f"beside {request.request_id}", mode=rng.choice(COMPANIONS)))
     rng.shuffle(mixed)
     done = {completion.request_id: completion for completion in engine.generate(mixed)}
     compared, different, saved = 0, [], 0

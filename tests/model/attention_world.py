@@ -30,7 +30,7 @@ class RowKv:
     wanted: Tensor = field(repr=False)
 
 
-def place(pages: Sequence[int], index: int, *, writes_kv: bool) -> RowKv:
+def row_at(pages: Sequence[int], index: int, *, writes_kv: bool) -> RowKv:
     """A row of which only its place matters."""
     return RowKv(pages, index, writes_kv, (torch.empty(0),) * 3, torch.empty(0))
 

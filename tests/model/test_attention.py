@@ -18,7 +18,7 @@ from service.model.attention.eager import PrivateBatch, SharedPrefixBatch
 from service.model.attention.interface import NUM_SPARE
 from service.model.attention.shared_prefix import BatchLimits, PrefixUnit, batches, prefix_units
 from service.settings.settings import Settings
-from tests.model.attention_world import Kind, Shape, World, place
+from tests.model.attention_world import Kind, Shape, World, row_at
 from tests.tiny import tiny_config
 
 DIM = 8
@@ -30,7 +30,7 @@ shapes = st.builds(Shape, st.integers(0, 9), st.integers(0, 7), st.integers(0, 4
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.sampled_from([1, 2, 3, 4, 8]),
     st.sampled_from(HEADS),
@@ -62,7 +62,7 @@ def test_every_backend_is_dense_attention(name: str, width: int | None) -> None:
     world.check(attention_backend(world.cache, name), world.all_rows, width)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from([1, 2, 4]), st.sampled_from(HEADS), st.lists(shapes, min_size=1, max_size=4), st.integers(0, 9))
 def test_with_a_width_every_row_is_computed_in_one_shape(
     size: int, heads: tuple[int, int], of: list[Shape], seed: int
@@ -81,7 +81,7 @@ def test_with_a_width_every_row_is_computed_in_one_shape(
 class TestPart:
     """torch's kernel for CPUs beside the same written out, and parts beside the whole."""
 
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(
         st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 40), st.integers(1, 40)),
         st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
@@ -132,12 +132,14 @@ class TestUnits:
 
     def test_the_states_of_a_block_and_the_block_before_them_are_a_unit(self) -> None:
         pages = [0] * 300
-        rows = [place(pages, 200, writes_kv=True), *(place(pages, 201, writes_kv=False) for _ in range(3))]
+        rows = [row_at(pages, 200, writes_kv=True), *(row_at(pages, 201, writes_kv=False) for _ in range(3))]
         assert batches(rows, self.LIMITS) == [[PrefixUnit(0, 4, 200, pages)]]
 
     def test_a_prompt_is_cut_into_units_that_read_what_lies_before_them(self) -> None:
         pages = [0] * 300
-        rows = [place(pages, index, writes_kv=True) for index in range(10, 150)] + [place(pages, 150, writes_kv=False)]
+        rows = [row_at(pages, index, writes_kv=True) for index in range(10, 150)] + [
+            row_at(pages, 150, writes_kv=False)
+        ]
         assert prefix_units(rows, 64) == [
             PrefixUnit(0, 64, 10, pages),
             PrefixUnit(64, 64, 74, pages),
@@ -145,35 +147,35 @@ class TestUnits:
         ]
 
     def test_sequences_with_equal_pages_are_not_one(self) -> None:
-        rows = [place([1, 2, 3], 2, writes_kv=False), place([1, 2, 3], 2, writes_kv=False)]
+        rows = [row_at([1, 2, 3], 2, writes_kv=False), row_at([1, 2, 3], 2, writes_kv=False)]
         assert len(prefix_units(rows, 64)) == 2
 
     def test_a_row_whose_prefix_is_not_in_the_unit_begins_another(self) -> None:
         pages = [0] * 9
-        rows = [place(pages, 3, writes_kv=False), place(pages, 4, writes_kv=False), place(pages, 3, writes_kv=False)]
+        rows = [row_at(pages, 3, writes_kv=False), row_at(pages, 4, writes_kv=False), row_at(pages, 3, writes_kv=False)]
         assert [unit.num_rows for unit in prefix_units(rows, 64)] == [1, 1, 1]
 
     def test_short_prefixes_are_one_call_and_a_long_one_is_another(self) -> None:
-        rows = [place([0] * 30, 16 + number, writes_kv=False) for number in range(10)]
+        rows = [row_at([0] * 30, 16 + number, writes_kv=False) for number in range(10)]
         (batch,) = batches(rows, self.LIMITS)
         assert len(batch) == 10
-        both = batches([*rows, place([0] * 1000, 999, writes_kv=False)], self.LIMITS)
+        both = batches([*rows, row_at([0] * 1000, 999, writes_kv=False)], self.LIMITS)
         assert sorted(map(len, both)) == [1, 10]
 
     def test_states_behind_a_short_prefix_are_rows_like_others(self) -> None:
         """A call for them alone would cost more than reading their prefix again."""
         pages = [0] * 9
-        rows = [place(pages, 8, writes_kv=False) for _ in range(3)] + [place([0] * 9, 8, writes_kv=False)]
+        rows = [row_at(pages, 8, writes_kv=False) for _ in range(3)] + [row_at([0] * 9, 8, writes_kv=False)]
         (batch,) = batches(rows, self.LIMITS)
         assert [unit.num_rows for unit in batch] == [1, 1, 1, 1]
 
 
-def test_who_shares_a_read_copies_it_once() -> None:
+def test_states_of_one_sequence_copy_their_prefix_once() -> None:
     """17 states behind 1,000 blocks: one copy of the prefix, none of the states' own pages."""
     config = parse_config(tiny_config())
     cache = PagedCache(config, 1001, torch.device("cpu"), torch.float32)
     pages = list(range(1001))
-    forward = attention_backend(cache).prepare([place(pages, 1000, writes_kv=False) for _ in range(17)])
+    forward = attention_backend(cache).prepare([row_at(pages, 1000, writes_kv=False) for _ in range(17)])
     (batch,) = forward._batches
     assert isinstance(batch, SharedPrefixBatch)
     assert batch.pages is not None
@@ -184,17 +186,17 @@ def test_layers_do_not_share_pages() -> None:
     config = parse_config(tiny_config())
     cache = PagedCache(config, 3, torch.device("cpu"), torch.float32)
     assert cache.keys.shape == (3, 3 + NUM_SPARE, 4, 2, 16)
-    forward = attention_backend(cache).prepare([place([2], 0, writes_kv=True)])
+    forward = attention_backend(cache).prepare([row_at([2], 0, writes_kv=True)])
     ones = torch.ones(1, 4, 2, 16)
     forward(2, torch.ones(1, 4, 4, 16), ones, ones)
     written = [(layer, page) for layer in range(3) for page in range(3) if cache.keys[layer, page].any()]
     assert written == [(2, 2)]
 
 
-def test_what_is_not_final_is_on_no_page_of_a_sequence() -> None:
+def test_a_block_that_is_not_final_writes_no_page_of_its_sequence() -> None:
     config = parse_config(tiny_config())
     cache = PagedCache(config, 3, torch.device("cpu"), torch.float32)
-    forward = attention_backend(cache).prepare([place([2, 1], 1, writes_kv=False)])
+    forward = attention_backend(cache).prepare([row_at([2, 1], 1, writes_kv=False)])
     ones = torch.ones(1, 4, 2, 16)
     forward(0, torch.ones(1, 4, 4, 16), ones, ones)
     assert not cache.keys[:, :3].any()

@@ -20,24 +20,19 @@ def machine(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_without_a_limit_it_is_the_machines(machine):
-    assert memory_of(torch.device("cpu")) == device.DeviceMemory("cpu", 22500000 * 1024, 24684180 * 1024)
-
-
-def test_no_limit_in_a_group_is_none(machine):
-    (machine / "max").write_text("max\n")
-    assert memory_of(torch.device("cpu")).free == 22500000 * 1024
-
-
-def test_a_containers_limit_counts_and_its_file_cache_does_not(machine):
-    for name, text in (("max", "1000000"), ("current", "700000"), ("stat", "anon 5\ninactive_file 100000\n")):
+@pytest.mark.parametrize(
+    ("group", "free", "total"),
+    [
+        ({}, 22500000 * 1024, 24684180 * 1024),  # the machine's
+        ({"max": "max\n"}, 22500000 * 1024, 24684180 * 1024),
+        # a container's limit, less its use; the file cache is given back
+        ({"max": "1000000", "current": "700000", "stat": "anon 5\ninactive_file 100000\n"}, 400000, 1000000),
+    ],
+)
+def test_the_memory_is_the_machines_or_the_rest_of_a_containers_limit(machine, group, free, total):
+    for name, text in group.items():
         (machine / name).write_text(text)
-    assert memory_of(torch.device("cpu")) == device.DeviceMemory("cpu", 400000, 1000000)
-
-
-def test_this_machine_has_some():
-    found = memory_of(torch.device("cpu"))
-    assert 0 < found.free <= found.total
+    assert memory_of(torch.device("cpu")) == device.DeviceMemory("cpu", free, total)
 
 
 def chained(error: Exception, cause: Exception) -> Exception:

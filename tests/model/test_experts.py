@@ -18,8 +18,8 @@ from tests.tiny import EXPERTS, tiny_checkpoint
 
 def qwen3_moe(checkpoint: Checkpoint) -> Qwen3MoeForCausalLM:
     """transformers' model with the same weights."""
-    kept = {key: value for key, value in checkpoint.raw.items() if key not in ("model_type", "architectures")}
-    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**kept, attn_implementation="eager")).to(checkpoint.dtype).eval()
+    keys = {key: value for key, value in checkpoint.raw.items() if key not in ("model_type", "architectures")}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**keys, attn_implementation="eager")).to(checkpoint.dtype).eval()
     weights = published_weights(checkpoint.config, checkpoint.backbone, None, model.state_dict().keys())
     if checkpoint.config.tie_word_embeddings:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
@@ -30,7 +30,7 @@ def qwen3_moe(checkpoint: Checkpoint) -> Qwen3MoeForCausalLM:
 @settings(max_examples=20)
 @given(
     experts=st.integers(1, 9),
-    asked=st.integers(1, 4),
+    per_token=st.integers(1, 4),
     normalized=st.booleans(),
     layers=st.integers(1, 3),
     dense=st.sets(st.integers(0, 2)),
@@ -40,18 +40,13 @@ def qwen3_moe(checkpoint: Checkpoint) -> Qwen3MoeForCausalLM:
 )
 @torch.inference_mode()
 def test_the_backbone_is_transformers_qwen3_moe_with_a_block_causal_mask(
-    experts: int, asked: int, normalized: bool, layers: int, dense: set[int], step: int, tied: bool, length: int
+    experts: int, per_token: int, normalized: bool, layers: int, dense: set[int], step: int, tied: bool, length: int
 ) -> None:
     given_keys = EXPERTS | {
-        "num_experts": experts,
-        "num_experts_per_tok": min(asked, experts),
-        "norm_topk_prob": normalized,
-        "num_hidden_layers": layers,
-        "mlp_only_layers": sorted(dense),
-        "decoder_sparse_step": step,
-        "tie_word_embeddings": tied,
-        "num_nextn_predict_layers": 0,
-    }
+        "num_experts": experts, "num_experts_per_tok": min(per_token, experts), "norm_topk_prob": normalized,
+        "num_hidden_layers": layers, "mlp_only_layers": sorted(dense), "decoder_sparse_step": step,
+        "tie_word_embeddings": tied, "num_nextn_predict_layers": 0,
+    }  # fmt: skip
     checkpoint = tiny_checkpoint(experts, torch.float32, **given_keys)
     tokens = torch.randint(0, 60, (1, length), generator=torch.Generator().manual_seed(length))
     mask = torch.zeros(1, 1, length, length).masked_fill(~block_causal_mask(length, 4), torch.finfo(torch.float32).min)
@@ -75,10 +70,10 @@ def test_both_ways_to_group_tokens_agree(tokens: int) -> None:
 def answers_beside_others(dtype: torch.dtype, fixed_shapes: bool) -> list[torch.Tensor]:
     """Those of one token at any place among 15 others."""
     mlp, rng = layer(dtype), torch.Generator().manual_seed(1)
-    others, own = torch.randn(60, 16, 48, generator=rng).to(dtype), torch.randn(48, generator=rng).to(dtype)
-    for number, x in enumerate(others):
-        x[number % 16] = own
-    return [mlp(x[None], fixed_shapes)[0, number % 16] for number, x in enumerate(others)]
+    companions, vector = torch.randn(60, 16, 48, generator=rng).to(dtype), torch.randn(48, generator=rng).to(dtype)
+    for number, x in enumerate(companions):
+        x[number % 16] = vector
+    return [mlp(x[None], fixed_shapes)[0, number % 16] for number, x in enumerate(companions)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from service.model import layer_ops
+from service.model import layer_ops, layers
 from service.model.layer_ops import HeadNorms, Rotation
 
 EPS = 1e-6
@@ -34,10 +34,10 @@ def test_heads_and_swiglu_are_the_same_with_gradients_and_without(dtype: torch.d
     qkv, gate_up = torch.randn(2, 3, 8, 16).to(dtype), torch.randn(2, 3, 40).to(dtype)
     weights, angles = torch.randn(2, 16).to(dtype), torch.randn(2, 2, 3, 1, 16).to(dtype)
     norms, rotation = HeadNorms(4, 2, *weights, EPS), Rotation(*angles)
-    by_gradient = *layer_ops.norm_and_rotate(qkv, norms, rotation), layer_ops.silu_and_mul(gate_up)
+    by_gradient = *layer_ops.norm_and_rotate(qkv, norms, rotation), layers.silu_and_mul(gate_up)
     before = qkv.clone(), gate_up.clone()
     with torch.inference_mode():
-        results = *layer_ops.norm_and_rotate(qkv, norms, rotation), layer_ops.silu_and_mul(gate_up)
+        results = *layer_ops.norm_and_rotate(qkv, norms, rotation), layers.silu_and_mul(gate_up)
     assert all(map(torch.equal, results, by_gradient))
     assert all(map(torch.equal, (qkv, gate_up), before))
 
@@ -46,15 +46,15 @@ def test_gradients_pass_through_the_operations() -> None:
     """In double precision, against differences."""
     x, change = (torch.randn(2, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
     norm = nn.RMSNorm(6, eps=EPS).double()
-    assert torch.autograd.gradcheck(lambda x, change: layer_ops.add_norm(x, change, norm), (x, change))
-    assert torch.autograd.gradcheck(layer_ops.silu_and_mul, (x,))
+    assert torch.autograd.gradcheck(lambda x, change: layers.add_norm(x, change, norm), (x, change))
+    assert torch.autograd.gradcheck(layers.silu_and_mul, (x,))
 
 
 def test_torchs_operations_serve_the_cpu() -> None:
     x, change, norm = torch.randn(2, 3), torch.randn(2, 3), nn.RMSNorm(3, eps=EPS)
     before = x.clone()
-    normed, total = layer_ops.add_norm(x, change, norm)
-    assert not layer_ops.by_kernel(x)
+    normed, total = layers.add_norm(x, change, norm)
+    assert not layers.by_kernel(x)
     assert torch.equal(x, before)
     assert torch.equal(total, x + change)
     assert torch.equal(normed, F.rms_norm(total, (3,), norm.weight, EPS))

@@ -77,23 +77,6 @@ def layer(dtype: torch.dtype = torch.float32) -> SparseFeedForward:
     return SparseFeedForward(48, config).to(dtype).requires_grad_(False)
 
 
-def test_both_ways_to_group_tokens_agree() -> None:
-    mlp, x = layer(torch.float64), torch.randn(1, 9, 48, dtype=torch.float64)
-    torch.testing.assert_close(mlp(x, True), mlp(x, False), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_in_fixed_shapes_no_bit_of_a_token_depends_on_the_others(dtype: torch.dtype) -> None:
-    mlp, rng = layer(dtype), torch.Generator().manual_seed(1)
-    own = torch.randn(48, generator=rng).to(dtype)
-    answers = []
-    for place in range(8):
-        x = torch.randn(8, 48, generator=rng).to(dtype)
-        x[place] = own
-        answers.append(mlp(x[None], True)[0, place])
-    assert all(torch.equal(answer, answers[0]) for answer in answers)
-
-
 def test_the_bias_chooses_and_does_not_weigh() -> None:
     router, tokens = layer().gate, torch.randn(5, 48)
     router.expert_bias[[1, 2, 6]] = 10.0
@@ -127,7 +110,7 @@ class TestConfig:
         assert (config.family, config.head_dim, config.rotary_dim) == ("llada2_moe", 16, 8)
         assert config.mrp is None
 
-    def test_what_config_json_leaves_out_is_as_the_published_code_has_it(self) -> None:
+    def test_defaults_are_those_of_the_published_code(self) -> None:
         sizes = ["block_size", "mask_token_id", "eos_token_id", "max_position_embeddings", "rms_norm_eps"]
         experts = ["n_group", "topk_group", "routed_scaling_factor", "num_shared_experts"]
         left_out = dict.fromkeys([*sizes, *experts, "partial_rotary_factor", "use_bias"])
@@ -167,7 +150,7 @@ class TestConfig:
             ({"mask_token_id": None}, "mask_token_id 156895 is outside the vocabulary of 64"),
         ],
     )
-    def test_what_is_not_supported_is_said(self, changes: dict[str, Any], message: str) -> None:
+    def test_a_value_that_is_not_supported_is_named(self, changes: dict[str, Any], message: str) -> None:
         with pytest.raises(CheckpointError, match=re.escape(message)):
             parse_config(tiny_config(**(LLADA2 | changes)))
 
@@ -184,34 +167,19 @@ class TestFiles:
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items())
 
-    def test_experts_that_a_trainer_merged_are_the_same(self, folder: Path) -> None:
+    @pytest.mark.parametrize("shard", [Shard(), Shard(0, 2), Shard(1, 2)], ids=str)
+    def test_experts_that_a_trainer_merged_are_the_same(self, folder: Path, shard: Shard) -> None:
         merge(folder)
-        merged = dict(load_checkpoint(folder).backbone.named_parameters())
-        for name, weight in load_checkpoint(FOLDER).backbone.named_parameters():
+        merged = dict(load_checkpoint(folder, LoadOptions(shard=shard)).backbone.named_parameters())
+        for name, weight in load_checkpoint(FOLDER, LoadOptions(shard=shard)).backbone.named_parameters():
             assert torch.equal(weight, merged[name]), name
-
-    def test_two_ranks_take_their_parts_of_merged_experts(self, folder: Path) -> None:
-        merge(folder)
-        for rank in range(2):
-            options = LoadOptions(shard=Shard(rank, 2))
-            merged = dict(load_checkpoint(folder, options).backbone.named_parameters())
-            for name, weight in load_checkpoint(FOLDER, options).backbone.named_parameters():
-                assert torch.equal(weight, merged[name]), name
 
     def test_the_bias_of_the_router_stays_exact(self) -> None:
         loaded = load_checkpoint(FOLDER, LoadOptions(dtype=torch.bfloat16))
         bias = loaded.backbone.get_parameter("layers.1.mlp.gate.expert_bias")
         assert torch.equal(bias, load_file(FOLDER / "model.safetensors")["model.layers.1.mlp.gate.expert_bias"])
-        others = [weight.dtype for name, weight in loaded.backbone.named_parameters() if "expert_bias" not in name]
-        assert {*others, *(table.dtype for table in loaded.backbone.buffers())} == {torch.bfloat16}
-
-    @pytest.mark.parametrize("lost", ["attention.query_key_value.weight", "mlp.gate.expert_bias"])
-    def test_a_missing_weight_is_named_as_published(self, folder: Path, lost: str) -> None:
-        weights = load_file(folder / "model.safetensors")
-        del weights[f"model.layers.1.{lost}"]
-        save_file(weights, folder / "model.safetensors")
-        with pytest.raises(CheckpointError, match=f"weight 'model.layers.1.{lost}' is missing"):
-            load_checkpoint(folder)
+        dtypes = [weight.dtype for name, weight in loaded.backbone.named_parameters() if "expert_bias" not in name]
+        assert {*dtypes, *(table.dtype for table in loaded.backbone.buffers())} == {torch.bfloat16}
 
     def test_a_wrong_fused_weight_is_named_by_the_whole_shape(self, folder: Path) -> None:
         weights = load_file(folder / "model.safetensors")

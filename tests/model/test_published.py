@@ -28,7 +28,7 @@ from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, tiny_config
 TOKEN = {"num_bits": 8, "strategy": "token", "symmetric": True, "dynamic": True}
 
 
-def compressed(kept: str, weights: dict[str, Any], activations: str | None = None) -> dict[str, Any]:
+def compressed(file_format: str, weights: dict[str, Any], activations: str | None = None) -> dict[str, Any]:
     """As llm-compressor writes it."""
     group = {
         "targets": ["Linear"],
@@ -37,13 +37,9 @@ def compressed(kept: str, weights: dict[str, Any], activations: str | None = Non
         "output_activations": None,
     }
     return {
-        "quant_method": "compressed-tensors",
-        "format": kept,
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-        "quantization_status": "compressed",
-    }
+        "quant_method": "compressed-tensors", "format": file_format, "config_groups": {"group_0": group},
+        "ignore": ["lm_head"], "kv_cache_scheme": None, "quantization_status": "compressed",
+    }  # fmt: skip
 
 
 QWEN = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [48, 40]}
@@ -65,8 +61,8 @@ def kept_in_8_bits(weight: Tensor, block: tuple[int | None, int | None], scheme:
     height, depth = block[0] or weight.shape[0], block[1] or weight.shape[1]
     rows, columns = torch.arange(weight.shape[0]) // height, torch.arange(weight.shape[1]) // depth
     across = int(columns[-1]) + 1
-    places = (rows[:, None] * across + columns).flatten()
-    peaks = torch.zeros((int(rows[-1]) + 1) * across).scatter_reduce(0, places, weight.abs().flatten(), "amax")
+    groups = (rows[:, None] * across + columns).flatten()
+    peaks = torch.zeros((int(rows[-1]) + 1) * across).scatter_reduce(0, groups, weight.abs().flatten(), "amax")
     scales = peaks.unflatten(0, (-1, across)) / (448 if scheme == "fp8" else 127)
     whole = scales[rows][:, columns]
     shares = weight / whole
@@ -77,7 +73,7 @@ def kept_in_8_bits(weight: Tensor, block: tuple[int | None, int | None], scheme:
 def packed(numbers: Tensor) -> Tensor:
     """int8 `[N, K]` -> int32 `[N, K / 4]`, the first of four in the lowest bits, 128 added."""
     fours = F.pad(numbers.long() + 128, (0, -numbers.shape[1] % 4)).unflatten(1, (-1, 4))
-    words = sum(fours[..., place] << 8 * place for place in range(4))
+    words = sum(fours[..., index] << 8 * index for index in range(4))
     return words.to(torch.int32)
 
 
@@ -109,12 +105,12 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 def matrices(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Every weight of a checkpoint, wide."""
-    found = dict[str, Tensor]()
+    weights = dict[str, Tensor]()
     for network in filter(None, (checkpoint.backbone, checkpoint.mrp)):
         kind = type(network).__name__
-        found |= {f"{kind}.{name}".removesuffix(".weight"): weight for name, weight in network.named_parameters()}
-        found |= {f"{kind}.{name}": layer.weight for name, layer in small_layers(network).items()}
-    return found
+        weights |= {f"{kind}.{name}".removesuffix(".weight"): weight for name, weight in network.named_parameters()}
+        weights |= {f"{kind}.{name}": layer.weight for name, layer in small_layers(network).items()}
+    return weights
 
 
 def small_layers(network: nn.Module) -> Mapping[str, QuantizedLinear | QuantizedExperts]:
@@ -152,7 +148,7 @@ def test_ranks_divide_published_matrices(tmp_path: Path, source: str, name: str)
 
 
 @pytest.mark.parametrize("name", ["w8a16 packed", "fp8 of Qwen3"])
-def test_what_files_keep_wide_stays_wide_and_the_output_head_is_widened(tmp_path: Path, name: str) -> None:
+def test_wide_matrices_of_files_stay_wide_and_the_output_head_is_widened(tmp_path: Path, name: str) -> None:
     small, meant = publish(tmp_path, GOLDEN_NAMES[0], name, wide=("layers.0.mlp", "layers.1.self_attn.q_proj"))
     checkpoint, theirs = load_checkpoint(small), matrices(load_checkpoint(meant))
     layers = checkpoint.backbone.layers
@@ -161,7 +157,7 @@ def test_what_files_keep_wide_stays_wide_and_the_output_head_is_widened(tmp_path
     assert isinstance(layers[0].self_attn.qkv_proj, QuantizedLinear)
     for key, weight in matrices(checkpoint).items():
         torch.testing.assert_close(weight, theirs[key], rtol=1e-6, atol=0)
-    assert {one.partition(".")[2] for one in checkpoint.wide_layers} == {
+    assert {parameter.partition(".")[2] for parameter in checkpoint.wide_layers} == {
         "layers.0.mlp.gate_up_proj.weight",
         "layers.0.mlp.down_proj.weight",
         "layers.1.self_attn.qkv_proj.weight",
@@ -174,9 +170,9 @@ def test_what_files_keep_wide_stays_wide_and_the_output_head_is_widened(tmp_path
 def test_another_form_cannot_be_asked_for(tmp_path: Path) -> None:
     small, _ = publish(tmp_path, GOLDEN_NAMES[0], "w8a16 packed")
     assert load_checkpoint(small, LoadOptions(quantization="int8")).config.quantization == "int8"
-    with pytest.raises(SettingsError, match="'fp8', but this checkpoint's files have 8-bit matrices") as told:
+    with pytest.raises(SettingsError, match="'fp8', but this checkpoint's files have 8-bit matrices") as caught:
         load_checkpoint(small, LoadOptions(quantization="fp8"))
-    assert told.value.param == "quantization"
+    assert caught.value.param == "quantization"
 
 
 def test_they_cannot_take_the_place_of_served_weights(tmp_path: Path) -> None:
@@ -199,7 +195,7 @@ Q = "model.layers.0.self_attn.q_proj.weight"
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "said"),
+    ("name", "change", "message"),
     [
         ("w8a8", {f"{Q}_scale": torch.ones(3, 1)}, r"_scale' has shape \[3, 1\], config.json implies \[64, 1\]"),
         ("w8a8", {Q: torch.ones(64, 64)}, "is torch.float32 of shape .*, expected is a matrix of int8"),
@@ -210,16 +206,16 @@ Q = "model.layers.0.self_attn.q_proj.weight"
         ("w8a16 packed", {f"{Q}_packed": torch.ones(64, 3, dtype=torch.int32)}, r"_packed' has shape \[64, 3\]"),
     ],
 )
-def test_files_that_do_not_fit_are_refused(tmp_path: Path, name: str, change: dict[str, Any], said: str) -> None:
+def test_files_that_do_not_fit_are_refused(tmp_path: Path, name: str, change: dict[str, Any], message: str) -> None:
     small, _ = publish(tmp_path, GOLDEN_NAMES[0], name)
     weights = load_file(small / "model.safetensors") | change
     save_file({key: weight for key, weight in weights.items() if weight is not None}, small / "model.safetensors")
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         load_checkpoint(small)
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"quant_method": "gptq", "bits": 8}, "quant_method is 'gptq'"),
         ("int8", "quant_method is 'int8'"),
@@ -235,10 +231,10 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path, name: str, change: di
         (compressed("int-quantized", CHANNEL) | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity"),
     ],
 )
-def test_other_formats_are_refused_with_those_that_are_read(config: Any, said: str) -> None:
-    with pytest.raises(CheckpointError, match=said) as told:
+def test_other_formats_are_refused_with_those_that_are_read(config: Any, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
         parse_config(tiny_config(quantization_config=config))
-    assert "read are compressed-tensors of 8 bits, symmetric" in told.value.message
+    assert "read are compressed-tensors of 8 bits, symmetric" in caught.value.message
 
 
 def test_blocks_may_be_named_as_older_files_do() -> None:

@@ -18,7 +18,7 @@ from service.model.attention.tile_schedule import (
     TileSchedule,
     schedule_tiles,
 )
-from tests.model.attention_world import RowKv, place
+from tests.model.attention_world import RowKv, row_at
 
 kinds = st.builds(
     TileConfig,
@@ -38,8 +38,8 @@ def rows_of(shapes: list[tuple[int, int, int]]) -> list[RowKv]:
     rows = []
     for number, (before, final, states) in enumerate(shapes):
         pages = list(range(1000 * number, 1000 * number + before + final + 1))
-        rows += [place(pages, before + index, writes_kv=True) for index in range(final)]
-        rows += [place(pages, before + final, writes_kv=False) for _ in range(states)]
+        rows += [row_at(pages, before + index, writes_kv=True) for index in range(final)]
+        rows += [row_at(pages, before + final, writes_kv=False) for _ in range(states)]
     return rows
 
 
@@ -47,13 +47,13 @@ def check(schedule: TileSchedule, rows: list[RowKv], kind: TileConfig, padding: 
     """Every token's whole prefix is read once, its own keys by one program, and parts are merged where they are."""
     items = [AttendItem(*item) for item in schedule.items.tolist()]
     merges = {MergeItem(*merge).part: MergeItem(*merge) for merge in schedule.merges.tolist()}
-    read, own, whole = Counter[int](), Counter[int](), Counter[int]()
+    read, own_keys, whole = Counter[int](), Counter[int](), Counter[int]()
     for item in items:
         assert 0 < item.tokens * kind.group <= schedule.tile
         row = rows[item.first // kind.block] if item.first // kind.block < len(rows) else None
         for token in range(item.first, item.first + item.tokens):
             read[token] += item.stop - item.start
-            own[token] += item.own_start <= token < item.own_stop
+            own_keys[token] += item.own_start <= token < item.own_stop
             whole[token] += item.part < 0
         if row is not None and item.stop > item.start:
             used = range(item.start // kind.block, -(-item.stop // kind.block))
@@ -64,7 +64,7 @@ def check(schedule: TileSchedule, rows: list[RowKv], kind: TileConfig, padding: 
         for token in range(merge.first, merge.first + merge.tokens):
             whole[token] += 1
     tokens = range((len(rows) + padding) * kind.block)
-    assert all(whole[token] == own[token] == 1 for token in tokens)
+    assert all(whole[token] == own_keys[token] == 1 for token in tokens)
     for number, row in enumerate(rows):
         for token in range(number * kind.block, (number + 1) * kind.block):
             within = (row.index * kind.block) - read[token]  # the rest is among the unit's own keys
@@ -76,7 +76,7 @@ def check(schedule: TileSchedule, rows: list[RowKv], kind: TileConfig, padding: 
 SequenceShapes = list[tuple[int, int, int]]
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(kinds, sequences, st.integers(0, 9), st.booleans())
 def test_all_is_read_once_and_there_is_room(
     kind: TileConfig, shapes: SequenceShapes, padding: int, fixed: bool
@@ -101,7 +101,7 @@ def check_read_once(kind: TileConfig, shapes: SequenceShapes, padding: int, fixe
 
 def test_a_prefix_is_read_once_for_all_states_that_fit_a_tile() -> None:
     pages = list(range(1001))
-    rows = [place(pages, 1000, writes_kv=False) for _ in range(8)]
+    rows = [row_at(pages, 1000, writes_kv=False) for _ in range(8)]
     schedule = schedule_tiles(rows, TileConfig(4, 2, 64, 1), PageTables())
     assert [(item.start, item.stop) for item in map(AttendItem._make, schedule.items.tolist())] == [(0, 4000)]
 

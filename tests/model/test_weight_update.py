@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from service.errors import CheckpointError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, save_checkpoint
 from service.model.weight_update import apply_update, check_update, load_update
 from service.model.weights import WeightFiles
+from tests.model.test_weights import change_config, change_weights
 from tests.other_weights import FIRST, other_weights
 from tests.tiny import EXPERTS_NAME, GOLDEN, tiny_checkpoint
 
@@ -51,16 +50,16 @@ def test_the_numbers_are_those_of_a_fresh_load_in_the_same_tensors(
     wanted = state(load_checkpoint(other, options))
     assert wanted.keys() == before.keys()
     for name, tensor in state(served).items():
-        place, old = before[name]
-        assert tensor.data_ptr() == place, name
+        address, old = before[name]
+        assert tensor.data_ptr() == address, name
         assert torch.equal(tensor, wanted[name]), name
         assert not torch.equal(tensor, old), name
 
 
 def test_a_shared_matrix_stays_shared(tmp_path: Path) -> None:
     for seed in (1, 2):
-        one = tiny_checkpoint(seed, torch.float32, tie_word_embeddings=True)
-        save_checkpoint(tmp_path / str(seed), one.raw, one.backbone, one.mrp)
+        checkpoint = tiny_checkpoint(seed, torch.float32, tie_word_embeddings=True)
+        save_checkpoint(tmp_path / str(seed), checkpoint.raw, checkpoint.backbone, checkpoint.mrp)
     served = load_checkpoint(tmp_path / "1")
     updated(served, tmp_path / "2", LoadOptions())
     assert served.backbone.head.data_ptr() == served.backbone.embed_tokens.weight.data_ptr()
@@ -78,24 +77,13 @@ def without_mrp(folder: Path) -> None:
     change_config(folder, num_mrp_heads=0, num_nextn_predict_layers=0)
 
 
-def change_config(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors")
-
-
 def cut_short(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (lambda folder: change_weights(folder, reshaped), r"model\.layers\.1\.mlp\.down_proj\.weight' has shape"),
         (lambda folder: change_weights(folder, lambda w: w.pop("lm_head.weight")), "'lm_head.weight' is missing"),
@@ -108,12 +96,10 @@ def cut_short(folder: Path) -> None:
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     ],
 )
-def test_what_differs_is_refused_by_its_headers_and_by_itself(
-    tmp_path: Path, spoil: Callable[[Path], object], said: str
-) -> None:
+def test_a_checkpoint_that_differs_is_refused(tmp_path: Path, spoil: Callable[[Path], object], message: str) -> None:
     served, other = load_checkpoint(FIRST), other_weights(tmp_path / "other")
     spoil(other)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         check_update([str(other)], served.config, LoadOptions())
 
 
@@ -127,19 +113,18 @@ def test_an_mrp_that_the_served_weights_lack_is_refused(tmp_path: Path) -> None:
 
 
 NUMBERS = [
-    (float("nan"), torch.float32, True),
-    (float("inf"), torch.float32, True),
-    (float("-inf"), torch.bfloat16, True),
-    (1e30, torch.bfloat16, False),
-    (1e30, torch.float16, True),
-    (70000.0, torch.float16, True),
+    (float("nan"), torch.float32, True), (float("inf"), torch.float32, True), (float("-inf"), torch.bfloat16, True),
+    (1e30, torch.bfloat16, False), (1e30, torch.float16, True), (70000.0, torch.float16, True),
     (60000.0, torch.float16, False),
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("number", "dtype", "refused"), NUMBERS)
 @pytest.mark.parametrize(
-    "name", ["lm_head.weight", "model.layers.1.mlp.down_proj.weight", "mrp_modules.0.model.norm.weight"]
+    ("number", "dtype", "refused", "name"),
+    [
+        *((*case, "model.layers.1.mlp.down_proj.weight") for case in NUMBERS),
+        *((*NUMBERS[0], name) for name in ("lm_head.weight", "mrp_modules.0.model.norm.weight")),
+    ],
 )
 def test_a_number_that_is_not_finite_in_the_served_type_is_refused(
     tmp_path: Path, name: str, number: float, dtype: torch.dtype, refused: bool
@@ -177,10 +162,10 @@ def kept_weights(folder: Path, keep: Callable[[str], bool]) -> Path:
     return folder
 
 
-def expected_state(first: Path, *others: Path, options: LoadOptions, tmp_path: Path) -> dict[str, Tensor]:
+def expected_state(first: Path, *updates: Path, options: LoadOptions, tmp_path: Path) -> dict[str, Tensor]:
     """The tensors of a fresh load of one folder that has the last weight of each name."""
     weights = load_file(first / "model.safetensors")
-    for other in others:
+    for other in updates:
         weights |= load_file(other / "model.safetensors")
     folder = other_weights(tmp_path / "joined", first)
     save_file(weights, folder / "model.safetensors")
@@ -194,8 +179,9 @@ def one_matrix(name: str) -> bool:
 OPTIONS = [LoadOptions(), LoadOptions(torch.bfloat16), LoadOptions(quantization="int8")]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("newest_only", [True, False])
+@pytest.mark.parametrize(
+    ("options", "newest_only"), [*((options, True) for options in OPTIONS), (LoadOptions(), False)]
+)
 def test_a_backbone_alone_leaves_mrp_as_it_is(tmp_path: Path, options: LoadOptions, newest_only: bool) -> None:
     """Whether its config.json tells of MRP or not."""
     backbone = kept_weights(other_weights(tmp_path / "backbone"), lambda name: not name.startswith("mrp"))
@@ -208,8 +194,9 @@ def test_a_backbone_alone_leaves_mrp_as_it_is(tmp_path: Path, options: LoadOptio
     assert all(torch.equal(tensor, expected[name]) for name, tensor in state(served).items())
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("newest_only", [True, False])
+@pytest.mark.parametrize(
+    ("options", "newest_only"), [*((options, True) for options in OPTIONS), (LoadOptions(), False)]
+)
 @pytest.mark.parametrize("keep", [lambda name: name.startswith("mrp"), one_matrix], ids=["mrp", "one"])
 def test_any_weights_leave_the_others_as_they_are(
     tmp_path: Path, options: LoadOptions, newest_only: bool, keep: Callable[[str], bool]
@@ -236,7 +223,7 @@ def test_folders_that_nothing_comes_from_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "is_partial", "said"),
+    ("spoil", "is_partial", "message"),
     [
         (lambda folder: kept_weights(folder, one_matrix), False, "is missing"),
         (lambda folder: change_weights(folder, lambda w: w.update(more=torch.zeros(1))), True, "not used, first: more"),
@@ -246,10 +233,10 @@ def test_folders_that_nothing_comes_from_are_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_a_part_that_does_not_fit_is_refused(
-    tmp_path: Path, spoil: Callable[[Path], object], is_partial: bool, said: str
+    tmp_path: Path, spoil: Callable[[Path], object], is_partial: bool, message: str
 ) -> None:
     """Without `partial`, a backbone that lacks a weight is not taken for a part."""
     served, other = load_checkpoint(FIRST), other_weights(tmp_path / "other")
     spoil(other)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         check_update((str(FIRST), str(other)), served.config, LoadOptions(), partial=is_partial)

@@ -45,8 +45,8 @@ def state(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return {f"{part}.{name}": p for part, m in parts.items() if m is not None for name, p in m.named_parameters()}
 
 
-def assert_same(one: Checkpoint, other: Checkpoint) -> None:
-    left, right = state(one), state(other)
+def assert_same(first: Checkpoint, second: Checkpoint) -> None:
+    left, right = state(first), state(second)
     assert left.keys() == right.keys()
     for name, weight in left.items():
         assert torch.equal(weight, right[name]), name
@@ -71,11 +71,7 @@ class TestLoading:
         assert not checkpoint.backbone.training
         assert not any(weight.requires_grad for weight in state(checkpoint).values())
         assert (checkpoint.device, checkpoint.dtype) == (torch.device("cpu"), torch.float32)
-
-    def test_nothing_is_left_on_meta(self) -> None:
-        checkpoint = load_checkpoint(FIRST)
-        assert all(weight.device.type == "cpu" for weight in state(checkpoint).values())
-        assert all(buffer.device.type == "cpu" for buffer in checkpoint.backbone.buffers())
+        assert not any(t.is_meta for t in (*state(checkpoint).values(), *checkpoint.backbone.buffers()))
 
     def test_in_another_dtype(self) -> None:
         checkpoint = load_checkpoint(FIRST, LoadOptions(dtype=torch.bfloat16))
@@ -156,16 +152,6 @@ class TestErrors:
         with pytest.raises(CheckpointError, match=f"weight {name!r} is missing"):
             load_checkpoint(folder)
 
-    def test_weights_nobody_uses_are_named(self, folder: Path) -> None:
-        change_weights(folder, lambda weights: weights.update({"model.extra.weight": torch.zeros(2)}))
-        with pytest.raises(CheckpointError, match=r"1 weights are not used, first: model\.extra\.weight$"):
-            load_checkpoint(folder)
-
-    def test_mrp_weights_without_mrp_in_the_config_are_not_dropped_in_silence(self, folder: Path) -> None:
-        change_config(folder, num_nextn_predict_layers=0)
-        with pytest.raises(CheckpointError, match=r"weights are not used, first: mrp_modules\."):
-            load_checkpoint(folder)
-
     @pytest.mark.parametrize(
         ("name", "shape"),
         [
@@ -199,84 +185,88 @@ class TestErrors:
         with pytest.raises(CheckpointError, match=r"q_proj\.weight"):
             load_checkpoint(folder)
 
-    @pytest.mark.parametrize("content", [b"", b"not a tensor file", b"\x00" * 64])
-    def test_a_corrupt_file(self, folder: Path, content: bytes) -> None:
-        (folder / "model.safetensors").write_bytes(content)
-        with pytest.raises(CheckpointError, match=r"model\.safetensors is not a readable safetensors file"):
-            load_checkpoint(folder)
 
-    def test_a_truncated_file(self, folder: Path) -> None:
-        path = folder / "model.safetensors"
-        path.write_bytes(path.read_bytes()[:-100])
-        with pytest.raises(CheckpointError, match=r"model\.safetensors is not a readable safetensors file"):
-            load_checkpoint(folder)
+def written(name: str, content: str | bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
-    def test_pickle_is_not_read(self, folder: Path) -> None:
-        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-        (folder / "model.safetensors").unlink()
-        with pytest.raises(CheckpointError, match=r"model\.safetensors is missing \(only safetensors are read\)"):
-            load_checkpoint(folder)
 
-    def test_a_missing_shard_is_named(self, folder: Path) -> None:
-        index = {"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-        with pytest.raises(CheckpointError, match=r"model-00001-of-00001\.safetensors is missing"):
-            load_checkpoint(folder)
+def truncated(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
 
-    @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}'])
-    def test_a_broken_index(self, folder: Path, text: str) -> None:
-        (folder / "model.safetensors.index.json").write_text(text)
-        with pytest.raises(
-            CheckpointError, match=r"index\.json cannot be read: `weight_map` with a file for every weight is"
-        ):
-            load_checkpoint(folder)
 
-    @pytest.mark.parametrize("shard", ["../other.safetensors", "/etc/other.safetensors"])
-    def test_shards_lie_in_the_folder(self, folder: Path, shard: str) -> None:
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
-        with pytest.raises(CheckpointError, match=r"checkpoint: other\.safetensors is missing"):
-            load_checkpoint(folder)
+def pickled(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
 
-    def test_no_config(self, folder: Path) -> None:
-        (folder / "config.json").unlink()
-        with pytest.raises(CheckpointError, match=r"has no config\.json"):
-            load_checkpoint(folder)
 
-    @pytest.mark.parametrize("text", ["", "{", "\xff\xfe"])
-    def test_a_broken_config(self, folder: Path, text: str) -> None:
-        (folder / "config.json").write_text(text, encoding="latin-1")
-        with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
-            load_checkpoint(folder)
+INDEX, ALL_FAMILIES = "model.safetensors.index.json", ", ".join(sorted(FAMILIES))
 
-    @pytest.mark.parametrize(("text", "kind"), [('{"model_type": "llama"}', "'llama'"), ("{}", "None"), ("[]", "None")])
-    def test_another_family_is_told_which_there_are(self, folder: Path, text: str, kind: str) -> None:
-        (folder / "config.json").write_text(text)
-        known = ", ".join(sorted(FAMILIES))
-        with pytest.raises(CheckpointError, match=rf"model_type is {kind}, supported are {known}$"):
-            load_checkpoint(folder)
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda folder: change_weights(folder, lambda weights: weights.update({"model.extra": torch.zeros(2)})),
+            r"1 weights are not used, first: model\.extra$",
+        ),
+        (
+            lambda folder: change_config(folder, num_nextn_predict_layers=0),
+            r"weights are not used, first: mrp_modules\.",
+        ),
+        *(
+            (spoil, r"model\.safetensors is not a readable safetensors file")
+            for spoil in (
+                truncated, *(written("model.safetensors", text) for text in (b"", b"not a tensor file", b"\x00" * 64))
+            )
+        ),
+        (pickled, r"model\.safetensors is missing \(only safetensors are read\)"),
+        (written(INDEX, '{"weight_map": {"a": "model-1.safetensors"}}'), r"model-1\.safetensors is missing"),
+        *(
+            (written(INDEX, text), r"index\.json cannot be read: `weight_map` with a file for every weight is")
+            for text in ("{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}')
+        ),
+        *(  # shards lie in the folder
+            (written(INDEX, json.dumps({"weight_map": {"a": shard}})), r"checkpoint: other\.safetensors is missing")
+            for shard in ("../other.safetensors", "/etc/other.safetensors")
+        ),
+        (lambda folder: (folder / "config.json").unlink(), r"has no config\.json"),
+        *((written("config.json", text), r"config\.json cannot be read") for text in (b"", b"{", b"\xff\xfe")),
+        *(
+            (written("config.json", text), rf"model_type is {kind}, supported are {ALL_FAMILIES}$")
+            for text, kind in (('{"model_type": "llama"}', "'llama'"), ("{}", "None"), ("[]", "None"))
+        ),
+    ],
+)  # fmt: skip
+def test_a_spoilt_checkpoint_is_refused_by_its_fault(
+    folder: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    spoil(folder)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(folder)
 
 
 class TestNames:
     @pytest.mark.parametrize(
         "name", ["nothing-here", "./nothing/here", "/nothing/here", "a/b/c", "~/nothing", "name@main", "@a/b"]
     )
-    def test_what_cannot_be_a_hub_name(self, name: str) -> None:
+    def test_a_text_that_cannot_be_a_hub_name_is_refused(self, name: str) -> None:
         with pytest.raises(CheckpointError, match="neither a folder nor a hub name such as 'owner/model'"):
             resolve(name)
 
     def test_a_hub_name_is_fetched_without_code_or_pickle(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked: list[tuple[str, str | None, list[str]]] = []
+        calls: list[tuple[str, str | None, list[str]]] = []
 
         def snapshot_download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-            asked.append((name, revision, allow_patterns))
+            calls.append((name, revision, allow_patterns))
             return str(FIRST)
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
         assert load_checkpoint("heavyball/sdar-1.7b-mrp-3lyr").path == FIRST
-        assert asked[0][:2] == ("heavyball/sdar-1.7b-mrp-3lyr", None)
-        assert not {pattern for pattern in asked[0][2] if pattern.endswith((".bin", ".py", ".pt", "*"))}
+        assert calls[0][:2] == ("heavyball/sdar-1.7b-mrp-3lyr", None)
+        assert not {pattern for pattern in calls[0][2] if pattern.endswith((".bin", ".py", ".pt", "*"))}
         assert resolve("heavyball/sdar-1.7b-mrp-3lyr@v1.0") == FIRST
-        assert asked[1][:2] == ("heavyball/sdar-1.7b-mrp-3lyr", "v1.0")
+        assert calls[1][:2] == ("heavyball/sdar-1.7b-mrp-3lyr", "v1.0")
 
     def test_a_hub_that_cannot_be_reached(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def snapshot_download(name: str, **_: object) -> str:
@@ -298,9 +288,13 @@ class TestExperts:
         experts = load_checkpoint(GOLDEN / EXPERTS_NAME).backbone.get_submodule("layers.2.mlp.experts")
         weights = load_file(GOLDEN / EXPERTS_NAME / "model.safetensors")
         for number in range(8):
-            own = {leaf: weights[f"model.layers.2.mlp.experts.{number}.{leaf}_proj.weight"] for leaf in PROJECTIONS}
-            assert torch.equal(experts.get_parameter("gate_up_proj")[number], torch.cat([own["gate"], own["up"]]))
-            assert torch.equal(experts.get_parameter("down_proj")[number], own["down"])
+            matrices = {
+                leaf: weights[f"model.layers.2.mlp.experts.{number}.{leaf}_proj.weight"] for leaf in PROJECTIONS
+            }
+            assert torch.equal(
+                experts.get_parameter("gate_up_proj")[number], torch.cat([matrices["gate"], matrices["up"]])
+            )
+            assert torch.equal(experts.get_parameter("down_proj")[number], matrices["down"])
 
     def test_all_experts_in_one_weight_are_the_same(self, folder: Path) -> None:
         change_weights(folder, fuse)

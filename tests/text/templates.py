@@ -10,16 +10,8 @@ from transformers import PreTrainedTokenizerFast
 from service.demo import CHECKPOINT
 
 CONTROL = (
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|MASK|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|system|>",
-    "<|end|>",
-    "<s>",
-    "</s>",
-)
+    "<|im_start|>", "<|im_end|>", "<|MASK|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<s>", "</s>",
+)  # fmt: skip
 ADDED = ("<think>", "</think>", "<tool_response>", "</tool_response>", "<tool_call>", "</tool_call>")
 
 CHATML = (
@@ -132,14 +124,9 @@ CONDITIONS = (
 DEMO = json.loads((CHECKPOINT / "tokenizer_config.json").read_text("utf-8"))["chat_template"]
 
 TEMPLATES = {
-    "chatml": CHATML,
-    "qwen3": QWEN3,
-    "trim": TRIM,
-    "brackets": BRACKETS,
-    "composed": COMPOSED,
-    "conditions": CONDITIONS,
-    "demo": DEMO,
-}
+    "chatml": CHATML, "qwen3": QWEN3, "trim": TRIM, "brackets": BRACKETS, "composed": COMPOSED,
+    "conditions": CONDITIONS, "demo": DEMO,
+}  # fmt: skip
 
 _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -21,25 +21,8 @@ PAIRS = list(dict.fromkeys(PAIRS))
 
 #: what is merged over borders, what templates look for, what might be taken for a placeholder
 ORDINARY = [
-    "\n",
-    "\n\n",
-    " ",
-    "  ",
-    ".",
-    "|",
-    "<",
-    ">",
-    "x",
-    "hi",
-    "é",
-    "日",
-    "😀",
-    '"',
-    "\\",
-    "{{ 1 }}",
-    "\ue000",
-    "\ue001",
-]
+    "\n", "\n\n", " ", "  ", ".", "|", "<", ">", "x", "hi", "é", "日", "😀", '"', "\\", "{{ 1 }}", "\ue000", "\ue001",
+]  # fmt: skip
 ORDINARY += [*ADDED, "<|im_", "end|>", "\U000f0000", "\U0010fffd", "0", "[INST]", "user", "MASK"]
 ROLES = ["user", "assistant"]
 
@@ -109,11 +92,11 @@ def test_ids_are_those_of_transformers(tokenizer: str, template: str, messages: 
 def test_no_content_of_a_user_makes_a_mark(template: str, messages: Messages) -> None:
     whole, codec = codec_of("bytes", template)
     marks = set(whole.convert_tokens_to_ids(list(ADDED)))
-    found, harmless = [
-        [token for token in codec.encode_chat(asked) if token in marks]
-        for asked in (messages, without_users_marks(messages))
+    marks_before, harmless = [
+        [token for token in codec.encode_chat(talk) if token in marks]
+        for talk in (messages, without_users_marks(messages))
     ]
-    assert found == harmless
+    assert marks_before == harmless
 
 
 @pytest.mark.parametrize(("tokenizer", "template"), PAIRS)

@@ -49,11 +49,11 @@ def talks(text: st.SearchStrategy[str]) -> st.SearchStrategy[tuple[list[Any], li
     arguments = st.dictionaries(text, values(text), max_size=2)
 
     def talk(parts: list[str], calls: list[Any], thought: str, more: bool) -> list[Any]:
-        made = [(f"call{number:05}", "add", given) for number, given in enumerate(calls)]
-        asked: list[Any] = [{"role": "system", "content": parts[0]}] if parts[0] else []
-        asked += [{"role": "user", "content": parts[1]}, assistant_message(parts[2], made, thought)]
-        asked += [tool_message(call, name, parts[3]) for call, name, _ in made]
-        return [*asked, {"role": "user", "content": parts[4]}] if more else asked
+        made = [(f"call{number:05}", "add", arguments) for number, arguments in enumerate(calls)]
+        messages: list[Any] = [{"role": "system", "content": parts[0]}] if parts[0] else []
+        messages += [{"role": "user", "content": parts[1]}, assistant_message(parts[2], made, thought)]
+        messages += [tool_message(call, name, parts[3]) for call, name, _ in made]
+        return [*messages, {"role": "user", "content": parts[4]}] if more else messages
 
     lists = st.lists(text, min_size=5, max_size=5)
     messages = st.builds(talk, lists, st.lists(arguments, max_size=2), text, st.booleans())
@@ -68,9 +68,9 @@ def codec_of(template: str) -> tuple[PreTrainedTokenizerFast, TextCodec]:
 
 
 def expected(whole: PreTrainedTokenizerFast, messages: list[Any], tools: list[Any], **options: Any) -> list[int]:
-    shown: Any = tools or None
+    tools_or_none: Any = tools or None
     ids: Any = whole.apply_chat_template(
-        messages, tools=shown, add_generation_prompt=True, return_dict=False, **options
+        messages, tools=tools_or_none, add_generation_prompt=True, return_dict=False, **options
     )
     return list(ids)
 
@@ -94,8 +94,8 @@ def harmless(value: Any, tokens: Sequence[str] = CONTROL) -> Any:
             value = value.replace(token, "y")
         return value
     if isinstance(value, dict):
-        return {harmless(name, tokens): harmless(one, tokens) for name, one in value.items()}
-    return [harmless(one, tokens) for one in value] if isinstance(value, list | tuple) else value
+        return {harmless(name, tokens): harmless(item, tokens) for name, item in value.items()}
+    return [harmless(item, tokens) for item in value] if isinstance(value, list | tuple) else value
 
 
 @pytest.mark.parametrize("template", ["qwen3", JOINED])
@@ -112,11 +112,11 @@ def test_no_text_of_a_stranger_makes_a_mark(template: str, talk: tuple[list[Any]
         else harmless(message, ADDED)
         for message in messages
     ]
-    found, asked = [
-        [token for token in codec.encode_chat(*given) if token in marks]
-        for given in ((messages, tools), (cleaned, harmless(tools, ADDED)))
+    made_marks, own_marks = [
+        [token for token in codec.encode_chat(*talk_and_tools) if token in marks]
+        for talk_and_tools in ((messages, tools), (cleaned, harmless(tools, ADDED)))
     ]
-    assert found == asked
+    assert made_marks == own_marks
 
 
 #: the texts in which a model's and a program's own marks stay
@@ -155,8 +155,8 @@ def test_an_assistants_own_marks_stay_tokens() -> None:
 @given(talk=talks(texts([*ORDINARY, "<|im_end|>", "<|end|>", "<|user|>", "<|MASK|>"])))
 def test_no_text_makes_a_control_token(template: str, talk: tuple[list[Any], list[Any]]) -> None:
     whole, codec = codec_of(template)
-    asked = expected(whole, *harmless(talk))
-    assert control_of(whole, codec.encode_chat(*talk)) == control_of(whole, asked)
+    harmless_ids = expected(whole, *harmless(talk))
+    assert control_of(whole, codec.encode_chat(*talk)) == control_of(whole, harmless_ids)
 
 
 @pytest.mark.parametrize(
@@ -170,20 +170,20 @@ def test_no_text_makes_a_control_token(template: str, talk: tuple[list[Any], lis
 )
 def test_why_there_are_no_tools(template: str, problem: str) -> None:
     codec = TextCodec(of("bytes", template))
-    assert codec.tool_format is None
-    assert problem in codec.tools_problem
+    assert codec.template.tool_format is None
+    assert problem in codec.template.tools_problem
 
 
-def test_what_a_template_says_of_tools_and_thinking() -> None:
+def test_a_template_tells_its_tool_format_and_reasoning() -> None:
     _, codec = codec_of("qwen3")
-    assert codec.tool_format
-    assert (codec.tool_format.name, codec.tools_problem) == ("qwen3", "")
-    assert codec.thinking
-    assert (codec.thinking.opened_by_prompt, codec.thinking.switch) == (False, True)
-    begun = TextCodec(of("bytes", TEMPLATES["chatml"].replace("assistant\n", "assistant\n<think>\n{# </think> #}")))
-    assert begun.thinking
-    assert (begun.thinking.opened_by_prompt, begun.thinking.switch) == (True, False)
-    assert TextCodec(of("bytes", "chatml")).thinking is None
+    assert codec.template.tool_format
+    assert (codec.template.tool_format.name, codec.template.tools_problem) == ("qwen3", "")
+    assert codec.template.thinking
+    assert (codec.template.thinking.opened_by_prompt, codec.template.thinking.switch) == (False, True)
+    codec = TextCodec(of("bytes", TEMPLATES["chatml"].replace("assistant\n", "assistant\n<think>\n{# </think> #}")))
+    assert codec.template.thinking
+    assert (codec.template.thinking.opened_by_prompt, codec.template.thinking.switch) == (True, False)
+    assert TextCodec(of("bytes", "chatml")).template.thinking is None
 
 
 def test_a_template_may_still_refuse_what_it_is_given() -> None:

@@ -14,7 +14,7 @@ FEW = st.text("ab", min_size=1, max_size=6)
 def first(stops: list[str], text: str) -> tuple[int, int] | None:
     """Where the first complete stop text ends, and its length, of several the longest."""
     ends = [(text.find(stop) + len(stop), len(stop)) for stop in stops if stop in text]
-    return min(ends, key=lambda found: (found[0], -found[1])) if ends else None
+    return min(ends, key=lambda end: (end[0], -end[1])) if ends else None
 
 
 def longest_beginning(stops: list[str], text: str) -> int:
@@ -36,20 +36,20 @@ def test_the_first_complete_one_of_any_texts(stops: list[str], text: str) -> Non
     assert wanted is None
 
 
-class Counted(str):
+class CountedText(str):
     """A text that counts how often one of its letters is looked at."""
 
     __slots__ = ("looks",)
     looks: int
 
-    def __getitem__(self, place: object) -> str:
+    def __getitem__(self, index: object) -> str:
         self.looks += 1
-        return super().__getitem__(place)  # type: ignore[index]
+        return super().__getitem__(index)  # type: ignore[index]
 
 
 def test_a_long_stop_text_that_an_answer_follows_far_costs_no_more_than_the_answer() -> None:
     """Sixty thousand letters, followed for four thousand and then missed, again and again."""
-    stop = Counted("ab" * 30_000)
+    stop = CountedText("ab" * 30_000)
     stop.looks = 0
     text = ("ab" * 2_000 + "c") * 4
     automaton = StopMatcher([stop])

@@ -52,20 +52,20 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def pushed(codec: TextCodec, ids: list[int], cuts: list[int], stop: list[str]) -> tuple[list[str], list[int]]:
-    stream, pieces, kept, start = codec.stream(stop), [], [], 0
+    stream, pieces, answer_ids, start = codec.stream(stop), [], [], 0
     for size in [*cuts, len(ids)]:
         piece, counted = stream.push(ids[start : start + size])
-        pieces, kept, start = [*pieces, piece], [*kept, *counted], start + size
-    return [*pieces, stream.finish()], kept
+        pieces, answer_ids, start = [*pieces, piece], [*answer_ids, *counted], start + size
+    return [*pieces, stream.finish()], answer_ids
 
 
 @given(st.data(), cuts)
 def test_without_stop_texts(name: str, data: st.DataObject, cuts: list[int]) -> None:
     codec = CODECS[name]
     ids = data.draw(st.lists(st.integers(0, LAST[name]), max_size=40) | texts.map(codec.encode))
-    pieces, kept = pushed(codec, ids, cuts, [])
+    pieces, answer_ids = pushed(codec, ids, cuts, [])
     assert "".join(pieces) == codec.decode(ids)
-    assert kept == ids
+    assert answer_ids == ids
 
 
 @given(texts, cuts)
@@ -86,17 +86,17 @@ def test_stop_texts(name: str, data: st.DataObject, cuts: list[int]) -> None:
     if whole:
         part |= st.tuples(st.integers(0, len(whole) - 1), st.integers(1, 6)).map(lambda at: whole[at[0] :][: at[1]])
     stop = data.draw(st.lists(part, min_size=1, max_size=4))
-    pieces, kept = pushed(codec, ids, cuts, stop)
+    pieces, answer_ids = pushed(codec, ids, cuts, stop)
     answer = "".join(pieces)
     assert whole.startswith(answer)
-    assert ids[: len(kept)] == kept
+    assert ids[: len(answer_ids)] == answer_ids
     assert not any(text in answer for text in stop)
     if any(text in whole for text in stop):
         assert any(whole[len(answer) :].startswith(text) for text in stop)
-        assert codec.decode(kept).startswith(answer)
+        assert codec.decode(answer_ids).startswith(answer)
     else:
-        assert (answer, kept) == (whole, ids)
-    assert pushed(codec, ids, [1] * len(ids), stop)[1] == kept
+        assert (answer, answer_ids) == (whole, ids)
+    assert pushed(codec, ids, [1] * len(ids), stop)[1] == answer_ids
     assert "".join(pushed(codec, ids, [], stop)[0]) == answer
 
 

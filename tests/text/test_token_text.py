@@ -98,8 +98,8 @@ class TestByteFallback:
         st.lists(st.integers(0, 260), max_size=30), st.lists(st.text("ab\ufffd", min_size=1, max_size=2), max_size=2)
     )
     def test_any_tokens_make_some_text(self, ids: list[int], stop: list[str]) -> None:
-        one, whole = FALLBACK.stream(stop), FALLBACK.stream(stop)
-        pieces = "".join(one.push([token])[0] for token in ids) + one.finish()
+        stepwise, whole = FALLBACK.stream(stop), FALLBACK.stream(stop)
+        pieces = "".join(stepwise.push([token])[0] for token in ids) + stepwise.finish()
         assert pieces == whole.push(ids)[0] + whole.finish()
         assert not any(text in pieces for text in stop)
         FALLBACK.token_texts().push(ids)

@@ -49,8 +49,8 @@ def numbered() -> Callable[[], str]:
 
 def in_pieces(reading: AnswerFormat, text: str, cuts: list[int]) -> tuple[ParsedOutput, list[Any]]:
     reader, events = OutputParser(reading, numbered()), []
-    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    for start, end in pairwise(places):
+    bounds = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    for start, end in pairwise(bounds):
         events += reader.push(text[start:end])
     events += reader.finish()
     assert reader.called == collect(events).called
@@ -58,15 +58,21 @@ def in_pieces(reading: AnswerFormat, text: str, cuts: list[int]) -> tuple[Parsed
 
 
 @settings(max_examples=10)
-@given(content=plain, made=calls, thought=st.none() | plain, begun=st.booleans(), cuts=st.lists(st.integers(0, 10**6)))
-def test_what_is_written_is_read(
-    content: str, made: list[tuple[str, str]], thought: str | None, begun: bool, cuts: list[int]
+@given(
+    content=plain,
+    made=calls,
+    thought=st.none() | plain,
+    opened_by_prompt=st.booleans(),
+    cuts=st.lists(st.integers(0, 10**6)),
+)
+def test_a_written_answer_is_parsed_back(
+    content: str, made: list[tuple[str, str]], thought: str | None, opened_by_prompt: bool, cuts: list[int]
 ) -> None:
     gap = "\n" if content and made else ""
     text = content + gap + QWEN3.written(*made)
     if thought is not None:
-        text = f"{'' if begun else '<think>'}\n{thought}\n</think>\n\n{text}"
-    reading = AnswerFormat("qwen3", "no" if thought is None else "begun" if begun else "may")
+        text = f"{'' if opened_by_prompt else '<think>'}\n{thought}\n</think>\n\n{text}"
+    reading = AnswerFormat("qwen3", "no" if thought is None else "begun" if opened_by_prompt else "may")
     whole = parse_output(reading, text, numbered())
     assert [(call.name, call.arguments) for call in whole.calls] == made
     assert [call.id for call in whole.calls] == [f"call_{number}" for number in range(len(made))]
@@ -74,8 +80,8 @@ def test_what_is_written_is_read(
     assert whole.reasoning == (thought or "").strip("\n") or whole.reasoning == (thought or "").lstrip("\n").rstrip(
         "\n"
     )
-    said = content if thought is None else content.lstrip("\n")
-    assert whole.content == (said.rstrip() if made else said)
+    answer = content if thought is None else content.lstrip("\n")
+    assert whole.content == (answer.rstrip() if made else answer)
     assert in_pieces(reading, text, cuts)[0] == whole
 
 
@@ -136,16 +142,10 @@ def test_arguments_come_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("thinking", "before", "after"),
     [
-        ("no", "x", "y"),
-        ("no", "x", "<tool_call>"),
-        ("no", QWEN3.written(("add", "{}")), "y"),
-        ("may", "", "y"),
-        ("may", "", "<think>y"),
-        ("begun", "", "y"),
-        ("begun", "x", "</think>"),
-        ("begun", "x</think>", "y"),
+        ("no", "x", "y"), ("no", "x", "<tool_call>"), ("no", QWEN3.written(("add", "{}")), "y"), ("may", "", "y"),
+        ("may", "", "<think>y"), ("begun", "", "y"), ("begun", "x", "</think>"), ("begun", "x</think>", "y"),
     ],
-)
+)  # fmt: skip
 def test_white_space_that_is_held_back_is_not_read_again(
     thinking: Literal["no", "may", "begun"], before: str, after: str
 ) -> None:
@@ -172,7 +172,7 @@ def test_a_format_with_one_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (lambda: ToolUse((Tool("a b"),)), "'a b'"),
         (lambda: ToolUse((Tool("a"),), "auto", ("b",)), "'b', which is none of the tools"),
@@ -181,12 +181,12 @@ def test_a_format_with_one_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> Non
         (lambda: Tool("a", None, {"type": "string"}, strict=True).schema, "allowed is 'object'"),
     ],
 )
-def test_wrong_tools_are_refused(wrong: Callable[[], object], said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_wrong_tools_are_refused(wrong: Callable[[], object], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         wrong()
 
 
-def test_what_may_be_called() -> None:
+def test_the_tools_that_may_be_called() -> None:
     tools = (Tool("a"), Tool("b"))
     assert ToolUse(tools).callable == tools
     assert ToolUse(tools, "none").callable == ()

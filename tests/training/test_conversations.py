@@ -7,6 +7,7 @@ import pytest
 
 from service.errors import DataError
 from service.text import TextCodec
+from training.chat_codec import ChatCodec
 from training.conversations import Example, Limits, read_corpus
 from training.demo.experiments import DemoCodec
 
@@ -14,7 +15,7 @@ DEMO = Path(__file__).parents[2] / "service" / "demo"
 LIMITS = Limits(block=4, max_length=64, window=64)
 
 
-class Letters:
+class LetterCodec:
     """A character is a token; 0 ends an answer. A chat is `role:content` with `0;` behind an answer."""
 
     def encode(self, text):
@@ -32,7 +33,7 @@ class Letters:
 def read(tmp_path, *lines, limits=LIMITS, heldout=0.0, codec=None):
     file = tmp_path / "data.jsonl"
     file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
-    return read_corpus(file, codec or Letters(), [0], limits, heldout)
+    return read_corpus(file, codec or LetterCodec(), [0], limits, heldout)
 
 
 def written(example: Example):
@@ -48,10 +49,7 @@ def say(role, content):
 def test_an_assistants_messages_are_taught_with_their_end_and_nothing_else_is(tmp_path):
     talk = [say("system", "be"), say("user", "hi"), say("assistant", "ho"), say("user", "?"), say("assistant", "!")]
     corpus = read(tmp_path, {"messages": talk})
-    assert [written(example) for example in corpus.train] == [
-        ("s:beu:hia:", "ho."),
-        ("s:beu:hia:ho.;u:?a:", "!."),
-    ]
+    assert [written(example) for example in corpus.train] == [("s:beu:hia:", "ho."), ("s:beu:hia:ho.;u:?a:", "!.")]
 
 
 def test_a_completion_is_taught_and_all_of_a_text(tmp_path):
@@ -62,7 +60,7 @@ def test_a_completion_is_taught_and_all_of_a_text(tmp_path):
 
 def test_the_demos_template_gives_what_the_service_would_prompt_with(tmp_path):
     codec, messages = TextCodec.load(DEMO), [say("user", "Tom has 5 apples."), say("assistant", "The answer is 5.")]
-    [example] = read(tmp_path, {"messages": messages}, codec=codec).train
+    [example] = read(tmp_path, {"messages": messages}, codec=ChatCodec(codec)).train
     assert example.tokens[: example.start] == codec.encode_chat(messages[:1])
     assert codec.decode(example.tokens[example.start :]) == "The answer is 5."
     assert read(tmp_path, {"messages": messages}, codec=DemoCodec(DEMO)).train == [example]
@@ -73,7 +71,7 @@ def test_long_answers_are_windows_that_end_with_blocks(tmp_path):
     assert [(example.start, example.end) for example in corpus.train] == [(5, 12), (12, 20), (20, 26)]
 
 
-def test_what_is_too_long_is_cut_at_a_block_and_counted(tmp_path):
+def test_a_long_answer_is_cut_at_a_block_and_counted(tmp_path):
     limits = Limits(4, max_length=18, window=64)
     corpus = read(tmp_path, {"prompt": "abc", "completion": "x" * 30}, {"text": "short"}, limits=limits)
     assert [(example.start, example.end) for example in corpus.train] == [(3, 16), (0, 6)]
@@ -112,13 +110,13 @@ def test_a_bad_line_is_named(tmp_path, line, problem):
 
 
 def test_a_chat_for_a_checkpoint_without_a_template_names_the_line(tmp_path):
-    codec = TextCodec.load(Path(__file__).parents[1] / "golden" / "sdar-mrp-random-a")
+    codec = ChatCodec.load(Path(__file__).parents[1] / "golden" / "sdar-mrp-random-a")
     with pytest.raises(DataError, match="line 1: this checkpoint has no chat template"):
         read(tmp_path, {"messages": [say("user", "a"), say("assistant", "b")]}, codec=codec)
 
 
 def test_no_file_and_no_lines_are_errors(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
-        read_corpus(tmp_path / "none", Letters(), [0], LIMITS, 0.0)
+        read_corpus(tmp_path / "none", LetterCodec(), [0], LIMITS, 0.0)
     with pytest.raises(DataError, match="has no lines"):
         read(tmp_path, "", "")

@@ -140,9 +140,9 @@ def test_both_kinds_of_lesson_teach_mrp():
 def test_mrp_of_a_backbone_with_experts_begins_with_its_attention(dense):
     """And with its feed-forward where that is dense; MRP's are all dense."""
     checkpoint = tiny_checkpoint(1, **(EXPERTS | {"mlp_only_layers": dense}))
-    [own], last = new_mrp(checkpoint.config, checkpoint.backbone).layers, checkpoint.backbone.layers[-1]
-    assert torch.equal(own.self_attn.qkv_proj.weight, last.self_attn.qkv_proj.weight.float())
-    assert bool(own.mlp.down_proj.weight.any()) == (dense == [1])
+    [layer], last = new_mrp(checkpoint.config, checkpoint.backbone).layers, checkpoint.backbone.layers[-1]
+    assert torch.equal(layer.self_attn.qkv_proj.weight, last.self_attn.qkv_proj.weight.float())
+    assert bool(layer.mlp.down_proj.weight.any()) == (dense == [1])
 
 
 def test_a_batch_is_used_for_as_many_updates_as_it_has_states():
@@ -166,7 +166,7 @@ def test_phases_grow_to_the_unrolling_and_teach_order_in_chains():
 def test_a_direct_module_begins_as_large_as_the_hidden_states_it_stands_for():
     checkpoint, _ = setting()
     raw = {**checkpoint.raw, "mrp_residual": False}
-    direct, residual = (new_mrp(parse_config(given), checkpoint.backbone) for given in (raw, checkpoint.raw))
+    direct, residual = (new_mrp(parse_config(keys), checkpoint.backbone) for keys in (raw, checkpoint.raw))
     assert not direct.residual
     assert direct.norm.weight.abs().mean() > 3 * residual.norm.weight.abs().mean()
 
@@ -213,8 +213,8 @@ def test_attention_by_blocks_is_the_fused_and_the_written_out_one(prefix):
     reads = torch.rand(blocks * block, prefix) < 0.5
     mask = with_own_blocks(reads, block)
     assert torch.equal(mask, torch.cat([reads, torch.block_diag(*[torch.ones(block, block)] * blocks).bool()], 1))
-    earlier, own = (k[:, :, :prefix], v[:, :, :prefix]), (k[:, :, prefix:], v[:, :, prefix:])
-    by_blocks = blockwise(q, earlier, own, reads, block)
+    earlier, block_kv = (k[:, :, :prefix], v[:, :, :prefix]), (k[:, :, prefix:], v[:, :, prefix:])
+    by_blocks = blockwise(q, earlier, block_kv, reads, block)
     assert torch.allclose(by_blocks, written_out(q, k, v, mask), atol=1e-5)
     assert torch.allclose(by_blocks, fused(q, k, v, mask), atol=1e-5)
 
@@ -229,17 +229,17 @@ def test_blocks_see_what_is_before_them_and_themselves():
     def look(clean: torch.Tensor, copies: torch.Tensor) -> torch.Tensor:
         before = DenseAttention(layout.clean_mask)
         checkpoint.backbone(clean, layout.clean_positions, before)
-        attend = BlockAttention(layout.reads(2), layout.block, before.kept)
+        attend = BlockAttention(layout.reads(2), layout.block, before.layers)
         return checkpoint.backbone(copies, layout.positions(2), attend).unflatten(1, (4, 4))
 
-    def changed(tokens: torch.Tensor, place: int) -> torch.Tensor:
-        return tokens.index_fill(1, torch.tensor([place]), 91)
+    def changed(tokens: torch.Tensor, index: int) -> torch.Tensor:
+        return tokens.index_fill(1, torch.tensor([index]), 91)
 
     with torch.no_grad():
         same = look(clean, copies)
         reached = [
-            (look(*given) != same).flatten(2).any(-1)[0].tolist()
-            for given in ((changed(clean, 1), copies), (changed(clean, 6), copies), (clean, changed(copies, 5)))
+            (look(*tokens) != same).flatten(2).any(-1)[0].tolist()
+            for tokens in ((changed(clean, 1), copies), (changed(clean, 6), copies), (clean, changed(copies, 5)))
         ]
     assert reached == [[True] * 4, [False, True, False, True], [False, True, False, False]]
 

@@ -87,18 +87,21 @@ def test_trajectories_are_the_engines_static_decodes(raw, backbone, batch):
     block = batch.layout.block
     for row in range(2):
         for number in range(batch.layout.blocks):
-            known = int((~batch.answer[row] & ~batch.tail[row]).sum()) if number == 0 else number * block
+            num_context = int((~batch.answer[row] & ~batch.tail[row]).sum()) if number == 0 else number * block
             request = GenerationRequest(
-                "x", tuple(batch.truth[row, :known].tolist()), Static(), max_new_tokens=(number + 1) * block - known
+                "x",
+                tuple(batch.truth[row, :num_context].tolist()),
+                Static(),
+                max_new_tokens=(number + 1) * block - num_context,
             )
             (completion,) = engine.generate([request])
-            assert list(completion.token_ids) == final(trajectory)[row, known : (number + 1) * block].tolist()
+            assert list(completion.token_ids) == final(trajectory)[row, num_context : (number + 1) * block].tolist()
 
 
 def final(trajectory):
     last = trajectory.steps[-1]
-    chosen = last.tokens.scatter(1, last.place, last.token)
-    still = torch.zeros_like(last.tokens, dtype=torch.bool).scatter(1, last.place, last.open)
+    chosen = last.tokens.scatter(1, last.position, last.token)
+    still = torch.zeros_like(last.tokens, dtype=torch.bool).scatter(1, last.position, last.open)
     return torch.where(still, chosen, last.tokens)
 
 
@@ -108,7 +111,7 @@ def test_each_step_reveals_its_pick_and_nothing_behind_an_end(backbone, batch, t
     for before, after in zip(trajectory.steps, trajectory.steps[1:], strict=False):
         changed = (before.tokens != after.tokens).unflatten(1, (-1, batch.layout.block)).sum(-1)
         assert torch.equal(changed, before.open.long())
-        assert (after.tokens.gather(1, before.place) == before.token)[before.open].all()
+        assert (after.tokens.gather(1, before.position) == before.token)[before.open].all()
 
 
 def test_divergences_are_zero_for_equals_and_order_minds_the_order():

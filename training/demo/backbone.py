@@ -63,7 +63,7 @@ def backbone_loss(backbone: Backbone, batch: Batch) -> Tensor:
     clean = DenseAttention(layout.clean_mask)
     backbone(batch.clean, layout.clean_positions, clean)
     tokens = torch.cat([batch.masked(where[0]), batch.masked(where[1])], 1)
-    attend = BlockAttention(layout.reads(2), layout.block, clean.kept)
+    attend = BlockAttention(layout.reads(2), layout.block, clean.layers)
     noisy = backbone(tokens, layout.positions(2), attend).unflatten(1, (2, layout.noisy)).transpose(0, 1)
     targets = batch.truth.expand(2, -1, -1)[where]
     each = F.cross_entropy(backbone.logits(noisy[where]).float(), targets, reduction="none")

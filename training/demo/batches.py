@@ -55,10 +55,10 @@ class Batches:
 
     def numbered(self, first: int) -> Iterator[Batch]:
         """The batches from number `first` on, each a function of its number and the seed."""
-        pool, place = divmod(first, _NUMBERED)
+        pool, index = divmod(first, _NUMBERED)
         for number in count(pool):
-            yield from self._pool(random.Random(f"{self._seed}/{number}"))[place:_NUMBERED]
-            place = 0
+            yield from self._pool(random.Random(f"{self._seed}/{number}"))[index:_NUMBERED]
+            index = 0
 
     def _pool(self, rng: random.Random) -> list[Batch]:
         num_windows = round(_DRAWN_AT_ONCE * self._share) if self._text else 0

@@ -52,7 +52,7 @@ class DemoCodec:
     def chat_pieces(
         self, messages: Sequence[Mapping[str, str]], *, answer: bool = True
     ) -> list[tuple[list[int], int | None]]:
-        """As `chat_pieces` of the service's codec."""
+        """As `ChatCodec.chat_pieces`."""
         pieces: list[tuple[list[int], int | None]] = []
         for number, message in enumerate(messages):
             before, after = (ASSISTANT, [END]) if message["role"] == "assistant" else (USER, [])
@@ -111,8 +111,8 @@ def compare_published(name: str, file: Path, codec: Codec, batches: int) -> None
     }
     for label, drafting in ways.items():
         torch.manual_seed(0)
-        given = map(stream.batch, range(min(batches, stream.batches_per_epoch)))
-        mrp, zero = evaluate(models, given, ends, drafting)
+        batches_of = map(stream.batch, range(min(batches, stream.batches_per_epoch)))
+        mrp, zero = evaluate(models, batches_of, ends, drafting)
         print(label, json.dumps(mrp.numbers()), flush=True)
     print("zero", json.dumps(zero.numbers()))
 
@@ -124,15 +124,15 @@ def main() -> None:
     parser.add_argument("names", nargs="+", help="tasks, texts and heldout: FILE; published: CHECKPOINT FILE")
     parser.add_argument("--count", type=int, default=8000, help="tasks, texts or problems to write")
     parser.add_argument("--batches", type=int, default=8, help="batches to evaluate")
-    given = parser.parse_args()
-    if given.what == "tasks":
-        write_tasks(Path(given.names[0]), given.count)
-    elif given.what == "texts":
-        write_texts(Path(given.names[0]), given.count)
-    elif given.what == "heldout":
-        write_heldout(Path(given.names[0]), given.count)
+    args = parser.parse_args()
+    if args.what == "tasks":
+        write_tasks(Path(args.names[0]), args.count)
+    elif args.what == "texts":
+        write_texts(Path(args.names[0]), args.count)
+    elif args.what == "heldout":
+        write_heldout(Path(args.names[0]), args.count)
     else:
-        compare_published(given.names[0], Path(given.names[1]), DemoCodec(given.names[0]), given.batches)
+        compare_published(args.names[0], Path(args.names[1]), DemoCodec(args.names[0]), args.batches)
 
 
 if __name__ == "__main__":

@@ -54,4 +54,6 @@ def _decoded(backbone: Backbone, tokens: Tensor, layout: Layout, ids: tuple[int,
     answer = tokens[:, layout.first :] == mask
     steps = roll_out(backbone, Batch(layout, tokens, answer, torch.zeros_like(answer), mask), end).steps
     last = steps[-1]
-    return last.tokens.scatter(1, last.place, torch.where(last.open, last.token, last.tokens.gather(1, last.place)))
+    return last.tokens.scatter(
+        1, last.position, torch.where(last.open, last.token, last.tokens.gather(1, last.position))
+    )

@@ -163,10 +163,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--published", type=int, metavar="N", help="the published recipe, N windows an update")
-    given = parser.parse_args()
+    args = parser.parse_args()
     warnings.filterwarnings("ignore", message="Mismatch dtype")
-    torch.set_num_threads(given.threads)
-    MrpRun(given.backbone, given.out, given.layers, given.steps, given.seed, given.published).run()
+    torch.set_num_threads(args.threads)
+    MrpRun(args.backbone, args.out, args.layers, args.steps, args.seed, args.published).run()
 
 
 if __name__ == "__main__":

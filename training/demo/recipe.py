@@ -97,7 +97,7 @@ class Recipe:
     def _batches(self, stage: Stage) -> Batches:
         windows = Windows(self._tokenizer, library_files(heldout=False)) if stage.text else None
         change = Disguise.of(self._tokenizer, stage.disguised)
-        return Batches(self._tokenizer, BLOCK, BATCH, self._seed, windows, draw, change, stage.text)
+        return Batches(self._tokenizer, BLOCK, BATCH, self._seed, windows, draw, change=change, share=stage.text)
 
     def _watcher(self) -> Watcher:
         def save(backbone: Backbone, updates: int) -> None:
@@ -130,10 +130,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--begin", type=Path, help="folder of a backbone of an earlier run, DIR/backbone")
-    given = parser.parse_args()
+    args = parser.parse_args()
     warnings.filterwarnings("ignore", message="Mismatch dtype")
-    torch.set_num_threads(given.threads)
-    Recipe(given.out, given.seed, given.begin).run()
+    torch.set_num_threads(args.threads)
+    Recipe(args.out, args.seed, args.begin).run()
 
 
 if __name__ == "__main__":

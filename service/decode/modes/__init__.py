@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from service.decode.knobs import Knob, knobs_in
-from service.decode.modes.mrp_modes import Direct, Remask
-from service.decode.modes.rule_modes import Dynamic, Entropy, Sequential, Static
+from service.decode.modes.plain_modes import Direct, Dynamic, Entropy, Remask, Sequential, Static
 from service.decode.modes.speculative import VERIFIED, Speculative
 
 #: any mode

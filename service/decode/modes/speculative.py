@@ -19,7 +19,6 @@ is our own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, ClassVar, Literal
 
@@ -27,10 +26,10 @@ from msgspec.structs import force_setattr
 
 from service.decode.block import Block, Pick, Step, new_tuple
 from service.decode.canvas import Canvas, DraftBudget
-from service.decode.drafts import Drafting, Drafts, can_pay, chain, tree
+from service.decode.drafts import Drafting, Drafts, chain, tree, worth_drafting
 from service.decode.knobs import AUTO, ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob, knobs_in
 from service.decode.mode import DecodingMode, RuleMode
-from service.decode.modes.rule_modes import Dynamic, Entropy, Sequential, Static
+from service.decode.modes.plain_modes import Dynamic, Entropy, Sequential, Static
 from service.decode.policy import Decoding, Evaluate, Prediction
 from service.decode.rules import Rule
 from service.errors import InvalidRequest
@@ -75,15 +74,9 @@ _MARGIN = Knob(
 class Speculative(DecodingMode, frozen=True):
     """Drafts, verified by one backbone forward. Without a `margin` the output is that of the mode `verify` names.
 
-    `verify`: static, dynamic, sequential or entropy; its knobs may be given, too. Default: dynamic if a threshold is
-    given, else static.
-
-    `mrp_steps`: the MRP forwards for the drafts of one verification. "auto": the engine chooses their number and a
-    tree of the states that are worth their cost at the current load, at most `max_drafts`, perhaps none. A number: a
-    tree of `max_drafts` states, or without `max_drafts` a chain of `mrp_steps`. 0: the backbone's last logits draft,
-    which needs no MRP.
-
-    `margin`: accepts drafts that are nearly as likely as the mode's own tokens. The answer then depends on the drafts.
+    With `mrp_steps` "auto" the engine chooses their number and a tree of the states that are worth their cost at the
+    current load, at most `max_drafts`, perhaps none. A number: the MRP forwards for a tree of `max_drafts` states, or
+    without `max_drafts` for a chain. 0: the backbone's last logits draft, which needs no MRP.
     """
 
     name: ClassVar[str] = "speculative"
@@ -163,8 +156,8 @@ class Speculative(DecodingMode, frozen=True):
                 drafts = {state: drafts[state] for state in states[1 : len(predictions)]}
             choose: _Choose = partial(canvas.choose, rule)
             if self.margin is not None:
-                choose = MarginAcceptance(canvas, rule, drafts, self.margin)
-            prediction = _walk(canvas, predictions, drafts, choose)
+                choose = accept_within_margin(canvas, rule, drafts, self.margin)
+            prediction = _accept_drafts(canvas, predictions, drafts, choose)
 
 
 @lru_cache
@@ -175,16 +168,18 @@ def _rule(mode: Speculative) -> Rule:
 def _draft(canvas: Canvas, prediction: Prediction, mode: Speculative, rule: Rule, *, first: bool) -> Drafting | None:
     """The generator of the drafts. None if no draft can be worth its cost. `first`: a block's first round."""
     if mode.mrp_steps == AUTO:
-        budget = canvas.budget().at_most(mode.max_drafts or len(canvas.block.tokens))
-        return tree(canvas, prediction, rule, budget) if can_pay(rule, budget) else None
+        budget, max_drafts = canvas.budget(), mode.max_drafts or len(canvas.block.tokens)
+        if budget.states > max_drafts:
+            budget = budget._replace(states=max_drafts)
+        return tree(canvas, prediction, rule, budget) if worth_drafting(rule, budget) else None
     if mode.max_drafts is None:
         return chain(canvas, prediction, mode.mrp_steps, rule, first=first)
     fixed = DraftBudget(0.0, mode.max_drafts, mode.mrp_steps)
     return tree(canvas, prediction, rule, fixed)
 
 
-def _walk(canvas: Canvas, predictions: Sequence[Prediction], drafts: Drafts, choose: _Choose) -> Prediction:
-    """Walks from state to state, up to the first state without a prediction. Returns the last prediction.
+def _accept_drafts(canvas: Canvas, predictions: Sequence[Prediction], drafts: Drafts, choose: _Choose) -> Prediction:
+    """Accepts drafted states, one after the other, while they have predictions. Returns the last prediction.
 
     `predictions`: the predictions of the canvas's block and of the first drafts.
     """
@@ -207,10 +202,7 @@ def _walk(canvas: Canvas, predictions: Sequence[Prediction], drafts: Drafts, cho
 
 
 def _verified(revealed: list[Pick], sizes: list[int], drafts: Drafts, accepted: Mapping[int, tuple[Pick, ...]]) -> Step:
-    """The step of a walk. `sizes`: as in `Step`.
-
-    `accepted`: the numbers of the drafts on its way, with the picks that led to each.
-    """
+    """The step of a verification. `sizes`: as in `Step`. `accepted`: the picks that led to each accepted draft."""
     drafted = [pick for picks in accepted.values() for pick in picks]
     num_accepted, gains = len(drafted), list[tuple[float, int]]()
     for number, picks, expected in drafts.values():
@@ -223,29 +215,22 @@ def _verified(revealed: list[Pick], sizes: list[int], drafts: Drafts, accepted: 
     return new_tuple(Step, fields)
 
 
-@dataclass(frozen=True, slots=True)
-class MarginAcceptance:
-    """Chooses the picks at each state of a walk over drafts. `margin`: a ratio of probabilities, above 0, up to 1."""
+def accept_within_margin(canvas: Canvas, rule: Rule, drafts: Drafts, margin: float) -> _Choose:
+    """The choice of the rule's picks if they were drafted. Else of the first drafted step that is near enough, if any.
 
-    canvas: Canvas
-    rule: Rule
-    drafts: Drafts
-    margin: float
+    `margin`: a ratio of probabilities, above 0, up to 1. Predictions must have the two top tokens of each position.
+    """
 
-    def __call__(self, prediction: Prediction, block: Block) -> tuple[Pick, ...]:
-        """The rule's picks if they were drafted. Else the first drafted step that is near enough, or the rule's picks.
-
-        `prediction`: the prediction of `block`, with the two top tokens of each position.
-        """
-        picks = self.canvas.choose(self.rule, prediction, block)
-        if self.canvas.after(block, picks) in self.drafts:
+    def choose(prediction: Prediction, block: Block) -> tuple[Pick, ...]:
+        picks = canvas.choose(rule, prediction, block)
+        if canvas.after(block, picks) in drafts:
             return picks
         predicted = {pick.position: pick for pick in prediction.picks}
-        following = (
-            draft.picks for state, draft in self.drafts.items() if self.canvas.leads(block, draft.picks, state)
-        )
-        accepted = (_accepted(predicted, step, picks, self.margin) for step in following)
+        following = (draft.picks for state, draft in drafts.items() if canvas.leads(block, draft.picks, state))
+        accepted = (_accepted(predicted, step, picks, margin) for step in following)
         return next(filter(None, accepted), picks)
+
+    return choose
 
 
 def _accepted(

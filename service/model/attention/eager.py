@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.model.attention.interface import PagedCache, RowKv
-from service.model.attention.shared_prefix import BatchLimits, PrefixUnit, batches, single_units
+from service.model.attention.interface import PagedCache
+from service.model.attention.shared_prefix import BatchLimits, PrefixUnit, RowKv, batches, single_units
 from service.model.transfer import to_device_async
 
 #: The most tokens of a unit. A unit's rows are computed for all pairs of their tokens, seen or not.

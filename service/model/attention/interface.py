@@ -8,17 +8,16 @@ backend is a file with an `AttentionBackend` and a line in `registry.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from service.errors import OutOfMemory
+from service.model.attention.shared_prefix import RowKv
+from service.model.attention.tile_schedule import IntTable, ScheduleShape, TileSchedule
 from service.model.config import ModelConfig
 from service.model.device import give_back, is_out_of_memory
-
-if TYPE_CHECKING:
-    from service.model.attention.tile_schedule import IntTable, ScheduleShape, TileSchedule
 
 #: Pages that belong to no sequence. A backend may write keys there that only one forward reads.
 NUM_SPARE = 256
@@ -64,26 +63,6 @@ class PagedCache:
         """The size of one page over all layers, in bytes."""
         per_token = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
         return config.num_kv_layers * config.block_size * per_token
-
-
-class RowKv(Protocol):
-    """Where a row reads and writes keys and values.
-
-    `pages`: the pages of its sequence; rows of one sequence have the same list (the same object, not an equal one).
-    The row reads the first `index` pages. If it `writes_kv`, it writes its block's keys and values to page `index`.
-    """
-
-    @property
-    def pages(self) -> Sequence[int]:
-        """The pages of its sequence."""
-
-    @property
-    def index(self) -> int:
-        """The index of its block in the sequence."""
-
-    @property
-    def writes_kv(self) -> bool:
-        """Whether its block is final."""
 
 
 class AttentionForward(Protocol):

@@ -22,17 +22,21 @@ ATTENTION_BACKENDS: Mapping[str, type[EagerBackend | TritonBackend]] = {"eager":
 
 
 def attention_backend(cache: PagedCache, name: str = AUTO) -> AttentionBackend:
-    """The named backend over a cache. SettingsError as in `check_backend`."""
+    """The named backend over a cache. SettingsError as in `resolve_backend`."""
     return ATTENTION_BACKENDS[resolve_backend(name, cache.keys.device, cache.keys.dtype)](cache)
 
 
 def resolve_backend(name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The name of the backend that a setting stands for. SettingsError as in `check_backend`.
+    """The name of the backend that a setting stands for: `auto` is `triton` on CUDA where it runs, `eager` elsewhere.
 
-    `auto` is `triton` on CUDA where it is available, `eager` elsewhere.
+    SettingsError for a name that no backend has, or a backend that cannot run here. It names the allowed ones.
     """
-    check_backend(name, device, dtype)
     if name != AUTO:
+        if name not in ATTENTION_BACKENDS:
+            allowed = ", ".join(sorted([AUTO, *ATTENTION_BACKENDS]))
+            raise SettingsError(f"attention is {name!r}, allowed are {allowed}", param="attention")
+        if problem := ATTENTION_BACKENDS[name].unavailable(device, dtype):
+            raise SettingsError(f"attention is {name!r}, but {problem}; {AUTO} and eager work here", param="attention")
         return name
     if device.type != "cuda":
         return "eager"
@@ -40,15 +44,3 @@ def resolve_backend(name: str, device: torch.device, dtype: torch.dtype) -> str:
     if problem is not None:
         _log.warning("attention is eager, which is slow on a GPU: for triton, %s", problem)
     return "triton" if problem is None else "eager"
-
-
-def check_backend(name: str, device: torch.device, dtype: torch.dtype) -> None:
-    """SettingsError for a name that no backend has, or a backend that cannot run here. It names the allowed ones."""
-    if name == AUTO:
-        return
-    if name not in ATTENTION_BACKENDS:
-        allowed = ", ".join(sorted([AUTO, *ATTENTION_BACKENDS]))
-        raise SettingsError(f"attention is {name!r}, allowed are {allowed}", param="attention")
-    problem = ATTENTION_BACKENDS[name].unavailable(device, dtype)
-    if problem is not None:
-        raise SettingsError(f"attention is {name!r}, but {problem}; {AUTO} and eager work here", param="attention")

@@ -10,9 +10,27 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from service.model.attention.interface import RowKv
+
+class RowKv(Protocol):
+    """Where a row reads and writes keys and values.
+
+    `pages`: the pages of its sequence; rows of one sequence have the same list (the same object, not an equal one).
+    The row reads the first `index` pages. If it `writes_kv`, it writes its block's keys and values to page `index`.
+    """
+
+    @property
+    def pages(self) -> Sequence[int]:
+        """The pages of its sequence."""
+
+    @property
+    def index(self) -> int:
+        """The index of its block in the sequence."""
+
+    @property
+    def writes_kv(self) -> bool:
+        """Whether its block is final."""
 
 
 class PrefixUnit(NamedTuple):
@@ -45,7 +63,8 @@ def batches(rows: Sequence[RowKv], limits: BatchLimits) -> list[list[PrefixUnit]
     by_shape = defaultdict[tuple[int, bool], list[PrefixUnit]](list)
     for size, same_size in by_size.items():
         units = same_size
-        if size > 1 and _saved_pages(same_size, rows) <= limits.padding:  # not worth a call of their own
+        saved_pages = sum(sum(rows[index].index for index in unit.rows) - unit.base for unit in same_size)
+        if size > 1 and saved_pages <= limits.padding:  # not worth a call of their own
             units = [_single(rows, index) for unit in same_size for index in unit.rows]
         for unit in units:
             by_shape[unit.num_rows, unit.base > 0].append(unit)
@@ -77,11 +96,6 @@ def single_units(rows: Sequence[RowKv]) -> list[PrefixUnit]:
 
 def _single(rows: Sequence[RowKv], index: int) -> PrefixUnit:
     return PrefixUnit(index, 1, rows[index].index, rows[index].pages)
-
-
-def _saved_pages(units: Sequence[PrefixUnit], rows: Sequence[RowKv]) -> int:
-    """The reads of pages that units save."""
-    return sum(sum(rows[index].index for index in unit.rows) - unit.base for unit in units)
 
 
 def _by_length(units: Sequence[PrefixUnit], limits: BatchLimits) -> list[list[PrefixUnit]]:

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from service.model.attention.interface import RowKv
-from service.model.attention.shared_prefix import PrefixUnit, prefix_units, single_units
+from service.model.attention.shared_prefix import PrefixUnit, RowKv, prefix_units, single_units
 
 IntTable = NDArray[np.int32]
 
@@ -54,21 +53,12 @@ class MergeItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """The fixed sizes of a backend's schedules.
+    """The fixed sizes of a backend's schedules."""
 
-    `block`: tokens of a row. `group`: query heads that share a key head. `tile`: the most queries of a program, over
-    all heads. `programs`: the number of programs, for one head, that keeps the device busy.
-    """
-
-    block: int
-    group: int
-    tile: int
-    programs: int
-
-    @property
-    def smallest_tile(self) -> int:
-        """Queries of a program if every row is a unit."""
-        return self.tile_for(self.block)
+    block: int  # tokens of a row
+    group: int  # query heads that share a key head
+    tile: int  # the most queries of a program, over all heads
+    programs: int  # the number of programs, for one head, that keeps the device busy
 
     def tile_for(self, tokens: int) -> int:
         """Queries of a program, a power of two. `tokens`: the tokens of the largest unit."""
@@ -78,21 +68,16 @@ class TileConfig:
 
 @dataclass(frozen=True, slots=True)
 class TileSchedule:
-    """The tables of a forward: `items` `[programs, 8]`, `merges` `[tiles, 4]`, `pages`, and three tables of the rows.
+    """The tables of a forward."""
 
-    `tile`: queries of a program, over all heads. `order`: the order of the rows, which stays. `num_parts`: the number
-    of partial results. Of each row: `indices`, its block index; `final`, 1 for a final block; `targets`, the page that
-    it writes, or -1.
-    """
-
-    order: Sequence[int]
-    tile: int
-    items: IntTable
-    merges: IntTable
-    num_parts: int
-    indices: IntTable
-    final: IntTable
-    targets: IntTable
+    order: Sequence[int]  # of the rows, which stays
+    tile: int  # queries of a program, over all heads
+    items: IntTable  # [programs, 8], `AttendItem`s
+    merges: IntTable  # [tiles, 4], `MergeItem`s
+    num_parts: int  # the number of partial results
+    indices: IntTable  # [R], the block index of each row
+    final: IntTable  # [R], 1 for a final block
+    targets: IntTable  # [R], the page that a row writes, or -1
     pages: IntTable
 
     @property
@@ -162,8 +147,7 @@ def schedule_tiles(
     With a `width` a row's tiles depend on the row alone: it is a unit of its own, split at fixed tokens.
     """
     units = single_units(rows) if width is not None else prefix_units(rows, _NO_LIMIT)
-    longest = max((unit.num_rows for unit in units), default=1)
-    tile = config.smallest_tile if width is not None else config.tile_for(longest * config.block)
+    tile = config.tile_for(max((unit.num_rows for unit in units), default=1) * config.block)
     if padding:
         units.append(PrefixUnit(len(rows), padding, 0, ()))
     starts, pages = tables.concatenated(units)
@@ -177,7 +161,10 @@ def schedule_tiles(
     for number, row in enumerate(rows):
         if row.writes_kv:
             final[number], targets[number] = 1, row.pages[row.index]
-    return TileSchedule(range(len(rows)), tile, items, merges, num_parts, indices, final, targets, pages)
+    return TileSchedule(
+        tile=tile, order=range(len(rows)), items=items, merges=merges, num_parts=num_parts, pages=pages,
+        indices=indices, final=final, targets=targets,
+    )  # fmt: skip
 
 
 def _divided(units: IntTable, tile: int, config: TileConfig, width: int | None) -> tuple[IntTable, IntTable, int]:

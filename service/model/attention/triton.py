@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.model.attention.interface import PagedCache, RowKv
+from service.model.attention.interface import PagedCache
+from service.model.attention.shared_prefix import RowKv
 from service.model.attention.tile_schedule import (
     IntTable,
     PageTables,
@@ -57,7 +58,7 @@ class TritonBackend:
     def prepare(self, rows: Sequence[RowKv], width: int | None = None) -> TritonForward:
         schedule = self.plan(rows, width)
         shape = schedule.shape
-        tables = _DeviceTables(to_device_async(_packed(schedule, shape), self._cache.keys.device), shape)
+        tables = _DeviceTables(to_device_async(self.packed(schedule, shape), self._cache.keys.device), shape)
         writes = bool((schedule.targets >= 0).any())
         partials = _PartialResults(shape, self._cache)
         return TritonForward(self._cache, tables, partials, schedule.order, writes=writes)
@@ -70,7 +71,16 @@ class TritonBackend:
         return ScheduleShape.sufficient(len(schedule.indices), schedule.tile, width, self.config)
 
     def packed(self, schedule: TileSchedule, shape: ScheduleShape) -> IntTable:
-        return _packed(schedule, shape)
+        """All tables in one, padded with 0, which is no work. ValueError if the schedule does not fit the shape."""
+        if not schedule.shape.fits(shape):
+            raise ValueError(f"{schedule.shape} does not fit {shape}")
+        ends = _table_ends(shape)
+        packed = np.zeros(ends[-1] + max(4, len(schedule.pages)), np.int32)
+        items, merges = schedule.items.reshape(-1), schedule.merges.reshape(-1)
+        tables = (items, merges, schedule.indices, schedule.final, schedule.targets, schedule.pages)
+        for start, table in zip([0, *ends], tables, strict=True):
+            packed[start : start + len(table)] = table
+        return packed
 
     def max_packed(self, shape: ScheduleShape) -> int:
         return _table_ends(shape)[-1] + max(4, shape.rows * self._cache.max_pages)
@@ -95,7 +105,7 @@ class _PartialResults:
 
 
 class _DeviceTables:
-    """The tables of a forward as views of one tensor, in the order of `_packed`."""
+    """The tables of a forward as views of one tensor, in the order of `TritonBackend.packed`."""
 
     def __init__(self, packed: Tensor, shape: ScheduleShape) -> None:
         self.shape = shape
@@ -111,19 +121,6 @@ def _table_ends(shape: ScheduleShape) -> list[int]:
     rows = -(-shape.rows // 4) * 4
     sizes = (8 * shape.items, 4 * shape.merges, rows, rows, rows)
     return [int(end) for end in np.cumsum(sizes)]
-
-
-def _packed(schedule: TileSchedule, shape: ScheduleShape) -> IntTable:
-    """All tables in one, padded with 0, which is no work. ValueError if the schedule does not fit the shape."""
-    if not schedule.shape.fits(shape):
-        raise ValueError(f"{schedule.shape} does not fit {shape}")
-    ends = _table_ends(shape)
-    packed = np.zeros(ends[-1] + max(4, len(schedule.pages)), np.int32)
-    items, merges = schedule.items.reshape(-1), schedule.merges.reshape(-1)
-    tables = (items, merges, schedule.indices, schedule.final, schedule.targets, schedule.pages)
-    for start, table in zip([0, *ends], tables, strict=True):
-        packed[start : start + len(table)] = table
-    return packed
 
 
 class TritonForward(PagedAttend):

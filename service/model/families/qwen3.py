@@ -93,6 +93,7 @@ def read_config(raw: Mapping[str, Any], block_size: int | None, experts: Experts
     block = block_size or optional(raw, "block_size", DEFAULT_BLOCK_SIZE)
     if not 1 <= block <= 128:
         raise CheckpointError(f"block size {block} is not supported: allowed are 1 to 128")
+    thetas = (raw.get("rope_theta"), _rope(raw, "rope_parameters").get("rope_theta"))
     return ModelConfig(
         family=str(raw["model_type"]),
         vocab_size=vocab,
@@ -106,7 +107,7 @@ def read_config(raw: Mapping[str, Any], block_size: int | None, experts: Experts
         mask_token_id=mask,
         eos_token_ids=_token_ids(raw.get("eos_token_id"), vocab),
         max_positions=positive(raw, "max_position_embeddings", _MAX_POSITIONS),
-        rope_theta=_rope_theta(raw),
+        rope_theta=finite("rope_theta", next((theta for theta in thetas if theta is not None), 10000.0)),
         rms_norm_eps=finite("rms_norm_eps", raw.get("rms_norm_eps", 1e-6), most=_MAX_EPSILON),
         tie_word_embeddings=flag(raw, "tie_word_embeddings", default=False),
         mrp=_mrp(raw, block),
@@ -202,11 +203,6 @@ def _rope(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, Mapping):
         raise CheckpointError(f"config.json: {key} is {value!r}, expected an object")
     return value or {}
-
-
-def _rope_theta(raw: Mapping[str, Any]) -> float:
-    values = [raw.get("rope_theta"), _rope(raw, "rope_parameters").get("rope_theta")]
-    return finite("rope_theta", next((value for value in values if value is not None), 10000.0))
 
 
 def finite(key: str, value: object, above: float = 0.0, most: float = math.inf) -> float:

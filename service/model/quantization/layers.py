@@ -125,10 +125,6 @@ class QuantizedLinear(_QuantizedLayer):
         out: Tensor = rows.unflatten(0, x.shape[:-1])
         return out
 
-    def extra_repr(self) -> str:
-        """For `print(model)`."""
-        return f"in_features={self.values.shape[1]}, out_features={self.values.shape[0]}, {self.scheme.name}"
-
 
 class QuantizedExperts(_QuantizedLayer):
     """A matrix for each expert. `values` `[E, N, K]`, `scales` `[E, N, G]`."""
@@ -153,11 +149,6 @@ class QuantizedExperts(_QuantizedLayer):
 
         values = self.values.view(getattr(torch, self.scheme.dtype))
         return triton_matmul.grouped_product(rows, values, self.scales, ends, whole=self.scheme.activations)
-
-    def extra_repr(self) -> str:
-        """For `print(model)`."""
-        experts, width, depth = self.values.shape
-        return f"{experts} of in_features={depth}, out_features={width}, {self.scheme.name}"
 
 
 def replace_layer(module: nn.Module, parameter: str, tensor: QuantizedTensor, scheme: QuantScheme) -> None:

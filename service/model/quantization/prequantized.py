@@ -43,7 +43,6 @@ class PrequantizedWeights:
 
     @property
     def names(self) -> Collection[str]:
-        """See `WeightSource`."""
         return self._names
 
     def is_quantized(self, name: str) -> bool:

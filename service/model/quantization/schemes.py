@@ -97,14 +97,11 @@ _FORMATS = ("int-quantized", "pack-quantized", "float-quantized", "naive-quantiz
 
 @dataclass(frozen=True, slots=True)
 class PublishedScheme:
-    """How a checkpoint's files keep 8-bit weights. `scheme`: the name of the scheme that computes the same.
+    """How a checkpoint's files keep 8-bit weights."""
 
-    `rows`, `columns`: the size of the block of a matrix that shares a scale. None: all rows or columns.
-    """
-
-    scheme: str
-    rows: int | None
-    columns: int | None
+    scheme: str  # the name of the scheme that computes the same
+    rows: int | None  # the rows of a matrix that share a scale; None: all
+    columns: int | None  # and the columns
 
 
 def published_scheme(raw: Mapping[str, Any]) -> PublishedScheme | None:

@@ -172,7 +172,7 @@ def tasks_of(
     codec: TextCodec, lines: Sequence[Mapping[str, Any]], scorer: Scorer, *, raw: bool = False
 ) -> list[PromptTask]:
     """A task for each line. Prompts are chats of one message; with `raw`, or without a template, they stay texts."""
-    encode = codec.encode if raw or not codec.has_chat_template else codec.encode_message
+    encode = codec.encode if raw or not codec.template.source else codec.encode_message
     return [PromptTask(tuple(encode(line["prompt"])), partial(_is_right, codec, scorer, line)) for line in lines]
 
 

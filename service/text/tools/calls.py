@@ -25,16 +25,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters`: the JSON schema of its arguments; None if it has none.
-
-    `strict`: whether every keyword of the schema must hold. `param`: the request's field with the schema.
-    """
+    """A function that the model may call."""
 
     name: str
     description: str | None = field(default=None, repr=False)
-    parameters: Mapping[str, Any] | None = field(default=None, repr=False)
-    strict: bool = False
-    param: str = "tools"
+    parameters: Mapping[str, Any] | None = field(default=None, repr=False)  # the JSON schema of its arguments, if any
+    strict: bool = False  # whether every keyword of the schema must hold
+    param: str = "tools"  # the request's field with the schema
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -74,7 +71,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools that an answer may call. `among`: the only allowed names, all if empty. `parallel`: several calls.
+    """The tools that an answer may call.
 
     Of two tools with one name, a call fits the schema of either. InvalidRequest if names are not allowed, or not among
     the tools.
@@ -82,8 +79,8 @@ class ToolUse:
 
     tools: tuple[Tool, ...]
     choice: ToolChoiceMode = "auto"
-    among: tuple[str, ...] = ()
-    parallel: bool = True
+    among: tuple[str, ...] = ()  # the only allowed names, all if empty
+    parallel: bool = True  # whether several calls are allowed
 
     def __post_init__(self) -> None:
         names = [tool.name for tool in self.tools]

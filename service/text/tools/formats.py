@@ -24,14 +24,10 @@ class ReasoningFormat:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The format of the answers to a request.
+    """The format of the answers to a request."""
 
-    `format`: the name of the format of calls, None if no calls are allowed. `thinking`: whether the answer may begin
-    with reasoning, or begins within it.
-    """
-
-    format: str | None = None
-    thinking: Literal["no", "may", "begun"] = "no"
+    format: str | None = None  # the name of the format of calls, None if no calls are allowed
+    thinking: Literal["no", "may", "begun"] = "no"  # whether the answer may begin with reasoning, or begins within it
 
     @property
     def plain(self) -> bool:

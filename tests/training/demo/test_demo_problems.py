@@ -1,8 +1,6 @@
 """The demo's problems: the split, the generator's agreement with the checker, what the checker refuses."""
 
 import random
-import subprocess
-import sys
 
 import pytest
 
@@ -39,8 +37,8 @@ def test_an_answer_to_another_problem_or_with_another_sign_is_refused():
     refused = total = 0
     for _ in range(1000):
         example = draw(rng)
-        place = rng.randrange(len(example.answer))
-        changed = example.answer[:place] + rng.choice("xyk0358+-=.,;[(Tb <>") + example.answer[place + 1 :]
+        index = rng.randrange(len(example.answer))
+        changed = example.answer[:index] + rng.choice("xyk0358+-=.,;[(Tb <>") + example.answer[index + 1 :]
         if changed != example.answer:
             total += 1
             refused += not check(example.prompt, changed)
@@ -110,8 +108,3 @@ def test_asking_for_problems():
     assert heldout_problems(50, seed=3) != heldout_problems(50, seed=4)
     with pytest.raises(ValueError, match="allowed are 1 to 1200"):
         heldout_problems(100_000)
-
-
-def test_the_demo_package_needs_no_torch():
-    code = "import sys, service.demo; service.demo.heldout_problems(5); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

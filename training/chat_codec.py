@@ -1,4 +1,4 @@
-"""Finds the spans of assistants' contents in a rendered chat (transformers' assistant mask). Training needs them.
+"""Encodes conversations in pieces: the contents of assistants' messages, and the rest (transformers' assistant mask).
 
 The messages are rendered a second time with marks in the assistants' contents. The marks show where the contents are.
 The second text without its marks must equal the first one. Then the marks did not change the work of the template.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from jinja2 import Environment
 
 from service.errors import InvalidRequest
+from service.text import TextCodec
 from service.text.template import ChatTemplate, Messages
 
 #: marks are private-use characters of this range, one for each message
@@ -21,6 +23,37 @@ _MARKS: Final = range(0xF0000, 0x10FFFE)
 
 #: (mark, its index in the text without marks)
 _MarkIndices = list[tuple[str, int]]
+
+
+class ChatCodec:
+    """A checkpoint's tokenizer and chat template, as `conversations.Codec`."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+
+    @classmethod
+    def load(cls, folder: Path) -> ChatCodec:
+        """As `TextCodec.load`."""
+        return cls(TextCodec.load(folder))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text."""
+        return self._codec.encode(text)
+
+    def chat_pieces(self, messages: Messages, *, answer: bool = True) -> list[tuple[list[int], int | None]]:
+        """The ids of a chat in segments: (ids, index of the assistant's message, or None).
+
+        An assistant's content begins and ends with a whole token, as it does when it is decoded. `answer`: whether the
+        template writes the beginning of an answer after the last message.
+        """
+        encode, rendered = self._codec.encode_rendered, self._codec.render(messages, answer=answer)
+        pieces: list[tuple[list[int], int | None]] = []
+        end = 0
+        for span in assistant_spans(self._codec.template, messages, rendered, answer=answer):
+            pieces.append((encode(rendered[end : span.start]), None))
+            pieces.append((encode(rendered[span.start : span.end]), span.message))
+            end = span.end
+        return [*pieces, (encode(rendered[end:]), None)]
 
 
 class Span(NamedTuple):

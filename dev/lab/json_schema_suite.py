@@ -1,7 +1,7 @@
 """Counts how much of the official JSON Schema Test Suite constraints keep to.
 
     git clone https://github.com/json-schema-org/JSON-Schema-Test-Suite
-    python -m tests.constraints.suite JSON-Schema-Test-Suite/tests/draft2020-12
+    python -m dev.lab.json_schema_suite JSON-Schema-Test-Suite/tests/draft2020-12
 
 A schema is *taken*, *taken in part* (without the keywords that are not supported, unless it is strict) or refused. Of a
 taken one every instance is tried as the text that `json.dumps` makes: an invalid one that the grammar allows is an
@@ -16,34 +16,21 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import GuidanceGrammar
-from service.constraints.vocabulary import TokenVocabulary
 from service.errors import InvalidRequest
-
-_TOKENIZER = Tokenizer.from_file(str(Path(__file__).parents[2] / "service" / "demo" / "tokenizer.json"))
-
-
-def taken(grammar: GuidanceGrammar, text: str) -> bool:
-    """Whether a grammar allows a text as a whole answer."""
-    ids = tuple(_TOKENIZER.encode(text).ids)
-    way = grammar.open()
-    return way.allowed((), ids) == len(ids) and way.complete(ids)
+from tests.constraints.checkpoints import DEMO, accepts, vocabulary
 
 
 def count(folder: Path) -> tuple[Counter[str], list[str]]:
     """The counts, and the invalid instances that were allowed."""
     seen: Counter[str] = Counter()
-    vocabulary = TokenVocabulary(_TOKENIZER.to_str(), 1024, (3,))
     wrong = []
     for file in sorted(folder.glob("*.json")):
         for case in json.loads(file.read_text("utf-8")):
             constraint = Constraint.json(case["schema"], "schema", strict=False)
             try:
-                grammar = compile_grammar(constraint, vocabulary)
+                grammar = compile_grammar(constraint, vocabulary(DEMO))
             except InvalidRequest:
                 seen["schemas refused"] += 1
                 continue
@@ -52,7 +39,7 @@ def count(folder: Path) -> tuple[Counter[str], list[str]]:
                 continue
             seen["schemas taken"] += 1
             for test in case["tests"]:
-                allowed = taken(grammar, json.dumps(test["data"], ensure_ascii=False))
+                allowed = accepts(grammar, json.dumps(test["data"], ensure_ascii=False))
                 seen[f"{'valid' if test['valid'] else 'invalid'} {'allowed' if allowed else 'not allowed'}"] += 1
                 if allowed and not test["valid"]:
                     wrong.append(f"{file.name}: {case['description']}: {test['description']}")

@@ -1,6 +1,7 @@
+# ruff: noqa: S311
 """Searches for the constraint that takes most of one call, among intersections just below the limit.
 
-    python -m tests.constraints.worst SECONDS [SEED]
+    python -m dev.lab.worst_constraint SECONDS [SEED]
 
 Each is followed in a process of its own, with 1.5 GiB and 20 s of CPU time. It begins with a prefix that hides it from
 its compiler. Prints the worst CPU time and memory of one token, by form.
@@ -107,13 +108,13 @@ def search(seconds: float, seed: int) -> None:
     vocabulary(DEMO)
     while time.monotonic() < end:
         form, item = constraint(rng)
-        here, there = multiprocessing.Pipe(duplex=False)
-        process = multiprocessing.get_context("fork").Process(target=follow, args=(there, item, rng.random()))
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.get_context("fork").Process(target=follow, args=(sender, item, rng.random()))
         process.start()
-        there.close()
+        sender.close()
         tried[form] += 1
         try:
-            took, memory = here.recv()
+            took, memory = receiver.recv()
             refused[form] += took < 0
             cpu, most = worst.get(form, (0.0, 0))
             worst[form] = (max(took, cpu), max(memory, most) if took >= 0 else most)

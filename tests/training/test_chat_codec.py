@@ -12,20 +12,21 @@ from service.errors import InvalidRequest
 from service.text import TextCodec
 from tests.text.templates import CONTROL, of
 from tests.text.test_chat import ORDINARY, Messages, any_of, codec_of, talks
+from training.chat_codec import ChatCodec
 
 #: those that put a content into their text as it is
 PLAIN = ("chatml", "brackets", "composed", "demo")
 
 
-def say(**said: str) -> Messages:
+def say(**contents: str) -> Messages:
     """Messages by role; a number behind the role tells two of one role apart."""
-    return [{"role": role.rstrip("0123456789"), "content": content} for role, content in said.items()]
+    return [{"role": role.rstrip("0123456789"), "content": content} for role, content in contents.items()]
 
 
 def answers(template: str, messages: Messages) -> list[tuple[str, int]]:
     """What is told to be an assistant's, as text, and the message it is of."""
     whole, codec = codec_of("bytes", template)
-    pieces = codec.chat_pieces(messages, answer=False)
+    pieces = ChatCodec(codec).chat_pieces(messages, answer=False)
     rendered: Any = whole.apply_chat_template(messages, tokenize=False)
     assert whole.decode([token for ids, _ in pieces for token in ids]) == rendered
     return [(whole.decode(ids), number) for ids, number in pieces if number is not None]
@@ -35,14 +36,14 @@ def answers(template: str, messages: Messages) -> list[tuple[str, int]]:
 @settings(max_examples=40)
 @given(talks(any_of([*ORDINARY, *CONTROL])))
 def test_a_content_that_is_put_in_as_it_is(template: str, messages: Messages) -> None:
-    said = [(m["content"], number) for number, m in enumerate(messages) if m["role"] == "assistant"]
-    assert answers(template, messages) == said
+    contents = [(m["content"], number) for number, m in enumerate(messages) if m["role"] == "assistant"]
+    assert answers(template, messages) == contents
 
 
 @pytest.mark.parametrize("template", ["qwen3", "trim"])
 @settings(max_examples=40)
 @given(talks(any_of(ORDINARY)))
-def test_what_looks_at_contents_is_followed(template: str, messages: Messages) -> None:
+def test_contents_are_found_in_templates_that_change_them(template: str, messages: Messages) -> None:
     assert all(messages[number]["role"] == "assistant" for _, number in answers(template, messages))
 
 
@@ -61,16 +62,16 @@ def test_an_answer_begins_with_a_token_of_its_own() -> None:
     """In the whole text its first new line would be merged with that of the template."""
     messages = say(user="a", assistant="\nb")
     _, codec = codec_of("bytes", "chatml")
-    before, (said, number), _ = codec.chat_pieces(messages, answer=False)
+    before, (ids, number), _ = ChatCodec(codec).chat_pieces(messages, answer=False)
     assert before == (codec.encode_chat(messages[:1]), None)
-    assert (said, number) == (codec.encode("\nb"), 1)
+    assert (ids, number) == (codec.encode("\nb"), 1)
     assert codec.encode_chat(messages)[: len(before[0])] != before[0]
 
 
 @pytest.mark.parametrize("what", ["m.content | length", "m.content | truncate(5, true, leeway=0)"])
-def test_what_cannot_be_followed_is_refused(what: str) -> None:
+def test_contents_that_cannot_be_found_are_refused(what: str) -> None:
     template = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }} {{ " + what + " }}{% endfor %}"
-    codec = TextCodec(of("bytes", template))
+    codec = ChatCodec(TextCodec(of("bytes", template)))
     with pytest.raises(InvalidRequest, match="changes assistants' contents") as caught:
         codec.chat_pieces(say(user="a b c", assistant="d, e, f"))
     assert caught.value.param == "messages"

@@ -1,15 +1,63 @@
-"""The modes whose output MRP decides without verification: `direct` and `remask` (MRP paper)."""
+"""All modes but `speculative`. Four consist of a reveal rule only: `static`, `dynamic`, `sequential`, `entropy`.
+
+In `direct` and `remask` MRP decides the output without verification (MRP paper).
+"""
 
 from operator import attrgetter
 from typing import Annotated, ClassVar
 
 from service.decode.canvas import Canvas
-from service.decode.knobs import THRESHOLD, Knob
-from service.decode.mode import DecodingMode
+from service.decode.knobs import ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob
+from service.decode.mode import DecodingMode, RuleMode
 from service.decode.policy import Decoding, Evaluate, Refine
-from service.decode.rules import ConfidenceAbove, Rule, TopConfidence
+from service.decode.rules import ConfidenceAbove, LeftToRight, LowestEntropy, Rule, TopConfidence
 
-_STEPS = Knob(int, "MRP picks per backbone forward; default: the checkpoint's", minimum=1, in_block=True)
+_MRP_STEPS = Knob(int, "MRP picks per backbone forward; default: the checkpoint's", minimum=1, in_block=True)
+
+
+class Static(RuleMode, frozen=True):
+    """Reveal the `tokens_per_step` most confident positions of every forward."""
+
+    name: ClassVar[str] = "static"
+    tokens_per_step: Annotated[int, TOKENS_PER_STEP] = 1
+
+    @property
+    def rule(self) -> Rule:
+        return TopConfidence(self.tokens_per_step)
+
+
+class Dynamic(RuleMode, frozen=True):
+    """Reveal every position with confidence > `threshold`; if none, the most confident."""
+
+    name: ClassVar[str] = "dynamic"
+    threshold: Annotated[float, THRESHOLD] = 0.9
+
+    @property
+    def rule(self) -> Rule:
+        return ConfidenceAbove(self.threshold)
+
+
+class Sequential(RuleMode, frozen=True):
+    """Reveal the `tokens_per_step` leftmost positions of every forward, and more of them as `entropy_bound` allows."""
+
+    name: ClassVar[str] = "sequential"
+    tokens_per_step: Annotated[int, TOKENS_PER_STEP] = 1
+    entropy_bound: Annotated[float, ENTROPY_BOUND] = 0.0
+
+    @property
+    def rule(self) -> Rule:
+        return LeftToRight(self.tokens_per_step, self.entropy_bound)
+
+
+class Entropy(RuleMode, frozen=True):
+    """Reveal the positions of lowest entropy, as many as `entropy_bound` allows, at least one."""
+
+    name: ClassVar[str] = "entropy"
+    entropy_bound: Annotated[float, ENTROPY_BOUND] = 0.1
+
+    @property
+    def rule(self) -> Rule:
+        return LowestEntropy(self.entropy_bound)
 
 
 class Direct(DecodingMode, frozen=True):
@@ -17,7 +65,7 @@ class Direct(DecodingMode, frozen=True):
 
     name: ClassVar[str] = "direct"
     served_without_mrp: ClassVar[bool] = False
-    mrp_steps: Annotated[int, _STEPS] = 1
+    mrp_steps: Annotated[int, _MRP_STEPS] = 1
 
     @property
     def needs_mrp(self) -> bool:
