@@ -22,13 +22,11 @@ import torch
 import typer
 
 from benchmarks.machine import machine_name
-from benchmarks.options import heldout, run
+from benchmarks.options import Counter, OutputOption, heldout, results, run, table, use_threads
 from service.batch.answers import LineAnswers
 from service.batch.journal import Journal
 from service.batch.lines import BatchFile
 from service.batch.replicas import BatchReplicas
-from service.cli.options import OutputOption, use_threads
-from service.cli.output import Counter, results, table
 from service.decode.block import Step
 from service.demo import Problem
 from service.engine import BlockEvent, Engine, GenerationRequest, StepReport

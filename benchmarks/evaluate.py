@@ -11,9 +11,18 @@ import typer
 from rich.table import Table
 
 from benchmarks.evaluation import Score, Variant, block_only, evaluate
-from benchmarks.options import heldout, run
-from service.cli.options import ModelOptions, OutputOption, ThreadsOption, use_threads, with_fields
-from service.cli.output import Counter, results, table
+from benchmarks.options import (
+    Counter,
+    ModelOptions,
+    OutputOption,
+    ThreadsOption,
+    heldout,
+    results,
+    run,
+    table,
+    use_threads,
+    with_fields,
+)
 from service.decode.modes import Speculative
 from service.decode.registry import make_mode
 from service.engine import Engine, EngineConfig, SamplingParams

@@ -20,10 +20,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.options import run
+from benchmarks.options import OutputOption, ThreadsOption, run, use_threads
 from benchmarks.plain_loop import PlainLoop
 from benchmarks.shapes import random_checkpoint
-from service.cli.options import OutputOption, ThreadsOption, use_threads
 from service.decode.block import MASKED, Block
 from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams

@@ -20,10 +20,18 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.machine import machine_name
-from benchmarks.options import SeveralOption, run
+from benchmarks.options import (
+    Counter,
+    ModelOptions,
+    OutputOption,
+    SeveralOption,
+    results,
+    run,
+    table,
+    use_threads,
+    with_fields,
+)
 from benchmarks.steps import HOST_COSTS, host_milliseconds
-from service.cli.options import ModelOptions, OutputOption, use_threads, with_fields
-from service.cli.output import Counter, results, table
 from service.decode.mode import DecodingMode
 from service.engine import AsyncEngine, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import StepCosts

@@ -10,10 +10,21 @@ import typer
 from rich.table import Table
 
 from benchmarks.machine import machine_name
-from benchmarks.options import SeveralOption, ShapeOption, heldout, load_in_shape, run
+from benchmarks.options import (
+    Counter,
+    ModelOptions,
+    OutputOption,
+    SeveralOption,
+    ShapeOption,
+    heldout,
+    load_in_shape,
+    results,
+    run,
+    table,
+    use_threads,
+    with_fields,
+)
 from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, encoded, parts, plans_at_load
-from service.cli.options import ModelOptions, OutputOption, use_threads, with_fields
-from service.cli.output import Counter, results, table
 from service.decode.modes import Static
 from service.model.files import display_name
 from service.quality.calibration.plans import parse_plan
@@ -66,16 +77,20 @@ def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
         "cpu_milliseconds_per_token": plan.milliseconds_per_token,
         "times_static_cpu": cpu,
         "times_static_wall": wall,
+        "every_times_static_wall": plan.ratios(static),
         "rounds": len(plan.samples),
         "samples": [asdict(sample) for sample in plan.samples],
     }
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    lines = table("concurrent", "plan", "tokens/forward", "ms/token (CPU)", "times static (CPU)", "(wall)", plan="plan")
+    lines = table(
+        "concurrent", "plan", "tokens/forward", "ms/token (CPU)", "times static (CPU)", "(wall)", "range", plan="plan"
+    )
     for row in rows:
         numbers = [f"{row[name]:.2f}" for name in list(row)[2:6]]
-        lines.add_row(str(row["concurrency"]), row["plan"], *numbers)
+        every = row["every_times_static_wall"]
+        lines.add_row(str(row["concurrency"]), row["plan"], *numbers, f"{min(every):.2f} to {max(every):.2f}")
     return lines
 
 

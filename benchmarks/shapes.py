@@ -1,6 +1,6 @@
 """The shapes of the published models, and random weights in any shape.
 
-Text of random weights is noise, and MRP's drafts are accepted by chance only. `inflate.py` makes weights of a published
+Text of random weights is noise, and MRP's drafts are accepted by chance only. `inflated.py` makes weights of a published
 shape that answer as a small checkpoint does.
 """
 

@@ -17,18 +17,23 @@ import typer
 from rich.table import Table
 
 from benchmarks.machine import machine_name, measure_rates
-from benchmarks.options import SeveralOption, ShapeOption, load_in_shape, run
-from benchmarks.steps import Platform, StepTime, step_times
-from benchmarks.throughput import RandomWorkload, Rounds, SpeedRow, compare_with_plain_loop
-from service.cli.options import (
+from benchmarks.options import (
     AttentionOption,
+    Counter,
     ModelOptions,
     OutputOption,
+    SeveralOption,
+    ShapeOption,
     ThreadsOption,
+    load_in_shape,
+    results,
+    run,
+    table,
     use_threads,
     with_fields,
 )
-from service.cli.output import Counter, results, table
+from benchmarks.steps import Platform, StepTime, step_times
+from benchmarks.throughput import RandomWorkload, Rounds, SpeedRow, compare_with_plain_loop
 from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest
 from service.model import Checkpoint

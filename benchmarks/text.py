@@ -22,9 +22,17 @@ from benchmarks.evaluate import default_variants, engines_for, parse_variant
 from benchmarks.evaluation import Score, evaluate
 from benchmarks.judges import Interval, LikelihoodJudge, distinct_bigrams, mean_difference, parses
 from benchmarks.machine import machine_name
-from benchmarks.options import run
-from service.cli.options import ModelOptions, OutputOption, ThreadsOption, use_threads, with_fields
-from service.cli.output import Counter, results, table
+from benchmarks.options import (
+    Counter,
+    ModelOptions,
+    OutputOption,
+    ThreadsOption,
+    results,
+    run,
+    table,
+    use_threads,
+    with_fields,
+)
 from service.engine import SamplingParams
 from service.errors import SettingsError
 from service.model.files import display_name

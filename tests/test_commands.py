@@ -59,7 +59,7 @@ def wrong_options(line: str) -> list[str]:
             ]
             continue
         command = command_named(program, name)
-        known = {option for parameter in command.mode for option in parameter.opts} if command else set()
+        known = {option for parameter in command.params for option in parameter.opts} if command else set()
         used = re.findall(r"(?<![\w'\"-])--[a-z][a-z-]*", re.sub(r"\"[^\"]*\"|'[^']*'", "", rest))
         wrong += [f"{name} {option}" for option in used if option not in known] if command else [name]
     return wrong

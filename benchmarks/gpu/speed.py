@@ -18,9 +18,9 @@ from msgspec import structs
 from benchmarks.gpu.rows import GPU_SHAPES, Extent, Rows
 from benchmarks.inflated import inflate
 from benchmarks.machine import measure_rates
+from benchmarks.paper.published import BLOCK_SIZE, paper_cell
 from benchmarks.steps import Platform, step_times
 from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, encoded
-from loadtest.paper.published import BLOCK_SIZE, paper_cell
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Remask, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems

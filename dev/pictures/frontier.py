@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
+from benchmarks.style import STYLE, look_of
 from dev.pictures.labels import Label, place
-from dev.pictures.style import STYLE, look_of
 from service.quality.load_bands import at_load
 from service.quality.schema import PlanResult, QualityFile
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from dev.pictures.style import series
+from benchmarks.style import series
 from loadtest.overhead.cpu import ENGINE, PARTS
 from loadtest.report import style
 

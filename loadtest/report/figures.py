@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from dev.pictures.style import series
+from benchmarks.style import series
 from loadtest.report import style
 from loadtest.report.scenario import Slo
 from loadtest.report.summary import Point, saturation

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from dev.pictures.style import STYLE
+from benchmarks.style import STYLE
 
 GREY = "#666666"
 _STYLE = {**STYLE, "grid.color": "#dddddd", "figure.facecolor": "white"}

@@ -12,8 +12,8 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 from numpy import unique
 
+from benchmarks.style import look_of
 from dev.pictures.frontier import PAGES, draw_frontier, frontier_figure
-from dev.pictures.style import look_of
 from service.decode.modes import MODES, Direct, Dynamic, Remask, Sequential, Static
 from service.demo import CHECKPOINT
 from service.quality.calibration.pareto import assemble

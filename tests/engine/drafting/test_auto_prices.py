@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.options import heldout
-from benchmarks.runner_around import RunnerAround
 from benchmarks.throughput import Workload, encoded
 from service.decode.block import Pick
 from service.decode.mode import DecodingMode
@@ -31,6 +30,7 @@ from service.engine.memory_plan import GRAPH_ROWS
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.text import TextCodec
 from tests.predictions import prediction_of
+from tests.runners import Around
 
 MEASURED = Path("dev/lab/results/h100-2026-11-26")
 #: seconds of a capture, and the most rows of a forward: no larger one was measured
@@ -84,7 +84,7 @@ class Capturing:
         return done([prediction_of(picks) for _ in rows])
 
 
-class Timed(RunnerAround):
+class Timed(Around):
     """Adds up the card's seconds of forwards, and the host's of the steps with them."""
 
     def __init__(self, runner: CheckpointRunner, times: Times) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.paper.sandbox import run
-from loadtest.paper.tasks import TASKS, Problem, code_of, tasks_named
+from benchmarks.paper.sandbox import run
+from benchmarks.paper.tasks import TASKS, Problem, code_of, tasks_named
 from service.errors import SettingsError
 
 GSM8K = {"question": "Tom has 5 apples and gets 1,003. How many has he?", "answer": "5 + 1003 = 1008.\n#### 1,008"}

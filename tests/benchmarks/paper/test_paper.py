@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from loadtest.paper.decoders import Answer, EngineDecoder, longest
-from loadtest.paper.published import PaperCell, paper_cell
-from loadtest.paper.records import Chunk, Record, Records
-from loadtest.paper.report import results_of
-from loadtest.paper.rows import Row, rows_for
+from benchmarks.paper.decoders import Answer, EngineDecoder, longest
+from benchmarks.paper.published import PaperCell, paper_cell
+from benchmarks.paper.records import Chunk, Record, Records
+from benchmarks.paper.report import results_of
+from benchmarks.paper.rows import Row, rows_for
 from service.decode.modes import Direct, Remask, Speculative, Static
 from service.errors import SettingsError
 from service.settings.settings import Settings
