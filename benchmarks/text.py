@@ -122,10 +122,10 @@ def package_files() -> Iterator[str]:
 
 def draw(count: int, seed: int, texts: Iterable[str]) -> list[Passage]:
     """`count` different passages from random texts. SettingsError, which names `passages`, if there are fewer."""
-    found = sorted({passage for text in texts for passage in _passages(text)}, key=lambda passage: passage.prompt)
-    if count > len(found):
-        raise SettingsError(f"passages is {count}, allowed are 1 to {len(found)}", param="passages")
-    return random.Random(seed).sample(found, count)
+    available = sorted({passage for text in texts for passage in _passages(text)}, key=lambda passage: passage.prompt)
+    if count > len(available):
+        raise SettingsError(f"passages is {count}, allowed are 1 to {len(available)}", param="passages")
+    return random.Random(seed).sample(available, count)
 
 
 def _passages(text: str) -> Iterator[Passage]:

@@ -25,7 +25,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.generator.protocol import Observation, Reader, Route, reader
+from loadtest.generator.protocol import Observation, Route, reader
+from loadtest.report.summary import percentile as nearest_rank
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATE = "/generate"
@@ -131,8 +132,9 @@ ENGINE = "service.replica.process"
 def processes(running: Running, name: str) -> list[int]:
     """Processes of a deployment (`Generator`, `Ingress`), of Serve (`ProxyActor`) or `ENGINE`, of this service."""
     parents = _parents()
-    found = [process for process in parents if running.pid in _ancestors(process, parents)]
-    titles = {process: _of_process(process, "cmdline") for process in found}
+    titles = {
+        process: _of_process(process, "cmdline") for process in parents if running.pid in _ancestors(process, parents)
+    }
     return sorted(
         process for process, title in titles.items() if name in title and (title.startswith("ray::") or name == ENGINE)
     )
@@ -144,19 +146,24 @@ def memory_mib(process: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def memory(running: Running) -> dict[str, float]:
+    """Resident MiB of the processes that requests pass through."""
+    names = ("Generator", ENGINE, "Ingress", "ProxyActor")
+    return {
+        f"{name} {process}": round(memory_mib(process), 1) for name in names for process in processes(running, name)
+    }
+
+
 def _parents() -> dict[int, int]:
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        if stat := _of_process(int(folder.name), "stat"):
-            found[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
-    return found
+    stats = {int(folder.name): _of_process(int(folder.name), "stat") for folder in Path("/proc").glob("[0-9]*")}
+    return {process: int(stat.rpartition(")")[2].split()[1]) for process, stat in stats.items() if stat}
 
 
 def _ancestors(process: int, parents: dict[int, int]) -> set[int]:
-    found = {process}
-    while (process := parents.get(process, 0)) and process not in found:
-        found.add(process)
-    return found
+    ancestors = {process}
+    while (process := parents.get(process, 0)) and process not in ancestors:
+        ancestors.add(process)
+    return ancestors
 
 
 def _of_process(process: int, name: str) -> str:
@@ -239,43 +246,49 @@ def demo_prompts() -> list[str]:
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Outcome:
     """Sends one request and reads the whole answer, streamed or not."""
     began = time.monotonic()
-    seen = Observation(Route(GENERATE, bool(body.get("stream")), openai=False), body.get("mode", ""), began, began)
+    route = Route(GENERATE, bool(body.get("stream")), openai=False)
+    observation = Observation(route, body.get("mode", ""), began, began)
+    parser = reader(observation)
     try:
         async with client.stream("POST", GENERATE, json=body) as response:
-            seen.status = response.status_code
-            await _read(response, reader(seen))
+            observation.status = response.status_code
+            if response.status_code == 200 and route.stream:
+                async for line in response.aiter_lines():
+                    parser.line(line.encode(), time.monotonic())
+                parser.end(time.monotonic())
+            elif response.status_code == 200:
+                parser.whole(await response.aread(), time.monotonic())
+            else:
+                parser.refused(await response.aread(), response.headers.get("retry-after"), time.monotonic())
     except httpx.TransportError as error:
         return Outcome(0, error=f"{type(error).__name__}: {error}", total_s=time.monotonic() - began)
-    return outcome_of(seen, began)
+    return outcome_of(observation, began)
 
 
-def outcome_of(seen: Observation, began: float) -> Outcome:
+def outcome_of(observation: Observation, began: float) -> Outcome:
     """The outcome of a request that was sent at `began` and has ended now."""
-    frames = [began, *(at for at, _ in seen.blocks), *([seen.ended] if seen.route.stream else [])]
+    ended = [observation.ended] if observation.route.stream else []
+    frames = [began, *(at for at, _ in observation.blocks), *ended]
     gaps = [after - before for before, after in itertools.pairwise(frames)]
-    total = time.monotonic() - began
-    return Outcome(seen.status, seen.token_ids, seen.text, seen.error, seen.finish, total, gaps, seen.retry_after)
-
-
-async def _read(response: httpx.Response, into: Reader) -> None:
-    if response.status_code != 200:
-        body = await response.aread()
-        into.refused(body, response.headers.get("retry-after"), time.monotonic())
-    elif not into.seen.route.stream:
-        into.whole(await response.aread(), time.monotonic())
-    else:
-        async for line in response.aiter_lines():
-            into.line(line.encode(), time.monotonic())
-        into.end(time.monotonic())
+    return Outcome(
+        observation.status,
+        observation.token_ids,
+        observation.text,
+        observation.error,
+        observation.finish,
+        time.monotonic() - began,
+        gaps,
+        observation.retry_after,
+    )
 
 
 # --- reports ---------------------------------------------------------------------------------------
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The value that `share` of the values do not exceed."""
-    ordered = sorted(values)
-    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3) if ordered else None
+    """The percentile of the nearest rank, rounded for a report."""
+    value = nearest_rank(values, share)
+    return None if value is None else round(value, 3)
 
 
 def say(text: str) -> None:

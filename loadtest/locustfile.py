@@ -46,7 +46,7 @@ def _init(environment: Environment, **_: object) -> None:
     environment.mrp_users = itertools.count()
     environment.mrp_measures = Measures(environment)
     environment.events.test_start.add_listener(_start)
-    if plan.seconds is not None and not isinstance(environment.runner, WorkerRunner):
+    if plan.profile is not None and not isinstance(environment.runner, WorkerRunner):
         environment.shape_class = Levels(plan, lambda: _sources(environment), environment.mrp_measures.level)
         environment.shape_class.runner = environment.runner
 

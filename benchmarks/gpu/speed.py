@@ -75,10 +75,10 @@ def measure_speed(rows: Rows, device: torch.device, dtype: torch.dtype, extent: 
 
 def _forms_of_steps(extent: Extent) -> Iterator[tuple[str, int, str | None]]:
     """Shape, block size and 8-bit scheme."""
-    first, *others = extent.shapes
+    first, *further = extent.shapes
     yield from ((first, block_size, None) for block_size in BLOCK_SIZES)
     yield from ((first, BLOCK_SIZES[0], form) for form in QUANT_SCHEMES)
-    yield from ((shape, OTHER_BLOCK_SIZE, None) for shape in others)
+    yield from ((shape, OTHER_BLOCK_SIZE, None) for shape in further)
 
 
 def _steps(rows: Rows, shape: str, options: LoadOptions, extent: Extent, platform: Platform) -> None:
@@ -147,7 +147,7 @@ def _answers(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> No
     """
     checkpoint, prompts = inflate(CHECKPOINT, GPU_SHAPES[shape], options), _prompts()
     stops = frozenset(checkpoint.config.eos_token_ids)
-    asked = {
+    requests_of = {
         mode: [
             request
             for temperature, numbers in ((0.0, range(_TOGETHER)), (0.7, range(_TOGETHER, 2 * _TOGETHER)))
@@ -160,8 +160,8 @@ def _answers(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> No
             _TOGETHER, kv_cache_tokens=_TOGETHER * _TOKENS, prefix_cache=False, deterministic=deterministic
         )
         engine = Engine(checkpoint, config)
-        expected = _answered(engine, asked[Static()])
-        for mode, requests in asked.items():  # static again, too
+        expected = _answered(engine, requests_of[Static()])
+        for mode, requests in requests_of.items():  # static again, too
             if rows.over(f"answers of {shape}, {mode.name}"):
                 return
             answers = _answered(engine, requests[::-1])

@@ -205,15 +205,15 @@ def wrong(row: dict[str, Any]) -> list[str]:
 
 
 @contextmanager
-def places() -> Iterator[Path]:
+def file_systems() -> Iterator[Path]:
     """A small file system for logs and Ray's session, and another for shared memory, that only this process sees."""
     folder = Path(tempfile.mkdtemp(prefix="a"))
     if os.geteuid() == 0:
         if ctypes.CDLL(None, use_errno=True).unshare(_NEW_MOUNTS):
             raise OSError(ctypes.get_errno(), "no mount namespace")
         _run("mount", "--make-rprivate", "/")
-        for place in (folder, "/dev/shm"):  # noqa: S108
-            _run("mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(place))
+        for path in (folder, "/dev/shm"):  # noqa: S108
+            _run("mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(path))
     try:
         yield folder
     finally:
@@ -252,7 +252,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> int:
 
 def main() -> int:
     """Runs the script and returns its exit status."""
-    with places() as folder:
+    with file_systems() as folder:
         return asyncio.run(run(parse(), folder))
 
 

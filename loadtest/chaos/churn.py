@@ -18,15 +18,12 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.harness import (
-    ENGINE,
     GENERATE,
-    Running,
     ask,
     demo_prompts,
-    memory_mib,
+    memory,
     metrics,
     options,
-    processes,
     report,
     requests,
     say,
@@ -92,25 +89,25 @@ async def churn(client: httpx.AsyncClient, count: int, arguments: argparse.Names
     bodies = iter(requests(count, seed, arguments.tokens, demo_prompts()))
     ends: Counter[str] = Counter()
 
-    async def one() -> None:
+    async def client_loop() -> None:
         for body in bodies:
             kind = draw.choices(KINDS, WEIGHTS)[0]
             ends[f"{kind}: {await disturb(client, body, kind, draw)}"] += 1
             if (done := ends.total()) % 1000 == 0:
                 say(f"{done} of {count}")
 
-    await asyncio.gather(*(one() for _ in range(arguments.concurrency)))
+    await asyncio.gather(*(client_loop() for _ in range(arguments.concurrency)))
     return ends
 
 
 async def ended(client: httpx.AsyncClient) -> Counter[str]:
     """How many requests the replicas have ended so far, by reason."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for family in text_string_to_metric_families((await client.get("/metrics", timeout=30)).text):
         for sample in family.samples:
             if sample.name == _ENDED:
-                found[sample.labels["finished_reason"]] += int(sample.value)
-    return found
+                counts[sample.labels["finished_reason"]] += int(sample.value)
+    return counts
 
 
 async def at_rest(client: httpx.AsyncClient, timeout_s: float = 60.0) -> dict[str, float]:
@@ -122,14 +119,6 @@ async def at_rest(client: httpx.AsyncClient, timeout_s: float = 60.0) -> dict[st
         if not any(rest.values()) or time.monotonic() > until:
             return rest
         await asyncio.sleep(0.2)
-
-
-def memory(running: Running) -> dict[str, float]:
-    """Resident MiB of the processes that requests pass through."""
-    names = ("Generator", ENGINE, "Ingress", "ProxyActor")
-    return {
-        f"{name} {process}": round(memory_mib(process), 1) for name in names for process in processes(running, name)
-    }
 
 
 async def run(arguments: argparse.Namespace) -> int:

@@ -146,7 +146,7 @@ class Run:
         finally:
             self._over = True
             ending = await self._program.end()
-        return self._told(ending)
+        return self._result(ending)
 
     async def _load(self, client: httpx.AsyncClient, pairs: Any) -> None:
         while not self._over:
@@ -211,7 +211,7 @@ class Run:
             replicas = 0
         return replicas > 0, running and replicas == REPLICAS
 
-    def _told(self, ending: dict[str, Any]) -> dict[str, Any]:
+    def _result(self, ending: dict[str, Any]) -> dict[str, Any]:
         tally = self._tally
         return {
             "right": tally.right,

@@ -47,16 +47,16 @@ async def everyone(client: httpx.AsyncClient, arguments: argparse.Namespace) -> 
     """All clients, some at once. Returns how many left or got something, by kind."""
     draw = random.Random(arguments.seed)
     bodies = enumerate(requests(arguments.clients, arguments.seed, arguments.tokens, demo_prompts()))
-    found: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
 
-    async def one() -> None:
+    async def client_loop() -> None:
         for number, body in bodies:
             kind = KINDS[number % len(KINDS)]
             stay_s = arguments.stay_s * 10 ** draw.uniform(-2, 0)
-            found[f"{kind}: {await leave(client, body, kind, stay_s)}"] += 1
+            outcomes[f"{kind}: {await leave(client, body, kind, stay_s)}"] += 1
 
-    await asyncio.gather(*(one() for _ in range(arguments.together)))
-    return found
+    await asyncio.gather(*(client_loop() for _ in range(arguments.together)))
+    return outcomes
 
 
 async def run(arguments: argparse.Namespace) -> int:

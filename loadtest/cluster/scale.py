@@ -52,7 +52,7 @@ class Load:
         self.http, self.bodies = http, bodies
         self.clients: list[asyncio.Task[None]] = []
         self.wanted = 0
-        self.asked = self.tokens = 0
+        self.sent = self.tokens = 0
         self.outcomes: Counter[str] = Counter()
 
     def resize(self, clients: int) -> None:
@@ -62,8 +62,8 @@ class Load:
 
     async def _client(self, number: int) -> None:
         while number < self.wanted:
-            body = self.bodies[self.asked % len(self.bodies)]
-            self.asked += 1
+            body = self.bodies[self.sent % len(self.bodies)]
+            self.sent += 1
             outcome = await ask(self.http, body)
             self.tokens += len(outcome.tokens)
             self.outcomes["ok" if outcome.ok else f"{outcome.status} {outcome.error}"[:120]] += 1

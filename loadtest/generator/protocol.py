@@ -96,7 +96,7 @@ class Reader(ABC):
     def refused(self, body: bytes, retry_after: str | None, at: float) -> None:
         """Reads an answer whose status is not 200."""
         self.seen.retry_after = _number(retry_after)
-        self.seen.fail(said(body), at)
+        self.seen.fail(error_message(body), at)
 
     def whole(self, body: bytes, at: float) -> None:
         """Reads an answer that is not streamed."""
@@ -158,7 +158,7 @@ class NativeReader(Reader):
             self._ending(content["usage"], content["stats"], content["finish_reason"])
             self._complete = True
         else:
-            self.seen.fail(_told(content), at)
+            self.seen.fail(_error_of(content), at)
 
 
 class OpenAiReader(Reader):
@@ -185,7 +185,7 @@ class OpenAiReader(Reader):
             return
         content = json.loads(data)
         if "error" in content:
-            self.seen.fail(_told(content), at)
+            self.seen.fail(_error_of(content), at)
             return
         self._usage = content.get("usage") or self._usage
         for choice in content["choices"]:
@@ -213,15 +213,15 @@ def reader(seen: Observation) -> Reader:
     return (OpenAiReader if seen.route.openai else NativeReader)(seen)
 
 
-def said(body: bytes) -> str:
+def error_message(body: bytes) -> str:
     """The message in an error's body, in the service's shape or as raw text."""
     try:
-        return _told(json.loads(body))
+        return _error_of(json.loads(body))
     except (ValueError, TypeError, AttributeError):
         return body[:200].decode("utf-8", "replace") or "an empty answer"
 
 
-def _told(content: Json) -> str:
+def _error_of(content: Json) -> str:
     error = content.get("error")
     if not isinstance(error, dict):
         return json.dumps(content)[:200]

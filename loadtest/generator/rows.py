@@ -1,4 +1,4 @@
-"""Raw rows: one JSON line for each request, each change of level, and each sample of the client's own CPU time.
+"""Raw rows: one JSON line for each request and each change of level.
 
 A run writes rows, and every report is made from them. Times are wall-clock seconds. Times within a request are
 milliseconds from its intended start.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,6 @@ from loadtest.generator.protocol import Observation
 
 #: the error of a request that was cut because the run ended
 UNFINISHED = "unfinished when the run ended"
-
-
-@dataclass(frozen=True)
-class Clock:
-    """A wall clock without jumps: `time.perf_counter` plus an offset."""
-
-    offset: float = field(default_factory=lambda: time.time() - time.perf_counter())
-
-    def wall(self, at: float) -> float:
-        """The wall-clock time of a `perf_counter` time."""
-        return at + self.offset
 
 
 @dataclass(frozen=True)
@@ -72,49 +60,35 @@ class Level:
     level: float
 
 
-@dataclass(frozen=True)
-class Client:
-    """The CPU time that a process of the load generator has used so far, and its oldest request in progress.
-
-    `oldest`: when that request was due; None if none is in progress.
-    """
-
-    at: float
-    process: int
-    cpu_s: float
-    oldest: float | None = None
+Row = Request | Level
+_KINDS: dict[str, type[Request | Level]] = {"request": Request, "level": Level}
 
 
-Row = Request | Level | Client
-_KINDS: dict[str, type[Request | Level | Client]] = {"request": Request, "level": Level, "client": Client}
-
-
-def from_observation(seen: Observation, clock: Clock, stage: int | None) -> Request:
-    """The row of a request that has ended."""
-    first = seen.first_block_s
+def from_observation(observation: Observation, offset: float, stage: int | None) -> Request:
+    """The row of a request that has ended. `offset`: of the wall clock from the observation's."""
+    first, due = observation.first_block_s, observation.due
     return Request(
-        at=round(clock.wall(seen.due), 4),
-        late_ms=_ms(seen.began - seen.due),
-        route=seen.route.name,
-        mode=seen.mode,
+        at=round(due + offset, 4),
+        late_ms=_ms(observation.began - due),
+        route=observation.route.name,
+        mode=observation.mode,
         stage=stage,
-        status=seen.status,
-        error=seen.error,
-        finish=seen.finish,
+        status=observation.status,
+        error=observation.error,
+        finish=observation.finish,
         first_block_ms=None if first is None else _ms(first),
-        total_ms=_ms(seen.total_s),
-        blocks=[(_ms(at - seen.due), tokens) for at, tokens in seen.blocks],
-        tokens=seen.tokens,
-        prompt_tokens=seen.prompt_tokens,
-        cached_tokens=seen.cached_tokens,
-        tokens_per_forward=seen.tokens_per_forward,
+        total_ms=_ms(observation.total_s),
+        blocks=[(_ms(at - due), tokens) for at, tokens in observation.blocks],
+        tokens=observation.tokens,
+        prompt_tokens=observation.prompt_tokens,
+        cached_tokens=observation.cached_tokens,
+        tokens_per_forward=observation.tokens_per_forward,
     )
 
 
 def to_json(row: Row) -> dict[str, Any]:
     """A row as a JSON object."""
-    kind = next(name for name, kind in _KINDS.items() if isinstance(row, kind))
-    return {"row": kind, **asdict(row)}
+    return {"row": "request" if isinstance(row, Request) else "level", **asdict(row)}
 
 
 def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
