@@ -36,7 +36,7 @@ def test_the_engine_alone_takes_the_bodies_of_requests(monkeypatch):
     monkeypatch.setattr(engine_alone, "WARM_S", 0.1)
     monkeypatch.setattr(engine_alone, "time", SimpleNamespace(perf_counter=lambda: now))
     alone = Alone(None, threads=1, max_running=8)
-    bodies = (workload(ARGUMENTS, "fixed:8").request(number).body for number in itertools.count())
+    bodies = (workload(ARGUMENTS, "fixed:16").request(number).body for number in itertools.count())
     # blocks lie across the two ends of the window
     assert alone.tokens_per_s(bodies, together=4, seconds=0.4) == pytest.approx(4 / 0.010, rel=0.2)
     body = next(bodies)
