@@ -80,17 +80,25 @@ async def service(
     loop.add_signal_handler(signal.SIGTERM, script.cancel)  # the service must not outlive the script
     try:
         running = Running(f"http://127.0.0.1:{port}", process.pid)
-        await _until_ready(running.url, process)
+        async with httpx.AsyncClient(base_url=running.url) as client:
+            await ready(client, 0, process=process)
         yield running
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(_STOP_S)
 
 
-async def ready(client: httpx.AsyncClient, replicas: int, timeout_s: float = _START_S) -> float:
-    """Waits until `replicas` replicas can generate. Returns the seconds of the wait."""
+async def ready(
+    client: httpx.AsyncClient,
+    replicas: int,
+    timeout_s: float = _START_S,
+    process: subprocess.Popen[bytes] | None = None,
+) -> float:
+    """Waits until `replicas` replicas can generate, or `process` has ended. Returns the seconds of the wait."""
     began = time.monotonic()
     while time.monotonic() - began < timeout_s:
+        if process and process.poll() is not None:
+            raise SystemExit(f"the service ended with {process.returncode}")
         try:
             health = await client.get("/health", timeout=10)
             if health.status_code == 200 and health.json()["replicas_ready"] >= replicas:
@@ -99,20 +107,6 @@ async def ready(client: httpx.AsyncClient, replicas: int, timeout_s: float = _ST
             pass
         await asyncio.sleep(0.1)
     raise SystemExit(f"{replicas} replicas were not ready within {timeout_s:.0f} s")
-
-
-async def _until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    async with httpx.AsyncClient(base_url=url) as client:
-        for _ in range(_START_S * 5):
-            if process.poll() is not None:
-                raise SystemExit(f"the service ended with {process.returncode}")
-            try:
-                if (await client.get("/health", timeout=5)).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.2)
-    raise SystemExit(f"the service was not ready within {_START_S} s")
 
 
 def free_port() -> int:

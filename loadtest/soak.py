@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,31 +29,17 @@ _EVERY_S = 5.0
 _SLICES = 40
 
 
-@dataclass(frozen=True)
-class Memory:
-    """The MiB of each of the service's processes at one time."""
-
-    at: float
-    mib: dict[str, float]
+#: seconds since the epoch, and the MiB of each of the service's processes then
+Memory = tuple[float, dict[str, float]]
 
 
-class Watch:
-    """Samples memory while the load runs, and prints the progress."""
-
-    def __init__(self, running: Running, seconds: float) -> None:
-        self._running, self._seconds = running, seconds
-        self._began = time.time()
-        self.samples: list[Memory] = []
-
-    def sample(self) -> None:
-        """Called about once a second. Samples the memory every few seconds."""
-        now = time.time()
-        if self.samples and now - self.samples[-1].at < _EVERY_S:
-            return
-        self.samples.append(Memory(now, memory(self._running)))
-        if len(self.samples) % 12 == 0:
-            total = sum(self.samples[-1].mib.values())
-            say(f"  {now - self._began:.0f} of {self._seconds:.0f} s: {total:.0f} MiB")
+def watch(running: Running, samples: list[Memory]) -> None:
+    """Called about once a second. Samples the memory every few seconds, and prints it every minute."""
+    now = time.time()
+    if not samples or now - samples[-1][0] >= _EVERY_S:
+        samples.append((now, memory(running)))
+        if len(samples) % 12 == 0:
+            say(f"  after {now - samples[0][0]:.0f} s: {sum(samples[-1][1].values()):.0f} MiB")
 
 
 def growth(samples: Sequence[Memory]) -> dict[str, float]:
@@ -63,9 +49,9 @@ def growth(samples: Sequence[Memory]) -> dict[str, float]:
     """
     quarter = len(samples) // 4
     early, late = samples[quarter : 2 * quarter], samples[-quarter:]
-    names = set.intersection(*(set(memory.mib) for memory in [*early, *late])) if quarter else set()
+    names = set.intersection(*(set(mib) for _, mib in [*early, *late])) if quarter else set()
     return {
-        name: statistics.median(m.mib[name] for m in late) / statistics.median(m.mib[name] for m in early) - 1
+        name: statistics.median(mib[name] for _, mib in late) / statistics.median(mib[name] for _, mib in early) - 1
         for name in sorted(names)
     }
 
@@ -102,9 +88,9 @@ async def run(arguments: argparse.Namespace) -> int:
     [planned] = scenarios.read("soak").runs
     planned = replace(planned, levels=f"{60 * arguments.minutes:g}:{arguments.users}", workload_seed=arguments.seed)
     async with service(arguments) as running:
-        watch = Watch(running, planned.profile.seconds)
-        record = await Driver(running.url, arguments.out).drive(planned, watch.sample)
-    return conclude(arguments, record, watch.samples)
+        samples: list[Memory] = []
+        record = await Driver(running.url, arguments.out).drive(planned, lambda: watch(running, samples))
+    return conclude(arguments, record, samples)
 
 
 def conclude(arguments: argparse.Namespace, record: Record, samples: Sequence[Memory]) -> int:
@@ -123,14 +109,14 @@ def conclude(arguments: argparse.Namespace, record: Record, samples: Sequence[Me
         "first_block_p50_ms": whole.first_block_p50_ms,
         "first_block_p95_ms": whole.first_block_p95_ms,
         "drift": {name: round(value, 3) for name, value in changes.items()},
-        "memory_mib": {name: round(value) for name, value in (samples[-1].mib if samples else {}).items()},
+        "memory_mib": {name: round(value) for name, value in (samples[-1][1] if samples else {}).items()},
         "memory_growth": {name: round(value, 4) for name, value in grown.items()},
     }
     broken = [f"{failed} requests failed"] if failed else []
     broken += [f"{name} changed by {value:+.0%}" for name, value in changes.items() if abs(value) > arguments.drift]
     broken += [f"{name} grew by {value:.1%}" for name, value in grown.items() if value > arguments.grow]
     broken += [] if grown else ["no process was seen throughout"]
-    course = [(sample.at - window.since, sample.mib) for sample in samples]
+    course = [(at - window.since, mib) for at, mib in samples]
     soak(slices(record.run, window, requests, _SLICES), window.seconds, course, arguments.out / "soak.png")
     return report("soak", result, broken)
 

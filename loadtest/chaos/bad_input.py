@@ -56,6 +56,8 @@ def parse() -> argparse.Namespace:
 def bad_request(draw: random.Random, good: dict[str, Any]) -> tuple[str, str, bytes]:
     """The method, path and body of a bad request."""
     plain = {name: good[name] for name in ("messages", "seed")}
+    if draw.random() < 0.5:
+        return "POST", GENERATE, json.dumps({**plain, **draw.choice(BAD_FIELDS)}).encode()
     body = json.dumps(plain).encode()
     kinds: tuple[tuple[str, str, bytes], ...] = (
         ("POST", GENERATE, b""),
@@ -67,9 +69,7 @@ def bad_request(draw: random.Random, good: dict[str, Any]) -> tuple[str, str, by
         ("PUT", GENERATE, body),
         ("POST", "/nowhere", body),
     )
-    if draw.random() < 0.5:
-        return draw.choice(kinds)
-    return "POST", GENERATE, json.dumps({**plain, **draw.choice(BAD_FIELDS)}).encode()
+    return draw.choice(kinds)
 
 
 def fault(response: httpx.Response) -> str:

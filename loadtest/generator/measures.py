@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+import msgspec
 from locust.env import Environment
 from locust.runners import WorkerRunner
 
 from loadtest.generator.protocol import Observation
-from loadtest.generator.rows import Level, Row, append, from_observation, to_json
+from loadtest.generator.rows import Level, Row, from_observation
 
 ROWS = "mrp_rows"
 _FLUSH_S = 0.5
@@ -66,7 +67,7 @@ class Measures:
 
     def _add(self, row: Row) -> None:
         if getattr(self._environment.parsed_options, "rows", ""):
-            self._rows.append(to_json(row))
+            self._rows.append(msgspec.to_builtins(row))  # workers send them to the master
 
     def _report(self, data: dict[str, Any], **_: object) -> None:
         data[ROWS], self._rows = self._rows, []
@@ -82,4 +83,5 @@ class Measures:
     def _flush(self) -> None:
         if self._rows and not isinstance(self._environment.runner, WorkerRunner):
             rows, self._rows = self._rows, []
-            append(Path(self._environment.parsed_options.rows), rows)
+            with Path(self._environment.parsed_options.rows).open("ab") as file:
+                file.write(msgspec.json.Encoder().encode_lines(rows))

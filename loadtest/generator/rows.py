@@ -7,11 +7,9 @@ milliseconds from its intended start.
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from loadtest.generator.protocol import Observation
 
@@ -19,12 +17,11 @@ from loadtest.generator.protocol import Observation
 UNFINISHED = "unfinished when the run ended"
 
 
-@dataclass(frozen=True)
-class Request:
-    """The outcome of one request. `blocks`: arrival and tokens of each. `late_ms`: delay of the sending."""
+class Request(msgspec.Struct, frozen=True, tag_field="row", tag="request"):
+    """The outcome of one request."""
 
     at: float
-    late_ms: float
+    late_ms: float  # delay of the sending
     route: str
     mode: str
     stage: int | None
@@ -33,7 +30,7 @@ class Request:
     finish: str
     first_block_ms: float | None
     total_ms: float
-    blocks: list[tuple[float, int]]
+    blocks: list[tuple[float, int]]  # arrival and tokens of each
     tokens: int
     prompt_tokens: int
     cached_tokens: int
@@ -51,8 +48,7 @@ class Request:
         return [after - before for before, after in itertools.pairwise(times)]
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(msgspec.Struct, frozen=True, tag_field="row", tag="level"):
     """A change of the level: users, or requests per second, from this time on."""
 
     at: float
@@ -61,7 +57,6 @@ class Level:
 
 
 Row = Request | Level
-_KINDS: dict[str, type[Request | Level]] = {"request": Request, "level": Level}
 
 
 def from_observation(observation: Observation, offset: float, stage: int | None) -> Request:
@@ -86,27 +81,9 @@ def from_observation(observation: Observation, offset: float, stage: int | None)
     )
 
 
-def to_json(row: Row) -> dict[str, Any]:
-    """A row as a JSON object."""
-    return {"row": "request" if isinstance(row, Request) else "level", **asdict(row)}
-
-
-def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Appends rows to a file."""
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
-
-
-def from_json(values: dict[str, Any]) -> Row:
-    """The row of a JSON object."""
-    return _KINDS[values["row"]](**{name: value for name, value in values.items() if name != "row"})
-
-
-def read(path: Path) -> Iterator[Row]:
+def read(path: Path) -> list[Row]:
     """The rows of a file."""
-    with path.open(encoding="utf-8") as lines:
-        yield from (from_json(json.loads(line)) for line in lines)
+    return msgspec.json.Decoder(Row).decode_lines(path.read_bytes())
 
 
 def _ms(seconds: float) -> float:

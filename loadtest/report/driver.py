@@ -67,7 +67,7 @@ class Driver:
                     await process.wait()
         if process.returncode:
             raise LocustFailed(f"locust ended with {process.returncode}: see {log.name}")
-        return Record(run, list(read(rows)), samples)
+        return Record(run, read(rows), samples)
 
     def _command(self, run: Run) -> Sequence[str]:
         prefix = str(self.folder / run.name)

@@ -27,7 +27,7 @@ def locust(url, folder, *arguments):
     command += ["--rows", str(file), "--csv", str(folder / "out"), *map(str, arguments)]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
     assert file.exists(), process.stderr
-    every = list(rows.read(file))
+    every = rows.read(file)
     requests = [row for row in every if isinstance(row, rows.Request)]
     return process, requests, [(row.stage, row.level) for row in every if isinstance(row, rows.Level)]
 

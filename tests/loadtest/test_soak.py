@@ -8,7 +8,7 @@ import pytest
 from loadtest.generator.rows import Level
 from loadtest.report.driver import Record
 from loadtest.report.scenario import Run
-from loadtest.soak import Memory, conclude, growth
+from loadtest.soak import conclude, growth
 from tests.loadtest.simulated import request
 
 RUN = Run("soak", "430:2", modes="static")
@@ -18,7 +18,7 @@ def memory(last=100.0):
     """A process that fills its caches in the first quarter, then goes from 100 MiB to `last`; one that comes late."""
     sizes = [50.0] * 10 + [100.0] * 20 + [last] * 10
     return [
-        Memory(10.0 * number, {"Generator 1": size} | ({"Ingress 2": 9.0} if number > 30 else {}))
+        (10.0 * number, {"Generator 1": size} | ({"Ingress 2": 9.0} if number > 30 else {}))
         for number, size in enumerate(sizes)
     ]
 
