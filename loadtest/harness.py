@@ -17,12 +17,13 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.generator.protocol import Observation, Route, reader
@@ -125,19 +126,20 @@ ENGINE = "service.replica.process"
 
 def processes(running: Running, name: str) -> list[int]:
     """Processes of a deployment (`Generator`, `Ingress`), of Serve (`ProxyActor`) or `ENGINE`, of this service."""
-    parents = _parents()
-    titles = {
-        process: _of_process(process, "cmdline") for process in parents if running.pid in _ancestors(process, parents)
-    }
+    titles: dict[int, str] = {}
+    for process in psutil.Process(running.pid).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            titles[process.pid] = " ".join(process.cmdline())
     return sorted(
         process for process, title in titles.items() if name in title and (title.startswith("ray::") or name == ENGINE)
     )
 
 
 def memory_mib(process: int) -> float:
-    """Resident memory of a process."""
-    pages = int((_of_process(process, "statm") or "0 0").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    """Resident memory of a process; 0 if it has ended."""
+    with suppress(psutil.Error):
+        return psutil.Process(process).memory_info().rss / 2**20
+    return 0.0
 
 
 def memory(running: Running) -> dict[str, float]:
@@ -148,33 +150,11 @@ def memory(running: Running) -> dict[str, float]:
     }
 
 
-def _parents() -> dict[int, int]:
-    stats = {int(folder.name): _of_process(int(folder.name), "stat") for folder in Path("/proc").glob("[0-9]*")}
-    return {process: int(stat.rpartition(")")[2].split()[1]) for process, stat in stats.items() if stat}
-
-
-def _ancestors(process: int, parents: dict[int, int]) -> set[int]:
-    ancestors = {process}
-    while (process := parents.get(process, 0)) and process not in ancestors:
-        ancestors.add(process)
-    return ancestors
-
-
-def _of_process(process: int, name: str) -> str:
-    try:
-        return (Path("/proc") / str(process) / name).read_text(errors="replace")
-    except OSError:  # it has ended
-        return ""
-
-
 def _listener(url: str) -> int | None:
     """The process of `mrp-serve serve` on this machine that listens on the URL's port."""
-    port = str(httpx.URL(url).port)
-    for process in _parents():
-        words = _of_process(process, "cmdline").split("\0")
-        if "serve" in words and port in words:
-            return process
-    return None
+    wanted = {"serve", str(httpx.URL(url).port)}
+    programs = (process for process in psutil.process_iter(["cmdline"]) if wanted <= set(process.info["cmdline"] or ()))
+    return next((program.pid for program in programs), None)
 
 
 # --- its metrics -----------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
+
+import psutil
 
 from loadtest.harness import ROOT, free_port
 
@@ -35,30 +36,25 @@ PARTS = {
     "rtenv": "ray::RuntimeEnvAgent",
     "driver": "service.cli.main",
 }
-_STATE, _PARENT, _STARTED = 0, 1, 19
 
 
 class Family:
     """The processes of one program after the other. `look` must be called often, and before a process is named."""
 
     def __init__(self) -> None:
-        self._members: dict[int, str] = {}
+        self._members: dict[int, psutil.Process] = {}
 
     def joins(self, program: int) -> None:
         """A program has been started."""
-        self._members[program] = _fields(program)[_STARTED]
+        self._members[program] = psutil.Process(program)
 
     def look(self) -> None:
         """Finds the processes that members have started, and forgets those that have ended."""
-        fields = {pid: stat for entry in Path("/proc").glob("[0-9]*") if (stat := _fields(pid := int(entry.name)))}
-        self._members = {
-            pid: started
-            for pid, started in self._members.items()
-            if pid in fields and fields[pid][_STARTED] == started and fields[pid][_STATE] != "Z"
-        }
-        for pid, stat in sorted(fields.items(), key=lambda item: int(item[1][_STARTED])):
-            if int(stat[_PARENT]) in self._members and stat[_STATE] != "Z":
-                self._members.setdefault(pid, stat[_STARTED])
+        self._members = {pid: process for pid, process in self._members.items() if _status(process)}
+        every = psutil.process_iter(["ppid", "create_time"])
+        for process in sorted(every, key=lambda process: process.info["create_time"] or 0.0):
+            if process.info["ppid"] in self._members and process.pid not in self._members and _status(process):
+                self._members[process.pid] = process
 
     def of(self, part: str) -> list[int]:
         """The processes of a part."""
@@ -66,7 +62,7 @@ class Family:
 
     def running(self, part: str) -> int:
         """How many processes of a part are not stopped."""
-        return sum(_fields(pid)[_STATE : _STATE + 1] != ["T"] for pid in self.of(part))
+        return sum(_status(self._members[pid]) != psutil.STATUS_STOPPED for pid in self.of(part))
 
     @property
     def alive(self) -> list[int]:
@@ -135,8 +131,8 @@ class Program:
 
 def part_of(pid: int) -> str:
     """The part that a process is, else the beginning of its command line. Empty if it has ended."""
-    with suppress(OSError):
-        words = (Path("/proc") / str(pid) / "cmdline").read_text(errors="replace").split("\0")
+    with suppress(psutil.Error):
+        words = psutil.Process(pid).cmdline() or [""]
         for part, mark in PARTS.items():
             if words[0].startswith(mark) or words[0].endswith(mark) or mark in words[1:5]:
                 return part
@@ -144,9 +140,9 @@ def part_of(pid: int) -> str:
     return ""
 
 
-def _fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name. Empty if the process has ended."""
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+def _status(process: psutil.Process) -> str:
+    """The status of a process; empty if it has ended."""
+    with suppress(psutil.Error):
+        status = str(process.status()) if process.is_running() else ""
+        return "" if status == psutil.STATUS_ZOMBIE else status
+    return ""
