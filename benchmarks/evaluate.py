@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -22,6 +21,7 @@ from benchmarks.options import (
     table,
     use_threads,
     with_fields,
+    write_rows,
 )
 from service.decode.modes import Speculative
 from service.decode.registry import make_mode
@@ -79,9 +79,8 @@ def command(
         for latest in evaluate(engines, tasks, variants, SamplingParams(temperature, seed=seed), limits_of_all):
             scores, done = latest, [len(score.completions) for score in latest]
             counter.reach(sum(done), f"answers; {min(done)} of {len(tasks)} prompts by every plan")
-            if output and min(done) == max(done):
-                content = [_row(score) | {"model": display_name(checkpoint.path)} for score in latest]
-                output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            if min(done) == max(done):
+                write_rows(output, [_row(score) | {"model": display_name(checkpoint.path)} for score in latest])
     results().print(_table(scores))
 
 

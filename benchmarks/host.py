@@ -8,7 +8,6 @@ collection, or for its own callbacks.
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from benchmarks.options import (
     table,
     use_threads,
     with_fields,
+    write_rows,
 )
 from benchmarks.steps import HOST_COSTS, host_milliseconds
 from service.decode.mode import DecodingMode
@@ -87,8 +87,7 @@ def command(
                 row["late_ms"] = asdict(loop_delays(checkpoint, max(concurrency), mode, seconds, HOST_COSTS))
                 counter.next(f"{text}, event loop")
             rows.append(row)
-    if output:
-        output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_rows(output, rows)
     delays_table = table(
         "plan", *(f"µs, {count} together" for count in concurrency), "late ms: median", "99 %", "most", plan="plan"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -23,6 +22,7 @@ from benchmarks.options import (
     table,
     use_threads,
     with_fields,
+    write_rows,
 )
 from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, encoded, parts, plans_at_load
 from service.decode.modes import Static
@@ -63,8 +63,7 @@ def command(
     with Counter(parts(plans, Rounds(concurrency, rounds))) as counter:
         for at_load in compare_at_loads(checkpoint, workload, plans, Rounds(concurrency, rounds, counter.next)):
             rows += [_row(plan, at_load[0]) | circumstances for plan in at_load]
-            if output:
-                output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            write_rows(output, rows)
     results().print(_table(rows))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,6 +41,7 @@ __all__ = [
     "table",
     "use_threads",
     "with_fields",
+    "write_rows",
 ]
 
 SeveralOption = Annotated[list[int], typer.Option(min=1, help="Concurrent requests; may be given again.")]
@@ -56,6 +59,12 @@ def run(command: Callable[..., None], name: str = "benchmarks") -> None:
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     program.command()(command)
     main.run(program, name)
+
+
+def write_rows(output: Path | None, rows: Any) -> None:
+    """Writes rows as JSON, where `--output` names a file."""
+    if output:
+        output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def heldout(count: int, seed: int) -> list[Problem]:

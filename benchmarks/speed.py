@@ -6,12 +6,11 @@ and medians reported, because machines are shared. The prompts are random, so th
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -31,6 +30,7 @@ from benchmarks.options import (
     table,
     use_threads,
     with_fields,
+    write_rows,
 )
 from benchmarks.steps import Platform, StepTime, step_times
 from benchmarks.throughput import RandomWorkload, Rounds, SpeedRow, compare_with_plain_loop
@@ -79,13 +79,16 @@ def command(
     measured = f"{rates.bytes_per_s / 1e9:,.0f} GB/s, {rates.flops_per_s / 1e9:,.0f} GFLOP/s"
     what = f"{machine_name(checkpoint.device)}: {measured} in {checkpoint.dtype}, measured"
     results().print(_speed_table(speed), what, _step_table(steps), _prefix_table(prefix), sep="\n")
-    if output:
-        result: dict[str, Any] = {"machine": machine_name(checkpoint.device), "shape": shape, "rates": asdict(rates)}
-        result["model"] = display_name(checkpoint.path)
-        result["speed"] = [asdict(row) for row in speed]
-        result["steps"] = [asdict(step) | {"step": step.step, "ratio": step.ratio} for step in steps]
-        result["prefix"] = [asdict(time) for time in prefix]
-        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    content = {
+        "machine": machine_name(checkpoint.device),
+        "shape": shape,
+        "rates": asdict(rates),
+        "model": display_name(checkpoint.path),
+        "speed": [asdict(row) for row in speed],
+        "steps": [asdict(step) | {"step": step.step, "ratio": step.ratio} for step in steps],
+        "prefix": [asdict(time) for time in prefix],
+    }
+    write_rows(output, content)
 
 
 def _speed_table(speed: list[SpeedRow]) -> Table:

@@ -7,7 +7,6 @@ first row. Differences are from the first plan, pair by pair.
 from __future__ import annotations
 
 import ast
-import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +31,7 @@ from benchmarks.options import (
     table,
     use_threads,
     with_fields,
+    write_rows,
 )
 from service.engine import SamplingParams
 from service.errors import SettingsError
@@ -104,11 +104,10 @@ def command(
     ]
     judgements = [judged(drawn, tokens, codec, likelihood) for tokens in (texts, *answers)]
     rows = [_row(score, judgement, judgements[1]) for score, judgement in zip([None, *scores], judgements, strict=True)]
-    if output:
-        content: dict[str, Any] = {"source": source, "passages": passages, "seed": seed, "temperature": temperature}
-        content |= {"max_new_tokens": max_new_tokens, "judge": judge.name if judge else None}
-        content |= {"machine": machine_name(checkpoint.device), "model": display_name(checkpoint.path), "rows": rows}
-        output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    content: dict[str, Any] = {"source": source, "passages": passages, "seed": seed, "temperature": temperature}
+    content |= {"max_new_tokens": max_new_tokens, "judge": judge.name if judge else None}
+    content |= {"machine": machine_name(checkpoint.device), "model": display_name(checkpoint.path), "rows": rows}
+    write_rows(output, content)
     results().print(_table(rows))
 
 

@@ -1,6 +1,6 @@
 """`mrp-serve serve` as a user starts it, and its processes by their part in the service: which run, which stay behind.
 
-Used by `faults.py`. A process belongs to the family if it, or one that started it, was seen under the program. So it
+Used by `faults.py`. A process belongs to the tree if it, or one that started it, was seen under the program. So it
 stays known when its parents have ended.
 """
 
@@ -22,7 +22,7 @@ from loadtest.harness import ROOT, free_port
 
 REPLICAS = 2
 #: seconds: between two looks, until a supervisor starts a program again, for a program and for the rest to end
-LOOK_S, _RESTART_S, _EXIT_S, _BEHIND_S = 0.25, 1.0, 60.0, 10.0
+POLL_S, _RESTART_S, _EXIT_S, _BEHIND_S = 0.25, 1.0, 60.0, 10.0
 #: how the command lines of a part begin, or of the program of Python that it is
 PARTS = {
     "engine": "service.replica.process",
@@ -38,17 +38,17 @@ PARTS = {
 }
 
 
-class Family:
-    """The processes of one program after the other. `look` must be called often, and before a process is named."""
+class ProcessTree:
+    """The processes of one program after the other. `update` must be called often, and before a process is named."""
 
     def __init__(self) -> None:
         self._members: dict[int, psutil.Process] = {}
 
-    def joins(self, program: int) -> None:
+    def add(self, program: int) -> None:
         """A program has been started."""
         self._members[program] = psutil.Process(program)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Finds the processes that members have started, and forgets those that have ended."""
         self._members = {pid: process for pid, process in self._members.items() if _status(process)}
         every = psutil.process_iter(["ppid", "create_time"])
@@ -67,7 +67,7 @@ class Family:
     @property
     def alive(self) -> list[int]:
         """Every process that lives."""
-        self.look()
+        self.update()
         return sorted(self._members)
 
     def end(self) -> None:
@@ -80,8 +80,8 @@ class Family:
 class Program:
     """`mrp-serve serve` in a process group of its own. `supervised`: it is started again whenever it ends."""
 
-    def __init__(self, arguments: argparse.Namespace, family: Family) -> None:
-        self._port, self._family, self._supervised = free_port(), family, arguments.supervised
+    def __init__(self, arguments: argparse.Namespace, tree: ProcessTree) -> None:
+        self._port, self._tree, self._supervised = free_port(), tree, arguments.supervised
         self.url = f"http://127.0.0.1:{self._port}"
         self._flags = [*arguments.flags.split(), "--num-replicas", str(REPLICAS)]
         self._flags += ["--num-ingresses", str(arguments.ingresses)] if arguments.ingresses > 1 else []
@@ -93,7 +93,7 @@ class Program:
         self._process = subprocess.Popen(  # noqa: S603 - our own program
             command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=sys.stderr, start_new_session=True
         )
-        self._family.joins(self._process.pid)
+        self._tree.add(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -121,10 +121,10 @@ class Program:
                 with suppress(subprocess.TimeoutExpired):
                     await asyncio.to_thread(self._process.wait, _EXIT_S)
         exit_s, behind = time.monotonic() - began, time.monotonic() + _BEHIND_S
-        while self._family.alive and time.monotonic() < behind:
-            await asyncio.sleep(LOOK_S)
-        stayed = [part_of(pid) for pid in self._family.alive]
-        self._family.end()
+        while self._tree.alive and time.monotonic() < behind:
+            await asyncio.sleep(POLL_S)
+        stayed = [part_of(pid) for pid in self._tree.alive]
+        self._tree.end()
         exits = [*self.exits, self._process.returncode]
         return {"exit": exits, "ended_by": by, "exit_s": round(exit_s, 1), "stay": stayed}
 

@@ -35,7 +35,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def victim(nodes: Nodes, of: str) -> Any:
+def node_to_kill(nodes: Nodes, of: str) -> Any:
     """A node to kill, never the head."""
     ingress, model = nodes.with_replica_of("Ingress"), nodes.with_replica_of("Generator")
     chosen = ingress if of == "ingress" else [node for node in model if node not in ingress]
@@ -52,7 +52,7 @@ async def run(nodes: Nodes, arguments: argparse.Namespace) -> tuple[Tally, float
         bodies = requests(48, arguments.seed, arguments.tokens, demo_prompts())
         async with clients(http, bodies, arguments.concurrency) as tally:
             await asyncio.sleep(arguments.before_s)
-            node, began = victim(nodes, arguments.of), time.monotonic()
+            node, began = node_to_kill(nodes, arguments.of), time.monotonic()
             before = tally.answered
             await asyncio.to_thread(nodes.kill, node)
             say(f"the node was killed; {before} answers before")

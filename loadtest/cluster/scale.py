@@ -75,7 +75,7 @@ class Load:
         await asyncio.gather(*self.clients)
 
 
-async def look(http: httpx.AsyncClient, load: Load, rows: list[dict[str, Any]]) -> None:
+async def sample(http: httpx.AsyncClient, load: Load, rows: list[dict[str, Any]]) -> None:
     """Adds a row every second."""
     began, tokens, before = time.monotonic(), 0, time.monotonic()
     while True:
@@ -101,7 +101,7 @@ async def steps(nodes: Nodes, arguments: argparse.Namespace) -> tuple[list[dict[
     rows: list[dict[str, Any]] = []
     async with httpx.AsyncClient(base_url=nodes.url, timeout=180) as http:
         load = Load(http, requests(96, arguments.seed, arguments.tokens, demo_prompts()))
-        looking = asyncio.create_task(look(http, load, rows))
+        sampling = asyncio.create_task(sample(http, load, rows))
         for clients, seconds in ((1, arguments.low_s), (arguments.clients, arguments.high_s)):
             load.resize(clients)
             say(f"{clients} clients for {seconds:.0f} s")
@@ -112,7 +112,7 @@ async def steps(nodes: Nodes, arguments: argparse.Namespace) -> tuple[list[dict[
             await asyncio.sleep(1.0)
         await asyncio.sleep(5.0)
         await load.end()
-        looking.cancel()
+        sampling.cancel()
     return rows, load
 
 

@@ -14,7 +14,7 @@ from loadtest.chaos.bad_input import BAD_FIELDS, bad_request, fault
 from loadtest.chaos.churn import REST, ended
 from loadtest.chaos.faults import TABLE, Tally, parse
 from loadtest.chaos.leave import KINDS, conclude, leave
-from loadtest.chaos.program import Family
+from loadtest.chaos.program import ProcessTree
 from loadtest.chaos.steady import clients
 from loadtest.generator.protocol import BROKEN_OFF
 from loadtest.harness import Outcome, ask, requests
@@ -62,8 +62,8 @@ async def test_steady_clients_compare_answers_with_a_quiet_run():
     assert tally.broken == ["1 requests failed"]
 
 
-async def test_an_honest_crowd_reads_its_streams_before_the_first_attack(monkeypatch):
-    monkeypatch.setattr(attacks, "_CROWD", 4)
+async def test_the_honest_client_reads_its_streams_before_the_first_attack(monkeypatch):
+    monkeypatch.setattr(attacks, "_NUM_STREAMS", 4)
     fake = Fake()
     with serve(fake) as url:
         await attacks.warm_up(url)
@@ -134,16 +134,16 @@ def test_every_row_of_the_table_is_a_fault_and_the_longest_pause_is_of_all_clien
 
 def test_a_process_stays_known_when_its_parent_has_ended():
     program = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; read line"], stdin=-1, stdout=-1, text=True)
-    family = Family()
-    family.joins(program.pid)
+    tree = ProcessTree()
+    tree.add(program.pid)
     child = int(program.stdout.readline())
-    assert family.alive == sorted([program.pid, child])
+    assert tree.alive == sorted([program.pid, child])
     program.stdin.close()
     program.wait()
     program.stdout.close()
-    assert family.alive == [child]
-    family.end()
-    while family.alive:
+    assert tree.alive == [child]
+    tree.end()
+    while tree.alive:
         time.sleep(0.01)
 
 
