@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks import machine, speed, steps
-from benchmarks.evaluation import Variant, block_only, evaluate
+from benchmarks.evaluation import Variant, evaluate
 from benchmarks.floor import ForwardNeed, Need, forward_need
 from benchmarks.host import Delays
 from benchmarks.judges import LikelihoodJudge, distinct_bigrams, mean_difference, parses
@@ -31,8 +31,8 @@ from benchmarks.throughput import (
     compare_at_loads,
     plans_at_load,
 )
-from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.decode.modes import Dynamic, Remask, Speculative, Static
+from service.engine import Engine, EngineConfig, SamplingParams
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.gil_and_gc import tune_interpreter
 from service.errors import CheckpointError, InvalidRequest, SettingsError
@@ -49,9 +49,8 @@ FOLDER = GOLDEN / "sdar-mrp-random-a"
 
 @pytest.fixture(scope="module")
 def engines():
-    checkpoint = load_checkpoint(FOLDER)
     zero = load_checkpoint(FOLDER, LoadOptions(mrp_zero=True))
-    return {"mrp": Engine(checkpoint), "zero": Engine(zero), "block": Engine(block_only(checkpoint))}
+    return {"mrp": Engine(load_checkpoint(FOLDER)), "zero": Engine(zero)}
 
 
 def test_scores_are_summed_over_chunks_and_compared_with_the_first_plan(engines):
@@ -76,24 +75,12 @@ def test_scores_are_summed_over_chunks_and_compared_with_the_first_plan(engines)
         assert score.tokens_per_published_forward == score.tokens / forwards
 
 
-def test_mrp_without_output_or_prefix_drafts_otherwise_and_answers_the_same(engines):
-    variants = [Variant(Speculative(4), name) for name in ("mrp", "zero", "block")]
+def test_mrp_without_output_drafts_otherwise_and_answers_the_same(engines):
+    variants = [Variant(Speculative(4), name) for name in ("mrp", "zero")]
     *_, scores = evaluate(engines, [PromptTask((3, 7, 9), bool)], variants, SamplingParams(), (24, 1))
     drafts = [[step.drafted for block in score.completions[0].blocks for step in block.steps] for score in scores]
-    assert drafts[0] != drafts[1] != drafts[2] != drafts[0]
-    assert [score.same_as_first for score in scores] == [1, 1, 1]
-
-
-def test_mrp_that_sees_the_block_alone_reads_the_first_block_as_before(engines):
-    def picks(engine):
-        [completion] = engine.generate([GenerationRequest("1", (3, 7), Direct(2), max_new_tokens=16)])
-        return [[pick[:2] for step in block.steps for pick in step.revealed] for block in completion.blocks]
-
-    usual, block = picks(engines["mrp"]), picks(engines["block"])
-    assert usual[0] == block[0]
-    assert usual[1] != block[1]
-    with pytest.raises(CheckpointError, match="no MRP"):
-        block_only(replace(load_checkpoint(FOLDER), mrp=None))
+    assert drafts[0] != drafts[1]
+    assert [score.same_as_first for score in scores] == [1, 1]
 
 
 # --- plans at loads ----------------------------------------------------------------------------------------
