@@ -49,8 +49,7 @@ def modes(runs: Runs, slo: Slo, folder: Path) -> None:
             (gap, "gap", "Time between blocks", slo.gap_ms),
         ):
             lines = {f"{measure}_p95_ms": "-", f"{measure}_p50_ms": ":"}
-            _curves(axes, runs, lines, title, "milliseconds: p95 (line), p50 (dotted)")
-            _milliseconds(axes, limit)
+            _curves(axes, runs, lines, title, "milliseconds: p95 (line), p50 (dotted)", limit)
         first.legend()
     with picture(folder / "forwards.png", 2) as [of_request, of_engine]:
         _curves(of_request, runs, {"tokens_per_forward": "-"}, "Tokens per forward, of one request", "tokens")
@@ -61,14 +60,15 @@ def modes(runs: Runs, slo: Slo, folder: Path) -> None:
 def arrivals(runs: Runs, slo: Slo, folder: Path) -> None:
     """Random arrivals: the rate of answers, the rate of answers in time, and the time to the first block."""
     with picture(folder / "arrivals.png", 2) as [served, waited]:
-        _curves(
-            served, runs, {"good_per_s": "-", "requests_per_s": ":"}, "In time (line), answered (dotted)", "a second"
+        lines = {"good_per_s": "-", "requests_per_s": ":"}
+        _curves(served, runs, lines, "In time (line), answered (dotted)", "requests a second")
+        lines, unit = (
+            {"first_block_p95_ms": "-", "first_block_p50_ms": ":"},
+            "ms from arrival: p95 (line), p50 (dotted)",
         )
-        _curves(waited, runs, {"first_block_p95_ms": "-", "first_block_p50_ms": ":"}, "Time to first block", "")
+        _curves(waited, runs, lines, "Time to first block", unit, slo.first_block_ms)
         highest = max(_load(point) for points in runs.values() for point in points)
         served.plot([0, highest], [0, highest], color=GREY, linestyle="--", linewidth=1, label="all that arrive")
-        _milliseconds(waited, slo.first_block_ms)
-        waited.set_ylabel("milliseconds from arrival: p95 (line), p50 (dotted)")
         served.legend()
 
 
@@ -150,15 +150,23 @@ def stacked(kinds: Mapping[str, Mapping[str, float]], beside: str, path: Path) -
         panels[-1].legend(loc="upper right")
 
 
-def _curves(axes: Axes, runs: Runs, measures: Mapping[str, str], title: str, unit: str) -> None:
-    """Measures against load, with the style of each line. A closed loop has a logarithmic axis of its levels."""
+def _curves(
+    axes: Axes, runs: Runs, measures: Mapping[str, str], title: str, unit: str, limit: float | None = None
+) -> None:
+    """Measures against load, with the style of each line. A closed loop has a logarithmic axis of its levels.
+
+    `limit`: the objective of times in milliseconds. None: other measures.
+    """
     for number, (name, points) in enumerate(runs.items()):
         for measure, line in measures.items():
             values = [(_load(point), value) for point in points if (value := getattr(point, measure)) is not None]
             style = {**series(number), "linestyle": line, "label": name if line == "-" else None}
             axes.plot([x for x, _ in values], [y for _, y in values], **style)
-    axes.set_ylim(bottom=0)
     axes.set(title=title, ylabel=unit)
+    if limit is None:
+        axes.set_ylim(bottom=0)
+    else:
+        _milliseconds(axes, limit)
     levels = {point.level for points in runs.values() for point in points if point.loop == "closed"}
     if not levels:
         axes.set_xlim(left=0)
@@ -175,8 +183,8 @@ def _milliseconds(axes: Axes, limit: float) -> None:
     """A logarithmic axis of times, with plain numbers and the objective."""
     axes.axhline(limit, color=GREY, linestyle="--", linewidth=1, label="objective")
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if f"{value:e}"[0] in "25" else ""))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if f"{value:e}"[0] in "25" else ""))
 
 
 def _load(point: Point) -> float:

@@ -7,6 +7,7 @@ import pytest
 
 from loadtest.generator.rows import UNFINISHED, Level
 from loadtest.harness import percentile as rounded_percentile
+from loadtest.report import figures
 from loadtest.report.scenario import Run, Slo, parse
 from loadtest.report.summary import Sample, is_good, percentile, points, saturation, windows
 from loadtest.run import draw, main
@@ -144,6 +145,10 @@ def test_pictures_of_modes_mix_and_arrivals(tmp_path):
     pictures = {path.name: path.stat().st_size for path in tmp_path.glob("*.png")}
     assert set(pictures) == {"arrivals.png", "forwards.png", "latency.png", "throughput.png", "together.png"}
     assert min(pictures.values()) > 10_000
+    with figures.picture(tmp_path / "times.png", 1) as [axes]:
+        figures._curves(axes, {"static": measured[:2]}, {"first_block_p95_ms": "-"}, "", "", limit=100.0)
+        assert axes.get_yscale() == "log"
+        assert 0 < axes.get_ylim()[0] <= 30 < 120 <= axes.get_ylim()[1]
     draw(SCENARIO, measured[:1], tmp_path / "nothing")  # there is nothing to draw of one level
 
 
