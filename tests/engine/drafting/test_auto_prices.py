@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,6 @@ from service.engine.memory_plan import GRAPH_ROWS
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.text import TextCodec
 from tests.predictions import prediction_of
-from tests.runners import Around
 
 MEASURED = Path("dev/lab/results/h100-2026-11-26")
 #: seconds of a capture, and the most rows of a forward: no larger one was measured
@@ -84,18 +84,20 @@ class Capturing:
         return done([prediction_of(picks) for _ in rows])
 
 
-class Timed(Around):
+class Timed:
     """Adds up the card's seconds of forwards, and the host's of the steps with them."""
 
     def __init__(self, runner: CheckpointRunner, times: Times) -> None:
-        super().__init__(runner)
-        self._times, self.seconds = times, 0.0
+        self._runner, self._times, self.seconds = runner, times, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         self.seconds += self._times.seconds(network, len(rows))
         if network == "backbone":
             self.seconds += self._times.host.at(len({id(row.pages) for row in rows}))
-        return super().begin(network, rows)
+        return self._runner.begin(network, rows)
 
 
 def demo(block_size: int) -> Checkpoint:
