@@ -6,7 +6,6 @@ and medians reported, because machines are shared. The prompts are random, so th
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -149,20 +148,13 @@ def prefix_times(
     tokens = 4 * (possible[-1] + 2 * checkpoint.config.block_size)
     limits = EngineConfig(kv_cache_tokens=tokens, attention=attention)
     plain, caching = (Engine(checkpoint, replace(limits, prefix_cache=on)) for on in (False, True))
-    rng = random.Random(0)
+    size = checkpoint.config.block_size
     for length in possible:
-        rows = []
-        for _ in range(rounds + 1):  # the first round warms up
-            request = _request(checkpoint, length, rng)
+        workload, rows = RandomWorkload(Static(size), (length, length), size, seed=length), []
+        for number in range(rounds + 1):  # the first round warms up
+            [request] = workload.requests(plain, 1, number)
             rows.append([_first_block_ms(engine, request) for engine in (plain, caching, caching)])
         yield PrefixTime(length, *(statistics.median(column) for column in zip(*rows[1:], strict=True)))
-
-
-def _request(checkpoint: Checkpoint, length: int, rng: random.Random) -> GenerationRequest:
-    config = checkpoint.config
-    allowed = [token for token in range(config.vocab_size) if token != config.mask_token_id]
-    prompt = tuple(rng.choices(allowed, k=length))
-    return GenerationRequest("prefix", prompt, Static(config.block_size), max_new_tokens=config.block_size)
 
 
 def _first_block_ms(engine: Engine, request: GenerationRequest) -> float:
