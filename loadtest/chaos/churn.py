@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.harness import (
     GENERATE,
+    Outcome,
     ask,
     demo_prompts,
     memory,
@@ -51,20 +52,28 @@ def parse() -> argparse.Namespace:
 async def disturb(client: httpx.AsyncClient, body: dict[str, Any], kind: str, draw: random.Random) -> str:
     """Sends one request that ends as `kind` says. Returns its outcome."""
     if kind == "stays":
-        outcome = await ask(client, body)
-        return "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
+        return described(await ask(client, body))
     if kind == "times out":
         outcome = await ask(client, {**body, "timeout_s": 10 ** draw.uniform(-4, -1)})
         late = outcome.status == 504 or outcome.finish == "timeout" or outcome.error.startswith("deadline_exceeded")
-        return "timed out" if late else "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
+        return "timed out" if late else described(outcome)
     if kind == "leaves mid-stream":
         return await leave_mid_stream(client, {**body, "stream": True}, draw)
+    return await leave(client, {**body, "stream": kind == "leaves before first block"}, 10 ** draw.uniform(-3, -0.7))
+
+
+def described(outcome: Outcome) -> str:
+    """An outcome in a word, or its error."""
+    return "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
+
+
+async def leave(client: httpx.AsyncClient, body: dict[str, Any], stay_s: float) -> str:
+    """Closes the connection after some seconds, if the answer is not there by then."""
     try:
-        async with asyncio.timeout(10 ** draw.uniform(-3, -0.7)):
-            outcome = await ask(client, {**body, "stream": kind == "leaves before first block"})
+        async with asyncio.timeout(stay_s):
+            return described(await ask(client, body))
     except TimeoutError:
         return "left"
-    return "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
 
 
 async def leave_mid_stream(client: httpx.AsyncClient, body: dict[str, Any], draw: random.Random) -> str:

@@ -13,7 +13,7 @@ from loadtest.chaos import attacks
 from loadtest.chaos.bad_input import BAD_FIELDS, bad_request, fault
 from loadtest.chaos.churn import REST, ended
 from loadtest.chaos.faults import TABLE, Tally, parse
-from loadtest.chaos.leave import KINDS, conclude, leave
+from loadtest.chaos.leave import KINDS, ask_and_leave, conclude
 from loadtest.chaos.program import ProcessTree
 from loadtest.chaos.steady import clients
 from loadtest.generator.protocol import BROKEN_OFF
@@ -155,7 +155,7 @@ async def test_a_client_leaves_a_slow_answer(kind):
     """A stream is left between its blocks; other clients leave a service that takes two seconds for anything."""
     with serve(Fake(block_s=0.01, capacity_s=0.0 if kind == "mid-stream" else 2.0)) as url:
         async with httpx.AsyncClient(base_url=url) as client:
-            assert await leave(client, BODY, kind, stay_s=0.05) == "left"
+            assert await ask_and_leave(client, BODY, kind, stay_s=0.05) == "left"
 
 
 async def test_ends_are_counted_by_reason():
