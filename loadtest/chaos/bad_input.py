@@ -20,6 +20,7 @@ import httpx
 from loadtest.chaos.steady import Tally, clients
 from loadtest.harness import GENERATE, demo_prompts, options, percentile, report, requests, service
 
+_LONG = json.dumps({"messages": [{"role": "user", "content": "x" * 2_000_000}], "seed": 1}).encode()
 #: each of these makes a good body bad
 BAD_FIELDS: tuple[dict[str, Any], ...] = (
     {"mode": "fastest"},
@@ -64,7 +65,7 @@ def bad_request(draw: random.Random, good: dict[str, Any]) -> tuple[str, str, by
         ("POST", GENERATE, body[: draw.randrange(1, len(body))]),
         ("POST", GENERATE, bytes(draw.randrange(256) for _ in range(64))),
         ("POST", GENERATE, b"[" * 50_000),
-        ("POST", GENERATE, json.dumps({**plain, "messages": [{"role": "user", "content": "x" * 2_000_000}]}).encode()),
+        ("POST", GENERATE, _LONG),
         ("POST", "/v1/chat/completions", json.dumps({**plain, "model": "another"}).encode()),
         ("PUT", GENERATE, body),
         ("POST", "/nowhere", body),
