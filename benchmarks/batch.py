@@ -22,32 +22,20 @@ import torch
 import typer
 
 from benchmarks.machine import machine_name
-from benchmarks.options import heldout, run
+from benchmarks.options import Counter, OutputOption, heldout, results, run, table, use_threads, write_rows
 from service.batch.answers import LineAnswers
 from service.batch.journal import Journal
 from service.batch.lines import BatchFile
 from service.batch.replicas import BatchReplicas
-from service.cli.options import OutputOption, use_threads
-from service.cli.output import Counter, results, table
-from service.decode.block import Step
 from service.demo import Problem
-from service.engine import BlockEvent, Engine, GenerationRequest, StepReport
+from service.engine import Engine, GenerationRequest
+from service.engine.observer import SafeObserver
 from service.engine_process.core import load_core
 from service.model.device import pick_device
 from service.quality.calibration.plans import parse_plan
 from service.quality.schema import Plan
 from service.settings.settings import Settings
 from service.text import TextCodec
-
-
-class _Silent:
-    """An observer without work."""
-
-    def on_step(self, report: StepReport) -> None:
-        pass
-
-    def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +71,7 @@ def command(
     problems = [problems[index % len(problems)] for index in range(lines)]
     settings = Settings(max_running=max_running, torch_threads=threads, prefix_cache=False)
     use_threads(threads)
-    engine = load_core(settings, _Silent()).engine
+    engine = load_core(settings, SafeObserver(None)).engine
     codec = TextCodec.load(Path(settings.model))
     stops = frozenset(engine.model.eos_token_ids)
     requests = [
@@ -103,15 +91,15 @@ def command(
     rate = f"{tokens / statistics.median(each.batch_s for each in measured):,.0f}"
     rows.add_row("batch", rate, f"{ratio:.3f}", f"{cpu_ratio:.3f}", f"{program:.2f}")
     results().print(rows)
-    if output:
-        circumstances = {
-            "machine": machine_name(torch.device(pick_device(settings.device))),
-            "plan": plan,
-            "lines": lines,
-            "max_running": max_running,
-        }
-        content = {**circumstances, "ratio": ratio, "rounds": [asdict(each) for each in measured]}
-        output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    content = {
+        "machine": machine_name(torch.device(pick_device(settings.device))),
+        "plan": plan,
+        "lines": lines,
+        "max_running": max_running,
+        "ratio": ratio,
+        "rounds": [asdict(each) for each in measured],
+    }
+    write_rows(output, content)
 
 
 async def _measure(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -10,10 +9,20 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from benchmarks.evaluation import Score, Variant, block_only, evaluate
-from benchmarks.options import heldout, run
-from service.cli.options import ModelOptions, OutputOption, ThreadsOption, use_threads, with_fields
-from service.cli.output import Counter, results, table
+from benchmarks.evaluation import Score, Variant, evaluate
+from benchmarks.options import (
+    Counter,
+    ModelOptions,
+    OutputOption,
+    ThreadsOption,
+    heldout,
+    results,
+    run,
+    table,
+    use_threads,
+    with_fields,
+    write_rows,
+)
 from service.decode.modes import Speculative
 from service.decode.registry import make_mode
 from service.engine import Engine, EngineConfig, SamplingParams
@@ -43,7 +52,7 @@ def command(
         list[str] | None,
         typer.Option(
             help="Such as 'speculative mrp_steps=4'; may be given again. With `zero` at the end, MRP's output is set"
-            " to 0. With `block`, MRP sees only the block, as in the published loops. With `int8`, `fp8` or `w8a8`, the"
+            " to 0. With `int8`, `fp8` or `w8a8`, the"
             " layers' matrices are kept so. Default: all."
         ),
     ] = None,
@@ -70,16 +79,15 @@ def command(
         for latest in evaluate(engines, tasks, variants, SamplingParams(temperature, seed=seed), limits_of_all):
             scores, done = latest, [len(score.completions) for score in latest]
             counter.reach(sum(done), f"answers; {min(done)} of {len(tasks)} prompts by every plan")
-            if output and min(done) == max(done):
-                content = [_row(score) | {"model": display_name(checkpoint.path)} for score in latest]
-                output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            if min(done) == max(done):
+                write_rows(output, [_row(score) | {"model": display_name(checkpoint.path)} for score in latest])
     results().print(_table(scores))
 
 
 def parse_variant(text: str) -> Variant:
     """The variant of `mode knob=value …`, with the engine's name at the end if it is not `mrp`."""
     plan, _, last = text.rpartition(" ")
-    return Variant(parse_plan(plan), last) if last in {"zero", "block", *QUANT_SCHEMES} else Variant(parse_plan(text))
+    return Variant(parse_plan(plan), last) if last in {"zero", *QUANT_SCHEMES} else Variant(parse_plan(text))
 
 
 def default_variants(*, with_mrp: bool) -> list[Variant]:
@@ -99,16 +107,9 @@ def engines_for(
     config = EngineConfig(prefix_cache=False, draft_candidates=draft_candidates)
     engines = {"mrp": Engine(checkpoint, config)}
     for name in {variant.engine for variant in variants} - {"mrp"}:
-        engines[name] = Engine(_changed(name, checkpoint, options), config)
+        changed = replace(options, mrp_zero=True) if name == "zero" else replace(options, quantization=name)
+        engines[name] = Engine(load_checkpoint(checkpoint.path, changed), config)
     return engines
-
-
-def _changed(name: str, checkpoint: Checkpoint, options: LoadOptions) -> Checkpoint:
-    """The checkpoint of an engine other than `mrp`."""
-    if name == "block":
-        return block_only(checkpoint)
-    changed = replace(options, mrp_zero=True) if name == "zero" else replace(options, quantization=name)
-    return load_checkpoint(checkpoint.path, changed)
 
 
 def _row(score: Score) -> dict[str, Any]:

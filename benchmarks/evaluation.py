@@ -2,27 +2,17 @@
 
 Every plan decodes the same tasks with the same seeds. Plans are interleaved chunk by chunk, so that a noisy machine
 hurts all of them alike. Knows no files and no command line.
-
-Training shows MRP the clean text before a block. The published speculative and remask loops call MRP on the block
-alone. A checkpoint with a `BlockOnly` module measures the loss.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import cast
-
-import torch.nn.functional as F
-from torch import Tensor, nn
+from dataclasses import dataclass, field
 
 from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative
 from service.engine import Completion, Engine, GenerationRequest, SamplingParams
-from service.errors import CheckpointError
-from service.model import Checkpoint, Mrp
-from service.model.layer_ops import Rotation
 from service.quality.calibration.prompts import PromptTask
 from service.quality.schema import Plan
 
@@ -31,8 +21,7 @@ from service.quality.schema import Plan
 class Variant:
     """A mode with its knobs, run on one of the engines.
 
-    `mrp`; `zero`: MRP's output set to 0; `block`: MRP sees the block alone; `int8`, `fp8`, `w8a8`: the layers' matrices
-    are kept so (`model/quantization`).
+    `engine`: `mrp`; `zero`: MRP's output set to 0; `int8`, `fp8`, `w8a8`: the layers' matrices are kept so.
     """
 
     mode: DecodingMode
@@ -140,29 +129,3 @@ def _judge(score: Score, tasks: Sequence[PromptTask], completions: list[Completi
     score.right += sum(task.is_right(completion.token_ids) for task, completion in answered)
     pairs = zip(completions, first[done : done + len(completions)], strict=True)
     score.same_as_first += sum(completion.token_ids == other.token_ids for completion, other in pairs)
-
-
-class BlockOnly(nn.Module):
-    """An MRP module whose layers see their own block and nothing before it."""
-
-    def __init__(self, mrp: Mrp) -> None:
-        super().__init__()
-        self._mrp = mrp
-
-    def forward(self, embedded: Tensor, anchor: Tensor, rotation: Rotation, _: object) -> Tensor:
-        """As `Mrp.forward`, with the attention handed in left unused."""
-        changed: Tensor = self._mrp(embedded, anchor, rotation, _within_rows)
-        return changed
-
-
-def block_only(checkpoint: Checkpoint) -> Checkpoint:
-    """The same checkpoint, its MRP module without prefix context. Raises CheckpointError where there is none."""
-    if checkpoint.mrp is None:
-        raise CheckpointError("the checkpoint has no MRP module")
-    return replace(checkpoint, mrp=cast(Mrp, BlockOnly(checkpoint.mrp)))
-
-
-def _within_rows(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """An `Attend` of every row to itself."""
-    q, k, v = (states.transpose(1, 2) for states in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2)

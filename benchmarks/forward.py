@@ -6,7 +6,6 @@ clock is the thread's own time, whoever else wants the core.
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import time
@@ -20,10 +19,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.options import run
+from benchmarks.options import OutputOption, ThreadsOption, run, use_threads, write_rows
 from benchmarks.plain_loop import PlainLoop
 from benchmarks.shapes import random_checkpoint
-from service.cli.options import OutputOption, ThreadsOption, use_threads
 from service.decode.block import MASKED, Block
 from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
@@ -58,8 +56,7 @@ def command(
         limit = "" if row.limit is None else f"≤ {row.limit:.2f}"
         table.add_row(row.what, f"{row.milliseconds:,.1f}", f"{row.compared:,.1f}", f"{row.ratio:.2f}", limit)
     Console().print(table)
-    if output:
-        output.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    write_rows(output, [asdict(row) for row in rows])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ collection, or for its own callbacks.
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Sequence
@@ -21,10 +20,19 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.machine import machine_name
-from benchmarks.options import SeveralOption, run
+from benchmarks.options import (
+    Counter,
+    ModelOptions,
+    OutputOption,
+    SeveralOption,
+    results,
+    run,
+    table,
+    use_threads,
+    with_fields,
+    write_rows,
+)
 from benchmarks.steps import HOST_COSTS, host_milliseconds
-from service.cli.options import ModelOptions, OutputOption, use_threads, with_fields
-from service.cli.output import Counter, results, table
 from service.decode.mode import DecodingMode
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import StepCosts
@@ -82,8 +90,7 @@ def command(
                 row["late_ms"] = asdict(loop_delays(checkpoint, max(concurrency), mode, seconds, HOST_COSTS))
                 counter.next(f"{text}, event loop")
             rows.append(row)
-    if output:
-        output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_rows(output, rows)
     delays_table = table(
         "plan", *(f"µs, {count} together" for count in concurrency), "late ms: median", "99 %", "most", plan="plan"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -10,10 +9,22 @@ import typer
 from rich.table import Table
 
 from benchmarks.machine import machine_name
-from benchmarks.options import SeveralOption, ShapeOption, heldout, load_in_shape, run
+from benchmarks.options import (
+    Counter,
+    ModelOptions,
+    OutputOption,
+    SeveralOption,
+    ShapeOption,
+    heldout,
+    load_in_shape,
+    results,
+    run,
+    table,
+    use_threads,
+    with_fields,
+    write_rows,
+)
 from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, encoded, parts, plans_at_load
-from service.cli.options import ModelOptions, OutputOption, use_threads, with_fields
-from service.cli.output import Counter, results, table
 from service.decode.modes import Static
 from service.model.files import display_name
 from service.quality.calibration.plans import parse_plan
@@ -52,8 +63,7 @@ def command(
     with Counter(parts(plans, Rounds(concurrency, rounds))) as counter:
         for at_load in compare_at_loads(checkpoint, workload, plans, Rounds(concurrency, rounds, counter.next)):
             rows += [_row(plan, at_load[0]) | circumstances for plan in at_load]
-            if output:
-                output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            write_rows(output, rows)
     results().print(_table(rows))
 
 
@@ -66,16 +76,20 @@ def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
         "cpu_milliseconds_per_token": plan.milliseconds_per_token,
         "times_static_cpu": cpu,
         "times_static_wall": wall,
+        "every_times_static_wall": plan.ratios(static),
         "rounds": len(plan.samples),
         "samples": [asdict(sample) for sample in plan.samples],
     }
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    lines = table("concurrent", "plan", "tokens/forward", "ms/token (CPU)", "times static (CPU)", "(wall)", plan="plan")
+    lines = table(
+        "concurrent", "plan", "tokens/forward", "ms/token (CPU)", "times static (CPU)", "(wall)", "range", plan="plan"
+    )
     for row in rows:
         numbers = [f"{row[name]:.2f}" for name in list(row)[2:6]]
-        lines.add_row(str(row["concurrency"]), row["plan"], *numbers)
+        every = row["every_times_static_wall"]
+        lines.add_row(str(row["concurrency"]), row["plan"], *numbers, f"{min(every):.2f} to {max(every):.2f}")
     return lines
 
 

@@ -1,19 +1,48 @@
-"""Options that several benchmarks share, functions that load checkpoints, and `run`, which runs a benchmark."""
+"""What benchmarks share with the program: options, output, loading, and `run`. Only it imports `service.cli`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from service.cli import main
+from service.cli.options import (
+    AttentionOption,
+    ModelOptions,
+    OutputOption,
+    ThreadsOption,
+    use_threads,
+    with_fields,
+)
+from service.cli.output import Counter, notes, results, table
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
-    from service.cli.options import ModelOptions
     from service.demo import Problem
     from service.model import Checkpoint
+
+__all__ = [
+    "AttentionOption",
+    "Counter",
+    "ModelOptions",
+    "OutputOption",
+    "SeveralOption",
+    "ShapeOption",
+    "ThreadsOption",
+    "heldout",
+    "load_in_shape",
+    "notes",
+    "results",
+    "run",
+    "table",
+    "use_threads",
+    "with_fields",
+    "write_rows",
+]
 
 SeveralOption = Annotated[list[int], typer.Option(min=1, help="Concurrent requests; may be given again.")]
 ShapeOption = Annotated[
@@ -25,11 +54,17 @@ ShapeOption = Annotated[
 ]
 
 
-def run(command: Callable[..., None]) -> None:
+def run(command: Callable[..., None], name: str = "benchmarks") -> None:
     """Runs a benchmark as a program. An error of the service is one line on stderr; the status is then 1."""
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     program.command()(command)
-    main.run(program, "benchmarks")
+    main.run(program, name)
+
+
+def write_rows(output: Path | None, rows: Any) -> None:
+    """Writes rows as JSON, where `--output` names a file."""
+    if output:
+        output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def heldout(count: int, seed: int) -> list[Problem]:

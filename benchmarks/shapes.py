@@ -1,7 +1,7 @@
 """The shapes of the published models, and random weights in any shape.
 
-Text of random weights is noise, and MRP's drafts are accepted by chance only. `inflate.py` makes weights of a published
-shape that answer as a small checkpoint does.
+Text of random weights is noise, and MRP's drafts are accepted by chance only. `inflated.py` makes weights of a
+published shape that answer as a small checkpoint does.
 """
 
 from __future__ import annotations

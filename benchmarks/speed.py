@@ -6,29 +6,33 @@ and medians reported, because machines are shared. The prompts are random, so th
 
 from __future__ import annotations
 
-import json
-import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from benchmarks.machine import machine_name, measure_rates
-from benchmarks.options import SeveralOption, ShapeOption, load_in_shape, run
-from benchmarks.steps import Platform, StepTime, step_times
-from benchmarks.throughput import RandomWorkload, Rounds, SpeedRow, compare_with_plain_loop
-from service.cli.options import (
+from benchmarks.options import (
     AttentionOption,
+    Counter,
     ModelOptions,
     OutputOption,
+    SeveralOption,
+    ShapeOption,
     ThreadsOption,
+    load_in_shape,
+    results,
+    run,
+    table,
     use_threads,
     with_fields,
+    write_rows,
 )
-from service.cli.output import Counter, results, table
+from benchmarks.steps import Platform, StepTime, step_times
+from benchmarks.throughput import RandomWorkload, Rounds, SpeedRow, compare_with_plain_loop
 from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest
 from service.model import Checkpoint
@@ -74,13 +78,16 @@ def command(
     measured = f"{rates.bytes_per_s / 1e9:,.0f} GB/s, {rates.flops_per_s / 1e9:,.0f} GFLOP/s"
     what = f"{machine_name(checkpoint.device)}: {measured} in {checkpoint.dtype}, measured"
     results().print(_speed_table(speed), what, _step_table(steps), _prefix_table(prefix), sep="\n")
-    if output:
-        result: dict[str, Any] = {"machine": machine_name(checkpoint.device), "shape": shape, "rates": asdict(rates)}
-        result["model"] = display_name(checkpoint.path)
-        result["speed"] = [asdict(row) for row in speed]
-        result["steps"] = [asdict(step) | {"step": step.step, "ratio": step.ratio} for step in steps]
-        result["prefix"] = [asdict(time) for time in prefix]
-        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    content = {
+        "machine": machine_name(checkpoint.device),
+        "shape": shape,
+        "rates": asdict(rates),
+        "model": display_name(checkpoint.path),
+        "speed": [asdict(row) for row in speed],
+        "steps": [asdict(step) | {"step": step.step, "ratio": step.ratio} for step in steps],
+        "prefix": [asdict(time) for time in prefix],
+    }
+    write_rows(output, content)
 
 
 def _speed_table(speed: list[SpeedRow]) -> Table:
@@ -141,20 +148,13 @@ def prefix_times(
     tokens = 4 * (possible[-1] + 2 * checkpoint.config.block_size)
     limits = EngineConfig(kv_cache_tokens=tokens, attention=attention)
     plain, caching = (Engine(checkpoint, replace(limits, prefix_cache=on)) for on in (False, True))
-    rng = random.Random(0)
+    size = checkpoint.config.block_size
     for length in possible:
-        rows = []
-        for _ in range(rounds + 1):  # the first round warms up
-            request = _request(checkpoint, length, rng)
+        workload, rows = RandomWorkload(Static(size), (length, length), size, seed=length), []
+        for number in range(rounds + 1):  # the first round warms up
+            [request] = workload.requests(plain, 1, number)
             rows.append([_first_block_ms(engine, request) for engine in (plain, caching, caching)])
         yield PrefixTime(length, *(statistics.median(column) for column in zip(*rows[1:], strict=True)))
-
-
-def _request(checkpoint: Checkpoint, length: int, rng: random.Random) -> GenerationRequest:
-    config = checkpoint.config
-    allowed = [token for token in range(config.vocab_size) if token != config.mask_token_id]
-    prompt = tuple(rng.choices(allowed, k=length))
-    return GenerationRequest("prefix", prompt, Static(config.block_size), max_new_tokens=config.block_size)
 
 
 def _first_block_ms(engine: Engine, request: GenerationRequest) -> float:

@@ -14,13 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from benchmarks.floor import forward_need
 from benchmarks.machine import Rates
-from benchmarks.runner_around import RunnerAround
 from service.decode.block import MASKED, Block
 from service.decode.mode import DecodingMode
 from service.decode.modes import Static
@@ -125,16 +124,18 @@ def _median(run: Callable[[], object], checkpoint: Checkpoint, rounds: int) -> f
     return statistics.median(times[1:])
 
 
-class _Counted(RunnerAround):
-    """A runner, and the seconds spent in it."""
+class _TimedRunner:
+    """A `ModelRunner` that computes each forward at once. `seconds`: spent in forwards."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        super().__init__(runner)
-        self._clock = forward_clock(runner.device)
+        self._runner, self._clock = runner, forward_clock(runner.device)
         self.seconds = 0.0
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
-        """A forward, computed at once."""
+        """As `ModelRunner.begin`."""
         began = self._clock()
         predictions = self._runner.begin(network, rows)()
         self.seconds += self._clock() - began
@@ -146,11 +147,11 @@ def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, mode: D
 
     With one CPU thread it is CPU time, so other programs do not count.
     """
-    size, counted = checkpoint.config.block_size, list[_Counted]()
+    size, timed = checkpoint.config.block_size, list[_TimedRunner]()
 
     def runner(*arguments: Any) -> ModelRunner:
-        counted.append(_Counted(CheckpointRunner(*arguments)))
-        return counted[0]
+        timed.append(_TimedRunner(CheckpointRunner(*arguments)))
+        return cast(ModelRunner, timed[0])
 
     new_tokens = (2 + -(-steps // size)) * size
     config = EngineConfig(
@@ -164,7 +165,7 @@ def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, mode: D
         engine.submit(GenerationRequest(str(index), (index % 2,), mode or Static(), max_new_tokens=new_tokens))
     times, clock = list[float](), forward_clock(checkpoint.device)
     while len(times) <= steps and (len(times) < 2 or engine.state().num_running == requests):
-        begin, inside = clock(), counted[0].seconds
+        begin, inside = clock(), timed[0].seconds
         engine.step()
-        times.append(1e3 * (clock() - begin - counted[0].seconds + inside))
+        times.append(1e3 * (clock() - begin - timed[0].seconds + inside))
     return statistics.median(times[1:])

@@ -7,7 +7,6 @@ first row. Differences are from the first plan, pair by pair.
 from __future__ import annotations
 
 import ast
-import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -22,9 +21,18 @@ from benchmarks.evaluate import default_variants, engines_for, parse_variant
 from benchmarks.evaluation import Score, evaluate
 from benchmarks.judges import Interval, LikelihoodJudge, distinct_bigrams, mean_difference, parses
 from benchmarks.machine import machine_name
-from benchmarks.options import run
-from service.cli.options import ModelOptions, OutputOption, ThreadsOption, use_threads, with_fields
-from service.cli.output import Counter, results, table
+from benchmarks.options import (
+    Counter,
+    ModelOptions,
+    OutputOption,
+    ThreadsOption,
+    results,
+    run,
+    table,
+    use_threads,
+    with_fields,
+    write_rows,
+)
 from service.engine import SamplingParams
 from service.errors import SettingsError
 from service.model.files import display_name
@@ -96,11 +104,10 @@ def command(
     ]
     judgements = [judged(drawn, tokens, codec, likelihood) for tokens in (texts, *answers)]
     rows = [_row(score, judgement, judgements[1]) for score, judgement in zip([None, *scores], judgements, strict=True)]
-    if output:
-        content: dict[str, Any] = {"source": source, "passages": passages, "seed": seed, "temperature": temperature}
-        content |= {"max_new_tokens": max_new_tokens, "judge": judge.name if judge else None}
-        content |= {"machine": machine_name(checkpoint.device), "model": display_name(checkpoint.path), "rows": rows}
-        output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    content: dict[str, Any] = {"source": source, "passages": passages, "seed": seed, "temperature": temperature}
+    content |= {"max_new_tokens": max_new_tokens, "judge": judge.name if judge else None}
+    content |= {"machine": machine_name(checkpoint.device), "model": display_name(checkpoint.path), "rows": rows}
+    write_rows(output, content)
     results().print(_table(rows))
 
 
@@ -114,10 +121,10 @@ def package_files() -> Iterator[str]:
 
 def draw(count: int, seed: int, texts: Iterable[str]) -> list[Passage]:
     """`count` different passages from random texts. SettingsError, which names `passages`, if there are fewer."""
-    found = sorted({passage for text in texts for passage in _passages(text)}, key=lambda passage: passage.prompt)
-    if count > len(found):
-        raise SettingsError(f"passages is {count}, allowed are 1 to {len(found)}", param="passages")
-    return random.Random(seed).sample(found, count)
+    available = sorted({passage for text in texts for passage in _passages(text)}, key=lambda passage: passage.prompt)
+    if count > len(available):
+        raise SettingsError(f"passages is {count}, allowed are 1 to {len(available)}", param="passages")
+    return random.Random(seed).sample(available, count)
 
 
 def _passages(text: str) -> Iterator[Passage]:

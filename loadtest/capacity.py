@@ -17,13 +17,13 @@ import json
 import math
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from loadtest.harness import options, say, service
 from loadtest.report.driver import Driver
 from loadtest.report.figures import capacity as draw
-from loadtest.report.probes import row, table
 from loadtest.report.scenario import Run, Slo
 from loadtest.report.summary import Point, points
 from loadtest.run import line
@@ -95,8 +95,9 @@ class Probe:
         held = 0
         for number in range(self.repeats):
             name = f"{self.like.name}-{len(self.tried)}"
-            values = {**vars(self.like), "name": name, "levels": f"{seconds:g}:{rate:.4g}", "loop": "open"}
-            point = await self._point(Run(**values | {"workload_seed": self.like.workload_seed + number}))
+            seed = self.like.workload_seed + number
+            run = replace(self.like, name=name, levels=f"{seconds:g}:{rate:.4g}", loop="open", workload_seed=seed)
+            point = await self._point(run)
             self.tried.append(point)
             why = self.limits.broken(point)
             held += not why
@@ -105,15 +106,13 @@ class Probe:
 
     async def most(self) -> float:
         """The requests per second of a closed loop, at which the search begins."""
-        values = {**vars(self.like), "name": f"{self.like.name}-closed", "levels": "8:32"}
-        point = await self._point(Run(**values))
+        point = await self._point(replace(self.like, name=f"{self.like.name}-closed", levels="8:32"))
         say(line(point))
         return max(0.1, point.requests_per_s)
 
     async def _point(self, run: Run) -> Point:
-        record = await self.driver.drive(run, lambda _: None)
-        every = points(run, record.rows, record.samples, self.goal, _WARM_S)
-        return next(point for point in every if not point.part)
+        record = await self.driver.drive(run)
+        return points(run, record.rows, record.samples, self.goal, _WARM_S)[0]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -161,18 +160,56 @@ async def run(arguments: argparse.Namespace) -> int:
     return conclude(arguments, probe, rate)
 
 
+# --- the result ------------------------------------------------------------------------------------
+
+
+#: fields of a row without `broken` -> their headings
+_COLUMNS = {
+    "rate": "rate",
+    "arrived_per_s": "arrived/s",
+    "answered_per_s": "answered/s",
+    "tokens_per_s": "tokens/s",
+    "goodput_per_s": "goodput/s",
+    "goodput_tokens_per_s": "goodput tokens/s",
+    "good_share": "good",
+    "first_block_p95_ms": "first block p95 ms",
+    "gap_p95_ms": "between blocks p95 ms",
+}
+
+
+def row_of(point: Point, broken: str) -> dict[str, Any]:
+    """A probe's row. `rate` was planned, `arrived_per_s` came. `broken`: why the rate does not hold, or empty."""
+    values = (
+        point.level, point.requests / point.seconds, point.requests_per_s, point.tokens_per_s, point.good_per_s,
+        point.good_tokens_per_s, point.good_share, point.first_block_p95_ms, point.gap_p95_ms,
+    )  # fmt: skip
+    rounded = (None if value is None else float(f"{value:.4g}") for value in values)
+    return {**dict(zip(_COLUMNS, rounded, strict=True)), "rate": point.level, "broken": broken}
+
+
+def table(rows: Sequence[dict[str, Any]], goal: Slo) -> str:
+    """A Markdown table of the rows by rate, under a line that names the goal of goodput."""
+    heads = [*_COLUMNS.values(), "holds"]
+    lines = [f"goodput: first block within {goal.first_block_ms:g} ms, each further one within {goal.gap_ms:g} ms", ""]
+    lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in sorted(rows, key=lambda row: float(row["rate"])):
+        values = ["-" if row[name] is None else f"{row[name]:g}" for name in _COLUMNS]
+        lines.append(f"| {' | '.join([*values, row['broken'] or 'yes'])} |")
+    return "\n".join(lines)
+
+
 def conclude(arguments: argparse.Namespace, probe: Probe, rate: float) -> int:
     """Prints and writes the result. Exit status 1 if no rate meets the limits."""
     picture, limits = arguments.out / "capacity.png", probe.limits
     draw(probe.tried, (limits.first_block_p95_ms, limits.gap_p95_ms), rate, picture)
-    last, rows = probe.tried[-1], [row(point, limits.broken(point)) for point in probe.tried]
+    last, rows = probe.tried[-1], [row_of(point, limits.broken(point)) for point in probe.tried]
     result = {
         "capacity_requests_per_s": round(rate, 2),
         "modes": arguments.modes,
         "lengths": arguments.lengths,
         "objective": vars(limits),
         "goodput_goal": vars(probe.goal),
-        "most_goodput_per_s": max(found["goodput_per_s"] for found in rows),
+        "most_goodput_per_s": max(row["goodput_per_s"] for row in rows),
         "at_capacity": vars(last) if rate else None,
         "probes": rows,
     }
@@ -184,7 +221,7 @@ def conclude(arguments: argparse.Namespace, probe: Probe, rate: float) -> int:
 
 
 def main() -> int:
-    """The program; what was asked wrongly is one line."""
+    """The program. A wrong option is one line."""
     try:
         return asyncio.run(run(parse()))
     except ValueError as error:

@@ -17,15 +17,17 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.generator.protocol import Observation, Reader, Route, reader
+from loadtest.generator.protocol import Observation, Route, reader
+from loadtest.report.summary import percentile as nearest_rank
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATE = "/generate"
@@ -79,17 +81,25 @@ async def service(
     loop.add_signal_handler(signal.SIGTERM, script.cancel)  # the service must not outlive the script
     try:
         running = Running(f"http://127.0.0.1:{port}", process.pid)
-        await _until_ready(running.url, process)
+        async with httpx.AsyncClient(base_url=running.url) as client:
+            await ready(client, 0, process=process)
         yield running
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(_STOP_S)
 
 
-async def ready(client: httpx.AsyncClient, replicas: int, timeout_s: float = _START_S) -> float:
-    """Waits until `replicas` replicas can generate. Returns the seconds of the wait."""
+async def ready(
+    client: httpx.AsyncClient,
+    replicas: int,
+    timeout_s: float = _START_S,
+    process: subprocess.Popen[bytes] | None = None,
+) -> float:
+    """Waits until `replicas` replicas can generate, or `process` has ended. Returns the seconds of the wait."""
     began = time.monotonic()
     while time.monotonic() - began < timeout_s:
+        if process and process.poll() is not None:
+            raise SystemExit(f"the service ended with {process.returncode}")
         try:
             health = await client.get("/health", timeout=10)
             if health.status_code == 200 and health.json()["replicas_ready"] >= replicas:
@@ -98,20 +108,6 @@ async def ready(client: httpx.AsyncClient, replicas: int, timeout_s: float = _ST
             pass
         await asyncio.sleep(0.1)
     raise SystemExit(f"{replicas} replicas were not ready within {timeout_s:.0f} s")
-
-
-async def _until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    async with httpx.AsyncClient(base_url=url) as client:
-        for _ in range(_START_S * 5):
-            if process.poll() is not None:
-                raise SystemExit(f"the service ended with {process.returncode}")
-            try:
-                if (await client.get("/health", timeout=5)).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.2)
-    raise SystemExit(f"the service was not ready within {_START_S} s")
 
 
 def free_port() -> int:
@@ -130,50 +126,35 @@ ENGINE = "service.engine_process.process"
 
 def processes(running: Running, name: str) -> list[int]:
     """Processes of a deployment (`Generator`, `Ingress`), of Serve (`ProxyActor`) or `ENGINE`, of this service."""
-    parents = _parents()
-    found = [process for process in parents if running.pid in _ancestors(process, parents)]
-    titles = {process: _of_process(process, "cmdline") for process in found}
+    titles: dict[int, str] = {}
+    for process in psutil.Process(running.pid).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            titles[process.pid] = " ".join(process.cmdline())
     return sorted(
         process for process, title in titles.items() if name in title and (title.startswith("ray::") or name == ENGINE)
     )
 
 
 def memory_mib(process: int) -> float:
-    """Resident memory of a process."""
-    pages = int((_of_process(process, "statm") or "0 0").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    """Resident memory of a process; 0 if it has ended."""
+    with suppress(psutil.Error):
+        return psutil.Process(process).memory_info().rss / 2**20
+    return 0.0
 
 
-def _parents() -> dict[int, int]:
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        if stat := _of_process(int(folder.name), "stat"):
-            found[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
-    return found
-
-
-def _ancestors(process: int, parents: dict[int, int]) -> set[int]:
-    found = {process}
-    while (process := parents.get(process, 0)) and process not in found:
-        found.add(process)
-    return found
-
-
-def _of_process(process: int, name: str) -> str:
-    try:
-        return (Path("/proc") / str(process) / name).read_text(errors="replace")
-    except OSError:  # it has ended
-        return ""
+def memory(running: Running) -> dict[str, float]:
+    """Resident MiB of the processes that requests pass through."""
+    names = ("Generator", ENGINE, "Ingress", "ProxyActor")
+    return {
+        f"{name} {process}": round(memory_mib(process), 1) for name in names for process in processes(running, name)
+    }
 
 
 def _listener(url: str) -> int | None:
     """The process of `mrp-serve serve` on this machine that listens on the URL's port."""
-    port = str(httpx.URL(url).port)
-    for process in _parents():
-        words = _of_process(process, "cmdline").split("\0")
-        if "serve" in words and port in words:
-            return process
-    return None
+    wanted = {"serve", str(httpx.URL(url).port)}
+    programs = (process for process in psutil.process_iter(["cmdline"]) if wanted <= set(process.info["cmdline"] or ()))
+    return next((program.pid for program in programs), None)
 
 
 # --- its metrics -----------------------------------------------------------------------------------
@@ -239,43 +220,49 @@ def demo_prompts() -> list[str]:
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Outcome:
     """Sends one request and reads the whole answer, streamed or not."""
     began = time.monotonic()
-    seen = Observation(Route(GENERATE, bool(body.get("stream")), openai=False), body.get("mode", ""), began, began)
+    route = Route(GENERATE, bool(body.get("stream")), openai=False)
+    observation = Observation(route, body.get("mode", ""), began, began)
+    parser = reader(observation)
     try:
         async with client.stream("POST", GENERATE, json=body) as response:
-            seen.status = response.status_code
-            await _read(response, reader(seen))
+            observation.status = response.status_code
+            if response.status_code == 200 and route.stream:
+                async for line in response.aiter_lines():
+                    parser.line(line.encode(), time.monotonic())
+                parser.end(time.monotonic())
+            elif response.status_code == 200:
+                parser.whole(await response.aread(), time.monotonic())
+            else:
+                parser.refused(await response.aread(), response.headers.get("retry-after"), time.monotonic())
     except httpx.TransportError as error:
         return Outcome(0, error=f"{type(error).__name__}: {error}", total_s=time.monotonic() - began)
-    return outcome_of(seen, began)
+    return outcome_of(observation, began)
 
 
-def outcome_of(seen: Observation, began: float) -> Outcome:
+def outcome_of(observation: Observation, began: float) -> Outcome:
     """The outcome of a request that was sent at `began` and has ended now."""
-    frames = [began, *(at for at, _ in seen.blocks), *([seen.ended] if seen.route.stream else [])]
+    ended = [observation.ended] if observation.route.stream else []
+    frames = [began, *(at for at, _ in observation.blocks), *ended]
     gaps = [after - before for before, after in itertools.pairwise(frames)]
-    total = time.monotonic() - began
-    return Outcome(seen.status, seen.token_ids, seen.text, seen.error, seen.finish, total, gaps, seen.retry_after)
-
-
-async def _read(response: httpx.Response, into: Reader) -> None:
-    if response.status_code != 200:
-        body = await response.aread()
-        into.refused(body, response.headers.get("retry-after"), time.monotonic())
-    elif not into.seen.route.stream:
-        into.whole(await response.aread(), time.monotonic())
-    else:
-        async for line in response.aiter_lines():
-            into.line(line.encode(), time.monotonic())
-        into.end(time.monotonic())
+    return Outcome(
+        observation.status,
+        observation.token_ids,
+        observation.text,
+        observation.error,
+        observation.finish,
+        time.monotonic() - began,
+        gaps,
+        observation.retry_after,
+    )
 
 
 # --- reports ---------------------------------------------------------------------------------------
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The value that `share` of the values do not exceed."""
-    ordered = sorted(values)
-    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3) if ordered else None
+    """The percentile of the nearest rank, rounded for a report."""
+    value = nearest_rank(values, share)
+    return None if value is None else round(value, 3)
 
 
 def say(text: str) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+import time
 
-from locust import events
+from locust import LoadTestShape, events
 from locust.env import Environment
 from locust.runners import WorkerRunner
 
 from loadtest.generator import options
 from loadtest.generator.measures import Measures
-from loadtest.generator.shape import FINISH_S, Levels
 from loadtest.generator.users import (
     ChatStreamUser,
     ChatUser,
@@ -26,6 +26,44 @@ from loadtest.generator.users import (
 )
 
 __all__ = ["ChatStreamUser", "ChatUser", "CompletionStreamUser", "CompletionUser", "GenerateUser", "StreamUser"]
+
+#: seconds for requests in progress to finish at the end of a run; without them the slowest would not be counted
+FINISH_S = 30.0
+_AT_ONCE = 100.0  # locust warns above
+
+
+class Levels(LoadTestShape):
+    """Follows the levels of a plan: the users of a closed loop, or the sources of an open loop."""
+
+    abstract = True  # locust would make one without arguments
+    use_common_options = True
+
+    def __init__(self, plan: options.RunOptions, environment: Environment) -> None:
+        super().__init__()
+        self._plan, self._environment = plan, environment
+        self._stage = -1
+
+    def reset_time(self) -> None:
+        """Begins a new run."""
+        super().reset_time()
+        self._stage = -1
+
+    def tick(self) -> tuple[int, float] | None:
+        """The number of users, and how many to start per second. None ends the run.
+
+        After the last level it sends nothing new, and ends when all requests are answered. If the master ended sooner,
+        the rows of the last requests would be lost.
+        """
+        at, profile, is_closed = self.get_run_time(), self._plan.profile, self._plan.loop == "closed"
+        sources = _sources(self._environment)
+        if at >= profile.seconds:
+            is_over = at > profile.seconds + FINISH_S or not self.get_current_user_count()
+            return None if is_over else (0 if is_closed else sources, _AT_ONCE)
+        stage, level = profile.stage(at), profile.level(at)
+        if stage is not None and stage != self._stage:
+            self._stage = stage
+            self._environment.mrp_measures.level(time.perf_counter(), stage, level)
+        return max(1, round(level)) if is_closed else sources, _AT_ONCE
 
 
 @events.init_command_line_parser.add_listener
@@ -46,8 +84,8 @@ def _init(environment: Environment, **_: object) -> None:
     environment.mrp_users = itertools.count()
     environment.mrp_measures = Measures(environment)
     environment.events.test_start.add_listener(_start)
-    if plan.seconds is not None and not isinstance(environment.runner, WorkerRunner):
-        environment.shape_class = Levels(plan, lambda: _sources(environment), environment.mrp_measures.level)
+    if plan.profile is not None and not isinstance(environment.runner, WorkerRunner):
+        environment.shape_class = Levels(plan, environment)
         environment.shape_class.runner = environment.runner
 
 

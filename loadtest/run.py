@@ -1,6 +1,6 @@
-"""`make loadtest`: runs a scenario on the demo, or on the service of `--url`, and writes a report with pictures.
+"""`make loadtest`: runs a scenario on the demo, or on the service of `--url`, and writes its points and pictures.
 
-`python -m loadtest.run --scenario default --out loadtest-report`. The exit status is 1 if a `--fail-if` came true.
+`python -m loadtest.run --scenario default --out loadtest-report`.
 """
 
 from __future__ import annotations
@@ -10,24 +10,18 @@ import asyncio
 import csv
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import httpx
 
-from loadtest.generator.rows import Client, Row
 from loadtest.harness import options, say, service
+from loadtest.report import figures
 from loadtest.report import scenario as scenarios
-from loadtest.report.driver import Driver, Record
-from loadtest.report.page import write
-from loadtest.report.result import Result
+from loadtest.report.driver import Driver
 from loadtest.report.scenario import Run, Scenario
-from loadtest.report.summary import Point, points, windows
-from loadtest.report.thresholds import Threshold
-
-#: seconds by which a stage of arrivals may begin and end later than its level
-_SETTLE_S = 2.0
+from loadtest.report.summary import Point, points
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -36,92 +30,56 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("loadtest-report"))
     parser.add_argument("--only", default="", help="runs of the scenario, with commas between")
     parser.add_argument("--api-key", default="")
-    parser.add_argument("--fail-if", action="append", default=[], metavar="[RUN[@LEVEL]:]MEASURE>VALUE")
     return parser.parse_args(arguments)
 
 
-async def run(arguments: argparse.Namespace) -> int:
+async def run(arguments: argparse.Namespace) -> None:
     scenario = scenarios.read(arguments.scenario)
-    thresholds = [Threshold.parse(text) for text in arguments.fail_if]
     (arguments.out / "raw").mkdir(parents=True, exist_ok=True)
     say(f"{scenario.title}: about {scenario.seconds / 60 + 0.5:.1f} minutes, into {arguments.out}")
     async with service(arguments) as running:
         driver = Driver(running.url, arguments.out / "raw", arguments.api_key)
-        model = await card(running.url, arguments.api_key)
-        result = Result(scenario, await measure(scenario, driver, model, arguments.only), model)
-    save(result.points, arguments.out)
-    say(f"report: {write(result, arguments.out)}")
-    broken = [what for threshold in thresholds for what in threshold.broken(result.points)]
-    say("\n".join(f"FAILED: {what}" for what in broken) or "no threshold is broken")
-    return 1 if broken else 0
+        modes = await served_modes(running.url, arguments.api_key)
+        measured = await measure(scenario, driver, modes, arguments.only)
+    save(measured, arguments.out)
+    draw(scenario, measured, arguments.out)
+    say(f"written: {arguments.out}/points.csv, points.json and pictures")
 
 
-async def card(url: str, api_key: str) -> dict:
-    """The first model of /v1/models. Other servers give fewer fields."""
+async def served_modes(url: str, api_key: str) -> set[str] | None:
+    """The modes of the first model of /v1/models. None: another server, which names none."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as http:
-        return (await http.get("/v1/models")).json()["data"][0]
+        card = (await http.get("/v1/models")).json()["data"][0]
+    return set(card["modes"]) if "modes" in card else None
 
 
-async def measure(scenario: Scenario, driver: Driver, model: dict, only: str) -> list[Point]:
-    """Makes all runs that the service can serve, one after the other."""
-    found: list[Point] = []
-    for wanted in scenario.runs:
-        if only and wanted.name not in only.split(","):
+async def measure(scenario: Scenario, driver: Driver, modes: set[str] | None, only: str) -> list[Point]:
+    """Makes all runs that the service can serve, one after the other. Prints a line for each level."""
+    measured: list[Point] = []
+    for planned in scenario.runs:
+        if only and planned.name not in only.split(","):
             continue
-        if missing := wanted.needs - set(model.get("modes", wanted.needs)):
-            say(f"{wanted.name}: left out, the service has no mode {', '.join(sorted(missing))}")
+        if modes is not None and (missing := planned.needs - modes):
+            say(f"{planned.name}: left out, the service has no mode {', '.join(sorted(missing))}")
             continue
-        current = _scaled(wanted, found)
+        current = _scaled(planned, measured)
         if current is None:
-            say(f"{wanted.name}: left out, {wanted.of} was not run")
+            say(f"{planned.name}: left out, {planned.of} was not run")
             continue
-        progress = Progress(scenario)
-        record = await driver.drive(current, progress.show)
-        progress.rest(record)
-        found += points(current, record.rows, record.samples, scenario.slo, scenario.warm_s)
-    return found
+        record = await driver.drive(current)
+        levels = points(current, record.rows, record.samples, scenario.slo, scenario.warm_s)
+        say("\n".join(line(point) for point in levels if not point.part))
+        measured += levels
+    return measured
 
 
-def _scaled(wanted: Run, found: Sequence[Point]) -> Run | None:
+def _scaled(planned: Run, measured: Sequence[Point]) -> Run | None:
     """The run with its levels as multiples of the highest rate of another run."""
-    if not wanted.of:
-        return wanted
-    best = max((point.requests_per_s for point in found if point.run == wanted.of), default=0.0)
-    return wanted.scaled(best) if best else None
-
-
-class Progress:
-    """Prints a line for each level that has ended."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self._scenario, self._said = scenario, 0
-
-    def show(self, record: Record) -> None:
-        """Prints the new levels that have no request in progress."""
-        until = settled(record.rows)
-        ends = [window.until for window in windows(record.run, record.rows, self._scenario.warm_s)]
-        self._say(record, sum(end + _SETTLE_S <= until for end in ends))
-
-    def rest(self, record: Record) -> None:
-        """Prints the remaining levels at the end."""
-        self._say(record, len(self._points(record)))
-
-    def _say(self, record: Record, count: int) -> None:
-        if count > self._said:
-            for point in self._points(record)[self._said : count]:
-                say(line(point))
-            self._said = count
-
-    def _points(self, record: Record) -> list[Point]:
-        every = points(record.run, record.rows, record.samples, self._scenario.slo, self._scenario.warm_s)
-        return [point for point in every if not point.part]
-
-
-def settled(rows: Sequence[Row]) -> float:
-    """The time up to which all requests have ended, according to all processes of the load generator."""
-    looks = {row.process: row for row in rows if isinstance(row, Client)}  # the last row of each process
-    return min((look.at if look.oldest is None else look.oldest for look in looks.values()), default=0.0)
+    if not planned.of:
+        return planned
+    best = max((point.requests_per_s for point in measured if point.run == planned.of), default=0.0)
+    return planned.scaled(best) if best else None
 
 
 def line(point: Point) -> str:
@@ -137,22 +95,42 @@ def line(point: Point) -> str:
     )
 
 
-def save(found: Sequence[Point], folder: Path) -> None:
+def save(measured: Sequence[Point], folder: Path) -> None:
     """Points as CSV and JSON."""
-    (folder / "points.json").write_text(json.dumps([asdict(point) for point in found], indent=1), encoding="utf-8")
+    (folder / "points.json").write_text(json.dumps([asdict(point) for point in measured], indent=1), encoding="utf-8")
     with (folder / "points.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Point)])
         writer.writeheader()
-        writer.writerows(asdict(point) for point in found)
+        writer.writerows(asdict(point) for point in measured)
 
 
-def main() -> int:
-    """The program; what was asked wrongly is one line."""
+def draw(scenario: Scenario, measured: Sequence[Point], folder: Path) -> None:
+    """The pictures for which there are points."""
+
+    def of(choose: Callable[[Run], bool]) -> dict[str, list[Point]]:
+        """The points over all modes of each chosen run that was made."""
+        names = [run.name for run in scenario.runs if choose(run)]
+        groups = {name: [point for point in measured if point.run == name and not point.part] for name in names}
+        return {name: group for name, group in groups.items() if group}
+
+    single = of(lambda run: run.loop == "closed" and not run.mixed)
+    if modes := {name: group for name, group in single.items() if len(group) > 1}:
+        figures.modes(modes, scenario.slo, folder)
+    alone = {(point.mode, point.level): point for group in modes.values() for point in group}
+    mixed = {(point.mode, point.level): point for point in measured if point.part and point.loop == "closed"}
+    if pairs := [(alone[key], mixed[key]) for key in alone if key in mixed]:
+        figures.together(pairs, folder)
+    if arrivals := of(lambda run: run.loop == "open"):
+        figures.arrivals(arrivals, scenario.slo, folder)
+
+
+def main() -> None:
+    """The program. A wrong option is one line."""
     try:
-        return asyncio.run(run(parse()))
+        asyncio.run(run(parse()))
     except ValueError as error:
-        raise SystemExit(f"loadtest: {error}") from None
+        sys.exit(f"loadtest: {error}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

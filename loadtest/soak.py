@@ -13,63 +13,45 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from loadtest.generator.rows import Request
-from loadtest.harness import ENGINE, Running, memory_mib, options, processes, report, say, service
+from loadtest.harness import Running, memory, options, report, say, service
 from loadtest.report import scenario as scenarios
 from loadtest.report.driver import Driver, Record
-from loadtest.report.figures import Course, soak
+from loadtest.report.figures import soak
 from loadtest.report.scenario import Run, Slo
 from loadtest.report.summary import Point, Window, point, windows
 
 _EVERY_S = 5.0
 _SLICES = 40
-_NAMES = ("Generator", ENGINE, "Ingress", "ProxyActor")
 
 
-@dataclass(frozen=True)
-class Memory:
-    """The MiB of each of the service's processes at one time."""
-
-    at: float
-    mib: dict[str, float]
+#: seconds since the epoch, and the MiB of each of the service's processes then
+Memory = tuple[float, dict[str, float]]
 
 
-class Watch:
-    """Samples memory while the load runs, and prints the progress."""
-
-    def __init__(self, running: Running, seconds: float) -> None:
-        self._running, self._seconds = running, seconds
-        self._began = time.time()
-        self.seen: list[Memory] = []
-
-    def look(self, record: Record) -> None:
-        """Called about once a second. Samples the memory every few seconds."""
-        now = time.time()
-        if self.seen and now - self.seen[-1].at < _EVERY_S:
-            return
-        found = {
-            f"{name} {process}": memory_mib(process) for name in _NAMES for process in processes(self._running, name)
-        }
-        self.seen.append(Memory(now, found))
-        if len(self.seen) % 12 == 0:
-            asked = sum(isinstance(row, Request) for row in record.rows)
-            say(f"  {now - self._began:.0f} of {self._seconds:.0f} s: {asked} requests, {sum(found.values()):.0f} MiB")
+def watch(running: Running, samples: list[Memory]) -> None:
+    """Called about once a second. Samples the memory every few seconds, and prints it every minute."""
+    now = time.time()
+    if not samples or now - samples[-1][0] >= _EVERY_S:
+        samples.append((now, memory(running)))
+        if len(samples) % 12 == 0:
+            say(f"  after {now - samples[0][0]:.0f} s: {sum(samples[-1][1].values()):.0f} MiB")
 
 
-def growth(seen: Sequence[Memory]) -> dict[str, float]:
+def growth(samples: Sequence[Memory]) -> dict[str, float]:
     """The growth of each process from the second quarter's median to the last's, as a share.
 
     Only processes that lived all the time count.
     """
-    quarter = len(seen) // 4
-    early, late = seen[quarter : 2 * quarter], seen[-quarter:]
-    names = set.intersection(*(set(memory.mib) for memory in [*early, *late])) if quarter else set()
+    quarter = len(samples) // 4
+    early, late = samples[quarter : 2 * quarter], samples[-quarter:]
+    names = set.intersection(*(set(mib) for _, mib in [*early, *late])) if quarter else set()
     return {
-        name: statistics.median(m.mib[name] for m in late) / statistics.median(m.mib[name] for m in early) - 1
+        name: statistics.median(mib[name] for _, mib in late) / statistics.median(mib[name] for _, mib in early) - 1
         for name in sorted(names)
     }
 
@@ -103,20 +85,20 @@ def parse() -> argparse.Namespace:
 
 async def run(arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
-    [wanted] = scenarios.read("soak").runs
-    wanted = replace(wanted, levels=f"{60 * arguments.minutes:g}:{arguments.users}", workload_seed=arguments.seed)
+    [planned] = scenarios.read("soak").runs
+    planned = replace(planned, levels=f"{60 * arguments.minutes:g}:{arguments.users}", workload_seed=arguments.seed)
     async with service(arguments) as running:
-        watch = Watch(running, wanted.profile.seconds)
-        record = await Driver(running.url, arguments.out).drive(wanted, watch.look)
-    return conclude(arguments, record, watch.seen)
+        samples: list[Memory] = []
+        record = await Driver(running.url, arguments.out).drive(planned, lambda: watch(running, samples))
+    return conclude(arguments, record, samples)
 
 
-def conclude(arguments: argparse.Namespace, record: Record, memory: Sequence[Memory]) -> int:
+def conclude(arguments: argparse.Namespace, record: Record, samples: Sequence[Memory]) -> int:
     """Checks the limits, prints the result and draws the picture."""
     requests = [row for row in record.rows if isinstance(row, Request)]
     [window] = windows(record.run, record.rows, warm_s=30.0)
     [whole] = slices(record.run, window, requests, 1)
-    changes, grown = drift(slices(record.run, window, requests, 4)), growth(memory)
+    changes, grown = drift(slices(record.run, window, requests, 4)), growth(samples)
     failed = sum(not row.ok for row in requests)
     result: dict[str, Any] = {
         "minutes": arguments.minutes,
@@ -127,14 +109,14 @@ def conclude(arguments: argparse.Namespace, record: Record, memory: Sequence[Mem
         "first_block_p50_ms": whole.first_block_p50_ms,
         "first_block_p95_ms": whole.first_block_p95_ms,
         "drift": {name: round(value, 3) for name, value in changes.items()},
-        "memory_mib": {name: round(value) for name, value in (memory[-1].mib if memory else {}).items()},
+        "memory_mib": {name: round(value) for name, value in (samples[-1][1] if samples else {}).items()},
         "memory_growth": {name: round(value, 4) for name, value in grown.items()},
     }
     broken = [f"{failed} requests failed"] if failed else []
     broken += [f"{name} changed by {value:+.0%}" for name, value in changes.items() if abs(value) > arguments.drift]
     broken += [f"{name} grew by {value:.1%}" for name, value in grown.items() if value > arguments.grow]
     broken += [] if grown else ["no process was seen throughout"]
-    course = Course([m.at - window.since for m in memory], [m.mib for m in memory])
+    course = [(at - window.since, mib) for at, mib in samples]
     soak(slices(record.run, window, requests, _SLICES), window.seconds, course, arguments.out / "soak.png")
     return report("soak", result, broken)
 

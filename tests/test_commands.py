@@ -42,10 +42,11 @@ def command_named(program: str, name: str) -> Any:
     """A command of the program or a benchmark. None: there is none."""
     if program == "mrp-serve ":
         return COMMANDS.get(name)
-    if importlib.util.find_spec(f"benchmarks.{name}") is None:
+    spec = importlib.util.find_spec(f"benchmarks.{name}")
+    if spec is None:
         return None
-    benchmark = typer.Typer()
-    benchmark.command()(importlib.import_module(f"benchmarks.{name}").command)
+    benchmark, package = typer.Typer(), ".__main__" if spec.submodule_search_locations else ""
+    benchmark.command()(importlib.import_module(f"benchmarks.{name}{package}").command)
     return typer.main.get_command(benchmark)
 
 
@@ -59,7 +60,7 @@ def wrong_options(line: str) -> list[str]:
             ]
             continue
         command = command_named(program, name)
-        known = {option for parameter in command.mode for option in parameter.opts} if command else set()
+        known = {option for parameter in command.params for option in parameter.opts} if command else set()
         used = re.findall(r"(?<![\w'\"-])--[a-z][a-z-]*", re.sub(r"\"[^\"]*\"|'[^']*'", "", rest))
         wrong += [f"{name} {option}" for option in used if option not in known] if command else [name]
     return wrong

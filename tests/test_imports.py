@@ -326,3 +326,31 @@ def test_the_table_of_packages_says_the_same() -> None:
     ]
     written = {name.strip("`"): set(filter(None, imports.split(", "))) for name, _, imports in rows}
     assert written == {part.removeprefix("service."): set(map(named, parts)) for part, parts in ALLOWED.items()}
+
+
+#: folder that is not installed -> what of ours it may import besides itself
+SIDE_FOLDERS = {
+    "benchmarks": ("service", "training"),
+    "loadtest": ("benchmarks.style", "service"),
+    "dev": ("benchmarks", "service"),
+}
+
+
+def side_imports(folder: str) -> Iterator[tuple[str, str]]:
+    """The files of a folder with the modules of ours that they import."""
+    ours = ("service", "training", "tests", *SIDE_FOLDERS)
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for name in imported(ast.parse(path.read_text("utf-8"))):
+            if name.split(".")[0] in ours:
+                yield str(path.relative_to(ROOT)), name
+
+
+@pytest.mark.parametrize("folder", SIDE_FOLDERS)
+def test_side_folders_import_in_one_direction(folder: str) -> None:
+    allowed = (folder, *SIDE_FOLDERS[folder])
+    assert [pair for pair in side_imports(folder) if not any(within(pair[1], part) for part in allowed)] == []
+
+
+def test_one_module_of_benchmarks_imports_the_program() -> None:
+    users = {path for path, name in side_imports("benchmarks") if within(name, "service.cli")}
+    assert users == {"benchmarks/options.py"}

@@ -58,7 +58,7 @@ def test_one_minor_version_is_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted({*cluster._ENVIRONMENT, *cluster._PROGRAM_ENVIRONMENT, *train_workers._ENVIRONMENT})
+    "name", sorted({*cluster.ENVIRONMENT, *cluster._PROGRAM_ENVIRONMENT, *train_workers._ENVIRONMENT})
 )
 def test_ray_still_reads_every_variable_that_is_set(name: str) -> None:
     module = find_spec(READ_BY[name])
@@ -68,12 +68,12 @@ def test_ray_still_reads_every_variable_that_is_set(name: str) -> None:
 
 
 def test_serve_makes_of_the_variables_what_they_are_set_for() -> None:
-    names = [name for name in cluster._ENVIRONMENT if name.startswith("RAY_SERVE_")]
+    names = [name for name in cluster.ENVIRONMENT if name.startswith("RAY_SERVE_")]
     program = (
         "import json; from ray.serve._private import constants; "
         f"print(json.dumps({{name: getattr(constants, name) for name in {names}}}))"
     )
-    environment = {**os.environ, **cluster._ENVIRONMENT}
+    environment = {**os.environ, **cluster.ENVIRONMENT}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": True,

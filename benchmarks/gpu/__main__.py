@@ -58,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     times.add_argument("--rounds", type=int, default=usual.rounds)
     times.add_argument("--new-tokens", type=int, default=usual.new_tokens, help="of an answer, at most")
     times.add_argument("--block-sizes", nargs="+", type=int, default=usual.block_sizes, help="of the modes")
+    times.add_argument("--together", type=int, default=usual.together, help="requests whose answers are compared")
     times.add_argument("--torch-profiler-dir", type=Path, help="folder for traces of the modes")
+    times.add_argument("--model", type=Path, default=usual.model, help="the checkpoint that is inflated")
     return parser
 
 

@@ -109,7 +109,7 @@ class _Rounds:
         self._forwards = 0
         begin = time.perf_counter()
         answers = await asyncio.wait_for(
-            asyncio.gather(*(self._one(*each) for each in zip(instances, sessions, prompts, strict=True))),
+            asyncio.gather(*(self._answer(*each) for each in zip(instances, sessions, prompts, strict=True))),
             timeout=_ROUND_LIMIT,
         )
         seconds = time.perf_counter() - begin
@@ -118,7 +118,7 @@ class _Rounds:
         return {"concurrency": count, "tokens": tokens, "seconds": seconds, "tokens_per_s": tokens / seconds,
                 "forwards": self._forwards, "statuses": statuses}  # fmt: skip
 
-    async def _one(self, instance: Any, session: int, prompt: list[int]) -> tuple[list[int], str]:
+    async def _answer(self, instance: Any, session: int, prompt: list[int]) -> tuple[list[int], str]:
         from lmdeploy import GenerationConfig
 
         options = GenerationConfig(max_new_tokens=self._new_tokens, ignore_eos=True, do_sample=False, top_k=1,

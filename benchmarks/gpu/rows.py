@@ -15,27 +15,26 @@ import torch
 
 from benchmarks.machine import machine_name
 from benchmarks.shapes import SHAPES, Shape
+from service.demo import CHECKPOINT
 
-#: the published ones, and one about as small as the demo, for a try on a CPU
-GPU_SHAPES = SHAPES | {"demo": Shape(72, 192, 28, 2, 1, 32)}
+#: the published ones, and for a try on a CPU one about as small as the demo, and one for the golden checkpoints
+GPU_SHAPES = SHAPES | {"demo": Shape(72, 192, 28, 2, 1, 32), "tiny": Shape(72, 128, 3, 4, 2, 16, 1100, 2048)}
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Shapes by name (`GPU_SHAPES`), numbers of concurrent requests, rows of a step and the tokens before them.
-
-    `block_sizes`: of the modes; one token is the autoregressive line. `torch_profiler_dir`: folder of traces, None for
-    none.
-    """
+    """The shapes by name (`GPU_SHAPES`), loads and sizes of a stage."""
 
     shapes: Sequence[str] = ("sdar-8b", "sdar-4b", "sdar-1.7b")
     concurrency: Sequence[int] = (1, 8, 32, 128)
-    rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128)
-    context: int = 1024
+    rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128)  # of a step
+    context: int = 1024  # tokens before the rows of a step
     rounds: int = 2
     new_tokens: int = 64
-    block_sizes: Sequence[int] = (1, 8, 16)
-    torch_profiler_dir: Path | None = None
+    block_sizes: Sequence[int] = (1, 8, 16)  # of the modes; one token is the autoregressive line
+    together: int = 32  # requests at once of the comparison of answers
+    torch_profiler_dir: Path | None = None  # folder of traces
+    model: Path = CHECKPOINT  # the checkpoint that is inflated
 
 
 class Rows:

@@ -54,11 +54,11 @@ def _started(
     checks: Callable[[], Sequence[Check]], index: int, names: list[str], processes: int
 ) -> tuple[Connection, _Share]:
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_run_share, args=(there, checks, index, processes), daemon=True)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_run_share, args=(sender, checks, index, processes), daemon=True)
     process.start()
-    there.close()
-    return here, _Share(process, names)
+    sender.close()
+    return receiver, _Share(process, names)
 
 
 def _passed_on(rows: Rows, pipe: Connection, share: _Share) -> bool:

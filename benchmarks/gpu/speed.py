@@ -18,9 +18,9 @@ from msgspec import structs
 from benchmarks.gpu.rows import GPU_SHAPES, Extent, Rows
 from benchmarks.inflated import inflate
 from benchmarks.machine import measure_rates
+from benchmarks.paper.published import BLOCK_SIZE, paper_cell
 from benchmarks.steps import Platform, step_times
 from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, encoded
-from loadtest.paper.published import BLOCK_SIZE, paper_cell
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Remask, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
@@ -45,8 +45,8 @@ BLOCK_SIZES, OTHER_BLOCK_SIZE = (16, 8, 4, 1), 4
 STEP_ROUNDS = 7
 #: requests of a round, at least
 _FEWEST = 6
-#: requests at once of the comparison of answers, and the tokens of KV of each
-_TOGETHER, _TOKENS = 32, 512
+#: tokens of KV of each request whose answers are compared
+_TOKENS = 512
 
 
 def measure_speed(rows: Rows, device: torch.device, dtype: torch.dtype, extent: Extent) -> None:
@@ -75,14 +75,14 @@ def measure_speed(rows: Rows, device: torch.device, dtype: torch.dtype, extent: 
 
 def _forms_of_steps(extent: Extent) -> Iterator[tuple[str, int, str | None]]:
     """Shape, block size and 8-bit scheme."""
-    first, *others = extent.shapes
+    first, *further = extent.shapes
     yield from ((first, block_size, None) for block_size in BLOCK_SIZES)
     yield from ((first, BLOCK_SIZES[0], form) for form in QUANT_SCHEMES)
-    yield from ((shape, OTHER_BLOCK_SIZE, None) for shape in others)
+    yield from ((shape, OTHER_BLOCK_SIZE, None) for shape in further)
 
 
 def _steps(rows: Rows, shape: str, options: LoadOptions, extent: Extent, platform: Platform) -> None:
-    checkpoint = inflate(CHECKPOINT, GPU_SHAPES[shape], options)
+    checkpoint = inflate(extent.model, GPU_SHAPES[shape], options)
     form = {"block_size": options.block_size, "quantization": options.quantization}
     for step in step_times(checkpoint, extent.rows, extent.context, STEP_ROUNDS, platform):
         rows.write("step", shape=shape, **form, **asdict(step), step=step.step, ratio=step.ratio)
@@ -90,7 +90,7 @@ def _steps(rows: Rows, shape: str, options: LoadOptions, extent: Extent, platfor
 
 def _modes(rows: Rows, shape: str, options: LoadOptions, extent: Extent, autoregressive: dict[int, float]) -> None:
     """Blocks of one token write their rates into `autoregressive`, larger blocks stand beside them."""
-    checkpoint = inflate(CHECKPOINT, GPU_SHAPES[shape], options)
+    checkpoint = inflate(extent.model, GPU_SHAPES[shape], options)
     modes = MODES if checkpoint.config.block_size > 1 else MODES[:1]
     loads = _compared(checkpoint, extent.concurrency, extent, modes)
     for concurrency in extent.concurrency:
@@ -145,23 +145,23 @@ def _answers(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> No
 
     `deterministic` promises them. Without it the rows inform.
     """
-    checkpoint, prompts = inflate(CHECKPOINT, GPU_SHAPES[shape], options), _prompts()
-    stops = frozenset(checkpoint.config.eos_token_ids)
-    asked = {
+    checkpoint, prompts = inflate(extent.model, GPU_SHAPES[shape], options), _prompts()
+    stops, together = frozenset(checkpoint.config.eos_token_ids), extent.together
+    requests_of = {
         mode: [
             request
-            for temperature, numbers in ((0.0, range(_TOGETHER)), (0.7, range(_TOGETHER, 2 * _TOGETHER)))
+            for temperature, numbers in ((0.0, range(together)), (0.7, range(together, 2 * together)))
             for request in Workload(prompts, temperature, new_tokens=extent.new_tokens).requests(mode, numbers, stops)
         ]
         for mode in (Static(), Speculative(3), Speculative("auto"))
     }
     for deterministic in (False, True):
         config = EngineConfig(
-            _TOGETHER, kv_cache_tokens=_TOGETHER * _TOKENS, prefix_cache=False, deterministic=deterministic
+            together, kv_cache_tokens=together * _TOKENS, prefix_cache=False, deterministic=deterministic
         )
         engine = Engine(checkpoint, config)
-        expected = _answered(engine, asked[Static()])
-        for mode, requests in asked.items():  # static again, too
+        expected = _answered(engine, requests_of[Static()])
+        for mode, requests in requests_of.items():  # static again, too
             if rows.over(f"answers of {shape}, {mode.name}"):
                 return
             answers = _answered(engine, requests[::-1])
@@ -176,7 +176,7 @@ def _answered(engine: Engine, requests: list[GenerationRequest]) -> dict[str, tu
 
 def _overlaps(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> None:
     """With two micro-batches and with one, at the highest load."""
-    checkpoint = inflate(CHECKPOINT, GPU_SHAPES[shape], options)
+    checkpoint = inflate(extent.model, GPU_SHAPES[shape], options)
     for overlap in ("on", "off"):
         [plans] = _compared(checkpoint, [max(extent.concurrency)], extent, MODES[:2], EngineConfig(overlap=overlap))
         for plan in plans:
@@ -185,7 +185,7 @@ def _overlaps(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> N
 
 def _trace(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> None:
     """A trace for `static` and one for three MRP steps, at the highest load. No times: the profiler slows the steps."""
-    checkpoint = inflate(CHECKPOINT, GPU_SHAPES[shape], options)
+    checkpoint = inflate(extent.model, GPU_SHAPES[shape], options)
     config = EngineConfig(torch_profiler_dir=extent.torch_profiler_dir)
     for mode in (Static(), Speculative(3)):
         list(_compared(checkpoint, [max(extent.concurrency)], extent, [mode], config))

@@ -12,8 +12,8 @@ from pathlib import Path
 import matplotlib as mpl
 from PIL import Image, ImageDraw, ImageFont
 
+from benchmarks.style import STATES
 from dev.pictures.filling import Answer, Cell, Moment, at, moments
-from dev.pictures.style import STATES
 
 #: pixels
 _CELL_WIDTH, _CELL_HEIGHT, _GAP, _EDGE, _TITLE = 58, 28, 2, 12, 30

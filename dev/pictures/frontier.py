@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
-from dev.pictures.labels import Label, place
-from dev.pictures.style import STYLE, look_of
+from benchmarks.style import STYLE, look_of
+from dev.pictures.labels import Label, write_labels
 from service.quality.load_bands import at_load
 from service.quality.schema import PlanResult, QualityFile
 
@@ -116,7 +116,7 @@ def frontier_figure(file: QualityFile, page: Page) -> Figure:
     figure.draw_without_rendering()  # which lays out: labels are placed by what is where
     renderer: Any = canvas.get_renderer()  # type: ignore[no-untyped-call]
     for axes, view in zip(panels, views, strict=False):
-        place(axes, _labels(file, view, page), renderer)
+        write_labels(axes, _labels(file, view, page), renderer)
     return figure
 
 

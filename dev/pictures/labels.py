@@ -1,4 +1,4 @@
-"""Places labels beside their points, inside the axes and over no other label or mark.
+"""Writes labels beside their points, inside the axes and over no other label or mark.
 
 Of the places around a point, the one that crosses the fewest lines is chosen. A label without a free place is left
 out, unless it is marked as needed.
@@ -39,7 +39,7 @@ class Label:
     needed: bool = False
 
 
-def place(axes: Axes, labels: Iterable[Label], renderer: RendererBase) -> list[Annotation]:
+def write_labels(axes: Axes, labels: Iterable[Label], renderer: RendererBase) -> list[Annotation]:
     """Writes the labels, the needed ones first. The layout of the figure must be done before."""
     ground, written = _Ground(axes, renderer), []
     visible = [label for label in labels if label.needed or ground.shows(axes.transData.transform(label.point))]

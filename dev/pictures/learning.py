@@ -15,8 +15,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.style import series
 from dev.pictures.frontier import PAGES, page_style
-from dev.pictures.style import series
 
 STEM = "rl"
 #: updates whose mean reward is shown

@@ -4,10 +4,10 @@
 
 The honest client has a key of its own and sends a short request every half second, first alone, then beside each
 attack of `hostile.py`. An attack passes if the honest client's median is at most twice the quiet one, all its
-requests are answered, no process was lost, each has its memory back a few seconds later, and no crowd of replicas is
-wanted. Prints a line of JSON for each attack. Run it as root: then full disks are file systems of its own.
+requests are answered, no process was lost, each has its memory back a few seconds later, and not many more
+replicas are wanted. Prints a line of JSON for each attack. Run it as root: then full disks are file systems of its own.
 
-The first crowd makes the ingress grow once, by 72 to 84 MiB, hostile or not. So 100 streams of the honest client, all
+The first streams make the ingress grow once, by 72 to 84 MiB, hostile or not. So 100 streams of the honest client, all
 read to their end, come before the first measurement.
 """
 
@@ -41,8 +41,8 @@ from loadtest.harness import ENGINE, Running, memory_mib, metrics, options, perc
 
 _EVERY_S, _PATIENCE_S = 0.5, 30.0
 _BODY = {"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}], "max_new_tokens": 16}
-#: one of the streams of the honest crowd that comes first, and their number
-_STREAM, _CROWD = _BODY | {"max_new_tokens": 128, "ignore_eos": True, "stream": True}, 100
+#: one of the streams of the honest client that come first, and their number
+_STREAM, _NUM_STREAMS = _BODY | {"max_new_tokens": 128, "ignore_eos": True, "stream": True}, 100
 _PARTS = {"ingress": "Ingress", "replica": "Generator", "engine": ENGINE}
 #: the most that a process may keep of an attack
 _GROWTH_MIB = 64
@@ -64,7 +64,7 @@ def parse() -> argparse.Namespace:
 
 
 @dataclass
-class Victim:
+class HonestClient:
     """The honest client. `seconds`: of each request; one without an answer counts as long as it was waited for."""
 
     session: aiohttp.ClientSession
@@ -93,23 +93,23 @@ class Victim:
         await asyncio.gather(*tasks)
 
 
-async def watch(url: str, seconds: float) -> Victim:
+async def watch(url: str, seconds: float) -> HonestClient:
     """What the honest client sees for some seconds."""
     timeout = aiohttp.ClientTimeout(total=_PATIENCE_S)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as session:
-        victim = Victim(session, url)
-        await victim.for_seconds(seconds)
-    return victim
+        client = HonestClient(session, url)
+        await client.for_seconds(seconds)
+    return client
 
 
 async def warm_up(url: str) -> None:
-    """A crowd of streams of the honest client. RuntimeError if the service does not answer all of them."""
+    """Many streams of the honest client at once. RuntimeError if the service does not answer all of them."""
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-        crowd = Victim(session, url)
-        await asyncio.gather(*(crowd.ask(_STREAM) for _ in range(_CROWD)))
-    if crowd.unanswered:
-        raise RuntimeError(f"{crowd.unanswered} of {_CROWD} streams were not answered before the first attack")
+        honest = HonestClient(session, url)
+        await asyncio.gather(*(honest.ask(_STREAM) for _ in range(_NUM_STREAMS)))
+    if honest.unanswered:
+        raise RuntimeError(f"{honest.unanswered} of {_NUM_STREAMS} streams were not answered before the first attack")
 
 
 # --- an attack -------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def _attack(name: str, target: Target, result: Connection) -> None:
     result.send(dict(ends))
 
 
-async def beside(name: str, target: Target, url: str) -> tuple[Victim, dict[str, int]]:
+async def beside(name: str, target: Target, url: str) -> tuple[HonestClient, dict[str, int]]:
     """What the honest client sees beside an attack, and how the hostile client's requests ended."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -205,15 +205,15 @@ def wrong(row: dict[str, Any]) -> list[str]:
 
 
 @contextmanager
-def places() -> Iterator[Path]:
+def file_systems() -> Iterator[Path]:
     """A small file system for logs and Ray's session, and another for shared memory, that only this process sees."""
     folder = Path(tempfile.mkdtemp(prefix="a"))
     if os.geteuid() == 0:
         if ctypes.CDLL(None, use_errno=True).unshare(_NEW_MOUNTS):
             raise OSError(ctypes.get_errno(), "no mount namespace")
         _run("mount", "--make-rprivate", "/")
-        for place in (folder, "/dev/shm"):  # noqa: S108
-            _run("mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(place))
+        for path in (folder, "/dev/shm"):  # noqa: S108
+            _run("mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(path))
     try:
         yield folder
     finally:
@@ -252,7 +252,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> int:
 
 def main() -> int:
     """Runs the script and returns its exit status."""
-    with places() as folder:
+    with file_systems() as folder:
         return asyncio.run(run(parse(), folder))
 
 

@@ -20,6 +20,7 @@ import httpx
 from loadtest.chaos.steady import Tally, clients
 from loadtest.harness import GENERATE, demo_prompts, options, percentile, report, requests, service
 
+_LONG = json.dumps({"messages": [{"role": "user", "content": "x" * 2_000_000}], "seed": 1}).encode()
 #: each of these makes a good body bad
 BAD_FIELDS: tuple[dict[str, Any], ...] = (
     {"mode": "fastest"},
@@ -56,20 +57,20 @@ def parse() -> argparse.Namespace:
 def bad_request(draw: random.Random, good: dict[str, Any]) -> tuple[str, str, bytes]:
     """The method, path and body of a bad request."""
     plain = {name: good[name] for name in ("messages", "seed")}
+    if draw.random() < 0.5:
+        return "POST", GENERATE, json.dumps({**plain, **draw.choice(BAD_FIELDS)}).encode()
     body = json.dumps(plain).encode()
     kinds: tuple[tuple[str, str, bytes], ...] = (
         ("POST", GENERATE, b""),
         ("POST", GENERATE, body[: draw.randrange(1, len(body))]),
         ("POST", GENERATE, bytes(draw.randrange(256) for _ in range(64))),
         ("POST", GENERATE, b"[" * 50_000),
-        ("POST", GENERATE, json.dumps({**plain, "messages": [{"role": "user", "content": "x" * 2_000_000}]}).encode()),
+        ("POST", GENERATE, _LONG),
         ("POST", "/v1/chat/completions", json.dumps({**plain, "model": "another"}).encode()),
         ("PUT", GENERATE, body),
         ("POST", "/nowhere", body),
     )
-    if draw.random() < 0.5:
-        return draw.choice(kinds)
-    return "POST", GENERATE, json.dumps({**plain, **draw.choice(BAD_FIELDS)}).encode()
+    return draw.choice(kinds)
 
 
 def fault(response: httpx.Response) -> str:

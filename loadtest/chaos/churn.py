@@ -18,15 +18,13 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.harness import (
-    ENGINE,
     GENERATE,
-    Running,
+    Outcome,
     ask,
     demo_prompts,
-    memory_mib,
+    memory,
     metrics,
     options,
-    processes,
     report,
     requests,
     say,
@@ -54,20 +52,28 @@ def parse() -> argparse.Namespace:
 async def disturb(client: httpx.AsyncClient, body: dict[str, Any], kind: str, draw: random.Random) -> str:
     """Sends one request that ends as `kind` says. Returns its outcome."""
     if kind == "stays":
-        outcome = await ask(client, body)
-        return "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
+        return described(await ask(client, body))
     if kind == "times out":
         outcome = await ask(client, {**body, "timeout_s": 10 ** draw.uniform(-4, -1)})
         late = outcome.status == 504 or outcome.finish == "timeout" or outcome.error.startswith("deadline_exceeded")
-        return "timed out" if late else "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
+        return "timed out" if late else described(outcome)
     if kind == "leaves mid-stream":
         return await leave_mid_stream(client, {**body, "stream": True}, draw)
+    return await leave(client, {**body, "stream": kind == "leaves before first block"}, 10 ** draw.uniform(-3, -0.7))
+
+
+def described(outcome: Outcome) -> str:
+    """An outcome in a word, or its error."""
+    return "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
+
+
+async def leave(client: httpx.AsyncClient, body: dict[str, Any], stay_s: float) -> str:
+    """Closes the connection after some seconds, if the answer is not there by then."""
     try:
-        async with asyncio.timeout(10 ** draw.uniform(-3, -0.7)):
-            outcome = await ask(client, {**body, "stream": kind == "leaves before first block"})
+        async with asyncio.timeout(stay_s):
+            return described(await ask(client, body))
     except TimeoutError:
         return "left"
-    return "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
 
 
 async def leave_mid_stream(client: httpx.AsyncClient, body: dict[str, Any], draw: random.Random) -> str:
@@ -92,25 +98,25 @@ async def churn(client: httpx.AsyncClient, count: int, arguments: argparse.Names
     bodies = iter(requests(count, seed, arguments.tokens, demo_prompts()))
     ends: Counter[str] = Counter()
 
-    async def one() -> None:
+    async def client_loop() -> None:
         for body in bodies:
             kind = draw.choices(KINDS, WEIGHTS)[0]
             ends[f"{kind}: {await disturb(client, body, kind, draw)}"] += 1
             if (done := ends.total()) % 1000 == 0:
                 say(f"{done} of {count}")
 
-    await asyncio.gather(*(one() for _ in range(arguments.concurrency)))
+    await asyncio.gather(*(client_loop() for _ in range(arguments.concurrency)))
     return ends
 
 
 async def ended(client: httpx.AsyncClient) -> Counter[str]:
     """How many requests the replicas have ended so far, by reason."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for family in text_string_to_metric_families((await client.get("/metrics", timeout=30)).text):
         for sample in family.samples:
             if sample.name == _ENDED:
-                found[sample.labels["finished_reason"]] += int(sample.value)
-    return found
+                counts[sample.labels["finished_reason"]] += int(sample.value)
+    return counts
 
 
 async def at_rest(client: httpx.AsyncClient, timeout_s: float = 60.0) -> dict[str, float]:
@@ -122,14 +128,6 @@ async def at_rest(client: httpx.AsyncClient, timeout_s: float = 60.0) -> dict[st
         if not any(rest.values()) or time.monotonic() > until:
             return rest
         await asyncio.sleep(0.2)
-
-
-def memory(running: Running) -> dict[str, float]:
-    """Resident MiB of the processes that requests pass through."""
-    names = ("Generator", ENGINE, "Ingress", "ProxyActor")
-    return {
-        f"{name} {process}": round(memory_mib(process), 1) for name in names for process in processes(running, name)
-    }
 
 
 async def run(arguments: argparse.Namespace) -> int:

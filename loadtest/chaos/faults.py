@@ -30,7 +30,7 @@ from typing import Any
 
 import httpx
 
-from loadtest.chaos.program import LOOK_S, PARTS, REPLICAS, Family, Program
+from loadtest.chaos.program import PARTS, POLL_S, REPLICAS, ProcessTree, Program
 from loadtest.chaos.steady import quiet_run
 from loadtest.generator.protocol import BROKEN_OFF
 from loadtest.harness import Outcome, ask, demo_prompts, ready, report, requests, say
@@ -126,8 +126,8 @@ class Run:
     """One program, its clients and its fault."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self._arguments, self._family, self._tally = arguments, Family(), Tally()
-        self._program = Program(arguments, self._family)
+        self._arguments, self._tree, self._tally = arguments, ProcessTree(), Tally()
+        self._program = Program(arguments, self._tree)
         self._over = False
         self._fault = self._unwell = self._away = 0.0
         self._recoveries: list[float | None] = []
@@ -146,7 +146,7 @@ class Run:
         finally:
             self._over = True
             ending = await self._program.end()
-        return self._told(ending)
+        return self._result(ending)
 
     async def _load(self, client: httpx.AsyncClient, pairs: Any) -> None:
         while not self._over:
@@ -160,29 +160,29 @@ class Run:
         for _ in range(self._arguments.times):
             await self._watch(client, time.monotonic() + _BEFORE_S, settled=False)
             self._fault = self._unwell = time.monotonic()
-            least_s = await self._strike()
+            least_s = await self._inject()
             await self._watch(client, self._fault + least_s + _LONGEST_S, least_s)
             well = time.monotonic() - self._unwell >= _WELL_S
             self._recoveries.append(round(self._unwell - self._fault, 1) if well else None)
         self._over = True
 
-    async def _strike(self) -> float:
+    async def _inject(self) -> float:
         """Makes the fault. Returns the seconds that it lasts."""
-        self._family.look()
+        self._tree.update()
         arguments, program = self._arguments, self._program.pid
         if arguments.signal:
             number = signal.SIGINT if arguments.signal == "int" else signal.SIGTERM
-            for pid in self._family.alive if arguments.signal == "all_term" else [program]:
+            for pid in self._tree.alive if arguments.signal == "all_term" else [program]:
                 (os.killpg if arguments.signal == "group_term" else os.kill)(pid, number)
             return 0.0
         names = Counter((arguments.kill or arguments.stop).split(","))
-        victims = [pid for part, count in names.items() for pid in self._family.of(part)[:count]]
-        if len(victims) != names.total():
-            raise SystemExit(f"{arguments.kill or arguments.stop}: only {len(victims)} such processes")
-        for pid in victims:
+        targets = [pid for part, count in names.items() for pid in self._tree.of(part)[:count]]
+        if len(targets) != names.total():
+            raise SystemExit(f"{arguments.kill or arguments.stop}: only {len(targets)} such processes")
+        for pid in targets:
             os.kill(pid, signal.SIGKILL if arguments.kill else signal.SIGSTOP)
         if arguments.stop:
-            asyncio.get_running_loop().call_later(arguments.seconds, _go_on, victims)
+            asyncio.get_running_loop().call_later(arguments.seconds, _go_on, targets)
         return float(arguments.seconds) if arguments.stop else 0.0
 
     async def _watch(self, client: httpx.AsyncClient, until: float, least_s: float = 0.0, settled: bool = True) -> None:
@@ -197,13 +197,13 @@ class Run:
             if self._program.ended():
                 gone = gone or now + _WELL_S
                 until = min(until, gone)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def _well(self, client: httpx.AsyncClient) -> tuple[bool, bool]:
         """Whether a replica is ready, and whether all are, and all processes run."""
-        self._family.look()
+        self._tree.update()
         counts = {"engine": REPLICAS, "replica": REPLICAS, "ingress": self._arguments.ingresses}
-        running = all(self._family.running(part) == count for part, count in counts.items())
+        running = all(self._tree.running(part) == count for part, count in counts.items())
         try:
             health = await client.get("/health", timeout=5)
             replicas = health.json().get("replicas_ready", 0) if health.status_code == 200 else 0
@@ -211,7 +211,7 @@ class Run:
             replicas = 0
         return replicas > 0, running and replicas == REPLICAS
 
-    def _told(self, ending: dict[str, Any]) -> dict[str, Any]:
+    def _result(self, ending: dict[str, Any]) -> dict[str, Any]:
         tally = self._tally
         return {
             "right": tally.right,
@@ -228,8 +228,8 @@ class Run:
         }
 
 
-def _go_on(victims: list[int]) -> None:
-    for pid in victims:
+def _go_on(targets: list[int]) -> None:
+    for pid in targets:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 

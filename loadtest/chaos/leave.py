@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 
-from loadtest.chaos.churn import REST, at_rest, ended, leave_mid_stream
-from loadtest.harness import ask, demo_prompts, options, report, requests, say, service
+from loadtest.chaos.churn import REST, at_rest, ended, leave, leave_mid_stream
+from loadtest.harness import demo_prompts, options, report, requests, say, service
 
 KINDS = ("whole", "before first block", "mid-stream")
 
@@ -31,32 +31,27 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-async def leave(client: httpx.AsyncClient, body: dict[str, Any], kind: str, stay_s: float) -> str:
-    """Asks and leaves. Returns "left", or what came instead."""
+async def ask_and_leave(client: httpx.AsyncClient, body: dict[str, Any], kind: str, stay_s: float) -> str:
+    """Returns "left", or the outcome."""
     if kind == "mid-stream":
         return await leave_mid_stream(client, {**body, "stream": True}, random.Random(body["seed"]))
-    try:
-        async with asyncio.timeout(stay_s):
-            outcome = await ask(client, {**body, "stream": kind == "before first block"})
-    except TimeoutError:
-        return "left"
-    return "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
+    return await leave(client, {**body, "stream": kind == "before first block"}, stay_s)
 
 
 async def everyone(client: httpx.AsyncClient, arguments: argparse.Namespace) -> Counter[str]:
     """All clients, some at once. Returns how many left or got something, by kind."""
     draw = random.Random(arguments.seed)
     bodies = enumerate(requests(arguments.clients, arguments.seed, arguments.tokens, demo_prompts()))
-    found: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
 
-    async def one() -> None:
+    async def client_loop() -> None:
         for number, body in bodies:
             kind = KINDS[number % len(KINDS)]
             stay_s = arguments.stay_s * 10 ** draw.uniform(-2, 0)
-            found[f"{kind}: {await leave(client, body, kind, stay_s)}"] += 1
+            outcomes[f"{kind}: {await ask_and_leave(client, body, kind, stay_s)}"] += 1
 
-    await asyncio.gather(*(one() for _ in range(arguments.together)))
-    return found
+    await asyncio.gather(*(client_loop() for _ in range(arguments.together)))
+    return outcomes
 
 
 async def run(arguments: argparse.Namespace) -> int:

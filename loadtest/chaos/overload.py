@@ -2,6 +2,9 @@
 
 Capacity is measured first with a closed loop. Then requests arrive at random (Poisson) at a multiple of the capacity. A
 refused client waits as long as Retry-After says and tries once more.
+
+The clients are aiohttp's. httpx looks at every connection of its pool for every request, so thousands of its clients
+would take the cores that the service needs.
 """
 
 from __future__ import annotations
@@ -16,8 +19,21 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadtest.chaos.crowd import Crowd
-from loadtest.harness import Outcome, demo_prompts, options, percentile, report, requests, say, service
+import aiohttp
+
+from loadtest.generator.protocol import Observation, Route, reader
+from loadtest.harness import (
+    GENERATE,
+    Outcome,
+    demo_prompts,
+    options,
+    outcome_of,
+    percentile,
+    report,
+    requests,
+    say,
+    service,
+)
 
 
 @dataclass
@@ -58,37 +74,60 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def capacity(crowd: Crowd, bodies: list[dict[str, Any]], arguments: argparse.Namespace) -> float:
+async def ask(session: aiohttp.ClientSession, body: dict[str, Any]) -> Outcome:
+    """Sends one request and reads the whole answer, streamed or not."""
+    began, stream = time.monotonic(), bool(body["stream"])
+    observation = Observation(Route(GENERATE, stream, openai=False), body["mode"], began, began)
+    parser = reader(observation)
+    try:
+        async with session.post(GENERATE, json=body) as response:
+            observation.status = response.status
+            if response.status == 200 and stream:
+                async for line in response.content:
+                    parser.line(line, time.monotonic())
+                parser.end(time.monotonic())
+            elif response.status == 200:
+                parser.whole(await response.read(), time.monotonic())
+            else:
+                parser.refused(await response.read(), response.headers.get("retry-after"), time.monotonic())
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return Outcome(0, error=f"{type(error).__name__}: {error}", total_s=time.monotonic() - began)
+    return outcome_of(observation, began)
+
+
+async def capacity(
+    session: aiohttp.ClientSession, bodies: list[dict[str, Any]], arguments: argparse.Namespace
+) -> float:
     """Answers per second of a closed loop. The first third of the time is a warm-up."""
     numbers, answered = itertools.count(), []
     began = time.monotonic()
     until = began + arguments.capacity_s
 
-    async def one() -> None:
+    async def client() -> None:
         while time.monotonic() < until:
-            outcome = await crowd.ask(bodies[next(numbers) % len(bodies)])
+            outcome = await ask(session, bodies[next(numbers) % len(bodies)])
             if outcome.ok:
                 answered.append(time.monotonic())
             else:
                 await asyncio.sleep(outcome.retry_after or 0.2)
 
-    await asyncio.gather(*(one() for _ in range(arguments.concurrency)))
+    await asyncio.gather(*(client() for _ in range(arguments.concurrency)))
     warm = began + arguments.capacity_s / 3
     return sum(warm < at <= until for at in answered) / (until - warm)
 
 
-async def arrive(crowd: Crowd, body: dict[str, Any], loop: Loop) -> None:
+async def arrive(session: aiohttp.ClientSession, body: dict[str, Any], loop: Loop) -> None:
     """One client: sends a request, and obeys a Retry-After once."""
-    arrival = Arrival(time.monotonic(), await crowd.ask(body))
+    arrival = Arrival(time.monotonic(), await ask(session, body))
     after = arrival.first.retry_after
     if arrival.first.status == 429 and after is not None:
         await asyncio.sleep(after)
-        arrival.second = await crowd.ask(body)
+        arrival.second = await ask(session, body)
     arrival.ended = time.monotonic()
     loop.arrivals.append(arrival)
 
 
-async def open_loop(crowd: Crowd, bodies: list[dict[str, Any]], loop: Loop, seed: int) -> None:
+async def open_loop(session: aiohttp.ClientSession, bodies: list[dict[str, Any]], loop: Loop, seed: int) -> None:
     """Sends requests at random times, without waiting for answers."""
     draw, clients = random.Random(seed), []
     loop.began = due = time.monotonic()
@@ -97,18 +136,22 @@ async def open_loop(crowd: Crowd, bodies: list[dict[str, Any]], loop: Loop, seed
         if due > loop.began + loop.seconds:
             break
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        clients.append(asyncio.create_task(arrive(crowd, bodies[number % len(bodies)], loop)))
+        clients.append(asyncio.create_task(arrive(session, bodies[number % len(bodies)], loop)))
     await asyncio.gather(*clients)
 
 
 async def run(arguments: argparse.Namespace) -> int:
-    async with service(arguments) as running, Crowd.opened(running.url) as crowd:
+    limit, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=180)
+    async with (
+        service(arguments) as running,
+        aiohttp.ClientSession(running.url, connector=limit, timeout=timeout) as session,
+    ):
         bodies = requests(512, arguments.seed, arguments.tokens, demo_prompts())
-        most = await capacity(crowd, bodies, arguments)
+        most = await capacity(session, bodies, arguments)
         say(f"capacity: {most:.1f} answers a second")
         loop = Loop(arguments.factor * most, arguments.seconds)
         cpu, began = time.process_time(), time.monotonic()
-        await open_loop(crowd, bodies, loop, arguments.seed)
+        await open_loop(session, bodies, loop, arguments.seed)
         busy = (time.process_time() - cpu) / (time.monotonic() - began)
     return conclude(arguments, most, loop, busy)
 
@@ -124,7 +167,7 @@ def conclude(arguments: argparse.Namespace, most: float, loop: Loop, busy: float
     refused = [outcome for outcome in outcomes if outcome.status == 429]
     retried = [arrival.second for arrival in loop.arrivals if arrival.second is not None]
     waits = [outcome.retry_after for outcome in refused if outcome.retry_after is not None]
-    others = Counter(f"{o.status} {o.error}"[:120] for o in outcomes if not o.ok and o.status != 429)
+    unexpected = Counter(f"{o.status} {o.error}"[:120] for o in outcomes if not o.ok and o.status != 429)
     obeyed = sum(outcome.ok for outcome in retried) / len(retried) if retried else None
     result = {
         "capacity_per_s": round(most, 2),
@@ -140,7 +183,7 @@ def conclude(arguments: argparse.Namespace, most: float, loop: Loop, busy: float
         "retry_after_longest_s": percentile(waits, 1.0),
         "obeyed_retries": len(retried),
         "obeyed_succeeded": None if obeyed is None else round(obeyed, 3),
-        "other_outcomes": dict(others),
+        "other_outcomes": dict(unexpected),
         "clients_cpu": round(busy, 2),
     }
     return report("overload", result, broken(arguments, result))

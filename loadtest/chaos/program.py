@@ -1,6 +1,6 @@
 """`mrp-serve serve` as a user starts it, and its processes by their part in the service: which run, which stay behind.
 
-Used by `faults.py`. A process belongs to the family if it, or one that started it, was seen under the program. So it
+Used by `faults.py`. A process belongs to the tree if it, or one that started it, was seen under the program. So it
 stays known when its parents have ended.
 """
 
@@ -14,14 +14,15 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
+
+import psutil
 
 from loadtest.harness import ROOT, free_port
 
 REPLICAS = 2
 #: seconds: between two looks, until a supervisor starts a program again, for a program and for the rest to end
-LOOK_S, _RESTART_S, _EXIT_S, _BEHIND_S = 0.25, 1.0, 60.0, 10.0
+POLL_S, _RESTART_S, _EXIT_S, _BEHIND_S = 0.25, 1.0, 60.0, 10.0
 #: how the command lines of a part begin, or of the program of Python that it is
 PARTS = {
     "engine": "service.engine_process.process",
@@ -35,30 +36,25 @@ PARTS = {
     "rtenv": "ray::RuntimeEnvAgent",
     "driver": "service.cli.main",
 }
-_STATE, _PARENT, _STARTED = 0, 1, 19
 
 
-class Family:
-    """The processes of one program after the other. `look` must be called often, and before a process is named."""
+class ProcessTree:
+    """The processes of one program after the other. `update` must be called often, and before a process is named."""
 
     def __init__(self) -> None:
-        self._members: dict[int, str] = {}
+        self._members: dict[int, psutil.Process] = {}
 
-    def joins(self, program: int) -> None:
+    def add(self, program: int) -> None:
         """A program has been started."""
-        self._members[program] = _fields(program)[_STARTED]
+        self._members[program] = psutil.Process(program)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Finds the processes that members have started, and forgets those that have ended."""
-        fields = {pid: stat for entry in Path("/proc").glob("[0-9]*") if (stat := _fields(pid := int(entry.name)))}
-        self._members = {
-            pid: started
-            for pid, started in self._members.items()
-            if pid in fields and fields[pid][_STARTED] == started and fields[pid][_STATE] != "Z"
-        }
-        for pid, stat in sorted(fields.items(), key=lambda item: int(item[1][_STARTED])):
-            if int(stat[_PARENT]) in self._members and stat[_STATE] != "Z":
-                self._members.setdefault(pid, stat[_STARTED])
+        self._members = {pid: process for pid, process in self._members.items() if _status(process)}
+        every = psutil.process_iter(["ppid", "create_time"])
+        for process in sorted(every, key=lambda process: process.info["create_time"] or 0.0):
+            if process.info["ppid"] in self._members and process.pid not in self._members and _status(process):
+                self._members[process.pid] = process
 
     def of(self, part: str) -> list[int]:
         """The processes of a part."""
@@ -66,12 +62,12 @@ class Family:
 
     def running(self, part: str) -> int:
         """How many processes of a part are not stopped."""
-        return sum(_fields(pid)[_STATE : _STATE + 1] != ["T"] for pid in self.of(part))
+        return sum(_status(self._members[pid]) != psutil.STATUS_STOPPED for pid in self.of(part))
 
     @property
     def alive(self) -> list[int]:
         """Every process that lives."""
-        self.look()
+        self.update()
         return sorted(self._members)
 
     def end(self) -> None:
@@ -84,8 +80,8 @@ class Family:
 class Program:
     """`mrp-serve serve` in a process group of its own. `supervised`: it is started again whenever it ends."""
 
-    def __init__(self, arguments: argparse.Namespace, family: Family) -> None:
-        self._port, self._family, self._supervised = free_port(), family, arguments.supervised
+    def __init__(self, arguments: argparse.Namespace, tree: ProcessTree) -> None:
+        self._port, self._tree, self._supervised = free_port(), tree, arguments.supervised
         self.url = f"http://127.0.0.1:{self._port}"
         self._flags = [*arguments.flags.split(), "--num-replicas", str(REPLICAS)]
         self._flags += ["--num-ingresses", str(arguments.ingresses)] if arguments.ingresses > 1 else []
@@ -97,7 +93,7 @@ class Program:
         self._process = subprocess.Popen(  # noqa: S603 - our own program
             command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=sys.stderr, start_new_session=True
         )
-        self._family.joins(self._process.pid)
+        self._tree.add(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -125,18 +121,18 @@ class Program:
                 with suppress(subprocess.TimeoutExpired):
                     await asyncio.to_thread(self._process.wait, _EXIT_S)
         exit_s, behind = time.monotonic() - began, time.monotonic() + _BEHIND_S
-        while self._family.alive and time.monotonic() < behind:
-            await asyncio.sleep(LOOK_S)
-        stayed = [part_of(pid) for pid in self._family.alive]
-        self._family.end()
+        while self._tree.alive and time.monotonic() < behind:
+            await asyncio.sleep(POLL_S)
+        stayed = [part_of(pid) for pid in self._tree.alive]
+        self._tree.end()
         exits = [*self.exits, self._process.returncode]
         return {"exit": exits, "ended_by": by, "exit_s": round(exit_s, 1), "stay": stayed}
 
 
 def part_of(pid: int) -> str:
     """The part that a process is, else the beginning of its command line. Empty if it has ended."""
-    with suppress(OSError):
-        words = (Path("/proc") / str(pid) / "cmdline").read_text(errors="replace").split("\0")
+    with suppress(psutil.Error):
+        words = psutil.Process(pid).cmdline() or [""]
         for part, mark in PARTS.items():
             if words[0].startswith(mark) or words[0].endswith(mark) or mark in words[1:5]:
                 return part
@@ -144,9 +140,9 @@ def part_of(pid: int) -> str:
     return ""
 
 
-def _fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name. Empty if the process has ended."""
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+def _status(process: psutil.Process) -> str:
+    """The status of a process; empty if it has ended."""
+    with suppress(psutil.Error):
+        status = str(process.status()) if process.is_running() else ""
+        return "" if status == psutil.STATUS_ZOMBIE else status
+    return ""

@@ -12,87 +12,31 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import subprocess
 import time
-from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 
-from loadtest.harness import Outcome, ask, demo_prompts, free_port, options, report, requests, say
+from loadtest.chaos.steady import Tally, clients
+from loadtest.harness import demo_prompts, free_port, options, percentile, report, requests, say
 from service.cli import cluster
 from service.settings.settings import Settings
 
 _BEFORE_S, _AFTER_S = 3.0, 5.0
 
 
-@dataclass
-class Tally:
-    """The outcomes of all requests. Pauses are in seconds."""
-
-    answered: int = 0
-    failed: Counter[str] = field(default_factory=Counter)
-    differing: int = 0
-    longest_answer: float = 0.0
-    longest_pause_in_a_stream: float = 0.0
-    longest_without_any_answer: float = 0.0
-    last: float = field(default_factory=time.monotonic)
-
-    def count(self, body: dict[str, Any], quiet: Outcome, outcome: Outcome) -> None:
-        """Compares an answer with that of the quiet run."""
-        if not outcome.ok:
-            self.failed[f"{'stream' if body['stream'] else 'unary'} {outcome.status} {outcome.error}"[:200]] += 1
-            return
-        now = time.monotonic()
-        self.answered += 1
-        self.differing += outcome.tokens != quiet.tokens
-        self.longest_answer = max(self.longest_answer, outcome.total_s)
-        self.longest_without_any_answer = max(self.longest_without_any_answer, now - self.last)
-        self.last = now
-        if body["stream"]:
-            self.longest_pause_in_a_stream = max(self.longest_pause_in_a_stream, *outcome.gaps[1:], 0.0)
-
-
-class Load:
-    """Clients that each send one request at a time, until they are stopped."""
-
-    def __init__(self, http: httpx.AsyncClient, bodies: list[dict[str, Any]], quiet: list[Outcome]) -> None:
-        self._http, self._pairs = http, itertools.cycle(zip(bodies, quiet, strict=True))
-        self._tally = Tally()
-        self._stopped = False
-        self._tasks = []
-
-    def start(self, clients: int) -> None:
-        """Starts the clients."""
-        self._tasks = [asyncio.create_task(self._client()) for _ in range(clients)]
-
-    async def stop(self) -> Tally:
-        """Stops the clients and waits for the last answers."""
-        self._stopped = True
-        await asyncio.gather(*self._tasks)
-        return self._tally
-
-    async def _client(self) -> None:
-        while not self._stopped:
-            body, quiet = next(self._pairs)
-            self._tally.count(body, quiet, await ask(self._http, body))
-
-
 async def _under_load(arguments: argparse.Namespace, http: httpx.AsyncClient) -> tuple[Tally, list[float]]:
     bodies = requests(30, arguments.seed, arguments.tokens, demo_prompts())
-    load = Load(http, bodies, [await ask(http, body) for body in bodies])
-    load.start(arguments.clients)
-    await asyncio.sleep(_BEFORE_S)
     updates = []
-    for number in range(1, arguments.updates + 1):
-        began, before = time.monotonic(), await _model(http)
-        await asyncio.to_thread(_update, arguments, number)
-        updates.append(round(time.monotonic() - began, 1))
-        say(f"update {number}: {before} -> {await _model(http)} after {updates[-1]} s")
-    await asyncio.sleep(_AFTER_S)
-    return await load.stop(), updates
+    async with clients(http, bodies, arguments.clients) as tally:
+        await asyncio.sleep(_BEFORE_S)
+        for number in range(1, arguments.updates + 1):
+            began, before = time.monotonic(), await _model(http)
+            await asyncio.to_thread(_update, arguments, number)
+            updates.append(round(time.monotonic() - began, 1))
+            say(f"update {number}: {before} -> {await _model(http)} after {updates[-1]} s")
+        await asyncio.sleep(_AFTER_S)
+    return tally, updates
 
 
 async def _model(http: httpx.AsyncClient) -> str:
@@ -118,10 +62,17 @@ async def _measure(arguments: argparse.Namespace) -> int:
     url = arguments.url or f"http://127.0.0.1:{arguments.port}"
     async with httpx.AsyncClient(base_url=url, timeout=120, headers=headers) as http:
         tally, updates = await _under_load(arguments, http)
-    result = {name: value for name, value in vars(tally).items() if name != "last"}
-    broken = [f"{sum(tally.failed.values())} requests failed"] if tally.failed else []
-    broken += [f"{tally.differing} answers differ"] if tally.differing else []
-    return report("rolling", {"replicas": arguments.replicas, "update_seconds": updates, **result}, broken)
+    result = {
+        "replicas": arguments.replicas,
+        "update_seconds": updates,
+        "answered": tally.answered,
+        "failed": dict(tally.failed),
+        "differing": len(tally.differing),
+        "longest_answer": percentile(tally.totals, 1.0),
+        "longest_pause_in_a_stream": percentile(tally.pauses, 1.0),
+        "longest_without_any_answer": tally.longest_silence_s,
+    }
+    return report("rolling", result, tally.broken)
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ class Tally:
     first_blocks: list[float] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     totals: list[float] = field(default_factory=list)
+    ended: list[float] = field(default_factory=list)  # when each answer was complete
 
     def count(self, body: dict[str, Any], quiet: Outcome, outcome: Outcome) -> None:
         """Compares an answer with that of the quiet run."""
@@ -36,11 +38,18 @@ class Tally:
             return
         self.answered += 1
         self.totals.append(outcome.total_s)
+        self.ended.append(time.monotonic())
         if body["stream"]:
             self.first_blocks += outcome.gaps[:1]
             self.pauses += outcome.gaps[1:]
         if (outcome.tokens, outcome.text, outcome.finish) != (quiet.tokens, quiet.text, quiet.finish):
             self.differing.append({name: body[name] for name in ("mode", "temperature", "seed", "stream")})
+
+    @property
+    def longest_silence_s(self) -> float:
+        """The longest time from one answer to the next, of all clients together."""
+        pauses = (after - before for before, after in itertools.pairwise(self.ended))
+        return round(max(pauses, default=0.0), 3)
 
     @property
     def broken(self) -> list[str]:
@@ -69,11 +78,11 @@ async def quiet_run(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> 
     """The answers of the quiet run, a few at a time."""
     limit = asyncio.Semaphore(8)
 
-    async def one(body: dict[str, Any]) -> Outcome:
+    async def limited(body: dict[str, Any]) -> Outcome:
         async with limit:
             return await ask(client, body)
 
-    outcomes = await asyncio.gather(*map(one, bodies))
+    outcomes = await asyncio.gather(*map(limited, bodies))
     if bad := [outcome for outcome in outcomes if not outcome.ok]:
         raise SystemExit(f"{len(bad)} requests failed undisturbed, the first with {bad[0]}")
     return list(outcomes)

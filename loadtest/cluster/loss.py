@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from loadtest.chaos.steady import Tally, load, quiet_run
+from loadtest.chaos.steady import Tally, clients
 from loadtest.cluster.nodes import Nodes, deployed, replicas_by_state
 from loadtest.harness import demo_prompts, metrics, percentile, ready, report, requests, say
 
@@ -35,7 +35,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def victim(nodes: Nodes, of: str) -> Any:
+def node_to_kill(nodes: Nodes, of: str) -> Any:
     """A node to kill, never the head."""
     ingress, model = nodes.with_replica_of("Ingress"), nodes.with_replica_of("Generator")
     chosen = ingress if of == "ingress" else [node for node in model if node not in ingress]
@@ -50,23 +50,16 @@ async def run(nodes: Nodes, arguments: argparse.Namespace) -> tuple[Tally, float
     async with httpx.AsyncClient(base_url=nodes.url, timeout=180, limits=httpx.Limits(max_connections=None)) as http:
         await ready(http, 2)
         bodies = requests(48, arguments.seed, arguments.tokens, demo_prompts())
-        pairs = list(zip(bodies, await quiet_run(http, bodies), strict=True))
-        tally, ended = Tally(), asyncio.Event()
-        clients = [
-            asyncio.create_task(load(http, pairs[first:] + pairs[:first], tally, ended))
-            for first in range(0, 48, 48 // arguments.concurrency)
-        ]
-        await asyncio.sleep(arguments.before_s)
-        node, began = victim(nodes, arguments.of), time.monotonic()
-        before = tally.answered
-        await asyncio.to_thread(nodes.kill, node)
-        say(f"the node was killed; {before} answers before")
-        await _back(http)
-        back_s = time.monotonic() - began
-        say(f"two replicas behind an ingress again after {back_s:.1f} s")
-        await asyncio.sleep(arguments.after_s)
-        ended.set()
-        await asyncio.gather(*clients)
+        async with clients(http, bodies, arguments.concurrency) as tally:
+            await asyncio.sleep(arguments.before_s)
+            node, began = node_to_kill(nodes, arguments.of), time.monotonic()
+            before = tally.answered
+            await asyncio.to_thread(nodes.kill, node)
+            say(f"the node was killed; {before} answers before")
+            await _back(http)
+            back_s = time.monotonic() - began
+            say(f"two replicas behind an ingress again after {back_s:.1f} s")
+            await asyncio.sleep(arguments.after_s)
         return tally, back_s, await metrics(http)
 
 

@@ -50,9 +50,9 @@ def _replicas(node: Any, deployment: str) -> list[int]:
 @contextmanager
 def deployed(arguments: Mapping[str, Any], ingress_on: str = "head") -> Iterator[Nodes]:
     """The service with these settings on three nodes, its ingress on the `head` or on a `worker`."""
-    from service.cli.cluster import _ENVIRONMENT
+    from service.cli.cluster import ENVIRONMENT
 
-    os.environ.update({name: value for name, value in _ENVIRONMENT.items() if name != "RAY_AUTH_MODE"})
+    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name != "RAY_AUTH_MODE"})
     os.environ["PYTHONPATH"] = str(ROOT)
     # a separate folder, so that no other `ray.init` finds this cluster
     os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="mrp")

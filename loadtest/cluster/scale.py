@@ -52,7 +52,7 @@ class Load:
         self.http, self.bodies = http, bodies
         self.clients: list[asyncio.Task[None]] = []
         self.wanted = 0
-        self.asked = self.tokens = 0
+        self.sent = self.tokens = 0
         self.outcomes: Counter[str] = Counter()
 
     def resize(self, clients: int) -> None:
@@ -62,8 +62,8 @@ class Load:
 
     async def _client(self, number: int) -> None:
         while number < self.wanted:
-            body = self.bodies[self.asked % len(self.bodies)]
-            self.asked += 1
+            body = self.bodies[self.sent % len(self.bodies)]
+            self.sent += 1
             outcome = await ask(self.http, body)
             self.tokens += len(outcome.tokens)
             self.outcomes["ok" if outcome.ok else f"{outcome.status} {outcome.error}"[:120]] += 1
@@ -75,7 +75,7 @@ class Load:
         await asyncio.gather(*self.clients)
 
 
-async def look(http: httpx.AsyncClient, load: Load, rows: list[dict[str, Any]]) -> None:
+async def sample(http: httpx.AsyncClient, load: Load, rows: list[dict[str, Any]]) -> None:
     """Adds a row every second."""
     began, tokens, before = time.monotonic(), 0, time.monotonic()
     while True:
@@ -101,7 +101,7 @@ async def steps(nodes: Nodes, arguments: argparse.Namespace) -> tuple[list[dict[
     rows: list[dict[str, Any]] = []
     async with httpx.AsyncClient(base_url=nodes.url, timeout=180) as http:
         load = Load(http, requests(96, arguments.seed, arguments.tokens, demo_prompts()))
-        looking = asyncio.create_task(look(http, load, rows))
+        sampling = asyncio.create_task(sample(http, load, rows))
         for clients, seconds in ((1, arguments.low_s), (arguments.clients, arguments.high_s)):
             load.resize(clients)
             say(f"{clients} clients for {seconds:.0f} s")
@@ -112,7 +112,7 @@ async def steps(nodes: Nodes, arguments: argparse.Namespace) -> tuple[list[dict[
             await asyncio.sleep(1.0)
         await asyncio.sleep(5.0)
         await load.end()
-        looking.cancel()
+        sampling.cancel()
     return rows, load
 
 

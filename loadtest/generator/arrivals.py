@@ -1,4 +1,4 @@
-"""The start times of requests: levels over time, Poisson arrivals and recorded arrivals.
+"""The start times of requests: levels over time, and Poisson arrivals.
 
 A profile gives the load over time: users of a closed loop, or requests per second of an open loop. Ramps, steps, spikes
 and soaks are profiles. Open arrivals do not depend on answers. A request's time counts from its arrival, even if it is
@@ -7,11 +7,9 @@ sent late, so the times include what a stalled server delays.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -51,14 +49,6 @@ class Profile:
                 f"levels {text!r} ({error}); allowed: SECONDS:LEVEL or SECONDS:FROM-TO, separated by commas"
             ) from None
         return cls(stages)
-
-    @classmethod
-    def recorded(cls, path: Path) -> Profile:
-        """A profile with one stage, of the length and mean rate of a trace."""
-        arrivals = trace(path)
-        seconds = max(arrivals[-1].at, 0.001)
-        rate = len(arrivals) / seconds
-        return cls((Stage(seconds, rate, rate),))
 
     @property
     def seconds(self) -> float:
@@ -111,13 +101,3 @@ def poisson(profile: Profile, share: float, draw: random.Random) -> Iterator[Arr
         # thinning: candidates come at the highest rate; each is kept with the probability rate / highest rate
         if draw.random() * highest < share * profile.level(at):
             yield Arrival(at, stage)
-
-
-def trace(path: Path, index: int = 0, count: int = 1) -> list[Arrival]:
-    """Recorded arrivals: JSON lines, each a number of seconds or an object with `at`; every `count`-th from `index`."""
-    with path.open(encoding="utf-8") as lines:
-        values = [json.loads(line) for line in lines if line.strip()]
-    times = sorted(float(value["at"] if isinstance(value, dict) else value) for value in values)
-    if not times:
-        raise ValueError(f"{path} holds no arrivals")
-    return [Arrival(at - times[0], 0) for at in times[index::count]]

@@ -7,34 +7,33 @@ JSON and web page. They are not `request` events, so "Aggregated" counts request
 
 from __future__ import annotations
 
-import os
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gevent
+import msgspec
 from locust.env import Environment
-from locust.runners import MasterRunner, WorkerRunner
+from locust.runners import WorkerRunner
 
 from loadtest.generator.protocol import Observation
-from loadtest.generator.rows import Client, Clock, Level, Row, append, from_observation, to_json
+from loadtest.generator.rows import Level, Row, from_observation
 
 ROWS = "mrp_rows"
 _FLUSH_S = 0.5
 
 
-def entries(seen: Observation) -> Iterator[tuple[str, float]]:
+def entries(observation: Observation) -> Iterator[tuple[str, float]]:
     """Kind and value of every additional entry of a request. Locust's percentiles are integers, hence "per 100"."""
-    if seen.first_block_s is not None:
-        yield "TTFB ms", seen.first_block_s * 1000
-    for gap in seen.gaps_s:
+    if observation.first_block_s is not None:
+        yield "TTFB ms", observation.first_block_s * 1000
+    for gap in observation.gaps_s:
         yield "block ms", gap * 1000
-    if seen.tokens_per_s is not None:
-        yield "tokens/s", seen.tokens_per_s
-    if seen.ok and seen.tokens_per_forward is not None:
-        yield "tok/100f", seen.tokens_per_forward * 100
+    if observation.tokens_per_s is not None:
+        yield "tokens/s", observation.tokens_per_s
+    if observation.ok and observation.tokens_per_forward is not None:
+        yield "tok/100f", observation.tokens_per_forward * 100
 
 
 class Measures:
@@ -42,62 +41,47 @@ class Measures:
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
-        self._clock = Clock()
+        self._offset = time.time() - time.perf_counter()  # so that a wall clock without jumps results
         self._rows: list[dict[str, Any]] = []
-        self._flying: Counter[float] = Counter()
         environment.events.request.add_listener(self._request)
         environment.events.report_to_master.add_listener(self._report)
         environment.events.worker_report.add_listener(self._reported)
         environment.events.quitting.add_listener(lambda **_: self._flush())
-        gevent.spawn(self._keep)
+        gevent.spawn(self._flush_often)
 
     def level(self, at: float, stage: int, level: float) -> None:
         """Notes the begin of a new stage."""
-        self._add(Level(round(self._clock.wall(at), 4), stage, level))
+        self._add(Level(round(at + self._offset, 4), stage, level))
 
-    def due(self, at: float) -> None:
-        """Notes that a request is in progress from the time when it is due."""
-        self._flying[at] += 1
-
-    def ended(self, at: float) -> None:
-        """Notes the end of a request that was due at `at`."""
-        self._flying -= Counter([at])
-
-    def unfinished(self, seen: Observation, stage: int | None) -> None:
+    def unfinished(self, observation: Observation, stage: int | None) -> None:
         """Writes a row for a request that the end of the run cut. It is no failure of the service."""
-        self._add(from_observation(seen, self._clock, stage))
+        self._add(from_observation(observation, self._offset, stage))
 
     def _request(self, name: str, context: dict[str, Any], **_: object) -> None:
-        seen = context.get("observation")
-        if seen is None:
+        observation = context.get("observation")
+        if observation is None:
             return
-        for kind, value in entries(seen):
+        for kind, value in entries(observation):
             self._environment.stats.get(name, kind).log(value, 0)
-        self._add(from_observation(seen, self._clock, context["stage"]))
+        self._add(from_observation(observation, self._offset, context["stage"]))
 
     def _add(self, row: Row) -> None:
         if getattr(self._environment.parsed_options, "rows", ""):
-            self._rows.append(to_json(row))
+            self._rows.append(msgspec.to_builtins(row))  # workers send them to the master
 
     def _report(self, data: dict[str, Any], **_: object) -> None:
-        self._look()
         data[ROWS], self._rows = self._rows, []
 
     def _reported(self, data: dict[str, Any], **_: object) -> None:
         self._rows += data.pop(ROWS, [])
 
-    def _keep(self) -> None:
+    def _flush_often(self) -> None:
         while not isinstance(self._environment.runner, WorkerRunner):
             gevent.sleep(_FLUSH_S)
-            if not isinstance(self._environment.runner, MasterRunner):
-                self._look()
             self._flush()
-
-    def _look(self) -> None:
-        oldest = round(self._clock.wall(min(self._flying)), 4) if self._flying else None
-        self._add(Client(round(time.time(), 3), os.getpid(), round(time.process_time(), 3), oldest))
 
     def _flush(self) -> None:
         if self._rows and not isinstance(self._environment.runner, WorkerRunner):
             rows, self._rows = self._rows, []
-            append(Path(self._environment.parsed_options.rows), rows)
+            with Path(self._environment.parsed_options.rows).open("ab") as file:
+                file.write(msgspec.json.Encoder().encode_lines(rows))

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from loadtest.generator.arrivals import Arrival, Profile, trace
+from loadtest.generator.arrivals import Profile
 from loadtest.generator.workload import Lengths, Workload, heldout_prompts, plans, read_prompts
-
-LOOPS = ("closed", "open", "trace")
 
 
 def add(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
@@ -26,9 +24,8 @@ def add(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
         make("--prompts", default="", help="JSON lines with messages or prompt (default: held-out problems)"),
         make("--temperature", type=float, default=0.0),
         make("--workload-seed", type=int, default=17),
-        make("--loop", choices=LOOPS, default="closed", help="users, arrivals at a rate, or recorded ones"),
+        make("--loop", choices=("closed", "open"), default="closed", help="users, or arrivals at a rate"),
         make("--levels", default="", help="SECONDS:LEVEL or SECONDS:FROM-TO,…; users, or requests a second"),
-        make("--trace", default="", help="JSON lines of arrival times in seconds, for --loop trace"),
         make("--think-s", type=float, default=0.0, help="mean pause of a user of the closed loop"),
         make("--timeout-s", type=float, default=120.0, help="longest silence of the service"),
         make("--model", default="", help="for OpenAI's routes (default: the first of /v1/models)"),
@@ -44,9 +41,8 @@ class RunOptions:
     """The values of the options."""
 
     workload: Workload
-    loop: Literal["closed", "open", "trace"]
-    profile: Profile | None
-    trace: Path | None
+    loop: Literal["closed", "open"]
+    profile: Profile | None  # None: until locust is stopped
     think_s: float
 
     @classmethod
@@ -63,21 +59,5 @@ class RunOptions:
         )
         if options.loop == "open" and not options.levels:
             raise ValueError("--loop open without --levels; allowed: --levels SECONDS:RATE,…")
-        if options.loop == "trace" and not options.trace:
-            raise ValueError("--loop trace without --trace; allowed: --trace FILE")
-        recorded = Path(options.trace) if options.loop == "trace" else None
         profile = Profile.parse(options.levels) if options.levels else None
-        return cls(
-            workload, options.loop, Profile.recorded(recorded) if recorded else profile, recorded, options.think_s
-        )
-
-    def recorded(self, index: int, count: int) -> list[Arrival]:
-        """The arrivals of source `index` of `count` sources that share a trace."""
-        if self.trace is None:
-            raise ValueError(f"a loop of kind {self.loop} has no trace")
-        return trace(self.trace, index, count)
-
-    @property
-    def seconds(self) -> float | None:
-        """The length of the run; None: until locust is stopped."""
-        return self.profile.seconds if self.profile else None
+        return cls(workload, options.loop, profile, options.think_s)

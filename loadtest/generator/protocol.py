@@ -9,10 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 BROKEN_OFF = "the stream broke off"
+#: what a malformed answer raises where it is read
+_MALFORMED = (ValueError, KeyError, TypeError, IndexError, AttributeError)
 
 Json = dict[str, Any]
 
@@ -95,15 +98,20 @@ class Reader(ABC):
 
     def refused(self, body: bytes, retry_after: str | None, at: float) -> None:
         """Reads an answer whose status is not 200."""
-        self.seen.retry_after = _number(retry_after)
-        self.seen.fail(said(body), at)
+        with suppress(ValueError, TypeError):  # it may also be a date
+            self.seen.retry_after = float(retry_after)  # type: ignore[arg-type]
+        try:
+            message = _error_of(json.loads(body))
+        except (ValueError, TypeError, AttributeError):
+            message = body[:200].decode("utf-8", "replace") or "an empty answer"
+        self.seen.fail(message, at)
 
     def whole(self, body: bytes, at: float) -> None:
         """Reads an answer that is not streamed."""
         self.seen.ended = at
         try:
             self._whole(json.loads(body), at)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except _MALFORMED as error:
             self.seen.fail(f"malformed answer: {type(error).__name__}: {error}", at)
 
     def line(self, line: bytes, at: float) -> None:
@@ -114,7 +122,7 @@ class Reader(ABC):
         elif line.startswith(b"data:"):
             try:
                 self._frame(self._event, line[5:].strip(), at)
-            except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            except _MALFORMED as error:
                 self.seen.fail(f"malformed frame: {type(error).__name__}: {error}", at)
 
     def end(self, at: float) -> None:
@@ -158,7 +166,7 @@ class NativeReader(Reader):
             self._ending(content["usage"], content["stats"], content["finish_reason"])
             self._complete = True
         else:
-            self.seen.fail(_told(content), at)
+            self.seen.fail(_error_of(content), at)
 
 
 class OpenAiReader(Reader):
@@ -171,21 +179,18 @@ class OpenAiReader(Reader):
         self._finish = ""
 
     def _whole(self, answer: Json, at: float) -> None:
-        choice = answer["choices"][0]
-        text = choice["text"] if "text" in choice else choice["message"]["content"]
-        self._block(choice.get("token_ids") or [], text or "", at)
-        self._ending(answer.get("usage") or {}, choice.get("stats") or {}, choice["finish_reason"] or "")
-        self._share_tokens()
+        [choice] = answer["choices"]
+        self._usage = answer.get("usage") or {}
+        self._choice({**choice, "delta": choice.get("message")}, at)
+        self._complete_answer()
 
     def _frame(self, event: str, data: bytes, at: float) -> None:  # noqa: ARG002 - these frames have no names
         if data == b"[DONE]":
-            self._complete = True
-            self._ending(self._usage, self._stats, self._finish)
-            self._share_tokens()
+            self._complete_answer()
             return
         content = json.loads(data)
         if "error" in content:
-            self.seen.fail(_told(content), at)
+            self.seen.fail(_error_of(content), at)
             return
         self._usage = content.get("usage") or self._usage
         for choice in content["choices"]:
@@ -199,9 +204,10 @@ class OpenAiReader(Reader):
         self._stats = choice.get("stats") or self._stats
         self._finish = choice.get("finish_reason") or self._finish
 
-    def _share_tokens(self) -> None:
-        """Divides the sum of tokens evenly among the frames, for servers that send no token ids."""
-        seen = self.seen
+    def _complete_answer(self) -> None:
+        """Servers that send no token ids send a sum of tokens, which is divided evenly among the frames."""
+        self._complete, seen = True, self.seen
+        self._ending(self._usage, self._stats, self._finish)
         if seen.blocks and not seen.token_ids:
             share, rest = divmod(seen.tokens, len(seen.blocks))
             seen.blocks = [(at, share + (number < rest)) for number, (at, _) in enumerate(seen.blocks)]
@@ -213,23 +219,9 @@ def reader(seen: Observation) -> Reader:
     return (OpenAiReader if seen.route.openai else NativeReader)(seen)
 
 
-def said(body: bytes) -> str:
+def _error_of(content: Json) -> str:
     """The message in an error's body, in the service's shape or as raw text."""
-    try:
-        return _told(json.loads(body))
-    except (ValueError, TypeError, AttributeError):
-        return body[:200].decode("utf-8", "replace") or "an empty answer"
-
-
-def _told(content: Json) -> str:
     error = content.get("error")
     if not isinstance(error, dict):
         return json.dumps(content)[:200]
     return f"{error.get('code') or error.get('type') or 'error'}: {error.get('message')}"
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:  # a date is allowed, too
-        return None

@@ -1,4 +1,4 @@
-"""Raw rows: one JSON line for each request, each change of level, and each sample of the client's own CPU time.
+"""Raw rows: one JSON line for each request and each change of level.
 
 A run writes rows, and every report is made from them. Times are wall-clock seconds. Times within a request are
 milliseconds from its intended start.
@@ -7,12 +7,9 @@ milliseconds from its intended start.
 from __future__ import annotations
 
 import itertools
-import json
-import time
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from loadtest.generator.protocol import Observation
 
@@ -20,23 +17,11 @@ from loadtest.generator.protocol import Observation
 UNFINISHED = "unfinished when the run ended"
 
 
-@dataclass(frozen=True)
-class Clock:
-    """A wall clock without jumps: `time.perf_counter` plus an offset."""
-
-    offset: float = field(default_factory=lambda: time.time() - time.perf_counter())
-
-    def wall(self, at: float) -> float:
-        """The wall-clock time of a `perf_counter` time."""
-        return at + self.offset
-
-
-@dataclass(frozen=True)
-class Request:
-    """The outcome of one request. `blocks`: arrival and tokens of each. `late_ms`: delay of the sending."""
+class Request(msgspec.Struct, frozen=True, tag_field="row", tag="request"):
+    """The outcome of one request."""
 
     at: float
-    late_ms: float
+    late_ms: float  # delay of the sending
     route: str
     mode: str
     stage: int | None
@@ -45,7 +30,7 @@ class Request:
     finish: str
     first_block_ms: float | None
     total_ms: float
-    blocks: list[tuple[float, int]]
+    blocks: list[tuple[float, int]]  # arrival and tokens of each
     tokens: int
     prompt_tokens: int
     cached_tokens: int
@@ -63,8 +48,7 @@ class Request:
         return [after - before for before, after in itertools.pairwise(times)]
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(msgspec.Struct, frozen=True, tag_field="row", tag="level"):
     """A change of the level: users, or requests per second, from this time on."""
 
     at: float
@@ -72,67 +56,34 @@ class Level:
     level: float
 
 
-@dataclass(frozen=True)
-class Client:
-    """The CPU time that a process of the load generator has used so far, and its oldest request in progress.
-
-    `oldest`: when that request was due; None if none is in progress.
-    """
-
-    at: float
-    process: int
-    cpu_s: float
-    oldest: float | None = None
+Row = Request | Level
 
 
-Row = Request | Level | Client
-_KINDS: dict[str, type[Request | Level | Client]] = {"request": Request, "level": Level, "client": Client}
-
-
-def from_observation(seen: Observation, clock: Clock, stage: int | None) -> Request:
-    """The row of a request that has ended."""
-    first = seen.first_block_s
+def from_observation(observation: Observation, offset: float, stage: int | None) -> Request:
+    """The row of a request that has ended. `offset`: of the wall clock from the observation's."""
+    first, due = observation.first_block_s, observation.due
     return Request(
-        at=round(clock.wall(seen.due), 4),
-        late_ms=_ms(seen.began - seen.due),
-        route=seen.route.name,
-        mode=seen.mode,
+        at=round(due + offset, 4),
+        late_ms=_ms(observation.began - due),
+        route=observation.route.name,
+        mode=observation.mode,
         stage=stage,
-        status=seen.status,
-        error=seen.error,
-        finish=seen.finish,
+        status=observation.status,
+        error=observation.error,
+        finish=observation.finish,
         first_block_ms=None if first is None else _ms(first),
-        total_ms=_ms(seen.total_s),
-        blocks=[(_ms(at - seen.due), tokens) for at, tokens in seen.blocks],
-        tokens=seen.tokens,
-        prompt_tokens=seen.prompt_tokens,
-        cached_tokens=seen.cached_tokens,
-        tokens_per_forward=seen.tokens_per_forward,
+        total_ms=_ms(observation.total_s),
+        blocks=[(_ms(at - due), tokens) for at, tokens in observation.blocks],
+        tokens=observation.tokens,
+        prompt_tokens=observation.prompt_tokens,
+        cached_tokens=observation.cached_tokens,
+        tokens_per_forward=observation.tokens_per_forward,
     )
 
 
-def to_json(row: Row) -> dict[str, Any]:
-    """A row as a JSON object."""
-    kind = next(name for name, kind in _KINDS.items() if isinstance(row, kind))
-    return {"row": kind, **asdict(row)}
-
-
-def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Appends rows to a file."""
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
-
-
-def from_json(values: dict[str, Any]) -> Row:
-    """The row of a JSON object."""
-    return _KINDS[values["row"]](**{name: value for name, value in values.items() if name != "row"})
-
-
-def read(path: Path) -> Iterator[Row]:
+def read(path: Path) -> list[Row]:
     """The rows of a file."""
-    with path.open(encoding="utf-8") as lines:
-        yield from (from_json(json.loads(line)) for line in lines)
+    return msgspec.json.Decoder(Row).decode_lines(path.read_bytes())
 
 
 def _ms(seconds: float) -> float:

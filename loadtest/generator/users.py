@@ -23,7 +23,7 @@ from loadtest.generator.measures import Measures
 from loadtest.generator.options import RunOptions
 from loadtest.generator.protocol import Observation, Route
 from loadtest.generator.rows import UNFINISHED
-from loadtest.generator.workload import Asked, Json, as_messages, as_prompt, for_openai
+from loadtest.generator.workload import Json, PlannedRequest, as_messages, as_prompt, for_openai
 
 _OPEN_CONNECTIONS = 20_000
 _PAUSE_S = 0.5
@@ -41,10 +41,9 @@ class LoadUser(User):
         options = self.environment.parsed_options
         self._plan = RunOptions.of(options)
         self._measures: Measures = self.environment.mrp_measures
-        self._index = next(self.environment.mrp_users)
-        self._worker = max(0, getattr(self.environment.runner, "worker_index", 0))
         self._sources = max(1, options.sources)
-        self._source = f"{self._worker}.{self._index}"
+        worker = max(0, getattr(self.environment.runner, "worker_index", 0))
+        self._source = f"{worker}.{next(self.environment.mrp_users)}"
         self._draw = random.Random(f"{options.workload_seed}/{self._source}")
         self._numbers = itertools.count()
         concurrency = 1 if self._plan.loop == "closed" else _OPEN_CONNECTIONS
@@ -63,16 +62,10 @@ class LoadUser(User):
     def load(self) -> None:
         """Sends one request of a closed loop, or all arrivals of an open loop."""
         if self._plan.loop == "closed":
-            self._measures.due(now := time.perf_counter())
-            self._pause_after(self._ask(now, None))
+            self._pause_after(self._ask(time.perf_counter(), None))
         else:
-            self._arrive(self._arrivals())
+            self._arrive(poisson(self._plan.profile, 1 / self._sources, self._draw))
             raise StopUser
-
-    def _arrivals(self) -> Iterable[Arrival]:
-        if self._plan.loop == "trace":
-            return self._plan.recorded(self._worker + self._index, self._sources)
-        return poisson(self._plan.profile, 1 / self._sources, self._draw)
 
     def _arrive(self, arrivals: Iterable[Arrival]) -> None:
         began, group = time.perf_counter(), Group()
@@ -80,44 +73,44 @@ class LoadUser(User):
             for arrival in arrivals:
                 due = began + arrival.at
                 gevent.sleep(max(0.0, due - time.perf_counter()))
-                self._measures.due(due)
                 group.spawn(self._ask, due, arrival.stage)
             group.join()
         finally:
             group.kill()  # the remaining requests are recorded as unfinished
 
-    def _pause_after(self, seen: Observation) -> None:
+    def _pause_after(self, observation: Observation) -> None:
         """Waits as Retry-After says. Sending again at once would count one outage many times."""
-        if not seen.ok:
-            gevent.sleep(_PAUSE_S if seen.retry_after is None else min(seen.retry_after, _LONGEST_PAUSE_S))
+        if not observation.ok:
+            gevent.sleep(
+                _PAUSE_S if observation.retry_after is None else min(observation.retry_after, _LONGEST_PAUSE_S)
+            )
 
     def _ask(self, due: float, stage: int | None) -> Observation:
-        asked = self._plan.workload.request(next(self._numbers), self._source)
-        seen = Observation(self.route, asked.label, due, time.perf_counter())
+        planned = self._plan.workload.request(next(self._numbers), self._source)
+        observation = Observation(self.route, planned.label, due, time.perf_counter())
         try:
-            self._client.ask(self._body(asked), seen)
+            self._client.ask(self._body(planned), observation)
         finally:
-            if seen.error == UNFINISHED:
-                self._measures.unfinished(seen, stage)
+            if observation.error == UNFINISHED:
+                self._measures.unfinished(observation, stage)
             else:
-                self._fire(seen, stage)
-            self._measures.ended(due)
-        return seen
+                self._fire(observation, stage)
+        return observation
 
-    def _fire(self, seen: Observation, stage: int | None) -> None:
+    def _fire(self, observation: Observation, stage: int | None) -> None:
         self.environment.events.request.fire(
             request_type="POST",
-            name=f"{self.route.name} {seen.mode}",
-            response_time=seen.total_s * 1000,
-            response_length=len(seen.text),
-            context={**self.context(), "observation": seen, "stage": stage},
-            exception=CatchResponseError(f"{seen.status} {seen.error}") if seen.error else None,
-            start_time=time.time() - seen.total_s,
+            name=f"{self.route.name} {observation.mode}",
+            response_time=observation.total_s * 1000,
+            response_length=len(observation.text),
+            context={**self.context(), "observation": observation, "stage": stage},
+            exception=CatchResponseError(f"{observation.status} {observation.error}") if observation.error else None,
+            start_time=time.time() - observation.total_s,
             url=self.route.path,
         )
 
-    def _body(self, asked: Asked) -> Json:
-        return {**asked.body, "stream": self.route.stream}
+    def _body(self, planned: PlannedRequest) -> Json:
+        return {**planned.body, "stream": self.route.stream}
 
 
 class StreamUser(LoadUser):
@@ -141,13 +134,13 @@ class _OpenAiUser(LoadUser):
         super().on_start()
         self._model = self.environment.parsed_options.model
         if not self._model:
-            with self.environment.events.request.measure("GET", "/v1/models") as seen:
+            with self.environment.events.request.measure("GET", "/v1/models") as event:
                 self._model = self._client.get("/v1/models")["data"][0]["id"]
-            if seen["exception"]:
+            if event["exception"]:
                 raise StopUser
 
-    def _body(self, asked: Asked) -> Json:
-        body = for_openai(asked.body, self._model) | {"stream": self.route.stream}
+    def _body(self, planned: PlannedRequest) -> Json:
+        body = for_openai(planned.body, self._model) | {"stream": self.route.stream}
         return body | {"stream_options": {"include_usage": True}} if self.route.stream else body
 
 
@@ -156,8 +149,8 @@ class ChatStreamUser(_OpenAiUser):
 
     route = Route("/v1/chat/completions", stream=True, openai=True)
 
-    def _body(self, asked: Asked) -> Json:
-        return as_messages_body(super()._body(asked))
+    def _body(self, planned: PlannedRequest) -> Json:
+        return as_messages(super()._body(planned))
 
 
 class ChatUser(ChatStreamUser):
@@ -171,25 +164,11 @@ class CompletionStreamUser(_OpenAiUser):
 
     route = Route("/v1/completions", stream=True, openai=True)
 
-    def _body(self, asked: Asked) -> Json:
-        return as_prompt_body(super()._body(asked))
+    def _body(self, planned: PlannedRequest) -> Json:
+        return as_prompt(super()._body(planned))
 
 
 class CompletionUser(CompletionStreamUser):
     """POST /v1/completions, one JSON answer."""
 
     route = Route("/v1/completions", stream=False, openai=True)
-
-
-def as_messages_body(body: Json) -> Json:
-    """The body of a chat, made from any kind of prompt."""
-    return {name: value for name, value in body.items() if name != "prompt"} | as_messages(_prompt(body))
-
-
-def as_prompt_body(body: Json) -> Json:
-    """The body of a completion, made from any kind of prompt."""
-    return {name: value for name, value in body.items() if name != "messages"} | as_prompt(_prompt(body))
-
-
-def _prompt(body: Json) -> Json:
-    return {name: body[name] for name in ("messages", "prompt") if name in body}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -74,7 +73,7 @@ def _plan(text: str) -> Plan:
     try:
         words = (knob.split("=") for knob in knobs.split("+") if knob)
         pairs = [(name, value if value.isalpha() else json.loads(value)) for name, value in words]
-        plan = Plan(head, (*_asked(mode), *pairs), float(weight or 1))
+        plan = Plan(head, (*_mode_fields(mode), *pairs), float(weight or 1))
     except ValueError:
         plan = None
     if plan is None or not mode or plan.weight <= 0:
@@ -82,14 +81,14 @@ def _plan(text: str) -> Plan:
     return plan
 
 
-def _asked(mode: str) -> list[tuple[str, Any]]:
+def _mode_fields(mode: str) -> list[tuple[str, Any]]:
     if mode == DEFAULT_MODE:
         return []
     return [("quality" if mode in QUALITIES else "mode", mode)]
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlannedRequest:
     """One request: the label of its mode and its body."""
 
     label: str
@@ -107,7 +106,7 @@ class Workload:
     exact: bool = False
     seed: int = 17
 
-    def request(self, number: int, source: str = "0") -> Asked:
+    def request(self, number: int, source: str = "0") -> PlannedRequest:
         """Request `number` of a source."""
         draw = random.Random(f"{self.seed}/{source}/{number}")
         plan = draw.choices(self.plans, [plan.weight for plan in self.plans])[0]
@@ -118,7 +117,7 @@ class Workload:
             "seed": draw.randrange(2**40),
             **dict(plan.knobs),
         }
-        return Asked(plan.label, body | {"ignore_eos": True} if self.exact else body)
+        return PlannedRequest(plan.label, body | {"ignore_eos": True} if self.exact else body)
 
 
 def for_openai(body: Json, model: str) -> Json:
@@ -136,30 +135,29 @@ def heldout_prompts() -> tuple[Json, ...]:
 
 def read_prompts(path: Path) -> tuple[Json, ...]:
     """Reads JSON lines, each with `messages` or `prompt`. Other fields are ignored."""
-    with path.open(encoding="utf-8") as lines:
-        values = [json.loads(line) for line in lines if line.strip()]
-    return checked_prompts(values, str(path))
-
-
-def checked_prompts(values: Sequence[Json], where: str) -> tuple[Json, ...]:
-    """The prompt of each value, checked."""
-    found = tuple({name: value[name] for name in ("messages", "prompt") if name in value} for value in values)
-    if not found:
-        raise ValueError(f"{where} holds no prompts")
-    for number, prompt in enumerate(found, 1):
+    values = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    prompts = tuple({name: value[name] for name in ("messages", "prompt") if name in value} for value in values)
+    if not prompts:
+        raise ValueError(f"{path} holds no prompts")
+    for number, prompt in enumerate(prompts, 1):
         if len(prompt) != 1:
-            raise ValueError(f"{where}, line {number}: {sorted(prompt)} are given, allowed is one: messages or prompt")
-    return found
+            raise ValueError(f"{path}, line {number}: {sorted(prompt)} are given, allowed is one: messages or prompt")
+    return prompts
 
 
-def as_prompt(prompt: Json) -> Json:
-    """The prompt for a route that takes texts: the last message's content."""
-    return prompt if "prompt" in prompt else {"prompt": prompt["messages"][-1]["content"]}
+def as_prompt(body: Json) -> Json:
+    """The body for a route that takes texts: the prompt is the last message's content."""
+    if "prompt" in body:
+        return body
+    rest = {name: value for name, value in body.items() if name != "messages"}
+    return rest | {"prompt": body["messages"][-1]["content"]}
 
 
-def as_messages(prompt: Json) -> Json:
-    """The prompt for a route that takes chats: the text as the user's message."""
-    return prompt if "messages" in prompt else _chat(prompt["prompt"])
+def as_messages(body: Json) -> Json:
+    """The body for a route that takes chats: the prompt is the user's message."""
+    if "messages" in body:
+        return body
+    return {name: value for name, value in body.items() if name != "prompt"} | _chat(body["prompt"])
 
 
 def _chat(text: str) -> Json:

@@ -25,9 +25,9 @@ from loadtest.generator.workload import Lengths, Workload, heldout_prompts, plan
 from loadtest.harness import Running, options, percentile, report, say, service
 from loadtest.overhead import plain
 from loadtest.overhead.alone import WARM_S, Alone
-from loadtest.overhead.cpu import FRONT, Spent, at_rest, spent
+from loadtest.overhead.cpu import ENGINE, FRONT, CpuTime, at_rest, cpu_time
 from loadtest.overhead.lone import Lone, live, lone
-from loadtest.overhead.picture import draw
+from loadtest.report import figures
 from loadtest.report.driver import Driver
 from loadtest.report.scenario import Run, Slo
 from loadtest.report.summary import points
@@ -41,34 +41,18 @@ _REST_S = 10.0
 
 
 @dataclass
-class Found:
-    """What was measured. `rates`: tokens per second of engine and service by kind and round. `live`: both servers'.
+class Measured:
+    """What was measured."""
 
-    `cpu`: of requests, by kind. `idle`: milliseconds of CPU a second without requests.
-    """
-
+    #: kind -> tokens per second of engine and service, by round
     rates: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     singles: list[Lone] = field(default_factory=list)
+    #: seconds of GET /live of the service, and of the plain server
     live: list[list[float]] = field(default_factory=list)
-    cpu: dict[str, Spent] = field(default_factory=dict)
+    #: kind -> CPU time of requests
+    cpu: dict[str, CpuTime] = field(default_factory=dict)
+    #: milliseconds of CPU a second without requests
     idle: Mapping[str, float] = field(default_factory=dict)
-
-
-async def over_http(driver: Driver, arguments: argparse.Namespace, name: str) -> float:
-    """Tokens per second over HTTP, with as many users as the engine has requests."""
-    run = Run(
-        name=name,
-        levels=f"{WARM_S + arguments.seconds:g}:{arguments.concurrency}",
-        modes=arguments.mode,
-        lengths=arguments.lengths,
-        exact=True,
-        users=_USERS[name.partition("-")[0]],
-    )
-    record = await driver.drive(run, lambda _: None)
-    [point] = points(run, record.rows, record.samples, Slo(), WARM_S)
-    if point.failed:
-        raise SystemExit(f"{point.failed} of {point.requests} requests failed")
-    return point.tokens_per_s
 
 
 def parse() -> argparse.Namespace:
@@ -91,72 +75,85 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def workload(arguments: argparse.Namespace, lengths: Lengths) -> Workload:
-    """Requests for answers of exactly such lengths."""
-    return Workload(heldout_prompts(), plans(arguments.mode), lengths, exact=True, seed=arguments.seed)
-
-
-def fixed(arguments: argparse.Namespace, tokens: int) -> Workload:
-    """Requests for answers of exactly `tokens` tokens."""
-    return workload(arguments, Lengths("fixed", tokens))
+def workload(arguments: argparse.Namespace, lengths: str) -> Workload:
+    """Requests for answers of exactly such lengths, as `--lengths` of locust."""
+    return Workload(heldout_prompts(), plans(arguments.mode), Lengths.parse(lengths), exact=True, seed=arguments.seed)
 
 
 async def run(arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
-    alone = Alone(arguments.model, arguments.threads, max_running=max(64, arguments.concurrency))
+    max_running = max(64, arguments.concurrency)
+    alone = Alone(arguments.model, arguments.threads, max_running)
     gc.freeze()
     flags = [*(("--model", arguments.model) if arguments.model else ()), "--torch-threads", arguments.threads]
-    flags += ["--max-running", max(64, arguments.concurrency)]
-    found = Found()
+    measured = Measured()
     with plain.running() as other:
-        async with service(arguments, *flags) as running:
-            found.live = await asyncio.to_thread(live, [running.url, other], 2 * arguments.lone)
-            short = fixed(arguments, arguments.short)
+        async with service(arguments, *flags, "--max-running", max_running) as running:
+            measured.live = await asyncio.to_thread(live, [running.url, other], 2 * arguments.lone)
+            short = workload(arguments, f"fixed:{arguments.short}")
             bodies = [short.request(number, "lone").body for number in range(arguments.lone)]
-            found.singles = await asyncio.to_thread(lone, alone, running.url, bodies)
+            measured.singles = await asyncio.to_thread(lone, alone, running.url, bodies)
             if arguments.cpu:
-                found.idle = await at_rest(running, _REST_S)
-                found.cpu = await cpu(arguments, running, alone.block_size)
-            found.rates = await rates(arguments, alone, running)
-    if found.cpu:
-        draw({name: one.beyond(found.idle) for name, one in found.cpu.items()}, arguments.out / "cpu.png")
-    return conclude(arguments, found)
+                measured.idle = await at_rest(running, _REST_S)
+                measured.cpu = await cpu(arguments, running, alone.block_size)
+            measured.rates = await rates(arguments, alone, running)
+    if measured.cpu:
+        kinds = {kind: time.beyond(measured.idle) for kind, time in measured.cpu.items()}
+        figures.stacked(kinds, ENGINE, arguments.out / "cpu.png")
+    return conclude(arguments, measured)
 
 
 async def rates(arguments: argparse.Namespace, alone: Alone, running: Running) -> dict[str, list[tuple[float, float]]]:
     """Tokens per second of the engine and over HTTP, in turn."""
-    drawn = workload(arguments, Lengths.parse(arguments.lengths))
-    bodies = (drawn.request(number).body for number in itertools.count())
+    requests = workload(arguments, arguments.lengths)
+    bodies = (requests.request(number).body for number in itertools.count())
     driver = Driver(running.url, arguments.out)
-    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in _USERS}
+    kinds: dict[str, list[tuple[float, float]]] = {kind: [] for kind in _USERS}
     for number in range(arguments.rounds):
-        mine = alone.tokens_per_s(bodies, arguments.concurrency, arguments.seconds)
-        for kind, pairs in found.items():
-            pairs.append((mine, await over_http(driver, arguments, f"{kind}-{number}")))
-            say(f"round {number + 1}, {kind}: engine alone {mine:.0f}, over HTTP {pairs[-1][1]:.0f} tokens/s")
-    return found
+        engine = alone.tokens_per_s(bodies, arguments.concurrency, arguments.seconds)
+        for kind, pairs in kinds.items():
+            pairs.append((engine, await over_http(driver, arguments, kind, number)))
+            say(f"round {number + 1}, {kind}: engine alone {engine:.0f}, over HTTP {pairs[-1][1]:.0f} tokens/s")
+    return kinds
 
 
-async def cpu(arguments: argparse.Namespace, running: Running, block_size: int) -> dict[str, Spent]:
+async def over_http(driver: Driver, arguments: argparse.Namespace, kind: str, number: int) -> float:
+    """Tokens per second over HTTP, with as many users as the engine has requests."""
+    run = Run(
+        name=f"{kind}-{number}",
+        levels=f"{WARM_S + arguments.seconds:g}:{arguments.concurrency}",
+        modes=arguments.mode,
+        lengths=arguments.lengths,
+        exact=True,
+        users=_USERS[kind],
+    )
+    record = await driver.drive(run)
+    [point] = points(run, record.rows, record.samples, Slo(), WARM_S)
+    if point.failed:
+        raise SystemExit(f"{point.failed} of {point.requests} requests failed")
+    return point.tokens_per_s
+
+
+async def cpu(arguments: argparse.Namespace, running: Running, block_size: int) -> dict[str, CpuTime]:
     """The CPU time of whole answers and of streams, of one block and of many, eight requests at once."""
-    found = {}
+    kinds = {}
     for blocks in (1, _MANY):
-        asked = fixed(arguments, block_size * blocks)
+        requests = workload(arguments, f"fixed:{block_size * blocks}")
         for kind in ("whole", "stream"):
-            bodies = [{**asked.request(n, kind).body, "stream": kind == "stream"} for n in range(arguments.cpu)]
-            found[f"{kind}, {blocks} block{'s' * (blocks > 1)}"] = await spent(running, bodies, together=8)
-    return found
+            bodies = [requests.request(n, kind).body | {"stream": kind == "stream"} for n in range(arguments.cpu)]
+            kinds[f"{kind}, {blocks} block{'s' * (blocks > 1)}"] = await cpu_time(running, bodies, concurrency=8)
+    return kinds
 
 
-def conclude(arguments: argparse.Namespace, found: Found) -> int:
+def conclude(arguments: argparse.Namespace, measured: Measured) -> int:
     """Reports medians of the rounds and of the lone requests. The limits decide the exit status."""
     result: dict[str, Any] = {
         "mode": arguments.mode, "threads": arguments.threads, "concurrency": arguments.concurrency,
-        **_saturation(found.rates), **_lone(arguments, found.singles), **_live(found.live),
-        **_cpu(found.cpu, found.idle),
+        **_saturation(measured.rates), **_lone(arguments, measured.singles), **_live(measured.live),
+        **_cpu(measured.cpu, measured.idle),
     }  # fmt: skip
-    limits = [(f"ratio_{kind}", arguments.ratio, -1) for kind in found.rates]
-    limits += [("lone_more_p50_ms", arguments.more_ms, 1)] if found.singles else []
+    limits = [(f"ratio_{kind}", arguments.ratio, -1) for kind in measured.rates]
+    limits += [("lone_more_p50_ms", arguments.more_ms, 1)] if measured.singles else []
     broken = [
         f"{name} {result[name]}, wanted {limit}" for name, limit, sign in limits if sign * (result[name] - limit) > 0
     ]
@@ -164,53 +161,51 @@ def conclude(arguments: argparse.Namespace, found: Found) -> int:
 
 
 def _saturation(rates: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for kind, pairs in rates.items():
-        ratios = [theirs / mine for mine, theirs in pairs]
-        found["engine_tokens_per_s"] = round(statistics.median(mine for mine, _ in pairs))
-        found[f"{kind}_tokens_per_s"] = round(statistics.median(theirs for _, theirs in pairs))
-        found[f"ratios_{kind}"] = [round(ratio, 3) for ratio in ratios]
-        found[f"ratio_{kind}"] = round(statistics.median(ratios), 3)
-    return found
+        ratios = [http / engine for engine, http in pairs]
+        result["engine_tokens_per_s"] = round(statistics.median(engine for engine, _ in pairs))
+        result[f"{kind}_tokens_per_s"] = round(statistics.median(http for _, http in pairs))
+        result[f"ratios_{kind}"] = [round(ratio, 3) for ratio in ratios]
+        result[f"ratio_{kind}"] = round(statistics.median(ratios), 3)
+    return result
 
 
 def _lone(arguments: argparse.Namespace, singles: Sequence[Lone]) -> dict[str, Any]:
     if not singles:
         return {}
-    more = [1e3 * (one.over_http - one.alone) for one in singles]
-    columns = {name: [vars(one)[name] for one in singles] for name in vars(singles[0])}
+    columns = {name: [1e3 * vars(single)[name] for single in singles] for name in vars(singles[0])}
+    columns["more"] = [1e3 * (single.over_http - single.alone) for single in singles]
     return {
         "lone_tokens": arguments.short,
-        **{f"lone_{name}_p{share}_ms": _at(times, share) for name, times in columns.items() for share in (50, 99)},
-        "lone_more_p50_ms": percentile(more, 0.5),
-        "lone_more_p99_ms": percentile(more, 0.99),
-    }  # fmt: skip
+        **{
+            f"lone_{name}_p{share}_ms": percentile(times, share / 100)
+            for name, times in columns.items()
+            for share in (50, 99)
+        },
+    }
 
 
-def _at(seconds: Sequence[float], share: int) -> float:
-    return percentile([1e3 * one for one in seconds], share / 100)
+def _live(servers: Sequence[Sequence[float]]) -> dict[str, Any]:
+    if not servers:
+        return {}
+    ours, other = (_median_ms(times) for times in servers)
+    return {"live_p50_ms": ours, "plain_p50_ms": other, "live_ratio": round(ours / other, 2)}
 
 
 def _median_ms(seconds: Iterable[float]) -> float:
     return round(1e3 * statistics.median(seconds), 3)
 
 
-def _live(found: Sequence[Sequence[float]]) -> dict[str, Any]:
-    if not found:
-        return {}
-    ours, other = (_median_ms(times) for times in found)
-    return {"live_p50_ms": ours, "plain_p50_ms": other, "live_ratio": round(ours / other, 2)}
-
-
-def _cpu(found: Mapping[str, Spent], idle: Mapping[str, float]) -> dict[str, Any]:
+def _cpu(kinds: Mapping[str, CpuTime], idle: Mapping[str, float]) -> dict[str, Any]:
     """CPU time of a request beyond the idle service's, by kind and part; and of a further streamed block."""
-    if not found:
+    if not kinds:
         return {}
-    beyond = {name: one.beyond(idle) for name, one in found.items()}
+    beyond = {kind: time.beyond(idle) for kind, time in kinds.items()}
     front = [sum(beyond[f"stream, {blocks}"][part] for part in FRONT) for blocks in ("1 block", f"{_MANY} blocks")]
     return {
         "idle_cpu_ms_per_s": _rounded(idle),
-        **{f"cpu_ms_{name}": _rounded(parts) for name, parts in beyond.items()},
+        **{f"cpu_ms_{kind}": _rounded(parts) for kind, parts in beyond.items()},
         "cpu_ms_further_block": round((front[1] - front[0]) / (_MANY - 1), 3),
     }
 

@@ -1,37 +1,30 @@
-"""The engine without a service, for comparison. It takes the bodies of requests."""
+"""The engine without a service, for comparison. It takes the bodies of POST /generate."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from loadtest.generator.workload import Json
-
-if TYPE_CHECKING:
-    from service.engine import Engine, GenerationRequest
+from service.decode.modes import KNOBS
+from service.decode.registry import make_mode
+from service.demo import CHECKPOINT
+from service.engine import EngineConfig, GenerationRequest, SamplingParams
+from service.library import TextModel
 
 #: seconds before a measurement at saturation
 WARM_S = 2.0
 
 
 class Alone:
-    """The engine without a service. It takes the bodies of POST /generate."""
+    """The engine and the tokenizer of a checkpoint, the demo's by default."""
 
     def __init__(self, model: str | None, threads: int, max_running: int) -> None:
-        import torch
-
-        from service.cli.options import ModelOptions
-        from service.engine import Engine, EngineConfig
-        from service.text import TextCodec
-
-        torch.set_num_threads(threads)
-        checkpoint = ModelOptions(model).load()
-        self._codec = TextCodec.load(checkpoint.path)
-        self._ends = frozenset(checkpoint.config.eos_token_ids)
-        self._engine: Engine = Engine(checkpoint, EngineConfig(max_running=max_running))
-        self.block_size = checkpoint.config.block_size
+        loaded = TextModel.load(model or CHECKPOINT, EngineConfig(max_running=max_running), threads=threads)
+        self._codec, self._engine = loaded.codec, loaded.engine
+        self._ends = frozenset(loaded.checkpoint.config.eos_token_ids)
+        self.block_size = loaded.checkpoint.config.block_size
 
     def tokens_per_s(self, bodies: Iterator[Json], together: int, seconds: float) -> float:
         """Tokens per second with `together` requests at once, after a warm-up.
@@ -68,18 +61,10 @@ class Alone:
         return time.perf_counter() - began
 
     def _request(self, body: Json, name: int) -> GenerationRequest:
-        from service.decode.registry import make_mode
-        from service.engine import GenerationRequest, SamplingParams
-
-        knobs = {
-            knob: body[knob]
-            for knob in ("threshold", "mrp_steps", "tokens_per_step", "entropy_bound", "verify", "margin")
-            if knob in body
-        }
         return GenerationRequest(
             str(name),
             tuple(self._codec.encode_chat(body["messages"])),
-            make_mode(body["mode"], knobs),
+            make_mode(body["mode"], {knob: body[knob] for knob in KNOBS if knob in body}),
             SamplingParams(body["temperature"], seed=body["seed"]),
             body["max_new_tokens"],
             frozenset() if body.get("ignore_eos") else self._ends,

@@ -29,7 +29,7 @@ _ROLES = {
 
 
 @dataclass(frozen=True)
-class Spent:
+class CpuTime:
     """Milliseconds a request: `wall_ms` from first to last divided by all, and CPU time by part."""
 
     wall_ms: float
@@ -42,10 +42,10 @@ class Spent:
         }
 
 
-async def spent(running: Running, bodies: Sequence[Json], together: int) -> Spent:
-    """Sends the bodies, `together` at once, and counts the CPU time of all processes meanwhile."""
+async def cpu_time(running: Running, bodies: Sequence[Json], concurrency: int) -> CpuTime:
+    """Sends the bodies, `concurrency` at once, and counts the CPU time of all processes meanwhile."""
     waiting = list(bodies)
-    limits = httpx.Limits(max_connections=together)
+    limits = httpx.Limits(max_connections=concurrency)
     async with httpx.AsyncClient(base_url=running.url, timeout=300, limits=limits) as client:
 
         async def user() -> None:
@@ -55,9 +55,9 @@ async def spent(running: Running, bodies: Sequence[Json], together: int) -> Spen
                     raise SystemExit(f"a request failed: {outcome.status} {outcome.error}")
 
         before, began = _cpu_s(running.pid), time.perf_counter()
-        await asyncio.gather(*(user() for _ in range(together)))
+        await asyncio.gather(*(user() for _ in range(concurrency)))
         wall, after = time.perf_counter() - began, _cpu_s(running.pid)
-    return Spent(1e3 * wall / len(bodies), {part: 1e3 * (after[part] - before[part]) / len(bodies) for part in PARTS})
+    return CpuTime(1e3 * wall / len(bodies), {part: 1e3 * (after[part] - before[part]) / len(bodies) for part in PARTS})
 
 
 async def at_rest(running: Running, seconds: float) -> dict[str, float]:
@@ -70,8 +70,8 @@ async def at_rest(running: Running, seconds: float) -> dict[str, float]:
 
 def _cpu_s(program: int | None) -> dict[str, float]:
     """CPU seconds of every part since its start."""
-    found = dict.fromkeys(PARTS, 0.0)
-    found["client"] = time.process_time()
+    seconds = dict.fromkeys(PARTS, 0.0)
+    seconds["client"] = time.process_time()
     replica: list[float] = []
     for process in psutil.Process(program).children(recursive=True):
         try:
@@ -82,11 +82,11 @@ def _cpu_s(program: int | None) -> dict[str, float]:
         if role == "replica":
             replica = sorted(threads.values(), reverse=True)
         else:
-            found[role] += sum(threads.values())
+            seconds[role] += sum(threads.values())
     if replica:
-        found["replica: event loop"] += replica.pop(0)
-        found["Ray"] += sum(replica)
-    return found
+        seconds["replica: event loop"] += replica.pop(0)
+        seconds["Ray"] += sum(replica)
+    return seconds
 
 
 def _threads(process: int) -> dict[int, float]:

@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -35,9 +35,9 @@ class Connection:
 
     def seconds(self, method: str, path: str, body: Json | None = None) -> tuple[float, bytes]:
         """The seconds of a request, and its answer."""
-        sent = None if body is None else json.dumps(body)
+        content = None if body is None else json.dumps(body)
         began = time.perf_counter()
-        self._http.request(method, path, sent, {"Content-Type": "application/json"} if sent else {})
+        self._http.request(method, path, content, {"Content-Type": "application/json"} if content else {})
         answer = self._http.getresponse().read()
         return time.perf_counter() - began, answer
 
@@ -47,20 +47,19 @@ class Connection:
 
 def lone(alone: Alone, url: str, bodies: Sequence[Json]) -> list[Lone]:
     """Sends each body to both in turn. The first requests are the warm-up."""
-    connection, found = Connection(url), []
+    connection, singles = Connection(url), []
     for body in bodies:
-        mine = alone.seconds(body)
-        took, answer = connection.seconds("POST", "/generate", body)
-        found.append(Lone(mine, took, json.loads(answer)["stats"]["total_ms"] / 1000))
+        engine = alone.seconds(body)
+        seconds, answer = connection.seconds("POST", "/generate", body)
+        singles.append(Lone(engine, seconds, json.loads(answer)["stats"]["total_ms"] / 1000))
     connection.close()
-    return found[len(found) // 10 :]
+    return singles[len(singles) // 10 :]
 
 
 def live(urls: Sequence[str], count: int) -> list[list[float]]:
     """The seconds of `count` GET /live at each address, in turn."""
     connections = [Connection(url) for url in urls]
-    asks: list[Callable[[], float]] = [lambda one=one: one.seconds("GET", "/live")[0] for one in connections]  # type: ignore[misc]
-    found = [[ask() for ask in asks] for _ in range(count)]
+    rounds = [[connection.seconds("GET", "/live")[0] for connection in connections] for _ in range(count)]
     for connection in connections:
         connection.close()
-    return [list(column) for column in zip(*found[count // 10 :], strict=True)]
+    return [list(column) for column in zip(*rounds[count // 10 :], strict=True)]

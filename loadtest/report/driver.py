@@ -1,4 +1,4 @@
-"""Runs locust as a separate process, and reads its rows and the service's counters while it runs.
+"""Runs locust as a separate process, and samples the service's counters while it runs.
 
 locust patches Python's sockets and threads for gevent, so this process must not import it.
 """
@@ -6,22 +6,22 @@ locust patches Python's sockets and threads for gevent, so this process must not
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 
-from loadtest.generator.rows import Row, from_json
+from loadtest.generator.rows import Row, read
+from loadtest.harness import ROOT, metrics
 from loadtest.report.scenario import Run
 from loadtest.report.summary import Sample
 
-ROOT = Path(__file__).resolve().parents[2]
 LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
 _EVERY_S = 1.0
 
@@ -30,13 +30,13 @@ class LocustFailed(SystemExit):
     """locust did not run to its end."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Record:
-    """The data of a run so far."""
+    """The data of a run."""
 
     run: Run
-    rows: list[Row] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    rows: list[Row]
+    samples: Sequence[Sample] = ()
 
 
 @dataclass(frozen=True)
@@ -47,28 +47,27 @@ class Driver:
     folder: Path
     api_key: str = ""
 
-    async def drive(self, run: Run, watch: Callable[[Record], None]) -> Record:
-        """Makes one run. `watch` gets the record about once a second."""
-        record, rows = Record(run), _Tail(self.folder / f"{run.name}.jsonl")
+    async def drive(self, run: Run, watch: Callable[[], None] = lambda: None) -> Record:
+        """Makes one run. `watch` is called about once a second."""
+        rows, samples = self.folder / f"{run.name}.jsonl", list[Sample]()
+        rows.unlink(missing_ok=True)
         with (self.folder / f"{run.name}.log").open("w", encoding="utf-8") as log:
             process = await asyncio.create_subprocess_exec(
-                *self._command(run), cwd=ROOT, stdout=log, stderr=log, env=self._environment()
+                *self._command(run), cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)}
             )
             try:
                 async with httpx.AsyncClient(base_url=self.url, timeout=10) as http:
                     ended = asyncio.create_task(process.wait())
                     while not (await asyncio.wait({ended}, timeout=_EVERY_S))[0]:
-                        record.samples += await sample(http)
-                        record.rows += rows.read()
-                        watch(record)
+                        samples.append(await sample(http, process.pid))
+                        watch()
             finally:
                 if process.returncode is None:
                     process.send_signal(signal.SIGTERM)
                     await process.wait()
-        record.rows += rows.read()
         if process.returncode:
             raise LocustFailed(f"locust ended with {process.returncode}: see {log.name}")
-        return record
+        return Record(run, read(rows), samples)
 
     def _command(self, run: Run) -> Sequence[str]:
         prefix = str(self.folder / run.name)
@@ -79,40 +78,15 @@ class Driver:
             *(("--api-key", self.api_key) if self.api_key else ()),
         ]
 
-    def _environment(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(ROOT)}
 
-
-class _Tail:
-    """Reads the rows that were added to a file since the last read."""
-
-    def __init__(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-        self._path, self._read = path, 0
-
-    def read(self) -> list[Row]:
-        """The new rows. The file may not exist yet."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._read)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read += len(whole)
-        return [from_json(json.loads(line)) for line in whole.splitlines()]
-
-
-async def sample(http: httpx.AsyncClient) -> list[Sample]:
-    """The service's counters of forwards, rows and tokens. Empty if the service has none."""
+async def sample(http: httpx.AsyncClient, locust: int) -> Sample:
+    """The CPU time of locust's process, and the service's counters. Other servers have other counters: 0."""
+    cpu_s, totals = 0.0, dict[str, float]()
     try:
-        page = (await http.get("/metrics")).text
-    except httpx.HTTPError:
-        return []
-    names = ("mrp_rows_per_forward_count", "mrp_rows_per_forward_sum", "mrp_generation_tokens_total")
-    sums = dict.fromkeys(names, 0.0)
-    for line in page.splitlines():
-        name = line.partition("{")[0]
-        if name in sums:
-            sums[name] += float(line.rpartition(" ")[2])
-    forwards, rows, tokens = (sums[name] for name in names)
-    return [Sample(time.time(), forwards, rows, tokens)] if forwards else []
+        times = psutil.Process(locust).cpu_times()
+        cpu_s = times.user + times.system
+        totals = await metrics(http)
+    except (psutil.Error, httpx.HTTPError, ValueError):  # locust has ended, or a page of another form
+        pass
+    names = ("rows_per_forward_count", "rows_per_forward_sum", "generation_tokens_total")
+    return Sample(time.time(), cpu_s, *(totals.get(name, 0.0) for name in names))

@@ -43,12 +43,11 @@ class Run:
     temperature: float = 0.0
     workload_seed: int = 17
     think_s: float = 0.0
-    trace: str = ""
 
     @property
     def profile(self) -> Profile:
-        """The levels of the run. Recorded arrivals are one level."""
-        return Profile.recorded(Path(self.trace)) if self.loop == "trace" else Profile.parse(self.levels)
+        """The levels of the run."""
+        return Profile.parse(self.levels)
 
     @property
     def needs(self) -> set[str]:
@@ -68,7 +67,7 @@ class Run:
     def options(self) -> Iterator[str]:
         """The run's part of locust's command line."""
         yield from self.users.split(",")
-        for name in ("modes", "loop", "levels", "lengths", "prompts", "trace"):
+        for name in ("modes", "loop", "levels", "lengths", "prompts"):
             if value := getattr(self, name):
                 yield from (f"--{name}", value)
         for name in ("temperature", "workload_seed", "think_s"):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from loadtest.generator.rows import UNFINISHED, Client, Level, Request, Row
+from loadtest.generator.rows import UNFINISHED, Level, Request, Row
 from loadtest.report.scenario import Run, Slo
 
 
@@ -22,9 +22,10 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 @dataclass(frozen=True)
 class Sample:
-    """Three of the service's counters at one time."""
+    """The CPU seconds of the load generator and three of the service's counters at one time."""
 
     at: float
+    client_cpu_s: float
     forwards: float
     rows: float
     tokens: float
@@ -74,12 +75,12 @@ class Point:
     total_p50_ms: float | None
     total_p95_ms: float | None
     tokens_per_forward: float | None
-    rows_per_forward: float | None
-    tokens_per_engine_forward: float | None
-    engine_forward_ms: float | None
-    client_cpu: float | None
     late_p95_ms: float | None
-    part: bool = False
+    rows_per_forward: float | None = None  # of the engine, all requests together
+    tokens_per_engine_forward: float | None = None
+    engine_forward_ms: float | None = None
+    client_cpu: float | None = None  # cores that the load generator took
+    part: bool = False  # one mode of a mixed run
 
 
 def windows(run: Run, rows: Sequence[Row], warm_s: float) -> list[Window]:
@@ -96,14 +97,13 @@ def windows(run: Run, rows: Sequence[Row], warm_s: float) -> list[Window]:
 
 def points(run: Run, rows: Sequence[Row], samples: Sequence[Sample], slo: Slo, warm_s: float) -> list[Point]:
     """A point for every level. A mixed run also has one for every mode."""
-    found = []
+    every = []
+    requests = [row for row in rows if isinstance(row, Request)]
+    modes = sorted({row.mode for row in requests}) if run.mixed else []
     for window in windows(run, rows, warm_s):
-        requests = [row for row in rows if isinstance(row, Request)]
-        modes = sorted({row.mode for row in requests}) if run.mixed else []
-        every = point(run, window, requests, slo)
-        found.append(_with_surroundings(every, window, rows, samples))
-        found += [point(run, window, [row for row in requests if row.mode == mode], slo, mode) for mode in modes]
-    return found
+        every.append(_with_samples(point(run, window, requests, slo), window, samples))
+        every += [point(run, window, [row for row in requests if row.mode == mode], slo, mode) for mode in modes]
+    return every
 
 
 def point(run: Run, window: Window, requests: Sequence[Request], slo: Slo, mode: str = "") -> Point:
@@ -139,10 +139,6 @@ def point(run: Run, window: Window, requests: Sequence[Request], slo: Slo, mode:
         total_p50_ms=percentile(totals, 0.5),
         total_p95_ms=percentile(totals, 0.95),
         tokens_per_forward=_tokens_per_forward(answered),
-        rows_per_forward=None,
-        tokens_per_engine_forward=None,
-        engine_forward_ms=None,
-        client_cpu=None,
         late_p95_ms=percentile([row.late_ms for row in due], 0.95),
         part=bool(mode),
     )
@@ -154,47 +150,29 @@ def is_good(row: Request, slo: Slo) -> bool:
     return row.ok and first <= slo.first_block_ms and max(row.gaps_ms, default=0.0) <= slo.gap_ms
 
 
-def client_cpu(rows: Iterable[Row], window: Window) -> float | None:
-    """CPU seconds per second of all processes of the load generator together."""
-    looks: dict[int, list[Client]] = {}
-    for row in rows:
-        if isinstance(row, Client) and _within(row.at, window):
-            looks.setdefault(row.process, []).append(row)
-    spans = [(seen[0], seen[-1]) for seen in looks.values() if len(seen) > 1]
-    if not spans:
-        return None
-    return sum((last.cpu_s - first.cpu_s) / max(1e-9, last.at - first.at) for first, last in spans)
-
-
-def saturation(found: Sequence[Point]) -> Point | None:
+def saturation(points: Sequence[Point]) -> Point | None:
     """The lowest level of a closed loop that has 95 % of the highest throughput."""
-    best = max((point.tokens_per_s for point in found), default=0.0)
-    reached = [point for point in found if best and point.tokens_per_s >= 0.95 * best]
+    best = max((point.tokens_per_s for point in points), default=0.0)
+    reached = [point for point in points if best and point.tokens_per_s >= 0.95 * best]
     return min(reached, key=lambda point: point.level) if reached else None
 
 
-def fair_slowdowns(pairs: Sequence[tuple[Point, Point]]) -> list[float | None]:
-    """The expected slowdown of each mode's blocks in a mix, if the modes share the forwards evenly.
-
-    `pairs`: a mode alone and in the mix, at the same concurrency. A forward of the mix should take the mean time of the
-    modes' own forwards, weighted by each mode's share of the running requests.
-    """
-    live = [mixed.requests * (mixed.total_p50_ms or 0.0) for _, mixed in pairs]
-    steps = [alone.engine_forward_ms for alone, _ in pairs]
-    if not sum(live) or any(step is None for step in steps):
-        return [None] * len(pairs)
-    mean = sum(step * weight for step, weight in zip(steps, live, strict=True)) / sum(live)
-    return [mean / step for step in steps]
-
-
-def _with_surroundings(every: Point, window: Window, rows: Sequence[Row], samples: Sequence[Sample]) -> Point:
-    values = {**vars(every), "client_cpu": client_cpu(rows, window)}
+def _with_samples(every: Point, window: Window, samples: Sequence[Sample]) -> Point:
+    """The point with what the samples in its window say of the engine's forwards and the load generator."""
     inside = [sample for sample in samples if _within(sample.at, window)]
-    if len(inside) > 1 and (forwards := inside[-1].forwards - inside[0].forwards) > 0:
-        values["rows_per_forward"] = (inside[-1].rows - inside[0].rows) / forwards
-        values["tokens_per_engine_forward"] = (inside[-1].tokens - inside[0].tokens) / forwards
-        values["engine_forward_ms"] = (inside[-1].at - inside[0].at) * 1000 / forwards
-    return Point(**values)
+    if len(inside) < 2:
+        return every
+    first, last = inside[0], inside[-1]
+    seconds, forwards = last.at - first.at, last.forwards - first.forwards
+    every = replace(every, client_cpu=(last.client_cpu_s - first.client_cpu_s) / seconds)
+    if not forwards:
+        return every
+    return replace(
+        every,
+        rows_per_forward=(last.rows - first.rows) / forwards,
+        tokens_per_engine_forward=(last.tokens - first.tokens) / forwards,
+        engine_forward_ms=1000 * seconds / forwards,
+    )
 
 
 def _belongs(row: Request, run: Run, window: Window) -> bool:

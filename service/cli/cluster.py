@@ -34,7 +34,7 @@ _TOO_SLOW, _ATTEMPTS = "timed out during startup", 5
 _POLL_S = 0.1
 
 #: environment variables that Ray and Serve read when they are imported
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_PROXY_USE_GRPC": "1",  # throughput mode does not reach the proxies, which read this before
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 * 2**20),  # bytes; /metrics of 64 replicas has 3 MiB
@@ -72,7 +72,7 @@ def begin(settings: Settings, num_cpus: int | None = None) -> Future[None]:
     The future is done when Serve's proxy has started, or holds the error if it has not. No proxy is started for an
     ingress that listens itself.
     """
-    for name, value in (_ENVIRONMENT | _PROGRAM_ENVIRONMENT | private.token()).items():
+    for name, value in (ENVIRONMENT | _PROGRAM_ENVIRONMENT | private.token()).items():
         os.environ.setdefault(name, value)
     talkative = settings.log_level == "debug" and settings.log_format == "text"
     with _imported("service.app"), _starting("Ray"):

@@ -5,7 +5,8 @@ from importlib import import_module
 
 import pytest
 
-from benchmarks import options
+from benchmarks import options, shapes
+from benchmarks.shapes import Shape
 from tests.engine.helpers import FAIR
 
 
@@ -25,3 +26,9 @@ def priced(monkeypatch):
     """The costs of forwards are known, where an engine or a benchmark would measure them."""
     for user in ("service.engine.engine", "benchmarks.throughput"):
         monkeypatch.setattr(f"{user}.measure", lambda *_: FAIR)
+
+
+@pytest.fixture
+def small_shape(monkeypatch):
+    """The demo's layers, barely wider, in place of those of SDAR-1.7B."""
+    monkeypatch.setitem(shapes.SHAPES, "sdar-1.7b", Shape(72, 192, 28, 2, 1, 32, 1100, 2048))

@@ -1,76 +1,143 @@
-"""The benchmarks as programs: what they print and write, how far they say they are, and what they refuse."""
+"""Every benchmark runs once at a tiny size: its progress, the columns of its rows, and what it refuses."""
 
 import inspect
 import json
+import random
 import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks import loads
+from benchmarks import forward, loads
 from benchmarks.evaluate import default_variants
+from benchmarks.forward import RAW, Bench
+from benchmarks.shapes import random_checkpoint
+from service.decode.modes import MODES
+from service.model import LoadOptions
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-b"
 PERFORMANCE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text("utf-8")
 
 
-def counts(said):
+def progress(output):
     """`(done, of)` of the lines of progress."""
-    return [(int(done), int(of)) for done, of in re.findall(r"^(\d+)/(\d+)  \S", said, re.MULTILINE)]
+    return [(int(done), int(of)) for done, of in re.findall(r"^(\d+)/(\d+)  \S", output, re.MULTILINE)]
 
 
-class TestProgress:
-    def test_speed_says_how_far_it_is(self, run, quick_rates, capsys):
-        words = ["--concurrency", 1, "--concurrency", 2, "--rounds", 1, "--rows", 1, "--rows", 2, "--new-tokens", 2]
-        words += ["--prompt-tokens", 8, "--prompt-tokens", 5000, "--prompt-tokens", 6000, "--prefix-tokens", 8]
-        assert run("speed", "--model", GOLDEN, "--threads", 1, *words) == 0
-        assert counts(capsys.readouterr().err) == [(done, 6) for done in range(1, 7)]
-
-    def test_loads_says_how_far_it_is(self, run, priced, capsys):
-        words = ["--requests", 2, "--concurrency", 1, "--rounds", 1, "--plan", "speculative mrp_steps=1"]
-        assert run("loads", *words, "--problems", 2) == 0
-        said = capsys.readouterr().err
-        assert counts(said) == [(done, 4) for done in range(1, 5)]
-        assert "1 together, to warm up, static" in said
-        assert "1 together, round 1 of 1, speculative" in said
-
-    def test_evaluate_says_how_far_it_is_before_the_first_chunk_is_through(self, run, capsys):
-        words = ["--problems", 4, "--together", 2, "--plan", "static", "--plan", "dynamic threshold=0.5"]
-        assert run("evaluate", "--threads", 1, *words) == 0
-        said = capsys.readouterr().err
-        assert counts(said) == [(done, 8) for done in (2, 4, 6, 8)]
-        assert "2/8  answers; 0 of 4 prompts by every plan" in said
-
-    def test_batch_compares_the_same_answers(self, run, capsys, tmp_path):
-        words = ["--rounds", 1, "--lines", 4, "--plan", "dynamic threshold=0.5", "--output", tmp_path / "rows.json"]
-        assert run("batch", *words) == 0
-        shown = capsys.readouterr()
-        assert counts(shown.err) == [(1, 2), (2, 2)]
-        [measured] = json.loads((tmp_path / "rows.json").read_text())["rounds"]
-        assert measured["tokens"] > 40
-        assert f"{measured['engine_s'] / measured['batch_s']:.3f}" in shown.out
+@pytest.mark.usefixtures("quick_rates")
+def test_speed_compares_loops_steps_and_prefixes(run, capsys, tmp_path):
+    words = ["--concurrency", 1, "--concurrency", 2, "--rounds", 1, "--rows", 1, "--rows", 2, "--new-tokens", 2]
+    words += ["--prompt-tokens", 8, "--prompt-tokens", 5000, "--prompt-tokens", 6000, "--prefix-tokens", 8]
+    assert run("speed", "--model", GOLDEN, "--threads", 1, *words, "--output", tmp_path / "rows.json") == 0
+    assert progress(capsys.readouterr().err) == [(done, 6) for done in range(1, 7)]
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert all(row["engine"] > 0 and row["plain"] > 0 for row in rows["speed"])
+    assert [row["rows"] for row in rows["steps"]] == [1, 2]
+    assert set(rows["steps"][0]) == {*("rows", "context", "backbone", "host", "floor", "bound", "mrp", "step", "ratio")}
+    assert len(rows["prefix"]) == 2  # the longer prompts are cut to the model's limit
+    assert all(min(row["without"], row["first"], row["again"]) > 0 for row in rows["prefix"])
 
 
-class TestEvaluate:
-    def test_compares_plans_and_writes_rows(self, run, capsys, tmp_path):
-        plans = ("static", "speculative mrp_steps=4", "speculative mrp_steps=4 zero", "remask threshold=0.3")
-        options = [word for plan in plans for word in ("--plan", plan)]
-        assert run("evaluate", "--problems", 8, "--output", tmp_path / "rows.json", *options) == 0
-        assert "tokens/forward" in capsys.readouterr().out
-        static, drafted, zero, remasked = json.loads((tmp_path / "rows.json").read_text())
-        assert static["tokens_per_forward"] == 1.0
-        assert static["accuracy"] >= 0.75
-        assert drafted["same_as_first_plan"] == zero["same_as_first_plan"] == 8
-        assert drafted["tokens_per_forward"] > zero["tokens_per_forward"] > 1.3
-        assert remasked["tokens_per_forward"] > 2
+def test_loads_compares_plans_at_a_published_shape_with_static(run, priced, capsys, tmp_path, small_shape):
+    words = ["--requests", 2, "--concurrency", 1, "--rounds", 1, "--problems", 2, "--new-tokens", 4]
+    words += ["--plan", "speculative mrp_steps=1", "--shape", "sdar-1.7b", "--block-size", 8]
+    assert run("loads", *words, "--output", tmp_path / "rows.json") == 0
+    output = capsys.readouterr()
+    assert progress(output.err) == [(done, 4) for done in range(1, 5)]
+    assert "1 together, to warm up, static" in output.err
+    assert "1 together, round 1 of 1, speculative" in output.err
+    static, speculative = json.loads((tmp_path / "rows.json").read_text())
+    assert (static["times_static_cpu"], static["every_times_static_wall"], static["shape"]) == (1, [1], "sdar-1.7b")
+    assert speculative["tokens_per_forward"] > 0
+    assert len(speculative["samples"]) == 1
 
-    def test_the_table_of_modes_has_the_rows_that_it_prints(self):
-        table = PERFORMANCE.split("| mode | accuracy | tokens/forward | ms/token |", 1)[1].split("\n\n", 1)[0]
-        rows = re.findall(r"^\| `(\w+)`(.*?) \|", table, re.MULTILINE)
-        plans = [variant for variant in default_variants(with_mrp=True) if variant.engine == "mrp"]
-        assert [mode for mode, _ in rows] == [plan.mode.name for plan in plans]
-        for (_, knobs), plan in zip(rows, plans, strict=True):
-            assert set(knobs.split()) <= set(plan.name.split())
+
+def test_evaluate_compares_plans_and_writes_rows(run, capsys, tmp_path):
+    plans = ("static", "speculative mrp_steps=4", "speculative mrp_steps=4 zero", "remask threshold=0.3")
+    options = [word for plan in plans for word in ("--plan", plan)]
+    words = ("--problems", 4, "--together", 2, "--threads", 1, "--output", tmp_path / "rows.json")
+    assert run("evaluate", *words, *options) == 0
+    output = capsys.readouterr()
+    assert progress(output.err) == [(done, 16) for done in range(2, 17, 2)]
+    assert "2/16  answers; 0 of 4 prompts by every plan" in output.err
+    assert "tokens/forward" in output.out
+    static, drafted, zero, remasked = json.loads((tmp_path / "rows.json").read_text())
+    assert static["tokens_per_forward"] == 1.0
+    assert static["accuracy"] >= 0.75
+    assert drafted["same_as_first_plan"] == zero["same_as_first_plan"] == 4
+    assert drafted["tokens_per_forward"] > zero["tokens_per_forward"] > 1.3
+    assert remasked["tokens_per_forward"] > 2
+
+
+def test_the_default_plans_are_those_of_the_table_of_modes():
+    table = PERFORMANCE.split("| mode | accuracy | tokens/forward | ms/token |", 1)[1].split("\n\n", 1)[0]
+    rows = re.findall(r"^\| `(\w+)`(.*?) \|", table, re.MULTILINE)
+    variants = default_variants(with_mrp=True)
+    plans = [variant for variant in variants if variant.engine == "mrp"]
+    assert [mode for mode, _ in rows] == [plan.mode.name for plan in plans]
+    for (_, knobs), plan in zip(rows, plans, strict=True):
+        assert set(knobs.split()) <= set(plan.name.split())
+    assert {plan.mode.name for plan in plans} == set(MODES)
+    assert [plan.mode for plan in plans if plan.mode.needs_mrp] == [v.mode for v in variants if v.engine == "zero"]
+    served = {name for name, mode in MODES.items() if mode.served_without_mrp}
+    assert {variant.mode.name for variant in default_variants(with_mrp=False)} == served
+
+
+def test_text_judges_every_plan_beside_the_first(run, capsys, tmp_path):
+    plans = ("static", "speculative mrp_steps=4", "remask threshold=0.3")
+    options = [word for plan in plans for word in ("--plan", plan)]
+    words = ("--source", "packages", "--passages", 2, "--max-new-tokens", 16, "--threads", 1)
+    assert run("text", *words, *options, "--output", tmp_path / "rows.json") == 0
+    assert "valid" in capsys.readouterr().out
+    file, static, lossless, lossy = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert file["valid"] == 1.0
+    assert static["valid_difference"] == lossless["valid_difference"] == [0.0, 0.0, 0.0]
+    assert lossless["same_as_first_plan"] == 2
+    assert lossless["tokens_per_forward"] > static["tokens_per_forward"]
+    assert set(lossy) == set(static)
+
+
+def test_batch_compares_the_same_answers(run, capsys, tmp_path):
+    words = ["--rounds", 1, "--lines", 4, "--plan", "dynamic threshold=0.5", "--output", tmp_path / "rows.json"]
+    assert run("batch", *words) == 0
+    output = capsys.readouterr()
+    assert progress(output.err) == [(1, 2), (2, 2)]
+    [row] = json.loads((tmp_path / "rows.json").read_text())["rounds"]
+    assert row["tokens"] > 40
+    assert f"{row['engine_s'] / row['batch_s']:.3f}" in output.out
+
+
+def test_host_has_times_by_load_and_delays_of_an_event_loop(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.host._WARM_UP_S", 0.1)
+    words = ("--model", GOLDEN, "--concurrency", 1, "--concurrency", 3, "--steps", 2, "--seconds", 0.05)
+    assert run("host", *words, "--plan", "speculative mrp_steps=1", "--output", tmp_path / "rows.json") == 0
+    [row] = json.loads((tmp_path / "rows.json").read_text())
+    assert set(row["microseconds"]) == {"1", "3"}
+    assert min(row["microseconds"].values()) > 0
+    assert 0 <= row["late_ms"]["median"] <= row["late_ms"]["p99"] <= row["late_ms"]["most"]
+    assert progress(capsys.readouterr().err) == [(1, 3), (2, 3), (3, 3)]
+
+
+SMALL = RAW | {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 4, "vocab_size": 1100}
+SMALL |= {"mask_token_id": 1050, "eos_token_id": 1051}
+
+
+def test_forward_compares_pairs_of_times(monkeypatch):
+    monkeypatch.setattr(forward, "_STEPS", 2)
+    bench = Bench(random_checkpoint(SMALL, LoadOptions()), random.Random(0))
+    rows = [bench.together(1), bench.mixed_step(1), bench.longest_step(1), bench.states(1)]
+    rows += bench.first_block(24, 1.1, 1)
+    assert [row.limit for row in rows] == [1.0, 1.15, 4.0, 2.0, 1.1, None]
+    assert all(row.ratio == pytest.approx(row.milliseconds / row.compared) for row in rows)  # of one round
+
+
+@pytest.mark.slow  # prompts of thousands of tokens, however small the networks
+def test_forward_has_all_ratios_of_its_table(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(forward, "RAW", SMALL)
+    monkeypatch.setattr(forward, "_STEPS", 1)
+    assert run("forward", "--rounds", 1, "--output", tmp_path / "rows.json") == 0
+    limits = [row["limit"] for row in json.loads((tmp_path / "rows.json").read_text())]
+    assert limits == [1.1, None, 1.0, None, 0.8, None, 0.8, None, 1.0, 1.15, 4.0, 2.0]
 
 
 class TestRefusals:
@@ -84,7 +151,7 @@ class TestRefusals:
             monkeypatch.setattr(name, lambda *_, **__: pytest.fail("a checkpoint was loaded"))
 
     @pytest.mark.parametrize(
-        ("words", "said"),
+        ("words", "message"),
         [
             (("evaluate", "--problems", 1201), "problems is 1201, allowed are 1 to 1200"),
             (("text", "--passages", 10**6), "passages is 1000000, allowed are 1 to "),
@@ -92,25 +159,24 @@ class TestRefusals:
             (("evaluate", "--plan", "remask threshold"), "plan is 'remask threshold', expected is text such as"),
             (("loads", "--problems", 1201), "problems is 1201, allowed are 1 to 1200"),
             (("loads", "--plan", "swift"), "mode is 'swift'"),
-            (("speed", "--output", "nowhere/x.json"), "output is nowhere/x.json, but nowhere is not a folder"),
         ],
     )
-    def test_one_line_says_what_is_allowed(self, run, capsys, words, said, monkeypatch, tmp_path):
+    def test_one_line_says_what_is_allowed(self, run, capsys, words, message, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
         assert run(*words) == 1
         error = capsys.readouterr().err
-        assert error.startswith(f"benchmarks: {said}"), error
+        assert error.startswith(f"benchmarks: {message}"), error
         assert len(error.splitlines()) == 1
 
     @pytest.mark.parametrize(
         ("name", "option"), [("speed", "concurrency"), ("speed", "rows"), ("loads", "concurrency")]
     )
-    def test_none_of_something_is_refused(self, run, capsys, name, option):
+    def test_a_load_of_nothing_is_refused(self, run, capsys, name, option):
         assert run(name, f"--{option}", 0) == 2
         assert f"--{option}" in capsys.readouterr().err
 
 
-def test_loads_says_one_default_of_threads():
+def test_loads_has_one_default_of_threads():
     threads = inspect.signature(loads.command, eval_str=True).parameters["threads"]
     assert "half the cores" not in threads.annotation.__metadata__[0].help
     assert threads.default == 1

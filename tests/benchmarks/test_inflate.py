@@ -1,7 +1,6 @@
-"""A small checkpoint in a larger shape: the same logits, and on the demo the same tokens in every mode."""
+"""A small checkpoint in a larger shape: the same logits, and the same tokens in every mode."""
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -19,24 +18,15 @@ from service.model.attention import PagedCache, attention_backend
 from service.model.checkpoint import build_checkpoint
 from service.text import TextCodec
 from tests.engine.helpers import FREE
-from tests.tiny import EXPERTS, tiny_checkpoint
+from tests.tiny import EXPERTS, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
-#: no size is a power of two of the demo's, and there are four times as many heads
-SHAPE = Shape(328, 500, 30, 16, 4, 64, 1500, 2048)
-EXPERTS_SHAPE = ExpertsShape(
-    160, 400, 29, 4, 2, 32, 1100, 2048, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=390
-)
-LLADA2_SHAPE = Llada2Shape(
-    160, 400, 29, 4, 2, 64, 1100, 2048, num_experts=8, num_experts_per_tok=2, n_group=4, topk_group=2,
-    moe_intermediate_size=390,
-)  # fmt: skip
 MODES = (
     *(Static(), Static(3), Dynamic(0.5), Sequential(), Sequential(1, 0.1), Entropy(0.3)),
     *(Direct(2), Remask(0.5), Speculative(4), Speculative(0, 8), Speculative(2, 8), Speculative("auto")),
 )
 
 
-class Held:
+class Weights:
     """The weights of a checkpoint in memory, as a source."""
 
     def __init__(self, checkpoint):
@@ -52,12 +42,12 @@ class Held:
 
 def inflated(checkpoint, shape, dtype=torch.float64):
     options = LoadOptions(dtype=dtype)
-    weights = InflatedWeights(checkpoint.raw, Held(checkpoint), shape, options)
+    weights = InflatedWeights(checkpoint.raw, Weights(checkpoint), shape, options)
     return build_checkpoint(checkpoint.path, weights.raw, weights, options)
 
 
-class Places:
-    """Rows of one sequence, each block final."""
+class FinalRow:
+    """A row of one sequence, whose block is final."""
 
     writes_kv = True
 
@@ -69,7 +59,7 @@ def logits(checkpoint, tokens):
     """Of the backbone and of MRP behind it, over some blocks `[R, L]`."""
     pages = list(range(len(tokens)))
     attention = attention_backend(PagedCache(checkpoint.config, len(tokens), checkpoint.device, checkpoint.dtype))
-    attend = attention.prepare([Places(pages, index) for index in pages])
+    attend = attention.prepare([FinalRow(pages, index) for index in pages])
     tokens = tokens[list(attend.order)]
     positions = torch.tensor(list(attend.order))[:, None] * tokens.shape[1] + torch.arange(tokens.shape[1])
     backbone, mrp = checkpoint.backbone, checkpoint.mrp
@@ -96,15 +86,89 @@ def test_logits_agree_in_any_shape(data):
         kv_heads * group, kv_heads, config.head_dim * draw(st.integers(1, 4)), 64 + draw(st.integers(0, 30)), 300,
     )  # fmt: skip
     large = inflated(small, shape)
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
-    tokens = torch.randint(0, 64, (3, config.block_size), generator=generator)
+    tokens = torch.randint(0, 64, (3, config.block_size), generator=torch.Generator().manual_seed(seed))
     with torch.inference_mode():
-        own, other = logits(small, tokens), logits(large, tokens)
+        expected, other = logits(small, tokens), logits(large, tokens)
     assert other.shape[-1] == shape.vocab_size
-    torch.testing.assert_close(other[..., :64], own, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(other[..., :64], expected, rtol=1e-4, atol=1e-3)
     padded = other[..., 64:].flatten(0, 2)
     if padded.numel():
-        assert (padded.amax(-1) < own.flatten(0, 2).amin(-1) - 20).all()
+        assert (padded.amax(-1) < expected.flatten(0, 2).amin(-1) - 20).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_padded_tokens_lose_in_every_dtype(dtype, tmp_path):
+    small = tiny_checkpoint(3, torch.float32)
+    save_checkpoint(tmp_path, small.raw, small.backbone, small.mrp)
+    large = inflate(tmp_path, Shape(128, 64, 4, 8, 4, 32, 200, 512), LoadOptions(dtype=dtype))
+    assert large.dtype == dtype
+    with torch.inference_mode():
+        padded = logits(large, torch.arange(60).view(-1, 4))
+    assert padded.isfinite()[..., :64].all()
+    assert (padded.argmax(-1) < 64).all()
+
+
+# --- tokens of every mode ----------------------------------------------------------------------------------
+
+SMALL_LLADA2 = Llada2Shape(
+    160, 400, 4, 4, 2, 32, 1100, 2048, num_experts=8, num_experts_per_tok=2, n_group=4, topk_group=2,
+    moe_intermediate_size=390,
+)  # fmt: skip
+#: larger than the golden checkpoint, by no power of two
+SHAPES = {
+    "dense": Shape(328, 500, 5, 16, 4, 32, 1500, 2048),
+    "experts": ExpertsShape(
+        160, 400, 4, 4, 2, 16, 1100, 2048, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=390
+    ),
+    "llada2": SMALL_LLADA2,
+}
+
+
+def engine_of(checkpoint):
+    return Engine(checkpoint, EngineConfig(kv_cache_tokens=8192), deps=EngineDeps(costs=FREE))
+
+
+def answers(engine, prompts, new_tokens, stops=frozenset()):
+    """The tokens and forwards of every mode, in turn greedy and sampled, all together."""
+    requests = [
+        GenerationRequest(
+            f"{mode} {number}", prompt, mode, SamplingParams((0.0, 0.8)[(number + index) % 2], seed=number), new_tokens,
+            stops,
+        )
+        for number, prompt in enumerate(prompts)
+        for index, mode in enumerate(MODES)
+    ]  # fmt: skip
+    return {answer.request_id: (answer.token_ids, answer.stats.forwards) for answer in engine.generate(requests)}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return answers(engine_of(load_checkpoint(GOLDEN / GOLDEN_NAMES[0])), [(3, 7, 9, 11, 13)], 20)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tokens_and_forwards_are_the_small_checkpoints_in_every_mode(shape, expected):
+    large = engine_of(inflate(GOLDEN / GOLDEN_NAMES[0], SHAPES[shape], LoadOptions()))
+    assert len(expected) == len(MODES)
+    assert large.model.num_layers > 3
+    assert (large.model.family, large.model.experts is None) == {
+        "dense": ("sdar", True), "experts": ("sdar_moe", False), "llada2": ("llada2_moe", False)
+    }[shape]  # fmt: skip
+    assert answers(large, [(3, 7, 9, 11, 13)], 20) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_tokens_are_the_demos_on_200_problems():
+    codec, small = TextCodec.load(CHECKPOINT), engine_of(load_checkpoint(CHECKPOINT))
+    prompts = [tuple(codec.encode_message(problem.prompt)) for problem in heldout_problems(200, seed=3)]
+    stops = frozenset(small.model.eos_token_ids)
+    large = engine_of(inflate(CHECKPOINT, Shape(328, 500, 30, 16, 4, 64, 1500, 2048), LoadOptions()))
+    expected, tokens = answers(small, prompts, 96, stops), answers(large, prompts, 96, stops)
+    assert [name for name in expected if tokens[name][0] != expected[name][0]] == []
+
+
+# --- refusals ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -130,78 +194,8 @@ def test_a_shape_of_the_same_vocabulary_needs_no_dimension_more():
     assert torch.equal(large.backbone.lm_head.weight, small.backbone.lm_head.weight.float().double())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_padded_tokens_lose_in_every_dtype(dtype, tmp_path):
-    small = tiny_checkpoint(3, torch.float32)
-    save_checkpoint(tmp_path, small.raw, small.backbone, small.mrp)
-    large = inflate(tmp_path, Shape(128, 64, 4, 8, 4, 32, 200, 512), LoadOptions(dtype=dtype))
-    assert large.dtype == dtype
-    with torch.inference_mode():
-        found = logits(large, torch.arange(60).view(-1, 4))
-    assert found.isfinite()[..., :64].all()
-    assert (found.argmax(-1) < 64).all()
-
-
-def engine_of(checkpoint):
-    return Engine(checkpoint, EngineConfig(kv_cache_tokens=8192), deps=EngineDeps(costs=FREE))
-
-
-def engine_in(shape):
-    return engine_of(inflate(CHECKPOINT, shape, LoadOptions()))
-
-
-@cache
-def demos_answers():
-    """To one problem."""
-    return answers(engine_of(load_checkpoint(CHECKPOINT)), 1)
-
-
-def answers(engine, count):
-    """Of every mode, in turn greedy and sampled, all together."""
-    codec, stops = TextCodec.load(CHECKPOINT), frozenset(engine.model.eos_token_ids)
-    requests = [
-        GenerationRequest(
-            f"{problem.prompt} {params} {number}",
-            tuple(codec.encode_chat([{"role": "user", "content": problem.prompt}])),
-            params, SamplingParams((0.0, 0.8)[(number + place) % 2], seed=number), 96, stops,
-        )
-        for number, problem in enumerate(heldout_problems(count, seed=3))
-        for place, params in enumerate(MODES)
-    ]  # fmt: skip
-    return {one.request_id: (one.token_ids, one.stats.forwards) for one in engine.generate(requests)}
-
-
-def test_tokens_and_forwards_are_the_demos_in_every_mode():
-    assert len(demos_answers()) == len(MODES)
-    assert answers(engine_in(SHAPE), 1) == demos_answers()
-
-
-def test_experts_give_the_demos_tokens_too():
-    large = engine_in(EXPERTS_SHAPE)
-    assert large.model.experts.num_experts == 5
-    assert answers(large, 1) == demos_answers()
-
-
-def test_another_familys_names_router_and_rotation_give_the_demos_tokens_too():
-    large = engine_in(LLADA2_SHAPE)
-    assert (large.model.family, large.model.rotary_dim) == ("llada2_moe", 32)
-    assert answers(large, 1) == demos_answers()
-
-
-def test_a_shape_whose_heads_are_rotated_too_little_is_refused():
+def test_a_small_rotation_and_a_checkpoint_with_experts_are_refused():
     with pytest.raises(InvalidRequest, match="rotated part of a head is 8, this checkpoint needs a multiple of 16"):
-        inflated(tiny_checkpoint(), replace(LLADA2_SHAPE, head_dim=16))
-
-
-def test_a_checkpoint_with_experts_is_refused():
+        inflated(tiny_checkpoint(), replace(SMALL_LLADA2, head_dim=16))
     with pytest.raises(InvalidRequest, match="a checkpoint with experts cannot be inflated"):
-        inflated(tiny_checkpoint(**EXPERTS), SHAPE)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_tokens_are_the_demos_on_200_problems():
-    expected, found = answers(engine_of(load_checkpoint(CHECKPOINT)), 200), answers(engine_in(SHAPE), 200)
-    different = [name for name in expected if found[name][0] != expected[name][0]]
-    print(f"\ninflated = demo in {len(expected) - len(different)} of {len(expected)}; differing: {different}")  # noqa: T201
-    assert not different
+        inflated(tiny_checkpoint(**EXPERTS), SHAPES["dense"])

@@ -29,7 +29,7 @@ class Machine:
         self.step: Any = lambda: None
         self.deployed = 0
         monkeypatch.setattr(cluster, "_POLL_S", 0)
-        for variables in ("_ENVIRONMENT", "_PROGRAM_ENVIRONMENT"):
+        for variables in ("ENVIRONMENT", "_PROGRAM_ENVIRONMENT"):
             monkeypatch.setattr(cluster, variables, {})
         monkeypatch.setattr(cluster, "_start_ray", lambda *_: None)
         monkeypatch.setattr(cluster, "_check_room", lambda _: None)

@@ -41,7 +41,7 @@ def cluster(tmp_path_factory):
     dashboard = free_port()
     environment = {
         **os.environ,
-        **program._ENVIRONMENT,
+        **program.ENVIRONMENT,
         "PYTHONPATH": str(ROOT),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": TOKEN,

@@ -46,7 +46,7 @@ def test_the_environment_is_that_of_the_program():
     environment = {name: value for argument in RUNTIME.all("ENV") for name, value in variables(argument).items()}
     set_once = [name for argument in RUNTIME.all("ENV") for name in re.findall(r"(\w+)=", argument)]
     assert len(set_once) == len(set(set_once))
-    assert environment.items() >= program._ENVIRONMENT.items()
+    assert environment.items() >= program.ENVIRONMENT.items()
 
 
 def test_nobody_is_root_and_clusters_can_start_their_own_commands():

@@ -139,7 +139,7 @@ def test_every_node_has_the_environment_of_the_program(overlay):
     for container in containers(build(overlay)):
         given = {one["name"]: one.get("value") for one in container["env"]}
         assert len(given) == len(container["env"]), "a variable stands twice"
-        assert (given | operators).items() >= program._ENVIRONMENT.items()
+        assert (given | operators).items() >= program.ENVIRONMENT.items()
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

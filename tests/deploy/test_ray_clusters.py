@@ -77,7 +77,7 @@ def test_containers_have_the_programs_environment_and_the_secrets(name):
         for key, value in variables(option.removeprefix("--env ")).items()
     }
     assert len(config["docker"]["run_options"]) == len(set(config["docker"]["run_options"]))
-    assert environment.items() >= {**program._ENVIRONMENT, "RAY_AUTH_MODE": "token"}.items()
+    assert environment.items() >= {**program.ENVIRONMENT, "RAY_AUTH_MODE": "token"}.items()
     [mounted] = config["file_mounts"]
     assert options["--env-file"] == get_docker_host_mount_location(config["cluster_name"]) + mounted
     assert f"VOLUME {options['--volume'].split(':')[1]}" in (ROOT / "Dockerfile").read_text()

@@ -50,7 +50,7 @@ def test_answers_are_shown_at_the_same_number_of_forwards() -> None:
     assert at(film, 9) is film[-1]
 
 
-def test_what_was_revealed_behind_the_end_is_not_shown() -> None:
+def test_tokens_behind_the_end_are_not_drawn() -> None:
     film = moments(replace(ANSWER, length=6), str)
     assert [written(moment)[1] for moment in film[4:]] == ["n20 n21 n22 m", "o20 o21 m m", "o20 o21 n29 m"]
     assert film[-1].fixed == 6

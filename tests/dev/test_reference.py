@@ -45,7 +45,7 @@ def test_pages_depend_on_no_machine_and_no_environment(monkeypatch: pytest.Monke
         ({"enum": ["a", "b"], "type": "string"}, "`a`, `b`"),
     ],
 )
-def test_what_a_setting_may_be_is_said_in_words(schema: dict[str, object], words: str) -> None:
+def test_the_values_of_a_setting_in_words(schema: dict[str, object], words: str) -> None:
     assert reference._values(schema) == words
 
 

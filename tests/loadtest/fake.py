@@ -11,11 +11,11 @@ USAGE = {"prompt_tokens": 5, "completion_tokens": 8}
 
 
 class Fake:
-    """What it does with a request, and what it was asked. One `turn` at a time if `capacity_s` is above 0."""
+    """What it does with a request, and its requests. One `turn` at a time if `capacity_s` is above 0."""
 
     def __init__(self, block_s=0.01, capacity_s=0.0, stall=(0.0, 0.0), status=200, breaks=False):
         self.block_s, self.capacity_s, self.stall, self.status, self.breaks = block_s, capacity_s, stall, status, breaks
-        self.asked, self.began, self.turn = [], None, threading.Lock()
+        self.requests, self.began, self.turn = [], None, threading.Lock()
 
     def wait(self):
         """Until the stall is over and it is this request's turn."""
@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.fake.asked.append((self.path, body))
+        self.fake.requests.append((self.path, body))
         self.fake.wait()
         if self.fake.status != 200:
             self._whole(self.fake.status, {"error": {"code": "busy", "message": "later"}})

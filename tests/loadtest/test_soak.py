@@ -8,8 +8,8 @@ import pytest
 from loadtest.generator.rows import Level
 from loadtest.report.driver import Record
 from loadtest.report.scenario import Run
-from loadtest.soak import Memory, conclude, growth
-from tests.loadtest.virtual import request
+from loadtest.soak import conclude, growth
+from tests.loadtest.simulated import request
 
 RUN = Run("soak", "430:2", modes="static")
 
@@ -18,7 +18,7 @@ def memory(last=100.0):
     """A process that fills its caches in the first quarter, then goes from 100 MiB to `last`; one that comes late."""
     sizes = [50.0] * 10 + [100.0] * 20 + [last] * 10
     return [
-        Memory(10.0 * number, {"Generator 1": size} | ({"Ingress 2": 9.0} if number > 30 else {}))
+        (10.0 * number, {"Generator 1": size} | ({"Ingress 2": 9.0} if number > 30 else {}))
         for number, size in enumerate(sizes)
     ]
 
@@ -45,10 +45,10 @@ def test_memory_grows_from_the_second_quarter_on():
 
 
 def test_a_steady_soak_passes_and_is_drawn(tmp_path, capsys):
-    code, said = status(tmp_path, capsys)
-    assert (code, said["broken"], said["requests"], said["failed"]) == (0, [], 860, 0)
-    assert said["tokens_per_s"] == 24
-    assert said["drift"]["first_block_p50_ms"] == 0
+    code, result = status(tmp_path, capsys)
+    assert (code, result["broken"], result["requests"], result["failed"]) == (0, [], 860, 0)
+    assert result["tokens_per_s"] == 24
+    assert result["drift"]["first_block_p50_ms"] == 0
     assert (tmp_path / "soak.png").stat().st_size > 10_000
 
 
@@ -60,7 +60,7 @@ def test_a_steady_soak_passes_and_is_drawn(tmp_path, capsys):
         ({"status": 500, "error": "x"}, "860 requests failed"),
     ],
 )
-def test_what_breaks_a_soak(tmp_path, capsys, changes, why):
-    code, said = status(tmp_path, capsys, **changes)
+def test_a_soak_fails_by_growth_drift_or_errors(tmp_path, capsys, changes, why):
+    code, result = status(tmp_path, capsys, **changes)
     assert code == 1
-    assert why in said["broken"]
+    assert why in result["broken"]

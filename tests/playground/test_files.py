@@ -13,7 +13,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
-from dev.pictures.style import STATES
+from benchmarks.style import STATES
 from service.gateway.ingress import Ingress
 from service.gateway.playground.routes import files
 from service.settings.settings import Settings

@@ -10,11 +10,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from benchmarks.options import heldout
-from benchmarks.runner_around import RunnerAround
 from benchmarks.throughput import Workload, encoded
 from service.decode.block import Pick
 from service.decode.mode import DecodingMode
@@ -85,18 +85,20 @@ class Capturing:
         return done([prediction_of(picks) for _ in rows])
 
 
-class Timed(RunnerAround):
+class Timed:
     """Adds up the card's seconds of forwards, and the host's of the steps with them."""
 
     def __init__(self, runner: CheckpointRunner, times: Times) -> None:
-        super().__init__(runner)
-        self._times, self.seconds = times, 0.0
+        self._runner, self._times, self.seconds = runner, times, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         self.seconds += self._times.seconds(network, len(rows))
         if network == "backbone":
             self.seconds += self._times.host.at(len({id(row.pages) for row in rows}))
-        return super().begin(network, rows)
+        return self._runner.begin(network, rows)
 
 
 def demo(block_size: int) -> Checkpoint:

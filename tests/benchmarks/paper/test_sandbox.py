@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.paper import sandbox
-from loadtest.paper.sandbox import Limits, run
+from benchmarks.paper import sandbox
+from benchmarks.paper.sandbox import Limits, run
 from service.errors import SettingsError
 
 

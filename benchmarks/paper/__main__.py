@@ -1,4 +1,4 @@
-"""`python -m loadtest.paper`: the paper's tables on any checkpoint, with the paper's numbers beside ours.
+"""`python -m benchmarks.paper`: the paper's tables on any checkpoint, with the paper's numbers beside ours.
 
 Every row decodes the same problems greedily. The rows of a chunk of problems follow each other, so a slow hour of the
 machine hits all of them. The tables in the folder of the result are written after every chunk. Answers are kept there;
@@ -16,15 +16,23 @@ from typing import Annotated
 
 import typer
 
-from loadtest.paper.decoders import Decoder, EngineDecoder, ServiceDecoder
-from loadtest.paper.published import BLOCK_SIZE
-from loadtest.paper.records import Chunk, Record, Records
-from loadtest.paper.report import COLUMNS, Result, results_of, titles, write_plots, write_tables
-from loadtest.paper.rows import Row, rows_for
-from loadtest.paper.tasks import Problem, Task, tasks_named
-from service.cli import main
-from service.cli.options import ModelOptions, ThreadsOption, use_threads, with_fields
-from service.cli.output import Counter, notes, results, table
+from benchmarks.options import (
+    Counter,
+    ModelOptions,
+    ThreadsOption,
+    notes,
+    results,
+    run,
+    table,
+    use_threads,
+    with_fields,
+)
+from benchmarks.paper.decoders import Decoder, EngineDecoder, ServiceDecoder
+from benchmarks.paper.published import BLOCK_SIZE
+from benchmarks.paper.records import Chunk, Record, Records
+from benchmarks.paper.report import COLUMNS, Result, results_of, titles, write_plots, write_tables
+from benchmarks.paper.rows import Row, rows_for
+from benchmarks.paper.tasks import Problem, Task, tasks_named
 
 #: problems of a chunk, for each request at once
 _CHUNK = 4
@@ -153,15 +161,8 @@ def _print(made: Sequence[Result], out: Path) -> None:
         for result in rows:
             lines.add_row(*result.cells)
         results().print(f"\n{title}", lines, sep="\n")
-    print(f"written: {out}/paper.json, paper.md and plots")
-
-
-def run() -> None:
-    """The program."""
-    program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    program.command()(command)
-    main.run(program, "loadtest.paper")
+    results().print(f"written: {out}/paper.json, paper.md and plots", soft_wrap=True)
 
 
 if __name__ == "__main__":
-    run()
+    run(command, "benchmarks.paper")

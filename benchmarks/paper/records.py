@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loadtest.paper.decoders import Answer
+from benchmarks.paper.decoders import Answer
 from service.errors import SettingsError
 
 

@@ -9,10 +9,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from loadtest.paper.decoders import Answer
-from loadtest.paper.published import PaperCell, paper_cell
-from loadtest.paper.records import Record
-from loadtest.paper.rows import Row
+from benchmarks.paper.decoders import Answer
+from benchmarks.paper.published import PaperCell, paper_cell
+from benchmarks.paper.records import Record
+from benchmarks.paper.rows import Row
 from service.quality.calibration.records import Pieces, proportion, ratio_of_rates
 
 COLUMNS = ("row", "accuracy", "paper", "tokens/forward", "tokens/s", "x static", "identical", "refused")
@@ -98,17 +98,17 @@ def _result(model: str, row: Row, records: Sequence[Record], static: Sequence[Re
         is_published=row.is_published,
         problems=len(answers),
         right=None if accuracy is None else sum(map(bool, right)),
-        accuracy=accuracy and accuracy.value,
-        accuracy_low=accuracy and accuracy.low,
-        accuracy_high=accuracy and accuracy.high,
+        accuracy=accuracy.value if accuracy else None,
+        accuracy_low=accuracy.low if accuracy else None,
+        accuracy_high=accuracy.high if accuracy else None,
         identical=same if row.is_lossless else None,
         refused=sum(bool(answer.error) for answer in answers),
         tokens=tokens,
         tokens_per_forward=tokens / max(1, sum(answer.forwards for answer in answers)),
         tokens_per_second=pieces.rate,
         speedup=pieces.rate / base.rate if base.rate else 0.0,
-        speedup_low=ratio and ratio.low,
-        speedup_high=ratio and ratio.high,
+        speedup_low=ratio.low if ratio else None,
+        speedup_high=ratio.high if ratio else None,
         paper=paper_cell(model, block_size, row.mode, task),
     )
 
@@ -172,9 +172,12 @@ def _plot(path: Path, title: str, rows: Sequence[Result]) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for mode in dict.fromkeys(row.row.partition(" ")[0] for row in rows):
-        points = [row for row in rows if row.row.partition(" ")[0] == mode and row.accuracy is not None]
-        line = [point.speedup for point in points], [100 * point.accuracy for point in points]
-        axes.plot(*line, marker="o", linestyle="-" if len(points) > 1 else "", label=mode)
+        points = [
+            (row.speedup, 100 * row.accuracy)
+            for row in rows
+            if row.row.partition(" ")[0] == mode and row.accuracy is not None
+        ]
+        axes.plot(*zip(*points, strict=True), marker="o", linestyle="-" if len(points) > 1 else "", label=mode)
     for row in rows:
         if row.paper.accuracy is None:
             continue
@@ -182,7 +185,7 @@ def _plot(path: Path, title: str, rows: Sequence[Result]) -> None:
             axes.axhline(row.paper.accuracy, color="gray", linewidth=0.5)
         else:
             axes.hlines(row.paper.accuracy, *row.paper.speedup, color="gray", linewidth=3)
-        text = {"fontsize": 6, "ha": "right", "xycoords": ("axes fraction", "data")}
+        text: dict[str, Any] = {"fontsize": 6, "ha": "right", "xycoords": ("axes fraction", "data")}
         axes.annotate(f"paper: {row.row}", (0.99, row.paper.accuracy), **text)
     axes.set(title=title, xlabel="tokens a second, over static", ylabel="accuracy, %", ylim=(-2, 102))
     axes.legend()

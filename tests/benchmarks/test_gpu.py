@@ -1,0 +1,193 @@
+"""The stages that `make gpu` runs, on the CPU and small: rows as they are measured, time limits, exit statuses."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu import peers, speed
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.correctness import _all_checks, _experts
+from benchmarks.gpu.rows import Rows
+from benchmarks.gpu.shares import run_checks
+from benchmarks.gpu.speed import MODES
+from service.model.quantization.schemes import QUANT_SCHEMES, QuantScheme
+from tests.benchmarks.some_checks import some_checks
+from tests.tiny import GOLDEN, GOLDEN_NAMES
+
+CPU = torch.device("cpu")
+SMALL = ("--device", "cpu", "--shapes", "tiny", "--concurrency", "2", "--rows", "2", "--context", "32", "--rounds", "1")
+
+
+def stage(name: str, out: Path, *words: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit status of a stage, and its rows."""
+    status = main([name, "--out", str(out), *words])
+    return status, read(out / f"gpu-{name}.jsonl")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+# --- correctness -------------------------------------------------------------------------------------
+
+
+def test_correctness_has_a_row_for_every_check(tmp_path: Path) -> None:
+    words = ("--device", "cpu", "--requests", "4", "--golden", str(GOLDEN), "--processes", "2")
+    status, rows = stage("correctness", tmp_path, *words, "--only", "product with w8a8")
+    assert status == 0
+    assert [(row["what"], row["right"], row["of"]) for row in rows] == [("product with w8a8 matrices", 4, 4)]
+    assert "torch" in rows[0]["machine"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", QUANT_SCHEMES.values(), ids=lambda form: form.name)
+def test_right_products_of_experts_are_no_wrong_row(form: QuantScheme) -> None:
+    """The rounding of activations to 8 bits is the scheme's, and no error of a product."""
+    torch.manual_seed(0)
+    assert _experts(CPU, form) == (3, 3)
+
+
+def test_a_wrong_a_broken_and_an_ended_check_are_rows_and_fail(tmp_path: Path) -> None:
+    """Of two processes, one ends in its first check; an error does not keep the other one from its next check."""
+    with Rows(tmp_path / "rows", CPU, 600) as rows:
+        run_checks(rows, partial(some_checks, 4, 3, 0, 1), 2)
+    by_name = {row["what"]: row for row in read(tmp_path / "rows")}
+    assert rows.failed
+    assert "ZeroDivisionError" in by_name["broken"]["error"]
+    assert (by_name["informs"]["right"], by_name["informs"]["of"], by_name["informs"]["promised"]) == (1, 3, False)
+    for name in ("dead", "right"):
+        assert by_name[name]["error"] == "its process ended with exit status 7"
+
+
+def test_a_check_without_time_is_a_row_and_fails(tmp_path: Path) -> None:
+    words = ("--device", "cpu", "--golden", str(GOLDEN), "--processes", "1", "--seconds=-1", "--only", "int8 matrices")
+    status, rows = stage("correctness", tmp_path, *words)
+    assert status == 1
+    assert {row["what"] for row in rows} == {"left out: no time"}
+
+
+def test_only_deterministic_engines_promise_exactness_beside_float32() -> None:
+    checks = list(_all_checks(CPU, GOLDEN, 4))
+    unpromised = [check.name for check in checks if not check.promised]
+    assert unpromised
+    assert all("speculative = static" in name and "deterministic True" not in name for name in unpromised)
+    assert sum("golden" in check.name and check.promised for check in checks) >= 4
+    assert sum("matrices" in check.name for check in checks) == 2 * len(QUANT_SCHEMES)
+
+
+# --- speed -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick_rates", "priced")
+def test_speed_has_a_row_for_every_step_mode_and_comparison(tmp_path: Path) -> None:
+    words = (
+        "--new-tokens",
+        "8",
+        "--block-sizes",
+        "1",
+        "4",
+        "--together",
+        "2",
+        "--model",
+        str(GOLDEN / GOLDEN_NAMES[0]),
+    )
+    status, rows = stage("speed", tmp_path, *SMALL, *words)
+    assert status == 0
+    steps = len(speed.BLOCK_SIZES) + len(QUANT_SCHEMES)
+    assert [row["what"] for row in rows] == [
+        *("rates", *["step"] * steps, *["mode"] * (1 + len(MODES)), *["answers"] * 6, *["overlap"] * 4)
+    ]
+    assert {(row["block_size"], row["quantization"]) for row in rows if row["what"] == "step"} == {
+        *((block_size, None) for block_size in speed.BLOCK_SIZES),
+        *((speed.BLOCK_SIZES[0], form) for form in QUANT_SCHEMES),
+    }
+    autoregressive, static, *drafted = (row for row in rows if row["what"] == "mode")
+    assert (autoregressive["block_size"], autoregressive["tokens_per_forward"]) == (1, 1)
+    assert (static["block_size"], static["times_static"], static["every_times_static"]) == (4, 1, [1])
+    for row in (static, *drafted):
+        assert row["times_autoregressive"] == pytest.approx(row["tokens_per_s"] / autoregressive["tokens_per_s"])
+    assert {(row["right"], row["of"]) for row in rows if row["what"] == "answers"} == {(4, 4)}
+
+
+def test_the_papers_speed_ups_stand_beside_8b_in_its_blocks() -> None:
+    speedups = {mode: speed.paper_cell("sdar-8b", speed.BLOCK_SIZE, mode).speedup for mode in MODES}
+    assert sorted(filter(None, speedups.values())) == [(1.26, 1.40), (1.51, 1.61), (1.75, 1.91)]
+    assert speed.Extent().shapes[0] == "sdar-8b"
+
+
+@pytest.mark.usefixtures("quick_rates")
+def test_parts_of_speed_that_fail_or_have_no_time_are_rows(tmp_path: Path) -> None:
+    words = (*SMALL, "--block-sizes", "4", "--model", str(tmp_path / "nothing"))
+    status, rows = stage("speed", tmp_path, *words)
+    assert status == 1
+    _, *errors = rows
+    assert [row["of"] for row in errors[-3:]] == ["modes of tiny, blocks of 4", "answers of tiny", "overlap of tiny"]
+    assert all("CheckpointError" in row["error"] for row in errors)
+    status, rows = stage("speed", tmp_path, *words, "--seconds=-1")
+    assert status == 0
+    assert [row["what"] for row in rows] == ["rates", *["left out: no time"] * len(errors)]
+
+
+def test_a_machine_without_the_device_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["speed", "--out", str(tmp_path)]) == 1
+    assert "CUDA" in capsys.readouterr().err
+
+
+# --- peers -------------------------------------------------------------------------------------------
+
+#: stands for LMDeploy and answers at once; `benchmarks.gpu.lmdeploy` uses these names
+LMDEPLOY = """
+from types import SimpleNamespace as Some
+from logging import getLogger as get_logger
+__version__ = "0"
+GenerationConfig = PytorchEngineConfig = dict
+
+class Engine:
+    def __init__(self, folder, engine_config, trust_remote_code):
+        print(f"reads {folder}")
+        self.size, self.executor = engine_config["dllm_block_length"], Some(model_agent=self)
+        self.cache_config, self.model_config = Some(num_gpu_blocks=9), Some(dtype=engine_config["dtype"])
+
+    from_pretrained = classmethod(lambda cls, *arguments, **named: cls(*arguments, **named))
+    create_instance = lambda self: self
+    start = lambda self: None
+
+    async def _async_model_forward(self): ...
+
+    async def async_stream_infer(self, session, input_ids, gen_config):
+        for _ in range(gen_config["max_new_tokens"] // self.size):
+            await self.executor.model_agent._async_model_forward()
+            yield Some(token_ids=[7] * self.size, status=Some(name="FINISH"))
+"""
+
+
+def test_peers_decode_the_same_weights_each_in_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, token in (("mask_token_id", 1050), ("eos_token_id", 1051)):
+        monkeypatch.setitem(peers._RAW, name, token)
+    status, rows = stage("peers", tmp_path, *SMALL, "--new-tokens", "8")
+    engine, last = rows
+    assert status == 0
+    assert engine["tokens_per_s"] == max(engine["every"][1:]) > 0
+    assert (last["what"], last["of"]) == ("left out: not installed", "lmdeploy")
+    for name in ("", "pytorch", "pytorch/engine", "utils"):
+        folder = tmp_path / "packages/lmdeploy" / name
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(LMDEPLOY)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'packages'}:{Path.cwd()}")
+    status, rows = stage("peers", tmp_path, *SMALL, "--new-tokens", "8")
+    _, note, started, row = rows
+    assert status == 0
+    assert "masks with 151669" in note["note"]
+    assert (started["started"], started["dtype"], started["pages"]) == ("lmdeploy 0", "bfloat16", 9)
+    assert (row["what"], row["concurrency"], row["tokens"], row["forwards"]) == ("lmdeploy", 2, 16, 4)
+    assert row["statuses"] == ["FINISH"]

@@ -1,0 +1,176 @@
+"""Which requests come when: a function of seed and number, by the distributions of the options and of scenarios."""
+
+import argparse
+import collections
+import itertools
+import json
+import random
+import statistics
+
+import pytest
+
+from loadtest.generator import options
+from loadtest.generator.arrivals import Profile, poisson
+from loadtest.generator.workload import Lengths, Workload, as_messages, as_prompt, for_openai, plans, read_prompts
+from loadtest.report.scenario import FOLDER, Run, parse, read
+
+PROMPTS = tuple({"prompt": f"p{number}"} for number in range(50))
+
+
+def workload(modes="static:1,speculative@mrp_steps=2:3", lengths="uniform:16-64", **changes):
+    return Workload(PROMPTS, plans(modes), Lengths.parse(lengths), **changes)
+
+
+def arrivals(levels, seed=1, share=1.0):
+    return list(poisson(Profile.parse(levels), share, random.Random(seed)))
+
+
+# --- arrivals ----------------------------------------------------------------------------------------
+
+
+def test_gaps_are_exponential_with_the_rates_mean():
+    times = [arrival.at for arrival in arrivals("400:20")]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert len(times) == pytest.approx(8000, rel=0.05)
+    assert statistics.mean(gaps) == pytest.approx(0.05, rel=0.05)
+    assert statistics.stdev(gaps) == pytest.approx(0.05, rel=0.07)
+    assert len(arrivals("400:20", share=0.25)) == pytest.approx(2000, rel=0.1)
+
+
+def test_rates_follow_their_stages_and_ramps():
+    times = arrivals("100:10,100:0,100:10-30")
+    counts = [sum(arrival.stage == stage for arrival in times) for stage in range(3)]
+    assert counts[0] == pytest.approx(1000, rel=0.15)
+    assert counts[1] == 0
+    assert counts[2] == pytest.approx(2000, rel=0.15)
+    rising = [arrival.at for arrival in times if arrival.stage == 2]
+    assert sum(at > 250 for at in rising) > 1.2 * sum(at < 250 for at in rising)
+
+
+def test_levels_over_time():
+    profile = Profile.parse("10:4, 10:4-8,5:1")
+    assert profile.seconds == 25
+    assert [profile.level(at) for at in (0, 9.9, 15, 24.9, 25)] == [4, 4, 6, 1, 0]
+    assert [profile.stage(at) for at in (0, 10, 24.9, 25)] == [0, 1, 2, None]
+    assert str(profile.scaled(2)) == "10:8,10:8-16,5:2"
+    assert Profile.parse(str(profile)) == profile
+
+
+# --- requests ----------------------------------------------------------------------------------------
+
+
+def test_a_request_depends_on_seed_source_and_number_alone():
+    requests = [workload().request(number) for number in range(20)]
+    assert [workload().request(number) for number in reversed(range(20))] == requests[::-1]
+    assert workload(seed=18).request(3) != requests[3]
+    assert workload().request(3, "other source") != requests[3]
+
+
+def test_modes_and_qualities_come_by_their_weights_with_their_knobs():
+    requests = [workload("static:1,speculative@mrp_steps=2:3,fast:1").request(number) for number in range(2500)]
+    counts = collections.Counter(request.label for request in requests)
+    assert counts["speculative@mrp_steps=2"] == pytest.approx(1500, rel=0.1)
+    fields = {tuple(request.body.get(name) for name in ("mode", "quality", "mrp_steps")) for request in requests}
+    assert fields == {("static", None, None), ("speculative", None, 2), (None, "fast", None)}
+    assert "mode" not in workload("default").request(0).body
+
+
+def test_lengths_by_distribution():
+    draw = random.Random(1)
+    assert {Lengths.parse("fixed:9").draw(draw) for _ in range(9)} == {9}
+    uniform = [Lengths.parse("uniform:16-64").draw(draw) for _ in range(3000)]
+    assert (min(uniform), max(uniform)) == (16, 64)
+    assert statistics.mean(uniform) == pytest.approx(40, rel=0.05)
+    assert statistics.median([Lengths.parse("lognormal:48-0.5").draw(draw) for _ in range(3000)]) == pytest.approx(
+        48, rel=0.08
+    )
+    assert workload(exact=True).request(0).body["ignore_eos"]
+    assert "ignore_eos" not in workload().request(0).body
+
+
+@pytest.mark.parametrize(
+    ("read_text", "text", "message"),
+    [
+        *((Lengths.parse, text, "allowed: fixed:N") for text in ("", "64", "fixed:0", "normal:3", "uniform:a-b")),
+        *((plans, text, "allowed: MODE") for text in ("", "static:x", "static:0", "remask@threshold=1x", "@a=1")),
+        *((Profile.parse, text, "allowed: SECONDS:LEVEL") for text in ("", "10", "x:1", "0:1", "10:-1", "10:1,")),
+    ],
+)
+def test_wrong_options_say_what_is_allowed(read_text, text, message):
+    with pytest.raises(ValueError, match=message):
+        read_text(text)
+
+
+def test_prompts_of_a_file(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    file.write_text("\n".join(map(json.dumps, [chat | {"id": 3}, {"prompt": "ho"}])))
+    assert read_prompts(file) == (chat, {"prompt": "ho"})
+    for text, message in (('{"text": "hi"}', "allowed is one: messages or prompt"), ("", "holds no prompts")):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_prompts(file)
+
+
+def test_bodies_for_openais_routes():
+    body = for_openai({"prompt": "hi", "max_new_tokens": 9, "seed": 1}, "demo")
+    assert body == {"model": "demo", "prompt": "hi", "seed": 1, "max_tokens": 9}
+    chat = as_messages(body)
+    assert chat == {"model": "demo", "seed": 1, "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    assert as_prompt(chat) == body
+
+
+# --- scenarios -----------------------------------------------------------------------------------------
+
+
+def options_of(run):
+    """The values that locust's parser makes of a run's options."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("users", nargs="*")
+    options.add(parser)
+    return parser.parse_args(list(run.options()))
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in FOLDER.glob("*.yaml")))
+def test_locust_can_run_every_shipped_scenario(name):
+    for run in read(name).runs:
+        plan = options.RunOptions.of(options_of(run))
+        assert (plan.loop, plan.profile) == (run.loop, run.profile)
+
+
+def test_all_fields_of_a_run_reach_locust():
+    run = Run(
+        "x", "5:2", "StreamUser,ChatUser", "static:1", lengths="fixed:9", exact=True, temperature=0.5, think_s=0.25
+    )
+    values = options_of(run)
+    assert values.users == ["StreamUser", "ChatUser"]
+    assert (values.modes, values.levels, values.lengths, values.exact) == ("static:1", "5:2", "fixed:9", True)
+    assert (values.temperature, values.think_s, values.workload_seed) == (0.5, 0.25, 17)
+
+
+def test_rates_are_multiples_of_another_runs():
+    run = Run("arrivals", "5:0.5,5:1-2", loop="open", of="static").scaled(8.0)
+    assert (run.levels, run.of) == ("5:4,5:8-16", "")
+    assert Run("x", "5:1", modes="static:1,remask@threshold=0.5:2,default").needs == {"static", "remask"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"title": "t"}, "there must be one"),
+        ({"title": "t", "runs": [{"name": "a", "levels": "5:1"}] * 2}, "every name once"),
+        ({"title": "t", "runs": [{"name": "a", "levels": "x"}]}, "allowed: SECONDS:LEVEL"),
+        ({"title": "t", "runs": [{"name": "a", "levels": "5:1", "speed": 3}]}, "speed in run; allowed: name"),
+        ({"title": "t", "runs": [{"name": "a", "levels": "5:1", "of": "b"}]}, "does not come before"),
+        ({"title": "t", "colour": 1, "runs": [{"name": "a", "levels": "5:1"}]}, "colour in scenario; allowed: title"),
+        (
+            {"title": "t", "slo": {"x": 1}, "runs": [{"name": "a", "levels": "5:1"}]},
+            "x in slo; allowed: first_block_ms",
+        ),
+    ],
+)
+def test_wrong_scenarios_say_what_is_allowed(values, message):
+    with pytest.raises(ValueError, match=message):
+        parse(values, "file.yaml")
+    with pytest.raises(ValueError, match="one of default"):
+        read("nothing")
