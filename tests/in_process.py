@@ -12,12 +12,13 @@ from service.engine import AsyncEngine, BlockEvent, BlockProgress, EngineState, 
 from service.model.config import CheckedUpdate
 from service.replica.core import EngineCore
 from service.replica.messages import EngineInfo, SetGeneration
+from service.settings.defaults import STEP_TIMEOUT_S
 
 
 class InProcessEngine:
     """Implements `EngineClient`. It starts at once. A step may take `stall_timeout_s`."""
 
-    def __init__(self, core: EngineCore, stall_timeout_s: float) -> None:
+    def __init__(self, core: EngineCore, stall_timeout_s: float = STEP_TIMEOUT_S) -> None:
         self._core = core
         self._engine = AsyncEngine(core.engine, core.room, stall_timeout_s)
         self._apply: Callable[[], None] | None = None

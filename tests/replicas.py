@@ -23,11 +23,11 @@ def local_generator(
     """A replica of a checkpoint that is loaded, its engine on a thread of this process."""
     metrics, codec = ReplicaMetrics(), TextCodec.load(checkpoint.path)
     core = EngineCore(checkpoint, settings, metrics, deps, lambda: codec)
-    return Replica(replica, InProcessEngine(core, settings.stall_timeout_s), metrics, settings, tracing)
+    return Replica(replica, InProcessEngine(core), metrics, settings, tracing)
 
 
 def load_replica(replica: str, settings: Settings, deps: EngineDeps | None = None) -> Replica:
     """A replica whose checkpoint is loaded into this process, on several devices if the settings say so."""
     metrics = ReplicaMetrics()
-    engine = InProcessEngine(load_core(settings, metrics, deps), settings.stall_timeout_s)
+    engine = InProcessEngine(load_core(settings, metrics, deps))
     return Replica(replica, engine, metrics, settings, start_tracing(settings))

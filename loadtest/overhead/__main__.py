@@ -105,11 +105,12 @@ async def run(arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     alone = Alone(arguments.model, arguments.threads, max_running=max(64, arguments.concurrency))
     gc.freeze()
-    flags = [*(("--model", arguments.model) if arguments.model else ()), "--torch-threads", arguments.threads]
-    flags += ["--max-running", max(64, arguments.concurrency)]
+    flags: list[object] = ["--model", arguments.model] if arguments.model else []
+    flags += ["--max-num-seqs", max(64, arguments.concurrency)]
+    threads = {"MRP_SERVE_TORCH_THREADS": str(arguments.threads)}
     found = Found()
     with plain.running() as other:
-        async with service(arguments, *flags) as running:
+        async with service(arguments, *flags, environment=threads) as running:
             found.live = await asyncio.to_thread(live, [running.url, other], 2 * arguments.lone)
             short = fixed(arguments, arguments.short)
             bodies = [short.request(number, "lone").body for number in range(arguments.lone)]

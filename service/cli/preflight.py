@@ -73,10 +73,6 @@ def _check_settings(settings: Settings) -> None:
 
         if tracing := start_tracing(settings):
             tracing.close()
-    if settings.log_file:
-        from service.telemetry.logs import file_handler
-
-        file_handler(settings.log_file).close()
     KeyRing.load(settings)
     KeyRing.load_admins(settings)
     if settings.autoscaled:
@@ -97,14 +93,14 @@ def _check_device(device: str) -> None:
 
 def _check_attention(settings: Settings) -> None:
     """Checks that a named backend can run here. The usual ones always can."""
-    if settings.attention not in {"auto", "eager"}:
+    if settings.attention_backend not in {"auto", "eager"}:
         import torch
 
         from service.model.attention.registry import check_backend
         from service.model.device import pick_device, pick_dtype
 
         device = pick_device(settings.device)
-        check_backend(settings.attention, torch.device(device), pick_dtype(settings.dtype, device))
+        check_backend(settings.attention_backend, torch.device(device), pick_dtype(settings.dtype, device))
 
 
 def _check_checkpoint(settings: Settings) -> Path:

@@ -34,7 +34,7 @@ from service.model.device import set_threads
 from service.replica import messages
 from service.replica.core import EngineCore, load_core
 from service.replica.metrics import EngineMetrics
-from service.settings.settings import Settings
+from service.settings.settings import Settings, torch_threads
 from service.telemetry.logs import install_logs
 from service.telemetry.metrics import Sums
 from service.tracebacks import type_and_line, unexpected_error
@@ -134,7 +134,7 @@ class EngineProcess(Frames):
         try:
             settings = Settings.from_json(written)
             install_logs(settings)
-            set_threads(settings.torch_threads, settings.tensor_parallel_size)
+            set_threads(torch_threads(), settings.tensor_parallel_size)
             self._core = await asyncio.to_thread(load_core, settings, self._steps, self._deps)
         except MrpServeError as error:
             self._send(messages.EngineStartFailed(error))

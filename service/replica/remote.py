@@ -28,6 +28,7 @@ from service.ipc.connections import HUNG_S, LOOK_S, Frames, Silence, start_child
 from service.model.config import CheckedUpdate
 from service.replica import messages
 from service.replica.metrics import ReplicaMetrics
+from service.settings.defaults import STEP_TIMEOUT_S
 from service.settings.settings import Settings
 from service.telemetry.metrics import SumsData
 from service.telemetry.tracing import start_tracing
@@ -75,14 +76,20 @@ class EngineProcessClient(Frames):
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, settings: Settings, add_sums: Callable[[SumsData], None], deps: str = "") -> Self:
+    async def start(
+        cls,
+        settings: Settings,
+        add_sums: Callable[[SumsData], None],
+        deps: str = "",
+        stall_timeout_s: float = STEP_TIMEOUT_S,
+    ) -> Self:
         """Starts the process and waits until it has loaded its engine. Raises the errors of loading.
 
         EngineFailed for an unexpected error; ReplicaLost if the process ends. `deps`: `module:name` of the
-        engine's `EngineDeps`, if not the default ones.
+        engine's `EngineDeps`, if not the default ones. `stall_timeout_s`: the longest step of a healthy engine.
         """
         process, end = start_child("service.replica.process", *filter(None, [deps]))
-        engine = cls(process, add_sums, settings.stall_timeout_s)
+        engine = cls(process, add_sums, stall_timeout_s)
         await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=end)
         try:
             engine.send(messages.Start(settings.to_json()))

@@ -25,7 +25,6 @@ from service.tracebacks import unexpected_error
 class WeightUpdater:
     """Updates the weights of one replica. `card`: the card of the replica, with the weights that it serves.
 
-    The setting `weights_update` says whether an update ends the running requests; else they finish first.
     `changing`: the lock of changes of this replica, which come one after the other.
     """
 
@@ -34,7 +33,7 @@ class WeightUpdater:
     ) -> None:
         self.card = card
         self._replica, self._engine = replica, engine
-        self._abort, self._quality_file = settings.weights_update == "abort", settings.quality_file
+        self._quality_file = settings.quality_file
         self._changing = changing
         self._tasks: set[asyncio.Task[WeightUpdateResult]] = set()
 
@@ -73,7 +72,7 @@ class WeightUpdater:
                 path = await self._engine.load_weights(weights.all_folders, newest_only=newest_only)
                 info = self._engine.info
                 presets = presets_of(path, info.config, self._quality_file, info.activation_parts)
-                await self._engine.apply_weights((weights.version, weights.mrp_version), abort=self._abort)
+                await self._engine.apply_weights((weights.version, weights.mrp_version), abort=weights.abort)
                 self.card = replace(self.card, weights=weights, quality=presets)
         return self.card.weights
 

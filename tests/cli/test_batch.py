@@ -24,7 +24,7 @@ from tests.service.processes import descendants
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "sdar-mrp-random-a"
-OPTIONS = ("--model", GOLDEN, "--device", "cpu", "--torch-threads", "1", "--max-running", "8")
+OPTIONS = ("--model", GOLDEN, "--device", "cpu", "--max-num-seqs", "8")
 BODY = {"mode": "static", "max_new_tokens": 12}
 
 
@@ -179,7 +179,7 @@ def test_an_interrupted_batch_says_how_to_go_on(tmp_path: Path) -> None:
         (("--defaults", "{"), "which is not JSON"),
         (("--in", "absent.jsonl"), "in is absent.jsonl, which cannot be read: No such file"),
         (("--model", "absent"), "absent"),
-        (("--max-running", "0"), "max_running"),
+        (("--max-num-seqs", "0"), "max_num_seqs"),
     ],
 )
 def test_a_wrong_option_is_one_line(run_program, tmp_path, capsys, more, reason) -> None:

@@ -13,7 +13,7 @@ from service.cli import cluster, readiness
 from service.errors import SettingsError
 from service.settings.settings import Settings
 
-SETTINGS = Settings(device="cpu", num_ingresses=2)  # behind a proxy
+SETTINGS = Settings(device="cpu", api_server_count=2)  # behind a proxy
 #: as Ray shows an exception of another process
 BIND = """\x1b[36mray::ProxyActor.ready()\x1b[39m (pid=1, ip=127.0.0.1)
   File "ray/serve/_private/http_util.py", line 1, in start

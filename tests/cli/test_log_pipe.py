@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.cli.log_pipe import LogPipe
+from service.cli.serve import LogPipe
 
 WRITER = (
     "import sys; log = open(sys.argv[1], 'a'); [log.write(f'{sys.argv[2]} {n}\\n') or log.flush() for n in range(50)]"
@@ -49,7 +49,7 @@ class Paused(io.StringIO):
 
 LOGGER = (
     "import logging, sys; from service.telemetry.logs import install_logs; "
-    "from service.settings.settings import Settings; install_logs(Settings(log_file=sys.argv[1], log_format='json')); "
+    "from service.settings.settings import Settings; install_logs(Settings(log_format='json')); "
     "[logging.getLogger('service.x').warning('a line', extra={'number': n}) for n in range(5000)]; "
     "sys.stdout.write('logged'); sys.stdout.flush(); sys.stdin.read(); "
     "logging.getLogger('service.x').warning('the last line')"
@@ -59,9 +59,9 @@ LOGGER = (
 def test_a_paused_terminal_holds_up_no_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Paused()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with LogPipe(tmp_path) as pipe:
+    with LogPipe(tmp_path):
         replica = subprocess.Popen(
-            [sys.executable, "-c", LOGGER, str(pipe.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", LOGGER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert replica.stdout.read(6) == "logged"
         terminal.go_on.set()

@@ -78,12 +78,6 @@ def test_a_tokenizer_that_is_none(run: Run, folder: Path, capsys: pytest.Capture
     assert f"{folder}: the tokenizer cannot be loaded: " in said(capsys)
 
 
-def test_a_log_file_that_cannot_be_written(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "nowhere" / "log"
-    assert run("serve", "--log-file", file) == 1
-    assert said(capsys) == f"mrp-serve: log_file is {file}, which cannot be written: No such file or directory"
-
-
 def test_a_port_that_is_taken(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

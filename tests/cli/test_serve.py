@@ -63,9 +63,11 @@ def test_a_service_without_keys_that_others_may_reach_says_so(given, warned):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--max-num-seqs", 0), "max_running is 0"),
-        (("--max-num-seqs", 7, "--max-running", 8), "max_num_seqs is 7, and another name of max_running says 8"),
-        (("--no-enable-prefix-caching", "--prefix-cache"), "enable_prefix_caching is False"),
+        (("--max-running-requests", 0), "max_num_seqs is 0"),
+        (
+            ("--max-num-seqs", 7, "--max-running-requests", 8),
+            "max_running_requests is 8, and another name of max_num_seqs says 7",
+        ),
     ],
 )
 def test_names_of_other_servers_are_flags(run, capsys, flags, words):

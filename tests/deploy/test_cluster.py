@@ -69,7 +69,7 @@ def configs():
     yield "cpu-demo", yaml.safe_load(find(build("overlays/cpu-demo"), "RayService")["spec"]["serveConfigV2"])
     gpu = yaml.safe_load(find(build("overlays/gpu"), "RayService")["spec"]["serveConfigV2"])
     arguments = gpu["applications"][0]["args"]
-    arguments |= {"device": "cpu", "torch_threads": 1}  # what stands beside the model is what is tried here
+    arguments |= {"device": "cpu"}  # what stands beside the model is what is tried here
     del arguments["model"]
     yield "gpu", gpu
 

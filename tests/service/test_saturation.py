@@ -38,7 +38,7 @@ def keep_asking(client, enough):
 
 def test_full_replicas_answer_for_metrics(visitor, house):
     """If control calls needed a place, they would be answered only after a request has ended."""
-    settings, enough = Settings(max_running=RUNNING), threading.Event()
+    settings, enough = Settings(max_num_seqs=RUNNING), threading.Event()
 
     def full():
         running, waiting = (by_holder(visitor, f"num_requests_{state}") for state in ("running", "waiting"))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from service.settings.settings import Settings
+from service.settings.settings import LOG_PIPE, Settings
 from service.telemetry import logs
 from service.telemetry.logs import install_logs
 
@@ -28,12 +28,13 @@ def no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def pipe(tmp_path: Path) -> Iterator[int]:
+def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The end of a pipe that is read from; the service logs into the other one."""
     path = tmp_path / "log"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    install_logs(Settings(log_file=path, log_format="json"))
+    monkeypatch.setenv(LOG_PIPE, str(path))
+    install_logs(Settings(log_format="json"))
     yield reader
     os.close(reader)
 
@@ -146,10 +147,11 @@ def test_the_rest_of_a_line_comes_before_the_next(pipe: int, monkeypatch: pytest
     assert (first["message"], told["dropped"], last["message"]) == ("first " * 50, 2, "fourth")
 
 
-def test_nobody_ever_reads(tmp_path: Path) -> None:
+def test_logging_needs_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "log")
-    opened = threading.Thread(target=install_logs, args=(Settings(log_file=tmp_path / "log"),), daemon=True)
-    opened.start()
-    opened.join(20)
-    assert not opened.is_alive(), "the service waits for a reader before it starts"
+    monkeypatch.setenv(LOG_PIPE, str(tmp_path / "log"))
+    start = threading.Thread(target=install_logs, args=(Settings(),), daemon=True)
+    start.start()
+    start.join(20)
+    assert not start.is_alive(), "the service waits for a reader before it starts"
     log(LINES)

@@ -396,7 +396,7 @@ async def test_under_load_nothing_is_lost_and_nothing_is_mixed(
 async def test_by_abort_whole_answers_begin_again_and_begun_streams_end(
     holding: Callable[..., Holding], other: Path, answers: dict[Path, list[int]]
 ) -> None:
-    one = holding(weights_update="abort")
+    one = holding()
     whole, stream = one.send(GENERATE, REQUEST), one.send(GENERATE, {**REQUEST, "stream": True})
     await eventually(
         lambda: len(one.replicas.generators[0]._engine._engine._undelivered) == 2
@@ -404,7 +404,7 @@ async def test_by_abort_whole_answers_begin_again_and_begun_streams_end(
     blocks = TOKENS // 2
     one.held.let(blocks)  # forwards: some blocks are there, and no answer is whole
     await one.held.holds(blocks + 1)
-    change = one.send(WEIGHTS, {"model": str(other)})
+    change = one.send(WEIGHTS, {"model": str(other), "mode": "abort"})
     await eventually(lambda: one.replicas.generators[0]._engine._engine._inbox.task is not None)
     one.held.release()
     assert (await whole).json()["token_ids"] == answers[other]
