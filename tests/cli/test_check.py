@@ -24,6 +24,18 @@ def test_check_says_what_a_checkpoint_is(run, capsys):
     assert "512 tokens, mask 509, end [510]" in said
 
 
+def test_check_writes_the_kind_of_a_module_into_config_json(run, capsys, tmp_path):
+    """Then every command decodes by it, such as `serve`, which has no options for it."""
+    folder = shutil.copytree(GOLDEN, tmp_path / "mine")
+    assert run("check", folder, "--device", "cpu", "--mrp-scale", "2", "--no-mrp-residual", "--write") == 0
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["mrp_scale"], config["mrp_residual"], config["block_size"]) == (2.0, False, 4)
+    capsys.readouterr()
+    assert run("check", folder, "--device", "cpu") == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "MRP's kind direct (no residual), by config.json MRP's scale 2, by config.json" in output
+
+
 def test_check_says_what_experts_there_are(run, capsys):
     assert run("check", GOLDEN.parent / EXPERTS_NAME, "--device", "cpu") == 0
     said = " ".join(capsys.readouterr().out.split())
