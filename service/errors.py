@@ -226,13 +226,9 @@ class WeightsChanged(MrpServeError):
 
 
 class WeightUpdateFailed(MrpServeError):
-    """A replica could not update its weights. It answers no request until it has.
-
-    Its code is older than its name, and stays: clients and dashboards read it.
-    """
+    """A replica could not update its weights. It answers no request until it has."""
 
     status = 503
-    code = "exchange_failed"
 
 
 class GenerationChangeFailed(MrpServeError):

@@ -21,10 +21,10 @@ def test_one_machines_service_is_of_a_fixed_size(run, capsys, fewest):
 
 def test_a_calibration_that_is_broken(run, capsys, tmp_path):
     shutil.copytree(GOLDEN / "sdar-mrp-random-a", tmp_path, dirs_exist_ok=True)
-    (tmp_path / "quality.json").write_text('{"version": 1, "rows": 3}', "utf-8")
+    (tmp_path / "quality.json").write_text('{"version": 3, "rows": 3}', "utf-8")
     assert run("serve", "--model", tmp_path) == 1
     said = capsys.readouterr().err
-    assert f"{tmp_path}/quality.json is no calibration file of version 1 to 3: checkpoint: Field required" in said
+    assert f"{tmp_path}/quality.json is no calibration file of version 3: checkpoint: Field required" in said
 
 
 def test_a_calibration_that_is_not_there(run, capsys):

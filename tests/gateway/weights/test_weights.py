@@ -279,7 +279,7 @@ async def test_a_replica_that_fails_is_named_and_answers_nothing(
     monkeypatch.setattr(admin, "AGAIN_S", 0.01)
     replicas.refuses = {1: OutOfMemory("no memory for the new weights")}
     detail = await refused(http, 503, model=str(other))
-    assert detail["code"] == "exchange_failed"
+    assert detail["code"] == "weight_update_failed"
     assert "1 of 2 replicas could not take the weights" in detail["message"]
     assert "r1: no memory for the new weights" in detail["message"]
     assert await answered(http) == [answers[other]] * 4
