@@ -106,12 +106,12 @@ class TestBetweenTenants:
 
     @settings(max_examples=30)
     @given(st.lists(tickets, min_size=1, max_size=20), tickets, st.lists(tickets, min_size=200, max_size=200))
-    def test_nobody_starves(self, before: list[Ticket], one: Ticket, later: list[Ticket]) -> None:
+    def test_every_request_is_served(self, before: list[Ticket], row: Ticket, later: list[Ticket]) -> None:
         """A request is served within a bounded number of pops, even if another request comes with every pop."""
         queue: FairQueue[str] = FairQueue()
         for ticket in before:
             queue.push("other", ticket)
-        queue.push("one", Ticket(100.0, one.tenant, 1.0, one.priority, one.cost))
+        queue.push("one", Ticket(100.0, row.tenant, 1.0, row.priority, row.cost))
         for second, ticket in enumerate(later):
             if queue.pop() == "one":
                 return
@@ -188,13 +188,13 @@ class TestAhead:
         assert FairQueue[str]().share(Ticket(0.0)) == 1.0
 
     @given(st.lists(tickets, max_size=20), tickets)
-    def test_is_close_to_what_is_served_before_it(self, before: list[Ticket], one: Ticket) -> None:
+    def test_is_close_to_what_is_served_before_it(self, before: list[Ticket], row: Ticket) -> None:
         queue: FairQueue[Ticket] = FairQueue()
         for ticket in before:
             queue.push(ticket, ticket)
-        foreseen = queue.ahead(one)
-        queue.push(one, one)
+        foreseen = queue.ahead(row)
+        queue.push(row, row)
         served = 0.0
-        while (popped := queue.pop()) is not one:
+        while (popped := queue.pop()) is not row:
             served += popped.cost
         assert abs(served - foreseen) <= 2 * 20  # a request of each other tenant

@@ -25,8 +25,8 @@ def steps(file: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
 def test_make_knows_every_target_that_is_asked_for(file: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    asked = [target for step in steps(file) for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", ""))]
-    assert set(asked) <= targets
+    options = [target for step in steps(file) for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", ""))]
+    assert set(options) <= targets
 
 
 def test_every_supported_python_is_tested() -> None:

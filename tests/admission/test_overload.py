@@ -123,11 +123,11 @@ def test_a_flood_leaves_others_their_share(tenants: int) -> None:
         await asyncio.gather(*await flood)
         return service.log, await asyncio.gather(*other)
 
-    log, others = run(main())
+    log, other_clients = run(main())
     assert log.goodput(5, SECONDS) >= (0.95 if tenants == 1 else 0.65) * 160
-    assert len(others) > 50
-    assert all(client.attempts == 1 for client in others)
-    assert max(client.waited_s for client in others) < (5.0 if tenants == 1 else 2.5)
+    assert len(other_clients) > 50
+    assert all(client.attempts == 1 for client in other_clients)
+    assert max(client.waited_s for client in other_clients) < (5.0 if tenants == 1 else 2.5)
 
 
 @pytest.mark.parametrize("tenants", [1, 2])

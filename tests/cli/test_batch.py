@@ -28,7 +28,7 @@ OPTIONS = ("--model", GOLDEN, "--device", "cpu", "--max-num-seqs", "8")
 BODY = {"mode": "static", "max_new_tokens": 12}
 
 
-def begin(file: Path, out: Path, *more: object) -> subprocess.Popen[str]:
+def start(file: Path, out: Path, *options: object) -> subprocess.Popen[str]:
     # A shell's background job ignores SIGINT, and so would its children.
     call = [
         "env",
@@ -42,16 +42,16 @@ def begin(file: Path, out: Path, *more: object) -> subprocess.Popen[str]:
         "--out",
         out,
         *OPTIONS,
-        *more,
+        *options,
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(list(map(str, call)), cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def finish(process: subprocess.Popen[str], status: int = 0) -> str:
-    _, said = process.communicate(timeout=250)
-    assert process.returncode == status, said
-    return said
+    _, stderr = process.communicate(timeout=250)
+    assert process.returncode == status, stderr
+    return stderr
 
 
 def write(file: Path, count: int) -> Path:
@@ -64,34 +64,34 @@ def write(file: Path, count: int) -> Path:
     return file
 
 
-def outputs(out: Path) -> list[dict[str, Any]]:
+def read_outputs(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
 def tokens(out: Path) -> dict[str, list[int]]:
-    return {output["custom_id"]: output["response"]["body"]["token_ids"] for output in outputs(out)}
+    return {output["custom_id"]: output["response"]["body"]["token_ids"] for output in read_outputs(out)}
 
 
 def test_a_file_is_answered_and_a_finished_batch_is_not_asked_again(tmp_path: Path) -> None:
     file, out = write(tmp_path / "in.jsonl", 40), tmp_path / "out.jsonl"
-    with file.open("a") as more:
-        more.write('{oops\n\n{"prompt": ""}\n{"custom_id": "id-3", "prompt": "x"}\n')
-    said = finish(begin(file, out, "--defaults", json.dumps(BODY)))
-    assert "43 lines in" in said
-    assert "3 of them errors" in said
-    assert "lines/s" in said
-    assert "tokens/s" in said
-    assert "0:00:00 left" in said
-    first = outputs(out)
+    with file.open("a") as options:
+        options.write('{oops\n\n{"prompt": ""}\n{"custom_id": "id-3", "prompt": "x"}\n')
+    stderr = finish(start(file, out, "--defaults", json.dumps(BODY)))
+    assert "43 lines in" in stderr
+    assert "3 of them errors" in stderr
+    assert "lines/s" in stderr
+    assert "tokens/s" in stderr
+    assert "0:00:00 left" in stderr
+    first = read_outputs(out)
     assert sorted(output["line"] for output in first) == [*range(1, 42), 43, 44]
     assert {output["response"]["body"].get("mode") for output in first if not output["error"]} == {"static"}
-    assert "loading" not in finish(begin(file, out, "--defaults", json.dumps(BODY)))
-    assert outputs(out) == first
+    assert "loading" not in finish(start(file, out, "--defaults", json.dumps(BODY)))
+    assert read_outputs(out) == first
 
 
 def test_a_killed_batch_goes_on_and_its_engine_ends(tmp_path: Path) -> None:
     file, out = write(tmp_path / "in.jsonl", 600), tmp_path / "out.jsonl"
-    process = begin(file, out, "--defaults", json.dumps(BODY))
+    process = start(file, out, "--defaults", json.dumps(BODY))
     while not out.exists() or out.stat().st_size < 5_000:
         assert process.poll() is None
         time.sleep(0.02)
@@ -101,9 +101,9 @@ def test_a_killed_batch_goes_on_and_its_engine_ends(tmp_path: Path) -> None:
     with out.open("ab") as torn:
         torn.write(b'{"id":"batch_req_1","custom')
     written = out.read_bytes().rpartition(b"\n")[0] + b"\n"
-    finish(begin(file, out, "--defaults", json.dumps(BODY)))
+    finish(start(file, out, "--defaults", json.dumps(BODY)))
     assert out.read_bytes().startswith(written)
-    assert Counter(output["line"] for output in outputs(out)) == Counter(range(1, 601))
+    assert Counter(output["line"] for output in read_outputs(out)) == Counter(range(1, 601))
     deadline = time.monotonic() + 10
     while any(Path(f"/proc/{engine}").exists() for engine in engines):
         assert time.monotonic() < deadline
@@ -116,10 +116,10 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path
     count, rng = 6000, random.Random(7)
     file, out, whole = write(tmp_path / "in.jsonl", count), tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     body = json.dumps(BODY | {"temperature": 1.0})
-    finish(begin(file, whole, "--defaults", body, "--deterministic"))
+    finish(start(file, whole, "--defaults", body, "--deterministic"))
     lines_at_kills = []
     while len(lines_at_kills) < 20:
-        process = begin(file, out, "--defaults", body, "--deterministic")
+        process = start(file, out, "--defaults", body, "--deterministic")
         before = out.stat().st_size if out.exists() else 0
         while process.poll() is None and (out.stat().st_size if out.exists() else 0) == before:
             time.sleep(0.01)
@@ -130,8 +130,8 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path
         assert out.read_bytes().startswith(written)
         lines_at_kills.append(out.read_bytes().count(b"\n"))
     assert lines_at_kills[-1] < count, lines_at_kills
-    finish(begin(file, out, "--defaults", body, "--deterministic"))
-    assert Counter(output["line"] for output in outputs(out)) == Counter(range(1, count + 1))
+    finish(start(file, out, "--defaults", body, "--deterministic"))
+    assert Counter(output["line"] for output in read_outputs(out)) == Counter(range(1, count + 1))
     assert tokens(out) == tokens(whole)
 
 
@@ -139,7 +139,7 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path
 def test_the_memory_does_not_grow_with_the_file(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     """From a tenth of 100,000 lines on. Each known id takes some 70 bytes."""
     file, out = write(tmp_path / "in.jsonl", 100_000), tmp_path / "out.jsonl"
-    process = begin(file, out, "--defaults", json.dumps(BODY | {"max_new_tokens": 1}))
+    process = start(file, out, "--defaults", json.dumps(BODY | {"max_new_tokens": 1}))
     lines, samples = 0, []
     with subprocess.Popen(["tail", "-n", "+1", "-F", out], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tail:
         assert tail.stdout
@@ -162,18 +162,18 @@ def resident(process: int) -> int:
 
 def test_an_interrupted_batch_says_how_to_go_on(tmp_path: Path) -> None:
     file, out = write(tmp_path / "in.jsonl", 3000), tmp_path / "out.jsonl"
-    process = begin(file, out, "--defaults", json.dumps(BODY))
+    process = start(file, out, "--defaults", json.dumps(BODY))
     while not out.exists() or not out.stat().st_size:
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    said = finish(process, 130)
-    assert "run the same command again to resume" in said
-    assert "Traceback" not in said
+    stderr = finish(process, 130)
+    assert "run the same command again to resume" in stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize(
-    ("more", "reason"),
+    ("options", "reason"),
     [
         (("--defaults", "[1]"), "a JSON object is expected"),
         (("--defaults", "{"), "which is not JSON"),
@@ -182,12 +182,12 @@ def test_an_interrupted_batch_says_how_to_go_on(tmp_path: Path) -> None:
         (("--max-num-seqs", "0"), "max_num_seqs"),
     ],
 )
-def test_a_wrong_option_is_one_line(run_program, tmp_path, capsys, more, reason) -> None:
+def test_a_wrong_option_is_one_line(run_program, tmp_path, capsys, options, reason) -> None:
     file = write(tmp_path / "in.jsonl", 1)
-    assert run_program("batch", "--in", file, "--out", tmp_path / "out.jsonl", *more) == 1
-    said = capsys.readouterr().err
-    assert reason in said
-    assert "Traceback" not in said
+    assert run_program("batch", "--in", file, "--out", tmp_path / "out.jsonl", *options) == 1
+    stderr = capsys.readouterr().err
+    assert reason in stderr
+    assert "Traceback" not in stderr
 
 
 def test_the_output_is_not_the_input(run_program, tmp_path, capsys) -> None:

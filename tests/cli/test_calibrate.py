@@ -23,17 +23,17 @@ def options(model, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"prompt": f"w{number} w7 w9", "answer": "w"} for number in range(6)]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    given = {"model": model, "prompts": prompts, "scorer": "contains", "timed": 4, "max-new-tokens": 12, "threads": 1}
-    words = [word for name, value in given.items() for word in (f"--{name}", value)]
+    values = {"model": model, "prompts": prompts, "scorer": "contains", "timed": 4, "max-new-tokens": 12, "threads": 1}
+    words = [word for name, value in values.items() for word in (f"--{name}", value)]
     words += [word for together in (1, 2) for word in ("--concurrency", together)] + ["--temperature", 0.7]
     return words + [word for plan in PLANS for word in ("--plan", plan)]
 
 
-def test_writes_the_file_that_the_checkpoint_is_then_served_with(run, capsys, model, options):
+def test_calibrate_writes_the_file_of_the_presets(run, capsys, model, options):
     assert run("calibrate", *options) == 0
-    said = capsys.readouterr()
-    assert "lossless: " in said.out
-    assert "dynamic threshold=0.05" in said.out
+    output = capsys.readouterr()
+    assert "lossless: " in output.out
+    assert "dynamic threshold=0.05" in output.out
     file = read_quality(model / "quality.json")
     assert [row.plan.name for row in file.rows][1:] == list(PLANS[1:])
     assert file.rows[0].accuracy == 1.0
@@ -57,12 +57,12 @@ def test_writes_the_file_that_the_checkpoint_is_then_served_with(run, capsys, mo
     assert f"fast: {file.presets['fast'][0].name}" in " ".join(capsys.readouterr().out.split())
 
 
-def test_shows_a_calibration(run, capsys, model, options):
+def test_quality_shows_a_calibration(run, capsys, model, options):
     assert run("calibrate", *options) == 0
-    shown = capsys.readouterr().out
-    for place in (model, model / "quality.json"):
-        assert run("quality", place) == 0
-        assert capsys.readouterr().out == shown
+    table = capsys.readouterr().out
+    for source in (model, model / "quality.json"):
+        assert run("quality", source) == 0
+        assert capsys.readouterr().out == table
     (model / "quality.json").unlink()
     assert run("quality", model) == 1
     assert capsys.readouterr().err.startswith(
@@ -70,7 +70,7 @@ def test_shows_a_calibration(run, capsys, model, options):
     )
 
 
-def test_goes_on_where_it_was_interrupted(run, capsys, model, options, monkeypatch):
+def test_an_interrupted_calibration_resumes(run, capsys, model, options, monkeypatch):
     from service.quality.calibration.measure import Calibration
 
     measure, left = Calibration._measure, iter(range(7))
@@ -85,15 +85,15 @@ def test_goes_on_where_it_was_interrupted(run, capsys, model, options, monkeypat
     assert "run the same command again to resume" in capsys.readouterr().err
     partial = model / "quality.json.partial"
     assert len(partial.read_text("utf-8").splitlines()) == 1 + 7
-    asked = []
-    monkeypatch.setattr(Calibration, "_measure", lambda self, job: asked.append(job) or measure(self, job))
+    jobs = []
+    monkeypatch.setattr(Calibration, "_measure", lambda self, job: jobs.append(job) or measure(self, job))
     assert run("calibrate", *options) == 0
-    assert len(asked) == 4 * 4 + 4 * 2 + 3 + 3 * 3 - 7
+    assert len(jobs) == 4 * 4 + 4 * 2 + 3 + 3 * 3 - 7
     assert not partial.exists()
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "output"),
     [
         (("--scorer", "best"), "scorer is 'best', allowed are demo, exact, contains, number, regex:PATTERN"),
         (("--count", 7), "count is 7"),
@@ -104,9 +104,9 @@ def test_goes_on_where_it_was_interrupted(run, capsys, model, options, monkeypat
         (("--out", "nowhere/quality.json"), "nowhere/quality.json cannot be written: No such file"),
     ],
 )
-def test_refuses_what_makes_no_sense(run, capsys, options, more, said):
+def test_calibrate_refuses_wrong_options(run, capsys, options, more, output):
     assert run("calibrate", *options, *more) == 1
-    assert said in capsys.readouterr().err
+    assert output in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,13 @@ def test_refuses_what_makes_no_sense(run, capsys, options, more, said):
         ("--count", 7),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_is_loaded(run, capsys, options, more, monkeypatch):
+def test_wrong_options_are_refused_before_anything_is_loaded(run, capsys, options, more, monkeypatch):
     monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("the checkpoint was loaded"))
     assert run("calibrate", *options, *more) == 1
     assert capsys.readouterr().err.startswith("mrp-serve: ")
 
 
-def test_the_demo_too_is_told_of_the_rule_before_it_is_loaded(run, capsys, monkeypatch):
+def test_the_rule_of_concurrency_holds_for_the_demo(run, capsys, monkeypatch):
     monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("the checkpoint was loaded"))
     assert run("calibrate", "--count", 20, "--timed", 8) == 1
     assert capsys.readouterr().err == (
@@ -141,7 +141,7 @@ def test_every_checkpoint_but_the_demo_needs_prompts_and_a_scorer(run, capsys, m
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "output"),
     [
         (("--quality", "best"), "quality is 'best', allowed are lossless, balanced, fast"),
         (("--quality", "fast", "--mode", "static"), "quality is 'fast' and mode is given, allowed is one of them"),
@@ -149,6 +149,6 @@ def test_every_checkpoint_but_the_demo_needs_prompts_and_a_scorer(run, capsys, m
         (("--quality", "fast"), "this checkpoint has no quality.json"),
     ],
 )
-def test_generate_by_quality_refuses_what_makes_no_sense(run, capsys, model, more, said):
+def test_generate_refuses_wrong_qualities(run, capsys, model, more, output):
     assert run("generate", "w1 w2", "--raw", "--model", model, *more) == 1
-    assert said in capsys.readouterr().err
+    assert output in capsys.readouterr().err

@@ -6,7 +6,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("frontier", "--output", "nowhere/x.json"), "output is nowhere/x.json, but nowhere is not a folder"),
         (("frontier", "--plan", "swift"), "mode is 'swift'"),
@@ -17,12 +17,12 @@ import pytest
         ),
     ],
 )
-def test_one_line_says_what_is_allowed(run, capsys, words, said, monkeypatch, tmp_path):
+def test_one_line_says_what_is_allowed(run, capsys, words, message, monkeypatch, tmp_path):
     monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("the checkpoint was loaded"))
     monkeypatch.chdir(tmp_path)
     assert run(*words) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"mrp-serve: {said}"), error
+    assert error.startswith(f"mrp-serve: {message}"), error
     assert len(error.splitlines()) == 1
 
 

@@ -34,8 +34,12 @@ def build(overlay):
 
 def find(documents, kind, name=None):
     """The one document of a kind."""
-    [found] = [one for one in documents if one["kind"] == kind and name in (None, one["metadata"]["name"])]
-    return found
+    [match] = [
+        candidate
+        for candidate in documents
+        if candidate["kind"] == kind and name in (None, candidate["metadata"]["name"])
+    ]
+    return match
 
 
 @functools.cache

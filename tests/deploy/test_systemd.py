@@ -25,7 +25,7 @@ def test_it_takes_what_the_service_does_not_need(key: str) -> None:
     assert KEYS["ProtectSystem"] == "strict"
 
 
-def test_what_the_service_writes_is_its_own() -> None:
+def test_files_of_the_service_are_private() -> None:
     assert KEYS["Environment"] == f"HOME=/var/lib/{KEYS['StateDirectory']}"
     assert KEYS["StateDirectoryMode"] == "0700"
 

@@ -57,8 +57,8 @@ class TestACalibration:
             row.model_copy(update={"speed": [s.model_copy(update={"speedup_low": 0}) for s in row.speed]})
             for row in BY_LOAD
         ]
-        said = assemble(IDENTITY, MEASURED, noisy).warnings
-        assert [line.partition(" is uncertain")[0] for line in said if line.startswith("lossless")] == [
+        messages = assemble(IDENTITY, MEASURED, noisy).warnings
+        assert [line.partition(" is uncertain")[0] for line in messages if line.startswith("lossless")] == [
             "lossless: the speed of 'speculative mrp_steps=2', 1 together,",
             "lossless: the speed of 'static tokens_per_step=1', 16 together,",
         ]

@@ -69,11 +69,11 @@ def test_an_unexpected_error_is_logged_by_type_and_line(caplog: pytest.LogCaptur
     assert description.count("raised from:") == 1
     assert "builtins.RuntimeError" in description
     assert "builtins.KeyError" in description
-    shown = log_formatter("json").format(caplog.records[0])
-    assert json.loads(shown)["request_id"] == "r1"
+    record_line = log_formatter("json").format(caplog.records[0])
+    assert json.loads(record_line)["request_id"] == "r1"
     assert ours.code == "internal_error"
     for secret in ("'the prompt'", "the key\n"):
-        assert secret not in description + shown + ours.message
+        assert secret not in description + record_line + ours.message
 
 
 def test_type_and_line_are_one_line() -> None:

@@ -79,12 +79,12 @@ def test_a_pipe_that_is_not_read_holds_nobody_up(pipe: int) -> None:
     assert [line["number"] for line in came] == list(range(len(came)))
     assert 100 < len(came) < LINES
     log(1, "read again")
-    told, last = read(pipe)
-    assert (told["level"], told["dropped"]) == ("warning", LINES - len(came))
+    report, last = read(pipe)
+    assert (report["level"], report["dropped"]) == ("warning", LINES - len(came))
     assert (last["message"], last["number"]) == ("read again", 0)
 
 
-def test_what_was_dropped_is_said_once(pipe: int) -> None:
+def test_dropped_lines_are_counted_once(pipe: int) -> None:
     for _ in range(2):
         log(LINES)
         came = len([line for line in read(pipe) if "number" in line])
@@ -92,16 +92,16 @@ def test_what_was_dropped_is_said_once(pipe: int) -> None:
         assert [line.get("dropped") for line in read(pipe)] == [LINES - came, None, None]
 
 
-def test_what_was_dropped_is_said_though_nothing_more_is_logged(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_lines_are_reported_without_further_lines(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_AGAIN_S", 0.01)
     log(LINES)
     lines = read(pipe)
     if "dropped" not in lines[-1]:  # the handler writes as soon as there is room, perhaps while the lines are read
         assert select.select([pipe], [], [], 20)[0]
         lines += read(pipe)
-    *came, told = lines
+    *came, report = lines
     assert [line["number"] for line in came] == list(range(len(came)))
-    assert told["dropped"] == LINES - len(came)
+    assert report["dropped"] == LINES - len(came)
 
 
 def test_the_end_of_the_service_says_it_too(pipe: int) -> None:
@@ -143,8 +143,8 @@ def test_the_rest_of_a_line_comes_before_the_next(pipe: int, monkeypatch: pytest
     log(1, "third")  # a part of the first line
     room = 10_000
     log(1, "fourth")
-    first, told, last = read(pipe)
-    assert (first["message"], told["dropped"], last["message"]) == ("first " * 50, 2, "fourth")
+    first, report, last = read(pipe)
+    assert (first["message"], report["dropped"], last["message"]) == ("first " * 50, 2, "fourth")
 
 
 def test_logging_needs_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,9 +165,9 @@ class TestNotebook:
         run.close()
         again = Notebook(tmp_path / "partial", ABOUT)
         assert list(again.records) == done
-        kept = dict(again.records)
+        remaining = dict(again.records)
         assert list(calibration.run(again)) == calibration.jobs
-        assert {job: again.records[job] for job in done} == kept
+        assert {job: again.records[job] for job in done} == remaining
         again.remove()
         assert not (tmp_path / "partial").exists()
 
