@@ -242,14 +242,16 @@ class TestShared:
 
 
 scripts = st.lists(
-    st.tuples(
-        st.floats(0, 20),  # comes
-        st.floats(0, 5),  # stays
-        st.booleans(),  # fails
-        st.one_of(st.none(), st.floats(0, 8)),  # is cancelled so much later
-        st.floats(0, 6),  # waits at most
-        st.integers(0, 9),
-        st.sampled_from("xyz"),
+    st.fixed_dictionaries(
+        {
+            "start_at": st.floats(0, 20),
+            "seconds": st.floats(0, 5),
+            "fails": st.booleans(),
+            "cancelled_after": st.one_of(st.none(), st.floats(0, 8)),
+            "timeout_s": st.floats(0, 6),
+            "priority": st.integers(0, 9),
+            "tenant": st.sampled_from("xyz"),
+        }
     ),
     max_size=25,
 )
@@ -264,17 +266,17 @@ def test_no_slot_is_lost_or_doubled(plan: list, slots: int, resizes: list, share
         requests, loop = Requests(slots, shared), asyncio.get_running_loop()
         tasks = []
 
-        async def later(start_at, seconds, fails, cancelled, timeout_s, priority, tenant) -> None:
+        async def later(start_at, seconds, fails, cancelled_after, timeout_s, priority, tenant) -> None:
             await asyncio.sleep(start_at)
             ticket = Ticket(now(), tenant, 1.0, priority)
             task = asyncio.ensure_future(requests.run("", seconds, fails, ticket, timeout_s))
-            if cancelled is not None:
-                loop.call_later(cancelled, task.cancel)
+            if cancelled_after is not None:
+                loop.call_later(cancelled_after, task.cancel)
             await asyncio.gather(task, return_exceptions=True)
 
         for at, count in resizes:
             loop.call_later(at, requests.slots.resize, count)
-        tasks = [asyncio.ensure_future(later(*row)) for row in plan]
+        tasks = [asyncio.ensure_future(later(**row)) for row in plan]
         await asyncio.gather(*tasks)
         await asyncio.sleep(30)
         assert requests.are_done()

@@ -13,9 +13,11 @@ from service.batch import replicas as module
 from service.batch.answers import LineAnswers
 from service.batch.lines import BatchLine, parsed_lines
 from service.batch.replicas import BatchReplicas
+from service.engine import EngineDeps
 from service.errors import CheckpointError, MrpServeError
 from service.replica.replica import Replica
 from service.settings.settings import Settings
+from tests.engine.helpers import FAIR
 from tests.gateway.engines import Held, failing
 from tests.replicas import load_replica
 from tests.tiny import GOLDEN
@@ -30,7 +32,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Replica]:
     replicas: list[Replica] = []
 
     async def start_replica(name: str, settings: Settings) -> Replica:
-        deps = DEPS.pop(0) if DEPS else None
+        deps = DEPS.pop(0) if DEPS else EngineDeps(costs=FAIR)
         if isinstance(deps, MrpServeError):
             raise deps
         replicas.append(load_replica(name, settings, deps))

@@ -41,11 +41,11 @@ def start(file: Path, out: Path, *options: object) -> subprocess.Popen[str]:
         file,
         "--out",
         out,
-        *OPTIONS,
-        *options,
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(list(map(str, call)), cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        list(map(str, [*call, *OPTIONS, *options])), cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def finish(process: subprocess.Popen[str], status: int = 0) -> str:
@@ -72,25 +72,36 @@ def tokens(out: Path) -> dict[str, list[int]]:
     return {output["custom_id"]: output["response"]["body"]["token_ids"] for output in read_outputs(out)}
 
 
-def test_a_file_is_answered_and_a_finished_batch_is_not_asked_again(tmp_path: Path) -> None:
+@pytest.fixture
+def batch(run_program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """batch(file, out) -> stderr of the program, in the test's process."""
+    monkeypatch.setattr("service.batch.replicas.tune_interpreter", lambda: None)
+    monkeypatch.setattr("service.telemetry.logs.install_logs", lambda _: None)
+
+    def run(file: Path, out: Path) -> str:
+        options = ("--in", file, "--out", out, *OPTIONS, "--defaults", json.dumps(BODY))
+        assert run_program("batch", *options) == 0
+        return capsys.readouterr().err
+
+    return run
+
+
+def test_a_file_is_answered_and_a_finished_batch_is_not_asked_again(tmp_path: Path, batch: Callable[..., str]) -> None:
     file, out = write(tmp_path / "in.jsonl", 40), tmp_path / "out.jsonl"
-    with file.open("a") as options:
-        options.write('{oops\n\n{"prompt": ""}\n{"custom_id": "id-3", "prompt": "x"}\n')
-    stderr = finish(start(file, out, "--defaults", json.dumps(BODY)))
-    assert "43 lines in" in stderr
-    assert "3 of them errors" in stderr
-    assert "lines/s" in stderr
-    assert "tokens/s" in stderr
-    assert "0:00:00 left" in stderr
+    with file.open("a") as further:
+        further.write('{oops\n\n{"prompt": ""}\n{"custom_id": "id-3", "prompt": "x"}\n')
+    stderr = batch(file, out)
+    for text in ("43 lines in", "3 of them errors", "lines/s", "tokens/s", "0:00:00 left"):
+        assert text in stderr
     first = read_outputs(out)
     assert sorted(output["line"] for output in first) == [*range(1, 42), 43, 44]
     assert {output["response"]["body"].get("mode") for output in first if not output["error"]} == {"static"}
-    assert "loading" not in finish(start(file, out, "--defaults", json.dumps(BODY)))
+    assert "loading" not in batch(file, out)
     assert read_outputs(out) == first
 
 
-def test_a_killed_batch_goes_on_and_its_engine_ends(tmp_path: Path) -> None:
-    file, out = write(tmp_path / "in.jsonl", 600), tmp_path / "out.jsonl"
+def test_a_killed_batch_resumes_and_its_engine_ends(tmp_path: Path, batch: Callable[..., str]) -> None:
+    file, out = write(tmp_path / "in.jsonl", 200), tmp_path / "out.jsonl"
     process = start(file, out, "--defaults", json.dumps(BODY))
     while not out.exists() or out.stat().st_size < 5_000:
         assert process.poll() is None
@@ -101,9 +112,9 @@ def test_a_killed_batch_goes_on_and_its_engine_ends(tmp_path: Path) -> None:
     with out.open("ab") as torn:
         torn.write(b'{"id":"batch_req_1","custom')
     written = out.read_bytes().rpartition(b"\n")[0] + b"\n"
-    finish(start(file, out, "--defaults", json.dumps(BODY)))
+    batch(file, out)
     assert out.read_bytes().startswith(written)
-    assert Counter(output["line"] for output in read_outputs(out)) == Counter(range(1, 601))
+    assert Counter(output["line"] for output in read_outputs(out)) == Counter(range(1, 201))
     deadline = time.monotonic() + 10
     while any(Path(f"/proc/{engine}").exists() for engine in engines):
         assert time.monotonic() < deadline
@@ -160,7 +171,7 @@ def resident(process: int) -> int:
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_an_interrupted_batch_says_how_to_go_on(tmp_path: Path) -> None:
+def test_an_interrupted_batch_says_how_to_resume(tmp_path: Path) -> None:
     file, out = write(tmp_path / "in.jsonl", 3000), tmp_path / "out.jsonl"
     process = start(file, out, "--defaults", json.dumps(BODY))
     while not out.exists() or not out.stat().st_size:

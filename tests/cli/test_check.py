@@ -27,7 +27,8 @@ def test_check_says_what_a_checkpoint_is(run, capsys):
 def test_check_writes_the_kind_of_a_module_into_config_json(run, capsys, tmp_path):
     """Then every command decodes by it, such as `serve`, which has no options for it."""
     folder = shutil.copytree(GOLDEN, tmp_path / "mine")
-    assert run("check", folder, "--device", "cpu", "--mrp-scale", "2", "--no-mrp-residual", "--write") == 0
+    kind = ("--mrp-scale", "2", "--no-mrp-residual")
+    assert run("check", folder, "--device", "cpu", *kind, "--write") == 0
     config = json.loads((folder / "config.json").read_text())
     assert (config["mrp_scale"], config["mrp_residual"], config["block_size"]) == (2.0, False, 4)
     capsys.readouterr()

@@ -52,7 +52,7 @@ def test_generate_keeps_to_a_constraint(run, priced, capsys, tmp_path):
 
 
 def test_generate_says_what_was_verified(run, priced, capsys):
-    assert run("generate", STORY, "--json", "--threshold", 0.5, "--max-new-tokens", 4) == 0
+    assert run("generate", STORY, "--json", *("--threshold", 0.5, "--max-new-tokens", 4)) == 0
     assert json.loads(capsys.readouterr().out)["knobs"] == {
         "mrp_steps": "auto", "threshold": 0.5, "verify": "dynamic",
     }  # fmt: skip

@@ -84,7 +84,7 @@ class TestLoadHysteresis:
         assert self.followed(4, 5, 4, 3.2, 4.9) == [4] * 5
 
     def test_follows_what_leaves_its_surroundings(self) -> None:
-        assert self.followed(1, 2, 3, 4, 3, 2, 1) == [1, 1.6, 2.4, 3.2, 3.2, 2.5, 1.25]
+        assert self.followed(*[1, 2, 3, 4, 3, 2, 1]) == [1, 1.6, 2.4, 3.2, 3.2, 2.5, 1.25]
 
     def test_a_band_is_left_a_quarter_beyond_its_bound_only(self) -> None:
         bands, steady = bands_of([(1, STATIC), (16, QUICK)]), LoadHysteresis()

@@ -44,8 +44,7 @@ def test_the_level_is_the_setting(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("kind", ["json", "text"])
 def test_fields_of_ray_are_left_out(kind: str) -> None:
-    record = logging.LogRecord("service", logging.INFO, "f", 1, "a line", (), None)
-    record.__dict__["_ray_timestamp_ns"] = 1
+    record = logging.makeLogRecord({"name": "service", "msg": "a line", "_ray_timestamp_ns": 1})
     assert "_ray" not in log_formatter(kind).format(record)
 
 
@@ -53,7 +52,7 @@ def test_an_exception_is_part_of_the_line() -> None:
     try:
         raise ValueError("seen")
     except ValueError as error:
-        record = logging.LogRecord("service", logging.ERROR, "f", 1, "failed", (), (ValueError, error, None))
+        record = logging.makeLogRecord({"name": "service", "msg": "failed", "exc_info": (ValueError, error, None)})
     assert "ValueError: seen" in json.loads(log_formatter("json").format(record))["exception"]
 
 
