@@ -43,16 +43,6 @@ class TestInsideATenant:
     def test_ten_seconds_make_up_for_one_priority(self) -> None:
         assert drained(filled(Ticket(0.0, priority=6), Ticket(9.9, priority=5), Ticket(10.1, priority=5))) == "bac"
 
-    def test_the_pace_of_ageing_is_given(self) -> None:
-        queue: FairQueue[str] = FairQueue(aging_s=1.0)
-        for name, ticket in (
-            ("a", Ticket(0.0, priority=9)),
-            ("b", Ticket(8.9, priority=0)),
-            ("c", Ticket(9.1, priority=0)),
-        ):
-            queue.push(name, ticket)
-        assert drained(queue) == "bac"
-
     @given(st.lists(st.tuples(st.floats(0, 50), st.integers(0, 9)), max_size=30))
     def test_nothing_overtakes_what_had_aged_past_it(self, arrivals: list[tuple[float, int]]) -> None:
         """The order is by effective priority at any time, first come first served among equals."""

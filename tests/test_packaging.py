@@ -1,4 +1,4 @@
-"""One story of installing: from a checkout, by the names of the extras that pyproject.toml has."""
+"""Installation: documents name extras of pyproject.toml, and the wheel has annotations for type checkers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PROJECT = PYPROJECT["project"]
 
 
 def _texts() -> dict[str, str]:
@@ -37,3 +38,14 @@ def test_every_extra_that_is_named_exists() -> None:
         "tracing",
         "train",
     }
+
+
+def test_every_package_of_the_wheel_is_typed() -> None:
+    """Hatch packs what git does not ignore."""
+    assert "Typing :: Typed" in PROJECT["classifiers"]
+    packages = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    markers = [f"{package}/py.typed" for package in packages]
+    assert "service/py.typed" in markers
+    assert all((ROOT / marker).is_file() for marker in markers)
+    ignored = subprocess.run(["git", "check-ignore", *markers], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ignored.stdout == ""

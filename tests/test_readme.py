@@ -142,10 +142,6 @@ def test_the_librarys_example_prints_what_stands_below_it(capsys: pytest.Capture
     assert capsys.readouterr().out == printed
 
 
-def test_the_readme_has_170_lines_at_most() -> None:
-    assert len(README.splitlines()) <= 170
-
-
 def test_every_mode_stands_in_the_readme_with_its_knobs() -> None:
     matches = {row[0]: row[1] for row in rows(README, "Modes")}
     assert matches == {

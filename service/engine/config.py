@@ -23,7 +23,6 @@ class EngineConfig:
     `max_prefill_tokens`: the most prompt tokens in a step that also decodes; None: the default of the device's kind.
     `kv_cache_tokens`: the tokens that the KV cache holds over all requests. `max_model_len`: the most tokens of one
     request, prompt and completion; None: the checkpoint's length, or the cache's if it is less.
-    `priority_aging_s`: seconds of waiting that make up for one priority.
     `prefix_cache`: whether requests share the KV of equal leading blocks.
     `deterministic`: every row is computed with the same tensor shapes in any batch. A request with a seed then gets
     identical results, bit for bit, on any machine of the same kind. Slower. On CUDA a library user also sets
@@ -40,7 +39,6 @@ class EngineConfig:
     max_rows: int = defaults.MAX_ROWS_CPU
     kv_cache_tokens: int = defaults.KV_CACHE_TOKENS_CPU
     max_model_len: int | None = None
-    priority_aging_s: float = defaults.PRIORITY_AGING_S
     prefix_cache: bool = True
     deterministic: bool = False
     draft_candidates: int | None = None

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import evaluate, host, loads, speed, text
 from service.cli import calibrate, check, generate
 from service.decode.knobs import knobs_in
-from service.decode.modes import KNOBS, MODES
+from service.decode.modes import MODES
 
 
 def helps(command):
@@ -28,17 +28,6 @@ def test_a_knobs_help_begins_with_the_modes_that_use_it(knob):
 
 def test_generate_names_all_modes():
     assert helps(generate.command)["mode"].startswith(", ".join(MODES))
-
-
-def test_generate_has_an_option_for_every_knob_and_says_whose_it_is():
-    for name in KNOBS:
-        modes = [mode for mode, params in MODES.items() if name in knobs_in(params)]
-        assert helps(generate.command)[name].startswith(", ".join(modes) + ": ")
-
-
-@pytest.mark.parametrize("option", ["concurrency", "timed"])
-def test_calibrate_says_how_many_prompts_must_be_timed(option):
-    assert "half" in helps(calibrate.calibrate)[option] or "twice" in helps(calibrate.calibrate)[option]
 
 
 KIND = ("model", "block_size", "mrp_residual", "mrp_scale")
