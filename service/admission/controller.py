@@ -111,14 +111,14 @@ class AdmissionController:
 
     def _check_length(self, request: ReplicaRequest) -> None:
         """PromptTooLong over the model's length. Such a request would be demand until a replica refuses it."""
-        prompt, most = len(request.token_ids or ()), self._max_model_len
-        least = 1 if request.shorten else request.max_new_tokens
-        if prompt + least <= most or request.scoring is not None:
+        prompt, longest = len(request.token_ids or ()), self._max_model_len
+        shortest = 1 if request.shorten else request.max_new_tokens
+        if prompt + shortest <= longest or request.scoring is not None:
             return
-        excess = f"max_new_tokens is {least}"
+        excess = f"max_new_tokens is {shortest}"
         if prompt:
-            excess = f"{prompt} prompt tokens and max_new_tokens {least} are {prompt + least} tokens"
-        raise PromptTooLong.over(most, excess, param="max_new_tokens")
+            excess = f"{prompt} prompt tokens and max_new_tokens {shortest} are {prompt + shortest} tokens"
+        raise PromptTooLong.over(longest, excess, param="max_new_tokens")
 
     async def _enter(self, request: ReplicaRequest) -> None:
         try:

@@ -43,9 +43,9 @@ class QueuePolicy:
 
     def _refusal(self, ticket: Ticket) -> str | None:
         """The reason why the request may not join, or None."""
-        most, waiting = self._max_waiting, len(self._queue)
-        if waiting >= most and self._queue.waiting(ticket.tenant) >= most * self._queue.share(ticket):
-            return f"{waiting} requests are waiting, allowed are {most}"
+        limit, waiting = self._max_waiting, len(self._queue)
+        if waiting >= limit and self._queue.waiting(ticket.tenant) >= limit * self._queue.share(ticket):
+            return f"{waiting} requests are waiting, allowed are {limit}"
         wait_s = self.wait_s(ticket)
         if wait_s is not None and wait_s >= self._max_queue_s:
             return f"the waiting work takes about {wait_s:.0f} s, allowed are {self._max_queue_s:g} s"

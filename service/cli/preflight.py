@@ -54,8 +54,10 @@ def warnings() -> list[str]:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY or files >= _FEW_FILES:
         return []
-    most = max_connections()
-    return [f"a process may have {files} open files (`ulimit -n`), so {most} connections; {_FEW_FILES} are advised"]
+    connections = max_connections()
+    return [
+        f"a process may have {files} open files (`ulimit -n`), so {connections} connections; {_FEW_FILES} are advised"
+    ]
 
 
 def _check_disk() -> None:
