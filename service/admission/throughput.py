@@ -47,11 +47,11 @@ class Throughput:
         self._blocks = self._slot_seconds = self._full_seconds = self._full_slots = 0.0
         self._requested = self._decoded = 0.0
 
-    def occupied(self, taken: int, slots: int, *, somebody_waits: bool = False) -> None:
+    def occupied(self, taken: int, slots: int, *, has_waiting: bool = False) -> None:
         """From now on `taken` of `slots` slots are taken. They are all that can be if somebody waits."""
         self._update()
         self._taken, self._slots = taken, slots
-        self._full = taken > 0 and (taken >= slots > 0 or somebody_waits)
+        self._full = taken > 0 and (taken >= slots > 0 or has_waiting)
 
     def set_halted(self, halted: bool) -> None:
         """Whether the replicas are halted from now on, by order. Such seconds say nothing about the rate."""

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from service.cli import cluster, draining, preflight, private
-from service.cli.guard import Exit, Order, guarded
+from service.cli.guard import Exit, Order, guarded, say
 from service.cli.options import read_settings, settings_options
 from service.cli.processes import IngressWatch, ProcessWatch, needed
 from service.settings.settings import LOG_PIPE, Settings
@@ -43,8 +43,8 @@ def run(settings: Settings) -> None:
     started = time.monotonic()
     settings = preflight.check(settings)
     for warning in (*private.check_files(settings), *preflight.warnings()):
-        _say(f"warning: {warning}")
-    _say(f"loading {settings.model_name} …")
+        say(f"warning: {warning}")
+    say(f"loading {settings.model_name} …")
     folder = private.RunFolder()
     serve = partial(_serve, settings, started, folder.path)
     status = guarded(serve, settings.drain_timeout_s + _END_S)
@@ -61,7 +61,7 @@ def _serve(settings: Settings, started: float, folder: Path, order: Order) -> in
     with LogPipe(folder):
         proxy = cluster.begin(settings)
         ProcessWatch(needed(os.getsid(0)), end.lost).start()
-        cluster.deploy(settings, say=_say, proxy=proxy)
+        cluster.deploy(settings, say=say, proxy=proxy)
         return asyncio.run(_until(end, settings, started))
 
 
@@ -70,12 +70,12 @@ async def _until(end: _End, settings: Settings, started: float) -> Exit:
     end.serving.set()
     await draining.prepare()
     if settings.ingress_listens:
-        IngressWatch(settings.host, settings.port, _say).start()
-    _say(_ready(settings, time.monotonic() - started))
+        IngressWatch(settings.host, settings.port, say).start()
+    say(_ready(settings, time.monotonic() - started))
     status = await asyncio.to_thread(end.wait)
     timeout_s = settings.drain_timeout_s if status == Exit.ENDED else min(settings.drain_timeout_s, _LOST_DRAIN_S)
     if not await draining.drain(timeout_s):
-        _say(f"requests were cut after {timeout_s:g} s")
+        say(f"requests were cut after {timeout_s:g} s")
     return status
 
 
@@ -90,12 +90,12 @@ class _End:
 
     def stop(self) -> None:
         """Ends the service by a signal."""
-        _say(f"shutting down: requests in flight have {self._drain_s:g} s; a second signal cuts them …")
+        say(f"shutting down: requests in flight have {self._drain_s:g} s; a second signal cuts them …")
         self._end(Exit.ENDED)
 
     def lost(self, process: str) -> None:
         """Ends the service by the loss of a process that Ray needs. Ray may hang then, so the time is limited."""
-        _say(f"{process} has ended, so the service ends; Ray's logs: {self._logs}")
+        say(f"{process} has ended, so the service ends; Ray's logs: {self._logs}")
         deadline = threading.Timer(_LOST_END_S, os._exit, [Exit.LOST])
         deadline.daemon = True
         deadline.start()
@@ -144,10 +144,6 @@ class LogPipe:
                     return
                 sys.stderr.write(line.decode("utf-8", "replace"))
                 sys.stderr.flush()
-
-
-def _say(text: str) -> None:
-    print(f"mrp-serve: {text}", file=sys.stderr, flush=True)
 
 
 def _ready(settings: Settings, seconds: float) -> str:

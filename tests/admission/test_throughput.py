@@ -71,7 +71,7 @@ class TestRate:
 
     def test_of_all_slots_where_a_tenant_may_not_take_the_last(self, clock: Clock) -> None:
         meter = Throughput(clock)
-        meter.occupied(8, 9, somebody_waits=True)
+        meter.occupied(8, 9, has_waiting=True)
         start = [meter.moment()] * 8
         clock.now += 20
         meter.occupied(2, 9)

@@ -86,22 +86,12 @@ def batch(run_program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     return run
 
 
-def test_a_file_is_answered_and_a_finished_batch_is_not_asked_again(tmp_path: Path, batch: Callable[..., str]) -> None:
-    file, out = write(tmp_path / "in.jsonl", 40), tmp_path / "out.jsonl"
+def test_a_killed_batch_resumes_and_a_finished_one_is_not_asked_again(
+    tmp_path: Path, batch: Callable[..., str]
+) -> None:
+    file, out = write(tmp_path / "in.jsonl", 200), tmp_path / "out.jsonl"
     with file.open("a") as further:
         further.write('{oops\n\n{"prompt": ""}\n{"custom_id": "id-3", "prompt": "x"}\n')
-    stderr = batch(file, out)
-    for text in ("43 lines in", "3 of them errors", "lines/s", "tokens/s", "0:00:00 left"):
-        assert text in stderr
-    first = read_outputs(out)
-    assert sorted(output["line"] for output in first) == [*range(1, 42), 43, 44]
-    assert {output["response"]["body"].get("mode") for output in first if not output["error"]} == {"static"}
-    assert "loading" not in batch(file, out)
-    assert read_outputs(out) == first
-
-
-def test_a_killed_batch_resumes_and_its_engine_ends(tmp_path: Path, batch: Callable[..., str]) -> None:
-    file, out = write(tmp_path / "in.jsonl", 200), tmp_path / "out.jsonl"
     process = start(file, out, "--defaults", json.dumps(BODY))
     while not out.exists() or out.stat().st_size < 5_000:
         assert process.poll() is None
@@ -112,13 +102,19 @@ def test_a_killed_batch_resumes_and_its_engine_ends(tmp_path: Path, batch: Calla
     with out.open("ab") as torn:
         torn.write(b'{"id":"batch_req_1","custom')
     written = out.read_bytes().rpartition(b"\n")[0] + b"\n"
-    batch(file, out)
+    stderr = batch(file, out)
+    for text in ("203 lines in", "3 of them errors", "lines/s", "tokens/s", "0:00:00 left"):
+        assert text in stderr
     assert out.read_bytes().startswith(written)
-    assert Counter(output["line"] for output in read_outputs(out)) == Counter(range(1, 201))
+    results = read_outputs(out)
+    assert Counter(output["line"] for output in results) == Counter([*range(1, 202), 203, 204])
+    assert {output["response"]["body"].get("mode") for output in results if not output["error"]} == {"static"}
     deadline = time.monotonic() + 10
     while any(Path(f"/proc/{engine}").exists() for engine in engines):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    assert "loading" not in batch(file, out)
+    assert read_outputs(out) == results
 
 
 @pytest.mark.slow
