@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     ModeName = str
 else:
     ModeName = Literal[tuple(MODES)]
-Positive = Annotated[int, Field(ge=1)]
-Fitting = Positive | Literal["auto"]
+PositiveInt = Annotated[int, Field(ge=1)]
+Fitting = PositiveInt | Literal["auto"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -77,7 +77,7 @@ class Settings(BaseSettings):
     quality_file: Path | None = Field(
         None, description="calibration that defines `quality`; default: `quality.json` of the checkpoint"
     )
-    tensor_parallel_size: Positive = Field(
+    tensor_parallel_size: PositiveInt = Field(
         1,
         description="devices of one machine that hold a replica's model together; it must divide heads and inner sizes",
     )
@@ -92,7 +92,7 @@ class Settings(BaseSettings):
         f"{defaults.MAX_RUNNING_CPU} (GPU: {defaults.MAX_RUNNING_GPU})",
     )
     max_rows: Fitting = Field("auto", description="rows (blocks) of one forward; auto: by device and free memory")
-    max_prefill_tokens: Positive | None = Field(
+    max_prefill_tokens: PositiveInt | None = Field(
         None,
         description="prompt tokens in a step that also decodes; default: "
         f"{defaults.PREFILL_TOKENS_CPU} on a CPU, else {defaults.PREFILL_TOKENS_GPU}",
@@ -105,10 +105,10 @@ class Settings(BaseSettings):
     enable_prefix_caching: bool = Field(
         True, description="requests of one API key with a common prefix share KV pages, which saves prefill"
     )
-    max_model_len: Positive | None = Field(
+    max_model_len: PositiveInt | None = Field(
         None, description="the most tokens of prompt and completion together; default: the checkpoint's limit"
     )
-    default_max_tokens: Positive = Field(
+    default_max_tokens: PositiveInt = Field(
         defaults.DEFAULT_MAX_TOKENS,
         description="longest answer of a request without a limit, such as `max_tokens`; also at most the rest of the "
         "context. Its KV pages are reserved, so more means fewer requests at once",
@@ -122,13 +122,13 @@ class Settings(BaseSettings):
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto", description="auto: on cuda, forwards are captured once for each size and replayed (attention triton)"
     )
-    max_waiting: Positive = Field(defaults.MAX_WAITING, description="waiting requests before 429")
+    max_waiting: PositiveInt = Field(defaults.MAX_WAITING, description="waiting requests before 429")
     max_queue_s: Annotated[Finite, Field(gt=0)] = Field(30.0, description="seconds of waiting work before 429")
     request_timeout_s: Annotated[Finite, Field(gt=0)] = Field(600.0, description="longest request, in seconds")
     drain_timeout_s: Annotated[Finite, Field(ge=0)] = Field(
         30.0, description="at shutdown, longest wait for requests in progress, in seconds"
     )
-    max_body_bytes: Positive = Field(1024 * 1024, description="longest request body, in bytes")
+    max_body_bytes: PositiveInt = Field(1024 * 1024, description="longest request body, in bytes")
     max_failovers: Annotated[int, Field(ge=0)] = Field(3, description="replicas that a request may lose; 0: none")
 
     # the server
@@ -152,10 +152,10 @@ class Settings(BaseSettings):
     num_replicas: Annotated[int, Field(ge=0)] = Field(
         1, description="replicas of the model; the minimum if `max_replicas` is larger (0: none without requests)"
     )
-    max_replicas: Positive | None = Field(
+    max_replicas: PositiveInt | None = Field(
         None, description="maximum of replicas, whose number then follows the work; default: always `num_replicas`"
     )
-    api_server_count: Positive = Field(
+    api_server_count: PositiveInt = Field(
         1,
         description="processes that take requests, each with an equal share of slots and limits; `mrp-serve serve`: a "
         "single one listens itself, several are behind Serve's proxy",
