@@ -148,6 +148,6 @@ def test_shares_follow_the_weights(tenants: int) -> None:
 
 
 def test_the_simulation_is_repeatable() -> None:
-    first, second = (run(overload(MIXED, obeys=True, seconds=15.0))[1].retry_after for _ in range(2))
+    first, second = (run(overload(MIXED, obeys=True, seconds=15.0, max_waiting=20))[1].retry_after for _ in range(2))
     assert len(first) > 10
     assert first == second
