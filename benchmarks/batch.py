@@ -34,7 +34,7 @@ from service.engine_process.core import load_core
 from service.model.device import pick_device
 from service.quality.calibration.plans import parse_plan
 from service.quality.schema import Plan
-from service.settings.settings import Settings
+from service.settings.settings import Settings, torch_threads
 from service.text import TextCodec
 
 
@@ -69,7 +69,8 @@ def command(
     """Compares the tokens per second of a batch with the engine's. One round more warms up."""
     chosen, problems = parse_plan(plan), heldout(min(lines, 512), seed=1)
     problems = [problems[index % len(problems)] for index in range(lines)]
-    settings = Settings(max_running=max_running, torch_threads=threads, prefix_cache=False)
+    settings = Settings(max_num_seqs=max_running, enable_prefix_caching=False)
+    os.environ["MRP_SERVE_TORCH_THREADS"] = str(threads)
     use_threads(threads)
     engine = load_core(settings, SafeObserver(None)).engine
     codec = TextCodec.load(Path(settings.model))
@@ -119,7 +120,7 @@ async def _measure(
         text = "".join(json.dumps({"messages": chat, **body}) + "\n" for chat in chats)
         (folder / "in.jsonl").write_text(text, encoding="utf-8")
         for number in range(rounds + 1):
-            engine_turn = asyncio.to_thread(_alone, engine, requests, settings.torch_threads)
+            engine_turn = asyncio.to_thread(_alone, engine, requests, torch_threads())
             batch_turn = _batched(LineAnswers(replicas, settings), folder, number)
             if number % 2:
                 batched, alone = await batch_turn, await engine_turn

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from service.cli.main import app
-from service.settings.settings import Settings
+from service.settings.settings import VARIABLES, Settings
 from service.settings.sources import ALIASES
 from service.telemetry.metrics import METRICS, Metric
 
@@ -20,15 +20,23 @@ _SETTINGS = """# Settings
 
 A setting has three forms. The first form in this list has precedence:
 
-1. a flag: `mrp-serve serve --max-running 32`
-2. a variable: `MRP_SERVE_MAX_RUNNING=32`
-3. a line of the YAML or JSON file that `--config` names: `max_running: 32`
+1. a flag: `mrp-serve serve --max-num-seqs 32`
+2. a variable: `MRP_SERVE_MAX_NUM_SEQS=32`
+3. a line of the YAML or JSON file that `--config` names: `max_num_seqs: 32`
 
-Deployment files have settings as `args` of `service.app:build`. An unknown name is an error. Some settings also have
-the name of vLLM or SGLang, in all three forms. Two names with different values are an error.
+Deployment files have settings as `args` of `service.app:build`. An unknown name is an error. Names are vLLM's
+where vLLM has the same thing. Some settings also have SGLang's name, in all three forms. Two names with different
+values are an error.
 
 | setting | values | default | meaning |
 |---|---|---|---|
+"""
+
+_VARIABLES = """
+Two variables are no settings. Every process reads them itself.
+
+| variable | meaning |
+|---|---|
 """
 
 _METRICS = """# Metrics
@@ -78,7 +86,8 @@ def _settings() -> str:
         f"{field.description}{also[name]} |"
         for name, field in Settings.model_fields.items()
     )
-    return _SETTINGS + "\n".join(rows) + "\n"
+    variables = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in VARIABLES.items() if meaning)
+    return _SETTINGS + "\n".join(rows) + "\n" + _VARIABLES + variables
 
 
 def _default(value: object) -> str:

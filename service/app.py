@@ -33,6 +33,9 @@ _SURGE_PERCENT = 20
 #: seconds between two reports of the ingresses to Serve's controller, and the longer period that it evaluates
 _REPORT_EVERY_S = 1.0
 _LOOK_BACK_S = 5.0
+#: seconds for which more, or fewer, replicas must be needed before Serve starts or stops some. A deployment file can
+#: have others (docs/deploy.md).
+UPSCALE_DELAY_S, DOWNSCALE_DELAY_S = 5.0, 300.0
 #: by name, so that Serve's controller imports it once for both deployments (rayserve/scaling.py)
 _POLICY = "service.hooks:deployment_autoscaling_policy"
 
@@ -59,7 +62,7 @@ def compose(args: Settings, replica: type, *, listens: bool = False) -> Applicat
         name=GENERATOR,
         **_replicas(args),
         ray_actor_options=_devices(args),
-        max_ongoing_requests=_CONTROL_CALLS * args.num_ingresses,
+        max_ongoing_requests=_CONTROL_CALLS * args.api_server_count,
         health_check_period_s=_HEALTH_CHECK_S,
         health_check_timeout_s=_HANGS_S,
         max_surge_percent=_SURGE_PERCENT if args.num_replicas <= 1 or _room_for_one_more(args) else 0,
@@ -92,10 +95,10 @@ def _replicas(args: Settings) -> dict[str, Any]:
     return {
         "autoscaling_config": _autoscaling(
             min_replicas=args.num_replicas,
-            max_replicas=args.most_replicas,
+            max_replicas=args.max_num_replicas,
             initial_replicas=None if args.num_replicas else 1,
-            upscale_delay_s=args.upscale_delay_s,
-            downscale_delay_s=args.downscale_delay_s,
+            upscale_delay_s=UPSCALE_DELAY_S,
+            downscale_delay_s=DOWNSCALE_DELAY_S,
         )
     }
 
@@ -106,8 +109,8 @@ def _ingresses(args: Settings) -> dict[str, Any]:
     Serve reads the reports of autoscaled deployments only. So their two bounds are equal.
     """
     if not args.autoscaled:
-        return {"num_replicas": args.num_ingresses}
-    return {"autoscaling_config": _autoscaling(min_replicas=args.num_ingresses, max_replicas=args.num_ingresses)}
+        return {"num_replicas": args.api_server_count}
+    return {"autoscaling_config": _autoscaling(min_replicas=args.api_server_count, max_replicas=args.api_server_count)}
 
 
 def _autoscaling(**options: Any) -> AutoscalingConfig:

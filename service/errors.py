@@ -1,40 +1,4 @@
-"""All errors that this package raises on purpose.
-
-MrpServeError
-├── InvalidRequest         422  a field of the request is not allowed; `param` names it
-│   ├── ModeNotAvailable   422  the mode needs MRP and the checkpoint has none
-│   ├── ConstraintFailed   422  an answer cannot go on within its constraint
-│   ├── ConstraintNotAvailable 422 answers of this checkpoint cannot be constrained
-│   ├── QualityNotAvailable 422 the checkpoint has no calibration file that defines this quality
-│   ├── WeightsRefused     422  weights cannot take the place of those that are served; the old ones stay
-│   └── PromptTooLong      422  prompt + max_new_tokens over the model's length or the KV cache
-├── Unauthorized           401  an API key is required and missing or wrong
-├── Forbidden              403  a page of another site asks a service without API keys
-├── UnknownModel           404  the request names a model that is not served
-├── WeightsConflict        409  newer weights already answer, or came in between
-├── SlowReader             408  the client read its stream too slowly
-├── SlowBody               408  the request's body came too slowly, and others needed its room
-├── BodyTooLarge           413  the request body is over the limit
-├── QueueFull              429  the queue is full; try again after `retry_after` seconds
-├── RateLimited            429  the API key has used up its requests or tokens of this minute
-├── EngineFailed           500  the engine thread stopped on an unexpected error while it had the request
-├── DecodingFailed         500  decoding this request raised an unexpected error; other requests go on
-├── Quarantined            422  the engines of two replicas stopped while they had the request
-├── NotReady               503  the server is loading or draining, or has no replica
-│   ├── ScaledToZero       503  the service is scaled to zero; a request that waits starts a replica
-│   ├── IngressLost        503  the ingress died before the answer was complete; only behind Serve's proxies
-│   ├── ReplicaLost        503  the replica died before the answer was complete
-│   ├── ReplicaStopping    503  the replica or its engine is stopping; another replica can take the request
-│   └── WeightsBehind      503  the replica has older weights than may answer; another one can take the request
-├── WeightsChanged         503  new weights came before the answer was complete
-├── WeightUpdateFailed     503  a replica could not update its weights
-├── GenerationChangeFailed 503  a replica could not pause, continue, sleep or wake up
-├── OutOfMemory            503  the device had no memory for a step of this request; other requests go on
-├── DeadlineExceeded       504  the time limit passed before the first token
-├── CheckpointError         –   a checkpoint cannot be loaded; the message names the file or weight
-├── DataError               –   a file of training data cannot be used; the message names file and line
-└── SettingsError           –   a setting or configuration value is not allowed
-"""
+"""All errors that this package raises on purpose, by their HTTP status. `code` names each for machines."""
 
 from __future__ import annotations
 
@@ -57,9 +21,9 @@ class MrpServeError(Exception):
     status = 500
     code = "internal_error"
 
-    def __init_subclass__(cls) -> None:
-        if "code" not in cls.__dict__:
-            cls.code = re.sub("(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+    def __init_subclass__(cls, status: int | None = None, code: str | None = None) -> None:
+        cls.status = cls.status if status is None else status
+        cls.code = code or re.sub("(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         self.message = _shortened(message, MAX_MESSAGE)
@@ -80,10 +44,8 @@ def _rebuild(kind: type[MrpServeError], message: str, param: str | None, retry_a
     return kind(message, param=param, retry_after=retry_after)
 
 
-class InvalidRequest(MrpServeError):
+class InvalidRequest(MrpServeError, status=422):
     """A field of the request is not allowed. The message names the value received and the allowed values."""
-
-    status = 422
 
 
 class ModeNotAvailable(InvalidRequest):
@@ -118,89 +80,63 @@ class PromptTooLong(InvalidRequest):
         return cls(f"This model's maximum context length is {max_model_len} tokens. However, {excess}.", param=param)
 
 
-class Unauthorized(MrpServeError):
+class Unauthorized(MrpServeError, status=401):
     """An API key is required and is missing or wrong."""
 
-    status = 401
 
-
-class Forbidden(MrpServeError):
+class Forbidden(MrpServeError, status=403):
     """A browser sends the request for a page of another site, or to another name than this server's."""
 
-    status = 403
 
-
-class UnknownModel(MrpServeError):
+class UnknownModel(MrpServeError, status=404):
     """The request names a model that is not served."""
 
-    status = 404
 
-
-class WeightsConflict(MrpServeError):
+class WeightsConflict(MrpServeError, status=409):
     """Newer weights already answer, or came in between."""
 
-    status = 409
 
-
-class SlowReader(MrpServeError):
+class SlowReader(MrpServeError, status=408):
     """The client read its stream too slowly: past its time limit, or too much waited for clients."""
 
-    status = 408
 
-
-class SlowBody(MrpServeError):
+class SlowBody(MrpServeError, status=408):
     """The request's body came too slowly, and others needed its room."""
 
-    status = 408
 
-
-class BodyTooLarge(MrpServeError):
+class BodyTooLarge(MrpServeError, status=413):
     """The request body is over the configured limit."""
 
-    status = 413
 
-
-class QueueFull(MrpServeError):
+class QueueFull(MrpServeError, status=429):
     """The queue is full."""
 
-    status = 429
 
-
-class RateLimited(MrpServeError):
+class RateLimited(MrpServeError, status=429):
     """The API key has used up its requests or tokens of this minute."""
 
-    status = 429
 
-
-class EngineFailed(MrpServeError):
+class EngineFailed(MrpServeError, status=500):
     """The engine thread stopped on an unexpected error while it had the request. The replica is unhealthy."""
-
-    status = 500
 
 
 class DecodingFailed(MrpServeError):
     """Decoding this request raised an unexpected error. The engine continues with the other requests."""
 
 
-class Quarantined(MrpServeError):
+class Quarantined(MrpServeError, status=422):
     """The engines of two replicas stopped while they had the request, so no third one gets it.
 
     The status is not a 5xx, so that clients do not repeat the request by themselves.
     """
 
-    status = 422
 
-
-class NotReady(MrpServeError):
+class NotReady(MrpServeError, status=503):
     """The server is loading or draining, or has no replica."""
 
-    status = 503
 
-
-class ScaledToZero(NotReady):
+class ScaledToZero(NotReady, code="asleep"):
     """The service is scaled to zero because it had no requests. A request that waits starts a replica."""
-
-    code = "asleep"
 
 
 class ReplicaLost(NotReady):
@@ -219,38 +155,24 @@ class WeightsBehind(NotReady):
     """The replica has older weights than may answer this request. Another replica can take it, or this one later."""
 
 
-class WeightsChanged(MrpServeError):
+class WeightsChanged(MrpServeError, status=503):
     """New weights came before the answer was complete. Only the old weights could continue it."""
 
-    status = 503
+
+class WeightUpdateFailed(MrpServeError, status=503):
+    """A replica could not update its weights. It answers no request until it has."""
 
 
-class WeightUpdateFailed(MrpServeError):
-    """A replica could not update its weights. It answers no request until it has.
-
-    Its code is older than its name, and stays: clients and dashboards read it.
-    """
-
-    status = 503
-    code = "exchange_failed"
-
-
-class GenerationChangeFailed(MrpServeError):
+class GenerationChangeFailed(MrpServeError, status=503):
     """A replica could not pause, continue, sleep or wake up. It stays as it was."""
 
-    status = 503
 
-
-class OutOfMemory(MrpServeError):
+class OutOfMemory(MrpServeError, status=503):
     """The device had no memory for a step of this request. The engine continues with the other requests."""
 
-    status = 503
 
-
-class DeadlineExceeded(MrpServeError):
+class DeadlineExceeded(MrpServeError, status=504):
     """The time limit passed before the first token was decoded."""
-
-    status = 504
 
 
 class CheckpointError(MrpServeError):

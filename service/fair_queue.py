@@ -2,7 +2,7 @@
 
 Between tenants the queue uses start-time fair queueing. Serving a tenant moves its next turn back by `cost` ÷
 `weight`. If one tenant floods the queue, only its own requests wait longer. Within a tenant, a request is ordered as
-if it had come `priority` × `aging_s` seconds later. A wait of `aging_s` therefore makes up for one priority, and
+if it had come `priority` × `_AGING_S` seconds later. A wait of `_AGING_S` therefore makes up for one priority, and
 every request is served at last. The engine's scheduler and the ingress both use this queue.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from service.settings.defaults import PRIORITY_AGING_S
-
 T = TypeVar("T")
 
 #: a lower number is served sooner, as in vLLM
 HIGHEST_PRIORITY, DEFAULT_PRIORITY, LOWEST_PRIORITY = 0, 5, 9
+#: seconds of waiting that make up for one priority
+_AGING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,9 @@ class _TenantQueue(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Waiting requests. `aging_s`: seconds of waiting that make up for one priority."""
+    """Waiting requests."""
 
-    def __init__(self, aging_s: float = PRIORITY_AGING_S) -> None:
-        self._aging_s = aging_s
+    def __init__(self) -> None:
         self._tenants: dict[str, _TenantQueue[T]] = {}
         self._now = 0.0  # virtual time: the turn of the tenant served last
         self._count = 0
@@ -144,7 +143,7 @@ class FairQueue(Generic[T]):
 
     def _due(self, ticket: Ticket) -> float:
         """The position within a tenant. All requests age equally, so the order of two is fixed when they arrive."""
-        return ticket.arrived + ticket.priority * self._aging_s
+        return ticket.arrived + ticket.priority * _AGING_S
 
     def _next(self) -> _TenantQueue[T] | None:
         return min((t for t in self._tenants.values() if t.entries), key=lambda tenant: tenant.turn, default=None)

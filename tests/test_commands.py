@@ -27,7 +27,7 @@ GPU_OPTIONS = gpu._parser().format_help().split()
 #: what the lab measured with and what only commit `adafd61` has; its pages may name it
 LAB = ROOT / "dev" / "lab"
 OF_THE_TAG = ("ramp", "determinism", *(f"loadtest.{name}" for name in ("comparison", "fleet", "routing", "settings")))
-OF_THE_TAG += ("dev.lab.rules", "dev.lab.auto_tables")
+OF_THE_TAG += ("dev.lab.rules", "dev.lab.auto_tables", "serve --torch-threads")
 
 
 def commands(page: Path) -> Iterator[str]:
@@ -60,9 +60,9 @@ def wrong_options(line: str) -> list[str]:
             ]
             continue
         command = command_named(program, name)
-        known = {option for parameter in command.params for option in parameter.opts} if command else set()
+        existing = {option for parameter in command.params for option in parameter.opts} if command else set()
         used = re.findall(r"(?<![\w'\"-])--[a-z][a-z-]*", re.sub(r"\"[^\"]*\"|'[^']*'", "", rest))
-        wrong += [f"{name} {option}" for option in used if option not in known] if command else [name]
+        wrong += [f"{name} {option}" for option in used if option not in existing] if command else [name]
     return wrong
 
 
@@ -81,8 +81,8 @@ def test_modules_and_targets_exist(page: Path) -> None:
     if page.is_relative_to(LAB):
         modules = {name for name in modules if not name.startswith(OF_THE_TAG)}
     assert [name for name in modules if not exists(name)] == []
-    asked = {target for line in lines for target in re.findall(r"^make ([a-z-]+)", line)}
-    assert asked <= targets
+    named = {target for line in lines for target in re.findall(r"^make ([a-z-]+)", line)}
+    assert named <= targets
 
 
 def exists(module: str) -> bool:
@@ -90,7 +90,7 @@ def exists(module: str) -> bool:
     return module.endswith(".NAME") or importlib.util.find_spec(module) is not None
 
 
-def test_what_does_not_exist_is_found() -> None:
+def test_missing_commands_and_options_are_reported() -> None:
     assert wrong_options("mrp-serve serve --modell x | mrp-serve sreve") == ["serve --modell", "sreve"]
     assert wrong_options("python -m benchmarks.speed --speedy 3; python -m benchmarks.sped") == [
         "speed --speedy",

@@ -86,7 +86,7 @@ def test_a_missing_name_is_found() -> None:
 
 @pytest.mark.parametrize("habit", HABITS)
 def test_sentences_name_their_nouns(habit: str) -> None:
-    found = [
+    matches = [
         f"{page}: {part}" for page, text in PAGES.items() for part in sentences(text) if re.search(HABITS[habit], part)
     ]
-    assert found == []
+    assert matches == []

@@ -43,16 +43,6 @@ class TestInsideATenant:
     def test_ten_seconds_make_up_for_one_priority(self) -> None:
         assert drained(filled(Ticket(0.0, priority=6), Ticket(9.9, priority=5), Ticket(10.1, priority=5))) == "bac"
 
-    def test_the_pace_of_ageing_is_given(self) -> None:
-        queue: FairQueue[str] = FairQueue(aging_s=1.0)
-        for name, ticket in (
-            ("a", Ticket(0.0, priority=9)),
-            ("b", Ticket(8.9, priority=0)),
-            ("c", Ticket(9.1, priority=0)),
-        ):
-            queue.push(name, ticket)
-        assert drained(queue) == "bac"
-
     @given(st.lists(st.tuples(st.floats(0, 50), st.integers(0, 9)), max_size=30))
     def test_nothing_overtakes_what_had_aged_past_it(self, arrivals: list[tuple[float, int]]) -> None:
         """The order is by effective priority at any time, first come first served among equals."""
@@ -104,14 +94,14 @@ class TestBetweenTenants:
                 slack = max(costs) / weights[tenant] + max(costs) / weights[other]
                 assert abs(got[tenant] - got[other]) <= slack + 1e-6
 
-    @settings(max_examples=30)
+    @settings(max_examples=15)
     @given(st.lists(tickets, min_size=1, max_size=20), tickets, st.lists(tickets, min_size=200, max_size=200))
-    def test_nobody_starves(self, before: list[Ticket], one: Ticket, later: list[Ticket]) -> None:
+    def test_every_request_is_served(self, before: list[Ticket], row: Ticket, later: list[Ticket]) -> None:
         """A request is served within a bounded number of pops, even if another request comes with every pop."""
         queue: FairQueue[str] = FairQueue()
         for ticket in before:
             queue.push("other", ticket)
-        queue.push("one", Ticket(100.0, one.tenant, 1.0, one.priority, one.cost))
+        queue.push("one", Ticket(100.0, row.tenant, 1.0, row.priority, row.cost))
         for second, ticket in enumerate(later):
             if queue.pop() == "one":
                 return
@@ -188,13 +178,13 @@ class TestAhead:
         assert FairQueue[str]().share(Ticket(0.0)) == 1.0
 
     @given(st.lists(tickets, max_size=20), tickets)
-    def test_is_close_to_what_is_served_before_it(self, before: list[Ticket], one: Ticket) -> None:
+    def test_is_close_to_what_is_served_before_it(self, before: list[Ticket], row: Ticket) -> None:
         queue: FairQueue[Ticket] = FairQueue()
         for ticket in before:
             queue.push(ticket, ticket)
-        foreseen = queue.ahead(one)
-        queue.push(one, one)
+        foreseen = queue.ahead(row)
+        queue.push(row, row)
         served = 0.0
-        while (popped := queue.pop()) is not one:
+        while (popped := queue.pop()) is not row:
             served += popped.cost
         assert abs(served - foreseen) <= 2 * 20  # a request of each other tenant

@@ -16,7 +16,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.errors": (),
     "service.tracebacks": ("service.errors",),
     "service.settings.defaults": (),
-    "service.fair_queue": ("service.settings.defaults",),
+    "service.fair_queue": (),
     "service.ipc": ("service.errors",),
     "service.settings": ("service.decode.modes", "service.errors"),
     "service.text": ("service.ipc", "service.errors"),

@@ -35,12 +35,12 @@ def test_messages_are_answered_and_texts_continued(demo: TextModel) -> None:
 
 
 def test_params_and_sampling_are_those_given(demo: TextModel) -> None:
-    asked = [[{"role": "user", "content": STORY}]] * 2
-    drafted = demo.generate(asked, Speculative(mrp_steps=2), max_new_tokens=16)
+    prompts = [[{"role": "user", "content": STORY}]] * 2
+    drafted = demo.generate(prompts, Speculative(mrp_steps=2), max_new_tokens=16)
     assert [answer.completion.stats.mrp_steps for answer in drafted] == [2, 2]
-    assert {answer.text for answer in drafted} == {demo.generate(asked[:1], Static(), max_new_tokens=16)[0].text}
+    assert {answer.text for answer in drafted} == {demo.generate(prompts[:1], Static(), max_new_tokens=16)[0].text}
     hot = [
-        demo.generate(asked[:1], sampling=SamplingParams(2.0, seed=seed), max_new_tokens=16)[0] for seed in (1, 1, 2)
+        demo.generate(prompts[:1], sampling=SamplingParams(2.0, seed=seed), max_new_tokens=16)[0] for seed in (1, 1, 2)
     ]
     assert hot[0].text == hot[1].text != hot[2].text
 
@@ -52,11 +52,11 @@ def test_without_params_it_is_the_programs_default(demo: TextModel) -> None:
 
 
 def test_a_constraint_holds_for_every_answer(demo: TextModel) -> None:
-    asked = [[{"role": "user", "content": STORY}], "Is it so?"]
-    for answer in demo.generate(asked, constraint=Constraint.choice(["yes", "no"]), max_new_tokens=16):
+    prompts = [[{"role": "user", "content": STORY}], "Is it so?"]
+    for answer in demo.generate(prompts, constraint=Constraint.choice(["yes", "no"]), max_new_tokens=16):
         assert answer.text in {"yes", "no"}
     with pytest.raises(InvalidRequest, match="regex"):
-        demo.generate(asked, constraint=Constraint.regex("(a"))
+        demo.generate(prompts, constraint=Constraint.regex("(a"))
 
 
 def test_an_answer_has_a_short_repr(demo: TextModel) -> None:
@@ -67,7 +67,7 @@ def test_an_answer_has_a_short_repr(demo: TextModel) -> None:
     assert all(len(repr(event)) < 1000 for event in answer.completion.blocks)
 
 
-def test_what_cannot_be_asked(demo: TextModel) -> None:
+def test_wrong_prompts_are_refused(demo: TextModel) -> None:
     with pytest.raises(InvalidRequest, match="the prompt is empty"):
         demo.generate([""])
     bare = TextModel.load(GOLDEN / "sdar-mrp-random-a", EngineConfig(kv_cache_tokens=256))
@@ -75,13 +75,13 @@ def test_what_cannot_be_asked(demo: TextModel) -> None:
         bare.generate([[{"role": "user", "content": "w1"}]])
 
 
-def test_what_was_refused_leaves_nothing_behind(demo: TextModel) -> None:
+def test_a_refused_request_leaves_nothing_behind(demo: TextModel) -> None:
     with pytest.raises(InvalidRequest, match="maximum context length is 1024"):
         demo.generate(["The answer", "The answer is " * 500], Static(), max_new_tokens=4)
     assert not demo.engine.has_work
 
 
-def test_what_was_interrupted_leaves_nothing_behind(demo: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_request_leaves_nothing_behind(demo: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
@@ -107,12 +107,12 @@ class TestThreads:
         assert torch.get_num_threads() == 2
 
     @pytest.mark.parametrize("chosen", [1, 3])
-    def test_what_somebody_has_chosen_stays(self, chosen: int) -> None:
+    def test_a_chosen_number_of_threads_stays(self, chosen: int) -> None:
         torch.set_num_threads(chosen)
         settle_threads()
         assert torch.get_num_threads() == chosen
 
-    def test_what_the_environment_says_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_environments_number_of_threads_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OMP_NUM_THREADS", "4")
         torch.set_num_threads(4)
         settle_threads()

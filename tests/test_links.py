@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[1]
 
 def _tracked(pattern: str) -> list[str]:
     """Files that git has, or would have with the next commit."""
-    found = subprocess.run(
+    targets = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return [name for name in found.stdout.splitlines() if (ROOT / name).is_file()]
+    return [name for name in targets.stdout.splitlines() if (ROOT / name).is_file()]
 
 
 FILES = _tracked("*.md")
@@ -34,12 +34,12 @@ def links(text: str) -> Iterator[str]:
 def anchors(text: str) -> set[str]:
     """The anchors of headings, as GitHub makes them."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    found: list[str] = []
+    targets: list[str] = []
     for heading in re.findall(r"^#+ +(.+?)\s*$", prose, re.MULTILINE):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
-        found.append(f"{name}-{found.count(name)}" if name in found else name)
-    return set(found)
+        targets.append(f"{name}-{targets.count(name)}" if name in targets else name)
+    return set(targets)
 
 
 def broken(file: Path) -> list[str]:
@@ -63,10 +63,3 @@ def test_links_lead_somewhere(name: str) -> None:
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("# One: two\n[x](b.md) [y](#one-two) [z](#three) `[c](no.md)` ![p](p.png)", "utf-8")
     assert broken(tmp_path / "a.md") == ["b.md", "#three", "p.png"]
-
-
-def test_no_file_speaks_of_the_old_places() -> None:
-    old = re.compile(r"docs/(?:results|demo\.md|runbook\.md|reliability\.md|loadtest/)")
-    named = [name for name in _tracked("*") if name not in {"tests/test_links.py", "CHANGELOG.md"}]
-    text = [name for name in named if not name.endswith((".png", ".gif", ".safetensors"))]
-    assert [name for name in text if old.search((ROOT / name).read_text("utf-8", errors="ignore"))] == []

@@ -1,4 +1,4 @@
-"""One story of installing: from a checkout, by the names of the extras that pyproject.toml has."""
+"""Installation: documents name extras of pyproject.toml, and the wheel has annotations for type checkers."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PROJECT = PYPROJECT["project"]
 
 
 def _texts() -> dict[str, str]:
     """Every file of code and documentation that git has."""
     names = ["*.py", "*.md", "Makefile", "Dockerfile", "*.yml", "*.yaml"]
-    found = subprocess.run(["git", "ls-files", *names], cwd=ROOT, capture_output=True, text=True, check=True)
+    matches = subprocess.run(["git", "ls-files", *names], cwd=ROOT, capture_output=True, text=True, check=True)
     files = [
         name
-        for name in found.stdout.splitlines()
+        for name in matches.stdout.splitlines()
         if (ROOT / name).is_file() and name not in {"CHANGELOG.md", "tests/test_packaging.py"}
     ]
     return {name: (ROOT / name).read_text("utf-8") for name in files}
 
 
-def test_nobody_is_told_to_install_a_package_that_no_index_has() -> None:
+def test_documents_name_only_packages_that_an_index_has() -> None:
     wrong = re.compile(r"pip install [^\n]*mrp-serve(?!-)\b(?!:)")
     assert [name for name, text in _texts().items() if wrong.search(text)] == []
 
@@ -33,7 +34,18 @@ def test_every_extra_that_is_named_exists() -> None:
     named = {name: re.findall(r"'\.\[([\w,]+)\]'", text) for name, text in _texts().items()}
     unknown = {name: lists for name, lists in named.items() if not set(",".join(lists).split(",")) <= {*extras, ""}}
     assert unknown == {}
-    assert {extra for lists in named.values() for one in lists for extra in one.split(",")} >= {
+    assert {extra for lists in named.values() for package in lists for extra in package.split(",")} >= {
         "tracing",
         "train",
     }
+
+
+def test_every_package_of_the_wheel_is_typed() -> None:
+    """Hatch packs what git does not ignore."""
+    assert "Typing :: Typed" in PROJECT["classifiers"]
+    packages = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    markers = [f"{package}/py.typed" for package in packages]
+    assert "service/py.typed" in markers
+    assert all((ROOT / marker).is_file() for marker in markers)
+    ignored = subprocess.run(["git", "check-ignore", *markers], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ignored.stdout == ""

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from service.errors import SettingsError
 from service.settings import settings as settings_module
-from service.settings.settings import PREFIX, Settings
+from service.settings.settings import PREFIX, Settings, torch_profiler_dir, torch_threads
 from service.settings.sources import ALIASES
 
 
@@ -39,12 +39,12 @@ def hashed(*keys: str) -> tuple[str, ...]:
 def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = file(tmp_path, "port: 1001\nmax_running: 1001\nmax_rows: 1001\n")
+    path = file(tmp_path, "port: 1001\nmax_num_seqs: 1001\nmax_rows: 1001\n")
     monkeypatch.setenv("MRP_SERVE_CONFIG", str(path))
     monkeypatch.setenv("MRP_SERVE_PORT", "1002")
-    monkeypatch.setenv("MRP_SERVE_MAX_RUNNING", "1002")
+    monkeypatch.setenv("MRP_SERVE_MAX_NUM_SEQS", "1002")
     settings = Settings(port=1003)
-    assert (settings.port, settings.max_running, settings.max_rows, settings.max_waiting) == (1003, 1002, 1001, 256)
+    assert (settings.port, settings.max_num_seqs, settings.max_rows, settings.max_waiting) == (1003, 1002, 1001, 256)
 
 
 def test_a_file_may_be_json(tmp_path: Path) -> None:
@@ -87,16 +87,17 @@ def test_keys_are_never_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "places"), [({}, 80), ({"device": "cuda"}, 320), ({"max_running": 8}, 10), ({"max_running": "auto"}, 80)]
+    ("values", "slots"),
+    [({}, 80), ({"device": "cuda"}, 320), ({"max_num_seqs": 8}, 10), ({"max_num_seqs": "auto"}, 80)],
 )
-def test_places_are_those_of_the_device_unless_somebody_says_how_many_run(values: dict, places: int) -> None:
-    assert Settings(**values).slots == places
+def test_slots_follow_the_device_or_max_num_seqs(values: dict[str, Any], slots: int) -> None:
+    assert Settings(**values).slots == slots
 
 
-def test_what_fits_may_be_left_to_the_replica_or_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_auto_or_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MRP_SERVE_KV_CACHE_TOKENS", "4096")
-    settings = Settings(max_rows="auto", memory_utilization=0.5)
-    assert (settings.kv_cache_tokens, settings.max_rows, settings.memory_utilization) == (4096, "auto", 0.5)
+    settings = Settings(max_rows="auto")
+    assert (settings.kv_cache_tokens, settings.max_rows) == (4096, "auto")
 
 
 def test_an_empty_key_is_refused() -> None:
@@ -111,25 +112,19 @@ def test_an_empty_key_is_refused() -> None:
         ({"port": 0}, "port is 0"),
         ({"port": 65536}, "port is 65536"),
         ({"dtype": "int8"}, "dtype is 'int8'.*'bfloat16'"),
-        ({"max_running": 0}, "max_running is 0"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
         ({"max_rows": "many"}, "max_rows is 'many'"),
-        ({"memory_utilization": 1.1}, "memory_utilization is 1.1"),
+        ({"gpu_memory_utilization": 1.1}, "gpu_memory_utilization is 1.1"),
         ({"block_size": 129}, "block_size is 129"),
         ({"default_mode": "fast"}, "default_mode is 'fast'.*'speculative'"),
         ({"request_timeout_s": 0}, "request_timeout_s is 0"),
-        ({"stall_timeout_s": 0}, "stall_timeout_s is 0"),
         ({"request_timeout_s": float("inf")}, "request_timeout_s is inf: .*finite"),
         ({"request_timeout_s": "nan"}, "request_timeout_s is 'nan': .*finite"),
-        ({"priority_aging_s": 0}, "priority_aging_s is 0"),
-        ({"mrp_scale": float("nan")}, "mrp_scale is nan: .*finite"),
-        ({"mrp_scale": "-inf"}, "mrp_scale is '-inf': .*finite"),
         ({"config": "/no/such/file"}, "/no/such/file cannot be read"),
         ({"num_replicas": -1}, "num_replicas is -1"),
         ({"num_replicas": 0}, "num_replicas is 0, which is allowed with max_replicas only"),
         ({"num_replicas": 3, "max_replicas": 2}, r"max_replicas is 2, allowed is num_replicas \(3\) or more"),
         ({"num_replicas": 0, "max_replicas": 0}, "max_replicas is 0"),
-        ({"target_queue_s": 0}, "target_queue_s is 0"),
-        ({"upscale_delay_s": -1}, "upscale_delay_s is -1"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(values: dict[str, Any], message: str) -> None:
@@ -138,8 +133,8 @@ def test_a_wrong_value_is_named_with_what_is_allowed(values: dict[str, Any], mes
 
 
 def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MRP_SERVE_MAX_RUNING", "3")
-    with pytest.raises(SettingsError, match=r"environment.*'max_runing'.*did you mean 'max_running'"):
+    monkeypatch.setenv("MRP_SERVE_MAX_NUM_SEQ", "3")
+    with pytest.raises(SettingsError, match=r"environment.*'max_num_seq'.*did you mean 'max_num_seqs'"):
         Settings()
 
 
@@ -171,7 +166,7 @@ def test_settings_are_frozen_and_cross_processes() -> None:
 
 
 def test_the_shares_of_all_ingresses_are_at_least_the_whole() -> None:
-    settings = Settings(num_ingresses=3)
+    settings = Settings(api_server_count=3)
     assert [settings.per_ingress(whole) for whole in (1, 3, 80, 81)] == [1, 1, 27, 27]
     assert Settings().per_ingress(80) == 80
 
@@ -189,7 +184,7 @@ def test_the_served_name(values: dict[str, Any], name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "fewest", "most", "autoscaled"),
+    ("values", "lowest", "highest", "autoscaled"),
     [
         ({}, 1, 1, False),
         ({"num_replicas": 3}, 3, 3, False),
@@ -198,28 +193,24 @@ def test_the_served_name(values: dict[str, Any], name: str) -> None:
         ({"num_replicas": 0, "max_replicas": 1}, 0, 1, True),
     ],
 )
-def test_how_many_replicas_there_may_be(values: dict[str, Any], fewest: int, most: int, autoscaled: bool) -> None:
+def test_the_bounds_of_replicas(values: dict[str, Any], lowest: int, highest: int, autoscaled: bool) -> None:
     settings = Settings(**values)
-    assert (settings.num_replicas, settings.most_replicas, settings.autoscaled) == (fewest, most, autoscaled)
+    assert (settings.num_replicas, settings.max_num_replicas, settings.autoscaled) == (lowest, highest, autoscaled)
 
 
 def test_one_ingress_listens_itself() -> None:
     assert Settings().ingress_listens
-    assert not Settings(num_ingresses=2).ingress_listens
+    assert not Settings(api_server_count=2).ingress_listens
 
 
 @pytest.mark.parametrize(
     ("alias", "setting", "value"),
     [
-        ("max_num_seqs", "max_running", 7),
-        ("gpu_memory_utilization", "memory_utilization", 0.5),
-        ("attention_backend", "attention", "eager"),
-        ("enable_prefix_caching", "prefix_cache", False),
-        ("api_server_count", "num_ingresses", 3),
-        ("max_running_requests", "max_running", 7),
-        ("max_total_tokens", "kv_cache_tokens", 4096),
-        ("watchdog_timeout", "stall_timeout_s", 9.0),
+        ("context_length", "max_model_len", 64),
         ("enable_deterministic_inference", "deterministic", True),
+        ("max_running_requests", "max_num_seqs", 7),
+        ("max_total_tokens", "kv_cache_tokens", 4096),
+        ("tp_size", "tensor_parallel_size", 2),
     ],
 )
 def test_names_of_other_servers_are_settings(
@@ -237,28 +228,41 @@ def test_aliases_are_names_of_settings() -> None:
 
 
 def test_two_names_of_a_setting_in_one_source_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Settings(max_num_seqs=7, max_running=7).max_running == 7
-    with pytest.raises(SettingsError, match="max_num_seqs is 7, and another name of max_running says 8"):
-        Settings(max_num_seqs=7, max_running=8)
-    monkeypatch.setenv("MRP_SERVE_MAX_RUNNING", "9")
-    assert Settings(max_num_seqs=7).max_running == 7  # a flag beats the environment, whatever the names
+    assert Settings(max_num_seqs=7, max_running_requests=7).max_num_seqs == 7
+    with pytest.raises(SettingsError, match="max_running_requests is 8, and another name of max_num_seqs says 7"):
+        Settings(max_num_seqs=7, max_running_requests=8)
+    monkeypatch.setenv("MRP_SERVE_MAX_RUNNING_REQUESTS", "9")
+    assert Settings(max_num_seqs=7).max_num_seqs == 7  # a flag beats the environment, whatever the names
 
 
-def test_an_alias_is_a_near_name_too() -> None:
-    with pytest.raises(SettingsError, match="did you mean 'max_num_seqs'"):
-        Settings(max_num_seq=7)
+def test_an_alias_is_suggested_for_a_near_name() -> None:
+    with pytest.raises(SettingsError, match="did you mean 'context_length'"):
+        Settings(context_lenght=7)
 
 
-@pytest.mark.parametrize("name", ["engine", "listener", "routing", "transport"])
-def test_a_setting_that_is_gone_says_what_holds_instead(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"'{name}' is gone: "):
-        Settings(**{name: "auto"})
+def test_variables_of_processes_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (torch_threads(), torch_profiler_dir()) == (None, None)
+    monkeypatch.setenv("MRP_SERVE_TORCH_THREADS", "3")
+    monkeypatch.setenv("MRP_SERVE_TORCH_PROFILER_DIR", "traces")
+    assert (torch_threads(), torch_profiler_dir()) == (3, Path("traces"))
+    assert Settings() == Settings(port=8000)
+    for name in ("torch_threads", "torch_profiler_dir", "log_pipe"):
+        with pytest.raises(SettingsError, match="is not a setting"):
+            Settings(**{name: 3})
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "many", ""])
+def test_a_wrong_number_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch, threads: str) -> None:
+    monkeypatch.setenv("MRP_SERVE_TORCH_THREADS", threads)
+    with pytest.raises(SettingsError, match=f"MRP_SERVE_TORCH_THREADS is '{threads}', expected a whole number"):
+        torch_threads()
 
 
 def test_only_the_settings_read_their_variables() -> None:
-    package = Path(settings_module.__file__).parent
     readers = {
-        path.name for path in package.rglob("*.py") if re.search(r"(environ|getenv).*MRP_SERVE_", path.read_text())
+        path.name
+        for path in Path(settings_module.__file__).parents[1].rglob("*.py")
+        if re.search(r"(environ|getenv).*MRP_SERVE_", path.read_text())
     }
     assert readers == set()
     assert "os.environ" in Path(settings_module.__file__).read_text()

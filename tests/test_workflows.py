@@ -25,8 +25,8 @@ def steps(file: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
 def test_make_knows_every_target_that_is_asked_for(file: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    asked = [target for step in steps(file) for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", ""))]
-    assert set(asked) <= targets
+    options = [target for step in steps(file) for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", ""))]
+    assert set(options) <= targets
 
 
 def test_every_supported_python_is_tested() -> None:
@@ -49,9 +49,3 @@ def test_steps_use_a_commit_of_an_action_or_a_command(file: Path) -> None:
 def test_workflows_may_read_only_and_take_no_package_from_a_further_index(file: Path) -> None:
     assert yaml.safe_load(file.read_text("utf-8"))["permissions"] == {"contents": "read"}
     assert "EXTRA_INDEX" not in file.read_text("utf-8")
-
-
-@pytest.mark.parametrize("file", sorted((FOLDER / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda file: file.stem)
-def test_forms_of_issues_have_what_a_host_asks_for(file: Path) -> None:
-    form = yaml.safe_load(file.read_text("utf-8"))
-    assert "blank_issues_enabled" in form or {"name", "description", "body"} <= set(form)

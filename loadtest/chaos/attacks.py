@@ -236,8 +236,8 @@ def keys(folder: Path) -> Path:
 
 async def run(arguments: argparse.Namespace, folder: Path) -> int:
     names = [name for name in arguments.only if os.geteuid() == 0 or not name.startswith("full")]
-    flags = ("--api-keys-file", keys(folder), "--torch-threads", 1, "--log-file", folder / "log")
-    environment = {"TMPDIR": str(folder), "RAY_TMPDIR": str(folder)}
+    flags = ("--api-keys-file", keys(folder))
+    environment = {"MRP_SERVE_TORCH_THREADS": "1", "TMPDIR": str(folder), "RAY_TMPDIR": str(folder)}
     broken = 0
     async with service(arguments, *flags, environment=environment) as running:
         await warm_up(running.url)

@@ -84,7 +84,7 @@ class Program:
         self._port, self._tree, self._supervised = free_port(), tree, arguments.supervised
         self.url = f"http://127.0.0.1:{self._port}"
         self._flags = [*arguments.flags.split(), "--num-replicas", str(REPLICAS)]
-        self._flags += ["--num-ingresses", str(arguments.ingresses)] if arguments.ingresses > 1 else []
+        self._flags += ["--api-server-count", str(arguments.ingresses)] if arguments.ingresses > 1 else []
         self.exits: list[int] = []
         self._begin()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import subprocess
 import time
 
@@ -53,7 +54,8 @@ def _update(arguments: argparse.Namespace, number: int) -> None:
 
 def _settings(arguments: argparse.Namespace, number: int) -> Settings:
     name = f"update-{number}"
-    fixed = {"num_ingresses": 2, "torch_threads": 1}  # Serve's proxy listens, so an update does not move the port
+    os.environ["MRP_SERVE_TORCH_THREADS"] = "1"
+    fixed = {"api_server_count": 2}  # Serve's proxy listens, so an update does not move the port
     return Settings(port=arguments.port, num_replicas=arguments.replicas, served_model_name=name, **fixed)
 
 

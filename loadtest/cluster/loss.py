@@ -21,7 +21,7 @@ from loadtest.chaos.steady import Tally, clients
 from loadtest.cluster.nodes import Nodes, deployed, replicas_by_state
 from loadtest.harness import demo_prompts, metrics, percentile, ready, report, requests, say
 
-SETTINGS = {"device": "cpu", "torch_threads": 1, "max_running": 8, "num_replicas": 2, "max_replicas": 3}
+SETTINGS = {"device": "cpu", "max_num_seqs": 8, "num_replicas": 2, "max_replicas": 3}
 
 
 def parse() -> argparse.Namespace:

@@ -48,12 +48,17 @@ def _replicas(node: Any, deployment: str) -> list[int]:
 
 
 @contextmanager
-def deployed(arguments: Mapping[str, Any], ingress_on: str = "head") -> Iterator[Nodes]:
-    """The service with these settings on three nodes, its ingress on the `head` or on a `worker`."""
+def deployed(
+    arguments: Mapping[str, Any], ingress_on: str = "head", delays: Mapping[str, float] | None = None
+) -> Iterator[Nodes]:
+    """The service with these settings on three nodes, its ingress on the `head` or on a `worker`.
+
+    `delays`: fields of Serve's `autoscaling_config` (docs/deploy.md).
+    """
     from service.cli.cluster import ENVIRONMENT
 
     os.environ.update({name: value for name, value in ENVIRONMENT.items() if name != "RAY_AUTH_MODE"})
-    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ |= {"PYTHONPATH": str(ROOT), "MRP_SERVE_TORCH_THREADS": "1"}
     # a separate folder, so that no other `ray.init` finds this cluster
     os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="mrp")
     import ray
@@ -66,7 +71,7 @@ def deployed(arguments: Mapping[str, Any], ingress_on: str = "head") -> Iterator
         ray.init(address=cluster.address, log_to_driver=False)
         workers = [cluster.add_node(**common, resources={"worker": 1}) for _ in range(2)]
         cluster.wait_for_nodes()
-        url = _deploy(cluster.address, arguments, ingress_on)
+        url = _deploy(cluster.address, arguments, ingress_on, delays)
         with redirect_stdout(sys.stderr):  # Ray reports dead nodes there; stdout is only for the result
             yield Nodes(cluster, [cluster.head_node, *workers], url)
     finally:
@@ -75,7 +80,7 @@ def deployed(arguments: Mapping[str, Any], ingress_on: str = "head") -> Iterator
         shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)
 
 
-def _deploy(address: str, arguments: Mapping[str, Any], ingress_on: str) -> str:
+def _deploy(address: str, arguments: Mapping[str, Any], ingress_on: str, delays: Mapping[str, float] | None) -> str:
     """Deploys deploy/serve.yaml with other arguments by `serve run`."""
     config = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
     [application] = config["applications"]
@@ -83,6 +88,16 @@ def _deploy(address: str, arguments: Mapping[str, Any], ingress_on: str) -> str:
     application["deployments"] = [
         {"name": "Ingress", "ray_actor_options": {"num_cpus": 0, "resources": {ingress_on: 0.01}}}
     ]
+    if delays:
+        scaling = {
+            "min_replicas": arguments["num_replicas"],
+            "max_replicas": arguments["max_replicas"],
+            "initial_replicas": max(1, arguments["num_replicas"]),
+            "metrics_interval_s": 1.0,
+            "look_back_period_s": 5.0,
+            "policy": {"policy_function": "service.hooks:deployment_autoscaling_policy"},
+        }
+        application["deployments"].append({"name": "Generator", "autoscaling_config": scaling | delays})
     port = free_port()
     config |= {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": port}}
     with tempfile.TemporaryDirectory() as folder:

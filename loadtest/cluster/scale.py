@@ -22,14 +22,11 @@ from loadtest.harness import ask, demo_prompts, metrics, ready, report, requests
 
 SETTINGS = {
     "device": "cpu",
-    "torch_threads": 1,
-    "max_running": 4,
+    "max_num_seqs": 4,
     "num_replicas": 1,
     "max_replicas": 3,
-    "target_queue_s": 4.0,
-    "upscale_delay_s": 2.0,
-    "downscale_delay_s": 15.0,
 }
+DELAYS = {"upscale_delay_s": 2.0, "downscale_delay_s": 15.0}
 THOUGHT_S = 1.0
 
 
@@ -178,7 +175,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> int:
     arguments = parse()
-    with deployed(SETTINGS) as nodes:
+    with deployed(SETTINGS, delays=DELAYS) as nodes:
 
         async def run() -> tuple[list[dict[str, Any]], Load]:
             async with httpx.AsyncClient(base_url=nodes.url) as http:

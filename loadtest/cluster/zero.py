@@ -17,12 +17,10 @@ from loadtest.harness import percentile, report, say
 
 SETTINGS = {
     "device": "cpu",
-    "torch_threads": 1,
     "num_replicas": 0,
     "max_replicas": 2,
-    "upscale_delay_s": 1.0,
-    "downscale_delay_s": 5.0,
 }
+DELAYS = {"upscale_delay_s": 1.0, "downscale_delay_s": 5.0}
 BODY = {"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}], "seed": 17}
 
 
@@ -65,7 +63,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=3)
     arguments = parser.parse_args()
-    with deployed(SETTINGS) as nodes, httpx.Client(base_url=nodes.url, timeout=120) as http:
+    with deployed(SETTINGS, delays=DELAYS) as nodes, httpx.Client(base_url=nodes.url, timeout=120) as http:
         wait_until(lambda: awake(http), "deployed and awake")
         rows = [once(http) for _ in range(arguments.times)]
     cold = [row["cold_s"] for row in rows]

@@ -85,10 +85,12 @@ async def run(arguments: argparse.Namespace) -> int:
     max_running = max(64, arguments.concurrency)
     alone = Alone(arguments.model, arguments.threads, max_running)
     gc.freeze()
-    flags = [*(("--model", arguments.model) if arguments.model else ()), "--torch-threads", arguments.threads]
+    flags: list[object] = ["--model", arguments.model] if arguments.model else []
+    flags += ["--max-num-seqs", max_running]
+    threads = {"MRP_SERVE_TORCH_THREADS": str(arguments.threads)}
     measured = Measured()
     with plain.running() as other:
-        async with service(arguments, *flags, "--max-running", max_running) as running:
+        async with service(arguments, *flags, environment=threads) as running:
             measured.live = await asyncio.to_thread(live, [running.url, other], 2 * arguments.lone)
             short = workload(arguments, f"fixed:{arguments.short}")
             bodies = [short.request(number, "lone").body for number in range(arguments.lone)]

@@ -30,23 +30,19 @@ def prompt_estimate(request: ReplicaRequest) -> float:
 
 
 class AnswerUsage:
-    """One answer. `add` gets every item of it. `whole`: its client gets nothing before the end.
-
-    `requested`, `decoded`: blocks requested, and decoded so far. `streamed`: tokens sent to the client so far. `used`:
-    tokens of prompt and completion, None before the end. `prompt`: tokens of the prompt, an estimate until they are
-    known. `estimate`: tokens charged at first. `charged`: tokens that the key has paid. `counted`: the moment up to
-    which its blocks are counted. It is the moment of its slot at first, and None before.
-    """
+    """One answer. `add` gets every item of it. `whole`: its client gets nothing before the end."""
 
     def __init__(
         self, requested: int, prompt: float, block_size: int, throughput: Throughput, *, whole: bool = False
     ) -> None:
-        self.requested, self.prompt, self.estimate = requested, prompt, 0.0
-        self.decoded = 0
-        self.streamed = 0
-        self.charged = 0.0
-        self.used: int | None = None
-        self.counted: Moment | None = None
+        self.requested = requested  # blocks
+        self.decoded = 0  # blocks so far
+        self.prompt = prompt  # tokens, an estimate until they are known
+        self.estimate = 0.0  # tokens charged at first
+        self.charged = 0.0  # tokens that the key has paid
+        self.streamed = 0  # tokens sent to the client so far
+        self.used: int | None = None  # tokens of prompt and completion, None before the end
+        self.counted: Moment | None = None  # up to which its blocks are counted, from its slot on; None before
         self._block_size, self._throughput, self._whole = block_size, throughput, whole
 
     def add(self, item: Progress | Chunk | Ending) -> None:

@@ -6,11 +6,10 @@ answers update the measured throughput. The controller combines the other parts 
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from service.admission.charge import AnswerUsage, TokenCharge, prompt_estimate
@@ -24,23 +23,8 @@ from service.messages.replica_status import ModelCard
 from service.messages.wire import ReplicaRequest, too_late
 from service.settings.settings import Settings
 
-#: replicas that are wanted at most, for each that the settings allow: beyond it, a number says no more
-_MOST_WANTED = 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class IncomingRequest:
-    """One HTTP request: its API key, client address, path and body. They identify a request that is sent again."""
-
-    key: ApiKey
-    client: str
-    path: str
-    body: bytes = field(repr=False)
-
-    def digest(self) -> bytes:
-        """A hash of the request. Equal requests of one API key (without keys: of one address) have the same hash."""
-        head = f"{self.key.name if self.key.digest else self.client}\n{self.path}\n".encode()
-        return hashlib.blake2b(head + self.body, digest_size=16).digest()
+#: the maximum of wanted replicas, for each that the settings allow: beyond it, a number says no more
+_MAX_WANTED = 4.0
 
 
 class AdmissionController:
@@ -52,15 +36,15 @@ class AdmissionController:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, tenants: int = 1) -> None:
         self._clock, self._share = clock, settings.per_ingress
-        self._most_replicas = settings.most_replicas
-        self._ingresses, self._replicas, self._stands = settings.num_ingresses, 1.0, False
+        self._max_replicas = settings.max_num_replicas
+        self._ingresses, self._replicas, self._halted = settings.api_server_count, 1.0, False
         self._throughput = Throughput(clock)
-        self._queue: FairQueue[Waiter] = FairQueue(settings.priority_aging_s)
+        self._queue: FairQueue[Waiter] = FairQueue()
         self._slots = Slots(self._queue, self._throughput, shared=tenants > 1)
         limits = settings.max_queue_s, settings.per_ingress(settings.max_waiting)
         self._policy = QueuePolicy(self._queue, self._throughput, limits, clock)
-        self._limits = RateLimits(clock, settings.num_ingresses)
-        self._demand = ReplicaDemand(settings.slots, settings.target_queue_s, clock)
+        self._limits = RateLimits(clock, settings.api_server_count)
+        self._demand = ReplicaDemand(settings.slots, clock)
         self._block_size, self._max_model_len = 1, 0
         self._usages: set[AnswerUsage] = set()
 
@@ -71,10 +55,10 @@ class AdmissionController:
         self._demand.slots = card.replica_slots
         self._replicas = max(1.0, card.slots / card.replica_slots)
 
-    def stand(self, stands: bool) -> None:
+    def set_halted(self, halted: bool) -> None:
         """Whether the replicas are paused or asleep from now on. Requests wait, which no further replica would help."""
-        self._stands = stands
-        self._throughput.stand(stands)
+        self._halted = halted
+        self._throughput.set_halted(halted)
 
     def reject_all(self, error: MrpServeError) -> None:
         """Ends all waiting requests with `error` if there are no slots."""
@@ -88,16 +72,15 @@ class AdmissionController:
         """The request does not count: the service did not take it (429, 503)."""
         self._limits.give_back_request(key)
 
-    def admit(self, request: IncomingRequest, requests: Sequence[ReplicaRequest]) -> TokenCharge:
+    def admit(self, key: ApiKey, requests: Sequence[ReplicaRequest]) -> TokenCharge:
         """Accepts a request: the charge of its answers. PromptTooLong, RateLimited or QueueFull if it is refused."""
-        key = request.key
         for replica_request in requests:
             self._check_length(replica_request)
         self._limits.check_tokens(
             key, sum(self._tokens(replica_request, prompt_estimate(replica_request)) for replica_request in requests)
         )
         blocks = sum(self._blocks(replica_request) for replica_request in requests)
-        self._policy.check(replace(self._ticket(requests[0]), cost=blocks), request.digest)
+        self._policy.check(replace(self._ticket(requests[0]), cost=blocks))
         return TokenCharge(partial(self._limits.consume_tokens, key.name))
 
     @asynccontextmanager
@@ -128,14 +111,14 @@ class AdmissionController:
 
     def _check_length(self, request: ReplicaRequest) -> None:
         """PromptTooLong over the model's length. Such a request would be demand until a replica refuses it."""
-        prompt, most = len(request.token_ids or ()), self._max_model_len
-        least = 1 if request.shorten else request.max_new_tokens
-        if prompt + least <= most or request.scoring is not None:
+        prompt, longest = len(request.token_ids or ()), self._max_model_len
+        shortest = 1 if request.shorten else request.max_new_tokens
+        if prompt + shortest <= longest or request.scoring is not None:
             return
-        excess = f"max_new_tokens is {least}"
+        excess = f"max_new_tokens is {shortest}"
         if prompt:
-            excess = f"{prompt} prompt tokens and max_new_tokens {least} are {prompt + least} tokens"
-        raise PromptTooLong.over(most, excess, param="max_new_tokens")
+            excess = f"{prompt} prompt tokens and max_new_tokens {shortest} are {prompt + shortest} tokens"
+        raise PromptTooLong.over(longest, excess, param="max_new_tokens")
 
     async def _enter(self, request: ReplicaRequest) -> None:
         try:
@@ -169,16 +152,16 @@ class AdmissionController:
 
     @property
     def replicas_wanted(self) -> float:
-        """The number of replicas that this ingress's requests need, as a fraction. It stays while replicas stand.
+        """The number of replicas that this ingress's requests need, as a fraction. It stays while replicas are halted.
 
-        At most _MOST_WANTED times the replicas that there may be.
+        At most _MAX_WANTED times the replicas that there may be.
         """
-        if self._stands and self._slots.total:
+        if self._halted and self._slots.total:
             return self._replicas / self._ingresses
         ratio = self._throughput.ratio
         waiting = sum(usage.requested for usage in self._usages if usage.counted is None) * ratio
         load = IngressLoad(len(self._usages), self._slots.used, waiting, self._throughput.rate_per_slot)
-        return min(self._demand.wanted(load, ratio), _MOST_WANTED * self._most_replicas)
+        return min(self._demand.wanted(load, ratio), _MAX_WANTED * self._max_replicas)
 
     def _ticket(self, request: ReplicaRequest) -> Ticket:
         return Ticket(request.arrived.at, request.tenant, request.weight, request.priority, self._blocks(request))

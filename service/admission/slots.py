@@ -117,7 +117,7 @@ class Slots:
             self._tenants[name].held += 1
             if not waiter.turn.done():  # done: the request is being cancelled and frees its slot itself
                 waiter.turn.set_result(None)
-        self._throughput.occupied(self._used, self._total, somebody_waits=len(self._queue) > 0)
+        self._throughput.occupied(self._used, self._total, has_waiting=len(self._queue) > 0)
 
     def _next(self) -> str | None:
         """The tenant whose turn it is, None if none may have another slot."""

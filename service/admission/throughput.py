@@ -18,8 +18,10 @@ _FIRST_S = 1.0
 _ARRIVALS_S = 30.0
 #: the part of a replica's rate that is planned for; the rest is reserve for uneven arrivals
 _UTILIZATION = 0.8
+#: seconds in which the replicas should finish the waiting work
+_TARGET_QUEUE_S = 10.0
 #: the least number of replicas while there is any request; without requests, a smaller number counts as 0
-FEWEST = 0.01
+MIN_WANTED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +42,25 @@ class Throughput:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._taken = self._slots = 0
-        self._full, self._stands = False, False
+        self._full, self._halted = False, False
         self._since = clock()
         self._blocks = self._slot_seconds = self._full_seconds = self._full_slots = 0.0
         self._requested = self._decoded = 0.0
 
-    def occupied(self, taken: int, slots: int, *, somebody_waits: bool = False) -> None:
+    def occupied(self, taken: int, slots: int, *, has_waiting: bool = False) -> None:
         """From now on `taken` of `slots` slots are taken. They are all that can be if somebody waits."""
         self._update()
         self._taken, self._slots = taken, slots
-        self._full = taken > 0 and (taken >= slots > 0 or somebody_waits)
+        self._full = taken > 0 and (taken >= slots > 0 or has_waiting)
 
-    def stand(self, stands: bool) -> None:
-        """Whether the replicas stand from now on, by order. Such seconds say nothing about the rate."""
+    def set_halted(self, halted: bool) -> None:
+        """Whether the replicas are halted from now on, by order. Such seconds say nothing about the rate."""
         self._update()
-        self._stands = stands
+        self._halted = halted
 
     def _update(self) -> None:
         now = self._clock()
-        if self._full and not self._stands and now > self._since:
+        if self._full and not self._halted and now > self._since:
             seconds = now - self._since
             decay = math.exp(-seconds / _MEMORY_S)
             self._blocks *= decay
@@ -136,7 +138,7 @@ class IngressLoad:
 class ReplicaDemand:
     """The number of replicas that one ingress needs. `arrived` gets every accepted request.
 
-        wanted = arrivals / rate / 0.8 + waiting / (rate * target_queue_s)
+        wanted = arrivals / rate / 0.8 + waiting / (rate * 10 s)
         at least: slots taken / slots of a replica, divided by 0.8 while a request waits
 
     `arrivals`: blocks requested per second. `rate`: blocks per second of a replica at full load. `waiting`: blocks.
@@ -149,9 +151,8 @@ class ReplicaDemand:
     `slots`: slots of one replica. Before a replica is known, the most that the settings allow.
     """
 
-    def __init__(self, slots: int, target_queue_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, slots: int, clock: Callable[[], float]) -> None:
         self.slots = slots
-        self._target_queue_s = target_queue_s
         self._clock = clock
         self._arrivals, self._since = 0.0, clock()
 
@@ -174,8 +175,8 @@ class ReplicaDemand:
             rate = load.rate_per_slot * self.slots
             flow = self._decayed() * ratio / _ARRIVALS_S / rate / _UTILIZATION
             full = taken / _UTILIZATION if load.waiting_blocks else taken
-            wanted = max(full, flow + load.waiting_blocks / (rate * self._target_queue_s))
-        return max(wanted, FEWEST) if load.in_flight else wanted if wanted > FEWEST else 0.0
+            wanted = max(full, flow + load.waiting_blocks / (rate * _TARGET_QUEUE_S))
+        return max(wanted, MIN_WANTED) if load.in_flight else wanted if wanted > MIN_WANTED else 0.0
 
     def _decayed(self) -> float:
         return self._arrivals * math.exp((self._since - self._clock()) / _ARRIVALS_S)

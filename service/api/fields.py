@@ -19,6 +19,8 @@ from pydantic import BaseModel
 from service.errors import InvalidRequest, similar
 
 IGNORED: Final = "x-ignored-fields"
+#: the request's header that refuses such fields, by `true`
+STRICT: Final = "x-strict-fields"
 #: the most names in one header, and of one process in the log
 _MOST_NAMES, _MOST_LOGGED = 32, 256
 #: a name that a header and a log line may have: no key, no prompt, no line end

@@ -39,7 +39,7 @@ class LineAnswers:
             settings.request_timeout_s,
             default_max_tokens=settings.default_max_tokens,
         )
-        self._strict_fields, self._ignored_fields = settings.strict_fields, IgnoredFieldsLog()
+        self._ignored_fields = IgnoredFieldsLog()
         self.tokens = 0
 
     async def run(self, lines: Iterable[BatchLine], write: WriteOutput) -> None:
@@ -69,7 +69,7 @@ class LineAnswers:
         if line.error is not None:
             raise line.error
         try:
-            ignored = IgnoredFields(self._strict_fields, self._ignored_fields)
+            ignored = IgnoredFields(log=self._ignored_fields)
             context = replace(self._context, origin=Origin(request_id), ignored=ignored)
             builder = APIS[line.url].parse(line.body, context)
         except MrpServeError:

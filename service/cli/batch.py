@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.cli.options import read_settings, settings_options
 from service.cli.output import Counter, notes
-from service.cli.settings_options import read_settings, settings_options
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ DefaultsOption = Annotated[
 #: settings of the server, which a batch has not
 _OF_THE_SERVER = frozenset(
     {"max_waiting", "max_queue_s", "drain_timeout_s", "host", "port", "api_keys", "api_keys_file", "admin_keys"}
-    | {"allowed_origins", "weights_update", "share_prefixes_between_keys", "num_ingresses", "otlp_endpoint"}
-    | {"max_replicas", "target_queue_s", "upscale_delay_s", "downscale_delay_s"}
+    | {"allowed_origins", "share_prefixes_between_keys", "api_server_count", "otlp_endpoint", "max_replicas"}
 )
 
 

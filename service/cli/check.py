@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,8 +16,6 @@ from service.cli.options import ModelOptions, with_fields
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from service.model import Checkpoint, ModelConfig, MrpConfig
     from service.text import TextCodec
 
@@ -28,6 +28,10 @@ class _Options(ModelOptions):
     model: Annotated[
         str | None, typer.Argument(help="A folder, or a hub name such as owner/name@revision. Default: the demo.")
     ] = None
+    write: Annotated[
+        bool,
+        typer.Option("--write", help="Writes block size and kind of the MRP module into the folder's config.json."),
+    ] = False
 
 
 @with_fields("options", _Options)
@@ -49,6 +53,18 @@ def command(options: _Options) -> None:
     Console().print(table)
     if codec.template.warning:
         print(f"warning: {codec.template.warning}", file=sys.stderr)
+    if options.write:
+        _write(checkpoint, options)
+
+
+def _write(checkpoint: Checkpoint, options: _Options) -> None:
+    """Writes the facts that the options may override into config.json, so that every later command has them."""
+    config, path = checkpoint.config, checkpoint.path / "config.json"
+    if checkpoint.path != Path(options.name):
+        raise SettingsError(f"--write changes folders, and {options.name} is in the hub's cache", param="write")
+    kind = {"mrp_residual": config.mrp.residual, "mrp_scale": config.mrp.scale} if config.mrp else {}
+    content = json.loads(path.read_text("utf-8")) | {"block_size": config.block_size} | kind
+    path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
 def _text(codec: TextCodec) -> dict[str, str]:

@@ -70,7 +70,7 @@ def guarded(serve: Callable[[Order], int], patience_s: float) -> int:
     ours, theirs = socket.socketpair()
     if not (child := os.fork()):
         ours.close()
-        _be_the_child(serve, Order(theirs))
+        _serve_in_child(serve, Order(theirs))
     theirs.close()
     status = _wait(child, ours, signals, patience_s)
     if not kill_session(child, _KILL_S):
@@ -79,7 +79,7 @@ def guarded(serve: Callable[[Order], int], patience_s: float) -> int:
     return status
 
 
-def _be_the_child(serve: Callable[[Order], int], order: Order) -> NoReturn:
+def _serve_in_child(serve: Callable[[Order], int], order: Order) -> NoReturn:
     os.setsid()
     os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
@@ -103,7 +103,7 @@ def _wait(child: int, order: socket.socket, signals: set[signal.Signals], patien
         seen = signal.sigtimedwait(signals | {signal.SIGCHLD}, wait_s)
         if seen is None:
             if signalled_at is not None:
-                _say(f"the service did not end within {patience_s:g} s; it is killed")
+                say(f"the service did not end within {patience_s:g} s; it is killed")
                 return Exit.ENDED
         elif seen.si_signo == signal.SIGCHLD:
             if (code := _reap().get(child)) is not None:
@@ -113,7 +113,7 @@ def _wait(child: int, order: socket.socket, signals: set[signal.Signals], patien
             with suppress(OSError):
                 order.send(b".")
         elif time.monotonic() > signalled_at + _SAME_S:
-            _say("the service is killed")
+            say("the service is killed")
             return Exit.ENDED
 
 
@@ -130,9 +130,10 @@ def _status(code: int, signalled: bool) -> int:
     if code >= 0:
         return code
     if not signalled:
-        _say(f"the process that runs Ray was ended by {signal.Signals(-code).name}, so the service ends")
+        say(f"the process that runs Ray was ended by {signal.Signals(-code).name}, so the service ends")
     return Exit.ENDED if signalled else Exit.LOST
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Prints a line of the program on stderr."""
     print(f"mrp-serve: {text}", file=sys.stderr, flush=True)

@@ -1,19 +1,21 @@
 """`mrp-serve`: the program and its commands.
 
-It parses arguments and turns this package's errors into one line on stderr. Every command has its own file and
-imports its dependencies only when it runs, so `--help` is instant.
+It parses arguments and turns this package's errors into one line on stderr. A command imports its dependencies
+only when it runs, so `--help` is instant.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
 import sys
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from service.cli import batch, calibrate, check, generate, key, serve, train
+from service.cli import batch, calibrate, check, generate, serve, train
 from service.cli.output import WIDE, is_on_a_terminal
 from service.errors import MrpServeError
 
@@ -45,7 +47,24 @@ app.command("serve")(serve.command)
 app.command("generate")(generate.command)
 app.command("batch")(batch.command)
 app.command("check")(check.command)
-app.command("key")(key.command)
+
+
+@app.command("key")
+def make_key(
+    name: Annotated[str, typer.Argument(help="Name of the key, which names its owner and its limits.")] = "me",
+) -> None:
+    """Makes an API key. Prints the key, and its line for api_keys_file."""
+    from service.admission.keys import check_name
+
+    check_name(name)
+    key = f"mrp-{secrets.token_urlsafe(32)}"  # shown once; the service gets only its hash
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    # Each line is one write, so that two streams of one terminal do not mix where Python buffers nothing.
+    print(f"{key}\n", end="")
+    print("mrp-serve: the key is not shown again; this is its line in api_keys_file:\n", end="", file=sys.stderr)
+    print(f"- {{name: {name}, sha256: {digest}}}\n", end="")
+
+
 app.command("calibrate")(calibrate.calibrate)
 app.command("frontier")(calibrate.frontier)
 app.command("quality")(calibrate.quality)

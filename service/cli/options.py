@@ -1,26 +1,32 @@
 """Options that several commands share. The options of a model also load it.
 
-A command may have an option for each knob of the modes, or for each field of a dataclass.
+A command may have an option for each knob of the modes, for each field of a dataclass, or for each setting: `serve` has
+all settings, `batch` those of the model and its engine.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from service.decode.knobs import Knob, KnobValue, knobs_in
 from service.decode.modes import KNOBS, MODES
 from service.errors import SettingsError
+from service.settings.settings import Settings
+from service.settings.sources import ALIASES
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from service.engine import EngineDeps
     from service.model import Checkpoint, LoadOptions
 
@@ -146,7 +152,7 @@ def with_knobs(command: CommandFunction) -> CommandFunction:
     def knobs(values: Mapping[str, Any]) -> Knobs:
         return {name: _value(name, value) for name, value in values.items() if value is not None}
 
-    return _expanded(command, "knobs", [_option(name, knob) for name, knob in KNOBS.items()], knobs)
+    return _expanded(command, "knobs", [_knob_option(name, knob) for name, knob in KNOBS.items()], knobs)
 
 
 def with_fields(parameter: str, options: type[Any]) -> Callable[[CommandFunction], CommandFunction]:
@@ -181,7 +187,7 @@ def _expanded(
     return expanded
 
 
-def _option(name: str, knob: Knob) -> inspect.Parameter:
+def _knob_option(name: str, knob: Knob) -> inspect.Parameter:
     modes = ", ".join(mode for mode, params in MODES.items() if name in knobs_in(params))
     kind: Any = str if knob.auto else knob.kind
     annotation: Any = Annotated[kind | None, typer.Option(help=f"{modes}: {knob.help}.")]
@@ -192,3 +198,45 @@ def _value(name: str, option: Any) -> KnobValue:
     """The value of an option. A knob that takes numbers and a word gets a number if the text is one."""
     value: KnobValue = int(option) if KNOBS[name].auto and option.removeprefix("-").isdigit() else option
     return value
+
+
+# --- settings as options --------------------------------------------------------------------------------
+
+
+def settings_options(without: Collection[str] = ()) -> list[inspect.Parameter]:
+    """One option for each setting except `without`, and a hidden option for each alias."""
+    names = [name for name in Settings.model_fields if name not in without]
+    aliases = {alias: name for alias, name in ALIASES.items() if name in names}
+    return [_setting_option(name, Settings.model_fields[name]) for name in names] + [
+        _setting_option(alias, Settings.model_fields[name], alias=True) for alias, name in aliases.items()
+    ]
+
+
+def read_settings(options: dict[str, Any]) -> Settings:
+    """The settings by the values of their options. SettingsError for values that are not allowed."""
+    return Settings(**{name: value for name, value in options.items() if value is not None})
+
+
+def _setting_option(name: str, field: FieldInfo, *, alias: bool = False) -> inspect.Parameter:
+    """A setting as an option. The default None means not given, so that environment and file still count.
+
+    An option with an alias of the setting is not listed in the help.
+    """
+    aliases = "".join(f"; also --{other.replace('_', '-')}" for other, setting in ALIASES.items() if setting == name)
+    default = "" if field.default in (None, ()) else f" (default: {_short(field.default)})"
+    kind, flag = _plain_type(field.annotation), name.replace("_", "-")
+    names = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
+    option = typer.Option(None, names, help=f"{field.description}{default}{aliases}", show_default=False, hidden=alias)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
+
+
+def _plain_type(annotation: Any) -> Any:
+    """The type into which a flag's text is converted: the first plain type of the annotation, else text."""
+    if annotation in (bool, int, float, str, Path):
+        return annotation
+    plain = [_plain_type(part) for part in get_args(annotation) if part is not type(None)]
+    return plain[0] if plain and plain[0] in (bool, int, float, Path) else str
+
+
+def _short(value: object) -> str:
+    return "the shipped demo" if isinstance(value, str) and os.sep in value else str(value)

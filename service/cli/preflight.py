@@ -54,8 +54,10 @@ def warnings() -> list[str]:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY or files >= _FEW_FILES:
         return []
-    most = max_connections()
-    return [f"a process may have {files} open files (`ulimit -n`), so {most} connections; {_FEW_FILES} are advised"]
+    connections = max_connections()
+    return [
+        f"a process may have {files} open files (`ulimit -n`), so {connections} connections; {_FEW_FILES} are advised"
+    ]
 
 
 def _check_disk() -> None:
@@ -73,10 +75,6 @@ def _check_settings(settings: Settings) -> None:
 
         if tracing := start_tracing(settings):
             tracing.close()
-    if settings.log_file:
-        from service.telemetry.logs import file_handler
-
-        file_handler(settings.log_file).close()
     KeyRing.load(settings)
     KeyRing.load_admins(settings)
     if settings.autoscaled:
@@ -97,14 +95,14 @@ def _check_device(device: str) -> None:
 
 def _check_attention(settings: Settings) -> None:
     """Checks that a named backend can run here. The usual ones always can."""
-    if settings.attention not in {"auto", "eager"}:
+    if settings.attention_backend not in {"auto", "eager"}:
         import torch
 
         from service.model.attention.registry import resolve_backend
         from service.model.device import pick_device, pick_dtype
 
         device = pick_device(settings.device)
-        resolve_backend(settings.attention, torch.device(device), pick_dtype(settings.dtype, device))
+        resolve_backend(settings.attention_backend, torch.device(device), pick_dtype(settings.dtype, device))
 
 
 def _check_checkpoint(settings: Settings) -> Path:

@@ -1,4 +1,4 @@
-"""Keeps things from other users of the machine: Ray's token, the folder of its sockets and logs, files with keys.
+"""Permissions against other users of the machine: Ray's token, the folder of its sockets and logs, files with keys.
 
 `cluster.py` uses the token, `serve.py` the folder and the files.
 """

@@ -14,14 +14,14 @@ import time
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from types import TracebackType
 from typing import Any
 
 from service.cli import cluster, draining, preflight, private
-from service.cli.guard import Exit, Order, guarded
-from service.cli.log_pipe import LogPipe
+from service.cli.guard import Exit, Order, guarded, say
+from service.cli.options import read_settings, settings_options
 from service.cli.processes import IngressWatch, ProcessWatch, needed
-from service.cli.settings_options import read_settings, settings_options
-from service.settings.settings import Settings
+from service.settings.settings import LOG_PIPE, Settings
 
 #: seconds that the end may take beyond draining
 _END_S = 15.0
@@ -29,6 +29,8 @@ _END_S = 15.0
 _READY_S = 1.0
 #: seconds for requests in progress, and for all of the end, when Ray cannot go on
 _LOST_DRAIN_S, _LOST_END_S = 3.0, 4.0
+#: the line that ends the log pipe
+_PIPE_END = b"\0\n"
 
 
 def command(**options: Any) -> None:
@@ -41,8 +43,8 @@ def run(settings: Settings) -> None:
     started = time.monotonic()
     settings = preflight.check(settings)
     for warning in (*private.check_files(settings), *preflight.warnings()):
-        _say(f"warning: {warning}")
-    _say(f"loading {settings.model_name} …")
+        say(f"warning: {warning}")
+    say(f"loading {settings.model_name} …")
     folder = private.RunFolder()
     serve = partial(_serve, settings, started, folder.path)
     status = guarded(serve, settings.drain_timeout_s + _END_S)
@@ -56,11 +58,10 @@ def _serve(settings: Settings, started: float, folder: Path, order: Order) -> in
     os.environ["RAY_TMPDIR"] = str(folder)
     end = _End(folder, settings.drain_timeout_s)
     order.listen(end.stop)
-    with LogPipe(folder) as pipe:
-        with_log = settings if settings.log_file else settings.model_copy(update={"log_file": pipe.path})
-        proxy = cluster.begin(with_log)
+    with LogPipe(folder):
+        proxy = cluster.begin(settings)
         ProcessWatch(needed(os.getsid(0)), end.lost).start()
-        cluster.deploy(with_log, say=_say, proxy=proxy)
+        cluster.deploy(settings, say=say, proxy=proxy)
         return asyncio.run(_until(end, settings, started))
 
 
@@ -69,12 +70,12 @@ async def _until(end: _End, settings: Settings, started: float) -> Exit:
     end.serving.set()
     await draining.prepare()
     if settings.ingress_listens:
-        IngressWatch(settings.host, settings.port, _say).start()
-    _say(_ready(settings, time.monotonic() - started))
+        IngressWatch(settings.host, settings.port, say).start()
+    say(_ready(settings, time.monotonic() - started))
     status = await asyncio.to_thread(end.wait)
     timeout_s = settings.drain_timeout_s if status == Exit.ENDED else min(settings.drain_timeout_s, _LOST_DRAIN_S)
     if not await draining.drain(timeout_s):
-        _say(f"requests were cut after {timeout_s:g} s")
+        say(f"requests were cut after {timeout_s:g} s")
     return status
 
 
@@ -89,12 +90,12 @@ class _End:
 
     def stop(self) -> None:
         """Ends the service by a signal."""
-        _say(f"shutting down: requests in flight have {self._drain_s:g} s; a second signal cuts them …")
+        say(f"shutting down: requests in flight have {self._drain_s:g} s; a second signal cuts them …")
         self._end(Exit.ENDED)
 
     def lost(self, process: str) -> None:
         """Ends the service by the loss of a process that Ray needs. Ray may hang then, so the time is limited."""
-        _say(f"{process} has ended, so the service ends; Ray's logs: {self._logs}")
+        say(f"{process} has ended, so the service ends; Ray's logs: {self._logs}")
         deadline = threading.Timer(_LOST_END_S, os._exit, [Exit.LOST])
         deadline.daemon = True
         deadline.start()
@@ -110,8 +111,39 @@ class _End:
         self._statuses.put(status)
 
 
-def _say(text: str) -> None:
-    print(f"mrp-serve: {text}", file=sys.stderr, flush=True)
+class LogPipe:
+    """A named pipe for the log lines of the replicas. This process copies it to its stderr.
+
+    Ray would add a prefix and mix the lines with its own. A paused terminal stops the copying; the replicas continue
+    and drop lines (`telemetry/logs.py`). `folder`: no other user may enter it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "log"
+
+    def __enter__(self) -> LogPipe:
+        os.mkfifo(self.path, 0o600)
+        # Opened for reading and writing: the pipe then exists before the first writer and stays after the last one.
+        self._descriptor = os.open(self.path, os.O_RDWR)
+        self._thread = threading.Thread(target=self._copy, name="log-pipe", daemon=True)
+        self._thread.start()
+        os.environ[LOG_PIPE] = str(self.path)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        del os.environ[LOG_PIPE]
+        os.write(self._descriptor, _PIPE_END)
+        self._thread.join()
+        os.close(self._descriptor)
+        self.path.unlink()
+
+    def _copy(self) -> None:
+        with open(self._descriptor, "rb", closefd=False) as lines:
+            for line in lines:
+                if line.endswith(_PIPE_END):
+                    return
+                sys.stderr.write(line.decode("utf-8", "replace"))
+                sys.stderr.flush()
 
 
 def _ready(settings: Settings, seconds: float) -> str:

@@ -113,13 +113,13 @@ def command(
     )
     budget = Budget(
         steps,
-        values.batch,
-        values.accumulate * workers,
-        seed,
-        not fp32,
-        clip,
-        values.batch_tokens,
-        values.matrices,
+        rows=values.batch,
+        batches=values.accumulate * workers,
+        seed=seed,
+        bf16=not fp32,
+        clip=clip,
+        tokens=values.batch_tokens,
+        matrices=values.matrices,
     )
     keeping, module = Keeping(out.absolute(), save_every, judged), Module(values.layers, not direct)
     plan = TrainingConfig(source, values.objective, values.schedule(steps, warmup), budget, keeping, module)

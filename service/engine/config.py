@@ -24,7 +24,6 @@ class EngineConfig:
     kv_cache_tokens: int = defaults.KV_CACHE_TOKENS_CPU  # tokens in the KV cache over all requests
     #: tokens of one request, prompt and completion; None: the checkpoint's length, or the cache's if it is less
     max_model_len: int | None = None
-    priority_aging_s: float = defaults.PRIORITY_AGING_S  # seconds of waiting that make up for one priority
     prefix_cache: bool = True  # whether requests share the KV of equal leading blocks
     #: Every row is computed with the same tensor shapes in any batch. A request with a seed then gets identical
     #: results, bit for bit, on any machine of the same kind. Slower. On CUDA a library user also sets

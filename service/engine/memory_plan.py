@@ -133,5 +133,5 @@ def _too_little(memory: DeviceMemory, forward: int, min_cache: int) -> str:
     return (
         f"kv_cache_tokens is auto, but of {total:,.0f} MiB on {memory.kind} {free:,.0f} MiB are free: "
         f"beside the weights a forward takes {forward / 2**20:,.0f} MiB and the KV cache at least "
-        f"{min_cache / 2**20:,.1f} MiB. Lower max_rows, raise memory_utilization or take a larger device"
+        f"{min_cache / 2**20:,.1f} MiB. Lower max_rows, raise gpu_memory_utilization or take a larger device"
     )

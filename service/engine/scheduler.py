@@ -55,7 +55,7 @@ class Scheduler:
     def __init__(
         self, pages: PrefixCache, block_size: int, config: EngineConfig, planner: DraftPlanner, prompt_rows: int
     ) -> None:
-        self.waiting: FairQueue[Waiting] = FairQueue(config.priority_aging_s)
+        self.waiting: FairQueue[Waiting] = FairQueue()
         self.running: list[RunningRequest] = []
         self._lookups = (0, 0)
         self._pages, self._block_size = pages, block_size

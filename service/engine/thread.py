@@ -233,7 +233,7 @@ class EngineThread:
             task.was_paused = self._engine.paused
             self._engine.queue_held, self._engine.paused = True, False
             if task.abort:
-                reason = "the weights are being updated, and the setting weights_update is abort"
+                reason = "the weights are being updated with mode abort"
                 aborted = self._engine.abort_running()
                 self._send([RequestFailed(name, WeightsChanged(reason, retry_after=1.0)) for name in aborted])
 

@@ -25,6 +25,7 @@ from service.engine_process import messages
 from service.errors import InvalidRequest, MrpServeError, ReplicaLost, ReplicaStopping
 from service.ipc.connections import HEARTBEAT_TIMEOUT_S, POLL_S, Frames, HeartbeatMonitor, start_child
 from service.messages.replica_status import ControlCommand
+from service.settings.defaults import STEP_TIMEOUT_S
 from service.settings.settings import Settings
 from service.telemetry.metrics import SumsData
 from service.tracebacks import type_and_line
@@ -68,14 +69,20 @@ class EngineProcessClient(Frames):
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, settings: Settings, add_sums: Callable[[SumsData], None], deps: str = "") -> Self:
+    async def start(
+        cls,
+        settings: Settings,
+        add_sums: Callable[[SumsData], None],
+        deps: str = "",
+        stall_timeout_s: float = STEP_TIMEOUT_S,
+    ) -> Self:
         """Starts the process and waits until it has loaded its engine. Raises the errors of loading.
 
         EngineFailed for an unexpected error; ReplicaLost if the process ends. `deps`: `module:name` of the
-        engine's `EngineDeps`, if not the default ones.
+        engine's `EngineDeps`, if not the default ones. `stall_timeout_s`: the longest step of a healthy engine.
         """
         process, end = start_child("service.engine_process.process", *filter(None, [deps]))
-        engine = cls(process, add_sums, settings.stall_timeout_s)
+        engine = cls(process, add_sums, stall_timeout_s)
         await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=end)
         try:
             engine.send(messages.Start(settings.to_json()))

@@ -27,7 +27,7 @@ from service.model.device import is_out_of_memory, memory_of, pick_device, pick_
 from service.model.files import pinned
 from service.model.weight_update import apply_update, check_update, drop_weights, load_update, restore_weights
 from service.parallel import TensorParallelExecutor
-from service.settings.settings import Settings, slots_of
+from service.settings.settings import Settings, slots_of, torch_profiler_dir
 from service.text import TextCodec
 
 _log = logging.getLogger(__name__)
@@ -67,13 +67,11 @@ class EngineCore:
         self._has_weights = True  # whether the weights have memory, which sleep of level 2 gives back
         self.weights, self.pause = self.info.weights, PauseState()
         self.controls_thread = False  # whether a command has the engine's thread, or waits for it
-        self._changing, self._aborts = asyncio.Lock(), settings.weights_update == "abort"
+        self._changing = asyncio.Lock()
         self._options = LoadOptions(
             checkpoint.dtype,
             "cpu",
             settings.block_size,
-            mrp_residual=settings.mrp_residual,
-            mrp_scale=settings.mrp_scale,
             quantization=settings.quantization,
             shard=checkpoint.shard,
         )
@@ -122,7 +120,7 @@ class EngineCore:
         apply = await asyncio.to_thread(self._load, weights, newest_only=newest_only)
         versions = (weights.version, weights.mrp_version)
         with self._controlling():
-            await thread.update_weights(apply, versions, abort=self._aborts)
+            await thread.update_weights(apply, versions, abort=weights.abort)
 
     def _load(self, weights: Weights, *, newest_only: bool) -> Callable[[], None]:
         """Loads weights. Returns the function that applies them. Blocks.
@@ -209,16 +207,12 @@ def load_core(
         pick_dtype(settings.dtype, device),
         device,
         settings.block_size,
-        mrp_residual=settings.mrp_residual,
-        mrp_scale=settings.mrp_scale,
         quantization=settings.quantization,
     )
     deps, ranks = deps or EngineDeps(), settings.tensor_parallel_size
     if ranks == 1:
         return _prepared(EngineCore(load_checkpoint(settings.model, options), settings, observer, deps, codec))
-    executor = TensorParallelExecutor(
-        ranks, device, timeout_s=settings.stall_timeout_s, deterministic=settings.deterministic
-    )
+    executor = TensorParallelExecutor(ranks, device, deterministic=settings.deterministic)
     try:
         checkpoint, deps = executor.load(settings.model, options), replace(deps, ranks=executor)
         return _prepared(EngineCore(checkpoint, settings, observer, deps, codec))
@@ -241,9 +235,9 @@ def _limits(settings: Settings, checkpoint: Checkpoint, deps: EngineDeps | None 
     memory = deps.ranks.memory() if deps and deps.ranks else memory_of(checkpoint.device)
     sizes = RequestedSizes(
         kv_cache_tokens=_number(settings.kv_cache_tokens),
-        max_running=_number(settings.max_running),
+        max_running=_number(settings.max_num_seqs),
         max_rows=_number(settings.max_rows),
-        memory_utilization=settings.memory_utilization,
+        memory_utilization=settings.gpu_memory_utilization,
     )
     plan = partial(plan_memory, model=checkpoint.shard_config, itemsize=checkpoint.dtype.itemsize, memory=memory)
     fitted = plan(sizes)
@@ -285,15 +279,12 @@ def _config(settings: Settings, fitted: MemoryPlan) -> EngineConfig:
         fitted.max_rows,
         fitted.kv_cache_tokens,
         settings.max_model_len,
-        settings.priority_aging_s,
-        prefix_cache=settings.prefix_cache,
+        prefix_cache=settings.enable_prefix_caching,
         deterministic=settings.deterministic,
-        attention=settings.attention,
+        attention=settings.attention_backend,
         cuda_graphs=settings.cuda_graphs == "auto",
-        overlap=settings.overlap,
-        draft_candidates=settings.draft_candidates,
         max_prefill_tokens=settings.max_prefill_tokens,
-        torch_profiler_dir=settings.torch_profiler_dir,
+        torch_profiler_dir=torch_profiler_dir(),
     )
 
 

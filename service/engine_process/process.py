@@ -32,7 +32,7 @@ from service.engine_process.metrics import EngineMetrics
 from service.errors import EngineFailed, MrpServeError
 from service.ipc.connections import HEARTBEAT_S, Channel, Frames, tune_interpreter
 from service.model.device import set_threads
-from service.settings.settings import Settings
+from service.settings.settings import Settings, torch_threads
 from service.telemetry.logs import install_logs
 from service.telemetry.metrics import Sums
 from service.tracebacks import type_and_line, unexpected_error
@@ -131,7 +131,7 @@ class EngineProcess(Frames):
         try:
             settings = Settings.from_json(written)
             install_logs(settings)
-            set_threads(settings.torch_threads, settings.tensor_parallel_size)
+            set_threads(torch_threads(), settings.tensor_parallel_size)
             self._core = await asyncio.to_thread(load_core, settings, self._steps, self._deps)
         except MrpServeError as error:
             self._send(messages.EngineStartFailed(error))

@@ -17,14 +17,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from service.admission.charge import TokenCharge
-from service.admission.controller import AdmissionController, IncomingRequest
+from service.admission.controller import AdmissionController
 from service.admission.keys import KeyRing
-from service.admission.throughput import FEWEST
+from service.admission.throughput import MIN_WANTED
 from service.api.answers import Health, Live
 from service.api.anthropic.routes import anthropic_router
 from service.api.driver import JsonAnswer, Upstream, locked
 from service.api.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, error_response, install_error_handlers
-from service.api.fields import IGNORED, IgnoredFields, IgnoredFieldsLog
+from service.api.fields import IGNORED, STRICT, IgnoredFields, IgnoredFieldsLog
 from service.api.generate import generate_router
 from service.api.models import Models, models_json
 from service.api.openai.routes import openai_router
@@ -80,7 +80,7 @@ class Ingress:
         self._tracing = tracing
         self._registry = registry or Registry("ingress")
         self._registry.set("replicas_least", settings.num_replicas)
-        self._registry.set("replicas_most", settings.most_replicas)
+        self._registry.set("replicas_most", settings.max_num_replicas)
         self._registry.set("replicas_linked", 0)
         for reason in REASONS:
             self._registry.add("request_failovers_total", 0, reason=reason)
@@ -125,7 +125,7 @@ class Ingress:
     @property
     def replicas_wanted(self) -> float:
         """The number of replicas that this ingress's requests need. Above 0 if there is any request."""
-        return max(self._admission.replicas_wanted, FEWEST if self._availability.somebody_waits else 0.0)
+        return max(self._admission.replicas_wanted, MIN_WANTED if self._availability.somebody_waits else 0.0)
 
     def snapshot(self) -> Snapshot:
         """The current metrics of this ingress."""
@@ -228,9 +228,7 @@ class Ingress:
 
     async def _admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge:
         """Admits the request, or raises the error of the admission controller."""
-        client = request.client.host if request.client else ""
-        incoming = IncomingRequest(request.state.api_key, client, request.url.path, await request.body())
-        charge = self._admission.admit(incoming, requests)
+        charge = self._admission.admit(request.state.api_key, requests)
         request.state.admitted = True
         for replica_request in requests:
             if replica_request.quality:
@@ -254,13 +252,13 @@ class Ingress:
             current_origin(),
             self._weights.newest,
             self._settings.default_max_tokens,
-            IgnoredFields(self._settings.strict_fields, self._ignored_fields),
+            IgnoredFields(request.headers.get(STRICT) == "true", self._ignored_fields),
         )
 
     def _see_card(self, card: ModelCard, statuses: Sequence[Status]) -> None:
         self._weights.observe(card)
         self._pause.observe(statuses)
-        self._admission.stand(self._pause.newest.halted)
+        self._admission.set_halted(self._pause.newest.halted)
 
     async def _card(self) -> ModelCard:
         """The card of the service, with the presets for a request that comes now."""

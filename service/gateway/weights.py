@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -50,14 +50,14 @@ class ServiceWeights:
         if self.newest is not None and (card.num_outdated or card.weights.older_than(self.newest)):
             self._catch_up.begin()
 
-    async def update(self, model: str, version: int | None, *, partial: bool = False) -> list[ControlResult]:
-        """Gives all replicas other weights. `version`: None is the next one. `partial`: `model` may have any of them.
+    async def update(self, order: UpdateWeightsRequest) -> list[ControlResult]:
+        """Gives all replicas other weights.
 
         WeightsRefused if a replica cannot take them: nothing is changed then. WeightsConflict if newer ones answer.
         WeightUpdateFailed if some replicas could not take them after all: those answer nothing until they have.
         """
         async with self._updating:
-            weights = self._next_weights(serving(await self.poll()), model, version, partial=partial)
+            weights = self._next_weights(serving(await self.poll()), order)
             checked = await self._backend.control(CheckWeights(weights))
             _raise_first(checked)
             weights = checked[0].weights
@@ -81,14 +81,22 @@ class ServiceWeights:
             )
         return results
 
-    def _next_weights(self, card: ModelCard, model: str, version: int | None, *, partial: bool) -> Weights:
-        current = self.newest or card.weights
+    def _next_weights(self, card: ModelCard, order: UpdateWeightsRequest) -> Weights:
+        current, model, version = self.newest or card.weights, order.model, order.version
         if (version, model) == (current.version, current.model):
             return current
         if version is not None and version <= current.version:
             raise WeightsConflict(f"version is {version}, allowed is more than {current.version}", param="version")
         number = current.version + 1 if version is None else version
-        return Weights(number, model, self._base, (*current.all_folders, model), current.mrp_version, partial)
+        return Weights(
+            number,
+            model,
+            self._base,
+            folders=(*current.all_folders, model),
+            mrp_version=current.mrp_version,
+            partial=order.partial,
+            abort=order.mode == "abort",
+        )
 
     async def _repeat(self) -> list[ControlResult]:
         return [] if self.newest is None else await self._backend.control(UpdateWeights(self.newest))
@@ -118,6 +126,11 @@ class UpdateWeightsRequest(AdminBody):
     )
     partial: bool = Field(
         False, description="the folder has any of the weights; others stay. By default it has the backbone's, at least"
+    )
+    mode: Literal["wait", "abort"] = Field(
+        "wait",
+        description="wait: running requests complete with the old weights; abort: they restart with the new ones, and "
+        "streams that have sent tokens end with an error",
     )
 
 
@@ -179,8 +192,7 @@ def add_weight_routes(router: APIRouter, weights: ServiceWeights) -> None:
 
     @router.post("/weights", **_docs())
     async def update_weights(request: Request) -> Response:
-        order = await read_body(request, UpdateWeightsRequest)
-        results = await weights.update(order.model, order.version, partial=order.partial)
+        results = await weights.update(await read_body(request, UpdateWeightsRequest))
         rows = [
             {"replica": result.replica, **_named(result.weights), "seconds": round(result.seconds, 3)}
             for result in results

@@ -40,6 +40,7 @@ class Weights(Data, frozen=True):
     Versions are compared only between weights of the same base.
     `folders`: the folders that have the weights, if `model` is not the only one. A weight comes from the last folder
     that has it. `mrp_version`: the version that MRP came with. `partial`: whether `model` may have any of the weights.
+    `abort`: whether their update ends running requests; else these finish first.
     """
 
     version: int = 0
@@ -48,6 +49,7 @@ class Weights(Data, frozen=True):
     folders: tuple[str, ...] = ()
     mrp_version: int = 0
     partial: bool = False
+    abort: bool = False
 
     @property
     def all_folders(self) -> tuple[str, ...]:

@@ -1,16 +1,13 @@
 """The calibration file, `quality.json`: its fields, reading it, writing it. docs/quality.md explains them.
 
-`mrp-serve calibrate` writes the file into the checkpoint's folder, where replicas read it. Files of earlier versions
-are read as files of the present one. Version 2 measured at temperature 0 only. Version 1 also had one plan a preset and
-one frontier, both chosen at the concurrency `chosen_at`.
+`mrp-serve calibrate` writes the file into the checkpoint's folder, where replicas read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from msgspec.structs import asdict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -204,11 +201,6 @@ class QualityFile(_FilePart):
     warnings: list[str]
     rows: list[PlanResult]
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_any_version(cls, content: Any) -> Any:
-        return _as_version_3(content)
-
     @model_validator(mode="after")
     def _complete(self) -> Self:
         for part, presets in (("presets", self.presets), ("sampled_presets", self.sampled_presets)):
@@ -251,9 +243,7 @@ def read_quality(path: Path) -> QualityFile:
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in wrong["loc"]) or "the file"
-        raise CheckpointError(
-            f"{path} is no calibration file of version 1 to {VERSION}: {field}: {wrong['msg']}"
-        ) from None
+        raise CheckpointError(f"{path} is no calibration file of version {VERSION}: {field}: {wrong['msg']}") from None
 
 
 def write_quality(file: QualityFile, path: Path) -> None:
@@ -261,49 +251,3 @@ def write_quality(file: QualityFile, path: Path) -> None:
     beside = path.with_name(path.name + ".new")
     beside.write_text(file.model_dump_json(indent=1) + "\n", encoding="utf-8")
     beside.replace(path)
-
-
-def _as_version_3(content: Any) -> Any:
-    """The content of a file as version 3. A broken part stays as it is: the schema then names the fault.
-
-    At temperatures above 0, which earlier versions did not measure, every preset is `lossless`.
-    """
-    if not isinstance(content, Mapping) or content.get("version") not in {1, 2}:
-        return content
-    content = _of_version_1(content) if content["version"] == 1 else content
-    presets = content.get("presets")
-    sampled = dict.fromkeys(presets, presets.get("lossless")) if isinstance(presets, Mapping) else presets
-    return {**content, "version": VERSION, "sampled_presets": sampled}
-
-
-def _of_version_1(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    measured = content.get("measured")
-    at = measured.get("chosen_at") if isinstance(measured, Mapping) else None
-    parts = {
-        "measured": _without(measured, "chosen_at"),
-        "presets": content.get("presets"),
-        "rows": content.get("rows"),
-    }
-    if isinstance(parts["presets"], Mapping):
-        parts["presets"] = {name: [plan] for name, plan in parts["presets"].items()}
-    if isinstance(parts["rows"], list):
-        parts["rows"] = [_row_of_version_1(row, at) for row in parts["rows"]]
-    return {**content, **{name: part for name, part in parts.items() if name in content}}
-
-
-def _row_of_version_1(row: Any, at: Any) -> Any:
-    """A row whose mark stands at the speed of the load that it was made for."""
-    if not isinstance(row, Mapping) or not isinstance(row.get("speed"), list):
-        return row
-    best = row.get("on_frontier", False)
-    return {**_without(row, "on_frontier"), "speed": [_speed_of_version_1(speed, at, best) for speed in row["speed"]]}
-
-
-def _speed_of_version_1(speed: Any, at: Any, best: Any) -> Any:
-    if not isinstance(speed, Mapping):
-        return speed
-    return {**speed, "on_frontier": best if speed.get("concurrency") == at else False}
-
-
-def _without(part: Any, name: str) -> Any:
-    return {key: value for key, value in part.items() if key != name} if isinstance(part, Mapping) else part

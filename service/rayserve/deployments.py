@@ -186,7 +186,7 @@ def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) 
         registry.add("request_routed_total", by=reason)
 
     later = partial(asyncio.get_running_loop().call_later, _LATER_S)
-    router = Router(slack(settings.slots), settings.prefix_cache, on_route, later=later)
+    router = Router(slack(settings.slots), settings.enable_prefix_caching, on_route, later=later)
     return ReplicaLinks(router, partial(registry.set, "replicas_linked"), on_wait, link_tls(ssl.PROTOCOL_TLS_CLIENT))
 
 

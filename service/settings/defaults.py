@@ -9,8 +9,6 @@ DEFAULT_MAX_TOKENS = 4096
 MAX_WAITING = 256
 #: seconds that a step of the engine may take, or an exchange between its ranks
 STEP_TIMEOUT_S = 60.0
-#: seconds of waiting that make up for one priority
-PRIORITY_AGING_S = 10.0
 #: requests that a replica decodes at once, on a CPU and on a GPU
 MAX_RUNNING_CPU, MAX_RUNNING_GPU = 64, 256
 #: rows of one forward on a CPU

@@ -24,6 +24,16 @@ from service.settings.sources import by_setting, read_settings
 
 PREFIX = "MRP_SERVE_"
 
+#: where `mrp-serve serve` reads the log lines of its processes (`telemetry/logs.py`)
+LOG_PIPE = f"{PREFIX}LOG_PIPE"
+#: variables of a process that are no settings -> their meaning, empty for a variable of the program itself
+VARIABLES = {
+    f"{PREFIX}TORCH_THREADS": "CPU threads of each of a replica's processes; default: half the cores, shared by them",
+    f"{PREFIX}TORCH_PROFILER_DIR": "folder for a trace by torch.profiler: each engine writes one, of 16 steps after "
+    "its first 64; these steps are slow",
+    LOG_PIPE: "",
+}
+
 #: the beginning of a hashed API key
 DIGEST = "sha256:"
 #: the name that stands for any name of the model
@@ -33,8 +43,8 @@ if TYPE_CHECKING:
     ModeName = str
 else:
     ModeName = Literal[tuple(MODES)]
-AtLeastOne = Annotated[int, Field(ge=1)]
-Fitting = AtLeastOne | Literal["auto"]
+PositiveInt = Annotated[int, Field(ge=1)]
+Fitting = PositiveInt | Literal["auto"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -63,31 +73,26 @@ class Settings(BaseSettings):
     block_size: Annotated[int, Field(ge=1, le=128)] | None = Field(
         None, description="overrides the checkpoint's block size"
     )
-    mrp_residual: bool | None = Field(None, description="overrides the checkpoint's `mrp_residual`")
-    mrp_scale: Finite | None = Field(None, description="overrides the checkpoint's `mrp_scale`")
     default_mode: ModeName | None = Field(None, description="mode of requests that name none; default: speculative")
     quality_file: Path | None = Field(
         None, description="calibration that defines `quality`; default: `quality.json` of the checkpoint"
     )
-    tensor_parallel_size: AtLeastOne = Field(
+    tensor_parallel_size: PositiveInt = Field(
         1,
         description="devices of one machine that hold a replica's model together; it must divide heads and inner sizes",
     )
-    torch_threads: AtLeastOne | None = Field(
-        None, description="CPU threads of each of a replica's processes; default: half the cores, shared by them"
-    )
 
     # limits
-    memory_utilization: Annotated[Finite, Field(gt=0, le=1)] = Field(
+    gpu_memory_utilization: Annotated[Finite, Field(gt=0, le=1)] = Field(
         0.9, description="share of a GPU's memory that `auto` may use, weights included; on a CPU: share of free memory"
     )
-    max_running: Fitting = Field(
+    max_num_seqs: Fitting = Field(
         "auto",
         description="requests that a replica decodes at once; auto: as memory allows, at most "
         f"{defaults.MAX_RUNNING_CPU} (GPU: {defaults.MAX_RUNNING_GPU})",
     )
     max_rows: Fitting = Field("auto", description="rows (blocks) of one forward; auto: by device and free memory")
-    max_prefill_tokens: AtLeastOne | None = Field(
+    max_prefill_tokens: PositiveInt | None = Field(
         None,
         description="prompt tokens in a step that also decodes; default: "
         f"{defaults.PREFILL_TOKENS_CPU} on a CPU, else {defaults.PREFILL_TOKENS_GPU}",
@@ -97,13 +102,13 @@ class Settings(BaseSettings):
         description="size of a replica's KV cache in tokens; auto: as memory allows, on a CPU at most "
         f"{defaults.KV_CACHE_TOKENS_CPU}",
     )
-    prefix_cache: bool = Field(
+    enable_prefix_caching: bool = Field(
         True, description="requests of one API key with a common prefix share KV pages, which saves prefill"
     )
-    max_model_len: AtLeastOne | None = Field(
+    max_model_len: PositiveInt | None = Field(
         None, description="the most tokens of prompt and completion together; default: the checkpoint's limit"
     )
-    default_max_tokens: AtLeastOne = Field(
+    default_max_tokens: PositiveInt = Field(
         defaults.DEFAULT_MAX_TOKENS,
         description="longest answer of a request without a limit, such as `max_tokens`; also at most the rest of the "
         "context. Its KV pages are reserved, so more means fewer requests at once",
@@ -111,42 +116,19 @@ class Settings(BaseSettings):
     deterministic: bool = Field(
         False, description="same seed, same tokens: in any batch and on any equal replica; slower"
     )
-    attention: Literal["auto", "eager", "triton"] = Field(
+    attention_backend: Literal["auto", "eager", "triton"] = Field(
         "auto", description="kernels of attention; auto: triton on cuda if it is installed, else eager"
     )
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto", description="auto: on cuda, forwards are captured once for each size and replayed (attention triton)"
     )
-    overlap: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="half of the requests compute while the policies of the other half run; auto: on cuda, if that is "
-        "faster by measured times",
-    )
-    draft_candidates: Annotated[int, Field(ge=0)] | None = Field(
-        None,
-        description="tokens from which a draft is chosen; 0: the whole vocabulary; default: "
-        f"{defaults.DRAFT_CANDIDATES} of a large vocabulary, all of a small one",
-    )
-    max_waiting: AtLeastOne = Field(defaults.MAX_WAITING, description="waiting requests before 429")
+    max_waiting: PositiveInt = Field(defaults.MAX_WAITING, description="waiting requests before 429")
     max_queue_s: Annotated[Finite, Field(gt=0)] = Field(30.0, description="seconds of waiting work before 429")
-    priority_aging_s: Annotated[Finite, Field(gt=0)] = Field(
-        defaults.PRIORITY_AGING_S, description="seconds of waiting that make up for one priority"
-    )
     request_timeout_s: Annotated[Finite, Field(gt=0)] = Field(600.0, description="longest request, in seconds")
-    stall_timeout_s: Annotated[Finite, Field(gt=0)] = Field(
-        defaults.STEP_TIMEOUT_S,
-        description="seconds that a step of the engine may take before its replica counts as unhealthy",
-    )
     drain_timeout_s: Annotated[Finite, Field(ge=0)] = Field(
         30.0, description="at shutdown, longest wait for requests in progress, in seconds"
     )
-    max_body_bytes: AtLeastOne = Field(1024 * 1024, description="longest request body, in bytes")
-    strict_fields: bool = Field(
-        False,
-        description="refuses fields that are not served, on the routes of other APIs; else they are ignored, and the "
-        "answer's header `x-ignored-fields` names them",
-    )
-
+    max_body_bytes: PositiveInt = Field(1024 * 1024, description="longest request body, in bytes")
     max_failovers: Annotated[int, Field(ge=0)] = Field(3, description="replicas that a request may lose; 0: none")
 
     # the server
@@ -164,30 +146,16 @@ class Settings(BaseSettings):
     admin_keys: Annotated[tuple[str, ...], NoDecode] = Field(
         (), repr=False, description="comma-separated keys for `/admin/…`; no keys: there are no such routes"
     )
-    weights_update: Literal["finish", "abort"] = Field(
-        "finish",
-        description="finish: running requests complete with the old weights; abort: they restart with the new ones, "
-        "and streams that have sent tokens end with an error",
-    )
     share_prefixes_between_keys: bool = Field(
         False, description="requests of all API keys share KV pages; a key can then find out prompts of other keys"
     )
     num_replicas: Annotated[int, Field(ge=0)] = Field(
         1, description="replicas of the model; the minimum if `max_replicas` is larger (0: none without requests)"
     )
-    max_replicas: AtLeastOne | None = Field(
+    max_replicas: PositiveInt | None = Field(
         None, description="maximum of replicas, whose number then follows the work; default: always `num_replicas`"
     )
-    target_queue_s: Annotated[Finite, Field(gt=0)] = Field(
-        10.0, description="autoscaling: seconds in which the replicas should finish the waiting work"
-    )
-    upscale_delay_s: Annotated[Finite, Field(ge=0)] = Field(
-        5.0, description="autoscaling: seconds for which more replicas must be needed before they are started"
-    )
-    downscale_delay_s: Annotated[Finite, Field(ge=0)] = Field(
-        300.0, description="autoscaling: seconds for which fewer replicas must be needed before some are stopped"
-    )
-    num_ingresses: AtLeastOne = Field(
+    api_server_count: PositiveInt = Field(
         1,
         description="processes that take requests, each with an equal share of slots and limits; `mrp-serve serve`: a "
         "single one listens itself, several are behind Serve's proxy",
@@ -200,12 +168,6 @@ class Settings(BaseSettings):
         None,
         description="OpenTelemetry collector (OTLP over HTTP) that gets the traces, such as http://localhost:4318",
     )
-    torch_profiler_dir: Path | None = Field(
-        None,
-        description="folder for a trace by torch.profiler: each engine writes one, of 16 steps after its first 64; "
-        "these steps are slow",
-    )
-    log_file: Path | None = Field(None, description="file to which log lines are appended; default: stderr")
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -226,28 +188,28 @@ class Settings(BaseSettings):
 
     @property
     def slots(self) -> int:
-        """The most requests that a replica takes at once. With `max_running: auto` it may take fewer."""
+        """The most requests that a replica takes at once. With `max_num_seqs: auto` it may take fewer."""
         limit = defaults.MAX_RUNNING_GPU if self.device.startswith("cuda") else defaults.MAX_RUNNING_CPU
-        return slots_of(limit if self.max_running == "auto" else self.max_running)
+        return slots_of(limit if self.max_num_seqs == "auto" else self.max_num_seqs)
 
     def per_ingress(self, total: int) -> int:
         """An ingress's part of a limit of the whole service, rounded up."""
-        return -(-total // self.num_ingresses)
+        return -(-total // self.api_server_count)
 
     @property
-    def most_replicas(self) -> int:
+    def max_num_replicas(self) -> int:
         """The maximum number of replicas of the model."""
         return self.num_replicas if self.max_replicas is None else self.max_replicas
 
     @property
     def autoscaled(self) -> bool:
         """Whether the number of replicas follows the work."""
-        return self.most_replicas > self.num_replicas
+        return self.max_num_replicas > self.num_replicas
 
     @property
     def ingress_listens(self) -> bool:
         """Whether the ingress of `mrp-serve serve` takes connections itself. One process listens on a port."""
-        return self.num_ingresses == 1
+        return self.api_server_count == 1
 
     def to_json(self) -> str:
         """The settings for another process of this service, without keys."""
@@ -314,7 +276,9 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Keyword arguments, then the environment, then the file. All are checked for unknown keys."""
         variables = {
-            key[len(PREFIX) :].lower(): os.environ[key] for key in os.environ if key.upper().startswith(PREFIX)
+            key[len(PREFIX) :].lower(): os.environ[key]
+            for key in os.environ
+            if key.upper().startswith(PREFIX) and key not in VARIABLES
         }
         arguments = by_setting(init_settings(), cls.model_fields, "settings")
         environment = by_setting(variables, cls.model_fields, f"environment ({PREFIX}…)")
@@ -323,6 +287,23 @@ class Settings(BaseSettings):
         return tuple(
             InitSettingsSource(settings_cls, init_kwargs=values) for values in (arguments, environment, content)
         )
+
+
+def torch_threads() -> int | None:
+    """The CPU threads of each of a replica's processes, by `MRP_SERVE_TORCH_THREADS`. None: half the cores, shared.
+
+    `OMP_NUM_THREADS` cannot say it: Ray sets that variable in every replica.
+    """
+    threads = os.environ.get(f"{PREFIX}TORCH_THREADS")
+    if threads is not None and (not threads.isdecimal() or not int(threads)):
+        raise SettingsError(f"{PREFIX}TORCH_THREADS is {threads!r}, expected a whole number, at least 1")
+    return None if threads is None else int(threads)
+
+
+def torch_profiler_dir() -> Path | None:
+    """The folder for a trace by torch.profiler, by `MRP_SERVE_TORCH_PROFILER_DIR`."""
+    folder = os.environ.get(f"{PREFIX}TORCH_PROFILER_DIR")
+    return Path(folder) if folder else None
 
 
 def slots_of(max_running: int) -> int:

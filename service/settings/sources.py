@@ -1,4 +1,4 @@
-"""The sources of settings: their names in other programs and earlier versions, and their YAML files.
+"""The sources of settings: their names in other programs, and their YAML files.
 
 Called by `settings/settings.py`, which joins the sources. Knows no setting's type.
 """
@@ -13,24 +13,13 @@ import yaml
 
 from service.errors import SettingsError, nearest
 
-#: names of vLLM and SGLang -> the setting that is the same thing
+#: names of SGLang -> the setting that is the same thing. Settings have vLLM's names where vLLM has the same thing.
 ALIASES = {
-    "api_server_count": "num_ingresses",
-    "attention_backend": "attention",
+    "context_length": "max_model_len",
     "enable_deterministic_inference": "deterministic",
-    "enable_prefix_caching": "prefix_cache",
-    "gpu_memory_utilization": "memory_utilization",
-    "max_num_seqs": "max_running",
-    "max_running_requests": "max_running",
+    "max_running_requests": "max_num_seqs",
     "max_total_tokens": "kv_cache_tokens",
-    "watchdog_timeout": "stall_timeout_s",
-}
-#: settings of earlier versions -> the present behaviour
-_GONE = {
-    "engine": "a replica's engine always has a process of its own",
-    "listener": "one ingress of `mrp-serve serve` listens itself; Serve's proxies are before several, and in clusters",
-    "routing": "requests go where their prompt's prefix is cached, unless prefix_cache is false",
-    "transport": "requests always go by the ingresses' own connections, encrypted where Ray is (`RAY_USE_TLS`)",
+    "tp_size": "tensor_parallel_size",
 }
 
 
@@ -40,8 +29,7 @@ def by_setting(values: Mapping[str, Any], settings: Iterable[str], where: str) -
     names = {*settings, *ALIASES}
     for name, value in values.items():
         if name not in names:
-            instead = f"is gone: {_GONE[name]}" if name in _GONE else f"is not a setting; {nearest(name, names)}"
-            raise SettingsError(f"{where}: {name!r} {instead}", param=name)
+            raise SettingsError(f"{where}: {name!r} is not a setting; {nearest(name, names)}", param=name)
         setting = ALIASES.get(name, name)
         if setting in chosen and chosen[setting] != value:
             raise SettingsError(

@@ -1,8 +1,8 @@
 """The log lines of one process, as text or JSON, of the loggers `service.*` only.
 
-The lines go to the process's stderr, or to the file of the setting `log_file`. Serve has its own loggers and files. A
-line never holds a prompt, an answer or a key: data is logged as named fields (`extra`), and unexpected errors are
-logged without their message, which may quote the request.
+The lines go to the process's stderr, or to the pipe of `mrp-serve serve`. Serve has its own loggers and files. A line
+never holds a prompt, an answer or a key. Data is logged as named fields (`extra`). Unexpected errors are logged without
+their message, which may quote the request.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ import os
 import sys
 import threading
 import time
-from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any
 
 import structlog
 from structlog.typing import EventDict, Processor
 
-from service.errors import SettingsError
-from service.settings.settings import Settings
+from service.settings.settings import LOG_PIPE, Settings
 
 _ROOT = "service"
 
@@ -32,12 +30,10 @@ _AGAIN_S = 0.2
 
 
 def install_logs(settings: Settings) -> None:
-    """Sends the lines of this process to the place that the settings name. The last call counts.
-
-    SettingsError if `log_file` cannot be written.
-    """
+    """Sends the lines of this process to its stderr, or to the pipe of `mrp-serve serve`. The last call counts."""
+    pipe = os.environ.get(LOG_PIPE)
     # Serve replaces sys.stderr by its own file. `sys.__stderr__` is the process's stderr.
-    handler = file_handler(settings.log_file) if settings.log_file else logging.StreamHandler(sys.__stderr__)
+    handler = PipeHandler(Path(pipe)) if pipe else logging.StreamHandler(sys.__stderr__)
     handler.setFormatter(log_formatter(settings.log_format))
     logger = logging.getLogger(_ROOT)
     for old in list(logger.handlers):
@@ -46,18 +42,6 @@ def install_logs(settings: Settings) -> None:
     logger.addHandler(handler)
     logger.setLevel(_LEVELS[settings.log_level.upper()])
     logger.propagate = False
-
-
-def file_handler(path: Path) -> logging.Handler:
-    """A handler that appends to a file, and reopens the file when it was rotated. Never blocks on a named pipe.
-
-    SettingsError if the file cannot be written.
-    """
-    try:
-        return PipeHandler(path) if path.is_fifo() else WatchedFileHandler(path, encoding="utf-8")
-    except OSError as error:
-        message = f"log_file is {path}, which cannot be written: {error.strerror}"
-        raise SettingsError(message, param="log_file") from None
 
 
 def log_formatter(kind: str) -> logging.Formatter:

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import structs
 
 from service.admission.charge import TokenCharge
-from service.admission.controller import AdmissionController, IncomingRequest
+from service.admission.controller import AdmissionController
 from service.admission.keys import ApiKey
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
@@ -25,7 +25,7 @@ from tests.admission.virtual import now
 from tests.gateway.doubles import CARD, STATS
 
 BLOCK = CARD.block_size
-ANYBODY = ApiKey("anonymous")
+ANONYMOUS_KEY = ApiKey("anonymous")
 
 
 def request(number: int, blocks: int, timeout_s: float = 600.0, **fields: Any) -> ReplicaRequest:
@@ -45,10 +45,10 @@ class Lengths:
 
 @dataclass
 class Client:
-    """One request and its outcome. Times in seconds. `waited_s`: from its admission to its place."""
+    """One request and its outcome. Times in seconds. `waited_s`: from its admission to its slot."""
 
-    came: float
-    asked: int
+    arrived: float
+    blocks: int
     decoded: int
     attempts: int = 0
     due: float | None = None
@@ -60,7 +60,7 @@ class Client:
 class Log:
     clients: list[Client] = field(default_factory=list)
     retries: int = 0
-    retries_let_in: int = 0
+    retries_admitted: int = 0
     retry_after: list[int] = field(default_factory=list)
     decoded: list[tuple[float, int]] = field(default_factory=list)
 
@@ -85,20 +85,20 @@ class Service:
         self.random, self.spread = random.Random(seed), random.Random(seed)
         loop = asyncio.get_running_loop()
         made = Settings(**settings)
-        self.doors = [AdmissionController(made, loop.time, tenants=tenants) for _ in range(made.num_ingresses)]
+        self.controllers = [AdmissionController(made, loop.time, tenants=tenants) for _ in range(made.api_server_count)]
         self.card: ModelCard = replace(CARD, slots=slots, replica_slots=made.slots, max_model_len=10**6)
         self.log = Log()
         self.capacity = slots * pace
 
     def shrink(self, slots: int) -> None:
-        """So many slots are left; what runs goes on."""
+        """Sets the number of slots. Running requests continue."""
         self.card = replace(self.card, slots=slots)
         self.capacity = slots * self.pace
-        for door in self.doors:
-            door.serves(self.card)
+        for controller in self.controllers:
+            controller.serves(self.card)
 
-    async def request(self, key: ApiKey = ANYBODY, obeys: bool = True, tries: int = 50) -> Client:
-        """One client's way."""
+    async def request(self, key: ApiKey = ANONYMOUS_KEY, obeys: bool = True, tries: int = 50) -> Client:
+        """Sends one request until it is admitted, and waits for its answer."""
         blocks = self.lengths.blocks(self.random)
         decoded = max(1, round(blocks * self.lengths.part(self.random)))
         client = Client(now(), blocks, decoded)
@@ -106,38 +106,37 @@ class Service:
         number = len(self.log.clients)
         while client.attempts < tries:
             client.attempts += 1
-            door = self.spread.choice(self.doors)
-            asked = request(number, client.asked, tenant=key.name, weight=key.weight)
-            if charge := self.let_in(door, asked, client, key):
-                await self.serve(door, asked, charge, client)
+            controller = self.spread.choice(self.controllers)
+            replica_request = request(number, client.blocks, tenant=key.name, weight=key.weight)
+            if charge := self.admit(controller, replica_request, client, key):
+                await self.serve(controller, replica_request, charge, client)
                 return client
             if not obeys:
                 return client
             await asyncio.sleep(self.log.retry_after[-1] + self.random.uniform(0.01, 0.2))
         return client
 
-    def let_in(
-        self, door: AdmissionController, asked: ReplicaRequest, client: Client, key: ApiKey
+    def admit(
+        self, controller: AdmissionController, replica_request: ReplicaRequest, client: Client, key: ApiKey
     ) -> TokenCharge | None:
-        door.serves(self.card)
+        controller.serves(self.card)
         self.log.retries += client.attempts > 1
         try:
-            visit = IncomingRequest(key, "10.0.0.1", "/generate", asked.request_id.encode())
-            charge = door.admit(visit, [asked])
+            charge = controller.admit(key, [replica_request])
         except QueueFull as refusal:
             self.log.retry_after.append(max(1, math.ceil(refusal.retry_after or 0)))
             return None
-        self.log.retries_let_in += client.attempts > 1
+        self.log.retries_admitted += client.attempts > 1
         return charge
 
     async def serve(
-        self, door: AdmissionController, asked: ReplicaRequest, charge: TokenCharge, client: Client
+        self, controller: AdmissionController, replica_request: ReplicaRequest, charge: TokenCharge, client: Client
     ) -> None:
-        let_in, streams = now(), self.random.random() < self.lengths.streams
-        async with door.slot(structs.replace(asked, together=1 if streams else 16), charge) as usage:
+        admitted_at, streams = now(), self.random.random() < self.lengths.streams
+        async with controller.slot(structs.replace(replica_request, together=1 if streams else 16), charge) as usage:
             began = now()
-            client.waited_s = began - let_in
-            if not streams:  # nobody sees its blocks before the last
+            client.waited_s = began - admitted_at
+            if not streams:  # a whole answer
                 await asyncio.sleep(client.decoded / self.pace)
                 self.log.decoded += [(began + block / self.pace, 1) for block in range(1, client.decoded + 1)]
             else:

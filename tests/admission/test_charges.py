@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from service.admission.charge import TokenCharge
-from service.admission.controller import AdmissionController, IncomingRequest
+from service.admission.controller import AdmissionController
 from service.admission.keys import ApiKey
 from service.errors import DeadlineExceeded, MrpServeError, NotReady, OutOfMemory, RateLimited, ReplicaLost
 from service.gateway.draining import Draining
@@ -32,7 +32,7 @@ ERRORS: tuple[Exception, ...] = (ReplicaLost("gone"), OutOfMemory("full"), NotRe
 
 @dataclass
 class Replicas:
-    """A block a second, all that is asked for; some requests fail instead of a block. Id of a request -> block."""
+    """A block a second, up to the limit. `fails_at`: id of a request -> the block at which it fails."""
 
     fails_at: dict[str, int] = field(default_factory=dict)
 
@@ -50,69 +50,67 @@ class Replicas:
 
 @dataclass
 class Client:
-    """What a client asked for and got: tokens of a stream, and its end. A client that left has neither."""
+    """A client: the tokens of its request, those that it received in a stream, and the end, unless it left."""
 
-    asked: int
-    got: int = 0
+    tokens: int
+    received: int = 0
     ended: bool = False
     error: Exception | None = None
 
     @property
-    def owes(self) -> int:
-        """What it used, or what was streamed if the service is at fault. Who leaves pays the estimate."""
+    def cost(self) -> int:
+        """The tokens that it used, or those streamed if the service is at fault. Leaving costs the estimate."""
         if self.error is not None:
-            return self.got
-        return PROMPT + self.asked
+            return self.received
+        return PROMPT + self.tokens
 
 
-class Shop:
-    """An admission controller with replicas. `paid`: what all requests of a key have cost so far."""
+class SimulatedIngress:
+    """An admission controller with replicas. `charged`: the tokens that all requests of the key have cost so far."""
 
     def __init__(self, slots: int, tokens_per_minute: int = 10**6) -> None:
         self.key = ApiKey("a", b"a", tokens_per_minute=tokens_per_minute)
-        self.door = AdmissionController(Settings(max_queue_s=1e6, max_waiting=10**6), asyncio.get_running_loop().time)
-        self.door.serves(replace(CARD, slots=slots, max_model_len=10**9))
+        self.admission = AdmissionController(
+            Settings(max_queue_s=1e6, max_waiting=10**6), asyncio.get_running_loop().time
+        )
+        self.admission.serves(replace(CARD, slots=slots, max_model_len=10**9))
         self.replicas, self.draining = Replicas(), Draining()
-        self.answers = RequestPipeline(self.replicas, self.door, self.draining, FailoverPolicy(0))  # type: ignore[arg-type]
-        self.count, self.paid, take = 0, 0.0, self.door._limits.consume_tokens
+        self.pipeline = RequestPipeline(self.replicas, self.admission, self.draining, FailoverPolicy(0))  # type: ignore[arg-type]
+        self.count, self.charged, consume_tokens = 0, 0.0, self.admission._limits.consume_tokens
 
-        def took(tenant: str, tokens: float) -> None:
-            self.paid += tokens
-            take(tenant, tokens)
+        def consume(tenant: str, tokens: float) -> None:
+            self.charged += tokens
+            consume_tokens(tenant, tokens)
 
-        self.door._limits.consume_tokens = took  # type: ignore[method-assign]
-
-    def charge(self) -> TokenCharge:
-        """Of a request that nobody pays."""
-        return TokenCharge(lambda _: None)
+        self.admission._limits.consume_tokens = consume  # type: ignore[method-assign]
 
     async def ask(self, client: Client, stream: bool, fails_at: int | None = None, timeout_s: float = 1e6) -> Client:
         """Sends one request and waits for its end, of any kind."""
         self.count += 1
         if fails_at is not None:
             self.replicas.fails_at[str(self.count)] = fails_at
-        asked = request(self.count, client.asked // BLOCK, timeout_s, tenant=self.key.name)
-        charge = self.door.admit(IncomingRequest(self.key, "", "", b""), [asked])
+        replica_request = request(self.count, client.tokens // BLOCK, timeout_s, tenant=self.key.name)
+        charge = self.admission.admit(self.key, [replica_request])
         with suppress(asyncio.CancelledError):
             try:
-                await (self._stream if stream else self._complete)(asked, charge, client)
+                await (self._stream if stream else self._complete)(replica_request, charge, client)
                 client.ended = True
-            except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
+            except Exception as error:  # noqa: BLE001 - the client gets any error
                 client.error = error
         return client
 
     async def _complete(self, request: ReplicaRequest, charge: TokenCharge, client: Client) -> None:
-        await self.answers.complete(structs.replace(request, together=16), charge)
+        await self.pipeline.complete(structs.replace(request, together=16), charge)
 
     async def _stream(self, request: ReplicaRequest, charge: TokenCharge, client: Client) -> None:
-        async with aclosing(self.answers.stream(request, charge)) as items:
+        async with aclosing(self.pipeline.stream(request, charge)) as items:
             async for item in items:
-                client.got += len(item.token_ids) if isinstance(item, Chunk) else 0
+                client.received += len(item.token_ids) if isinstance(item, Chunk) else 0
 
 
-def in_shop(slots: int, script: Callable[[Shop], Awaitable[object]], **key: int) -> None:
+def with_ingress(slots: int, script: Callable[[SimulatedIngress], Awaitable[object]], **key: int) -> None:
     async def main() -> None:
-        await script(Shop(slots, **key))
+        await script(SimulatedIngress(slots, **key))
 
     run(main())
 
@@ -120,54 +118,54 @@ def in_shop(slots: int, script: Callable[[Shop], Awaitable[object]], **key: int)
 both = pytest.mark.parametrize("stream", [False, True])
 
 
-class TestInTheQueue:
+class TestQueuedRequests:
     @both
-    def test_the_deadline(self, stream: bool) -> None:
-        async def script(shop: Shop) -> None:
-            client = await shop.ask(Client(40), stream, timeout_s=5)
+    def test_a_request_beyond_its_deadline_costs_nothing(self, stream: bool) -> None:
+        async def script(ingress: SimulatedIngress) -> None:
+            client = await ingress.ask(Client(40), stream, timeout_s=5)
             assert isinstance(client.error, DeadlineExceeded)
-            assert shop.paid == 0
+            assert ingress.charged == 0
 
-        in_shop(0, script)
-
-    @both
-    def test_no_replica_will_come(self, stream: bool) -> None:
-        async def script(shop: Shop) -> None:
-            asking = asyncio.ensure_future(shop.ask(Client(40), stream))
-            await asyncio.sleep(1)
-            assert shop.paid == PROMPT + 40
-            shop.door.reject_all(NotReady("given up"))
-            assert isinstance((await asking).error, NotReady)
-            assert shop.paid == 0
-
-        in_shop(0, script)
+        with_ingress(0, script)
 
     @both
-    def test_who_leaves_it_pays_the_estimate(self, stream: bool) -> None:
-        async def script(shop: Shop) -> None:
-            asking = asyncio.ensure_future(shop.ask(Client(40), stream))
+    def test_a_rejected_request_costs_nothing(self, stream: bool) -> None:
+        async def script(ingress: SimulatedIngress) -> None:
+            task = asyncio.ensure_future(ingress.ask(Client(40), stream))
             await asyncio.sleep(1)
-            asking.cancel()
-            assert not (await asking).ended
-            assert shop.paid == PROMPT + 40
+            assert ingress.charged == PROMPT + 40
+            ingress.admission.reject_all(NotReady("given up"))
+            assert isinstance((await task).error, NotReady)
+            assert ingress.charged == 0
 
-        in_shop(0, script)
+        with_ingress(0, script)
+
+    @both
+    def test_a_client_that_leaves_pays_the_estimate(self, stream: bool) -> None:
+        async def script(ingress: SimulatedIngress) -> None:
+            task = asyncio.ensure_future(ingress.ask(Client(40), stream))
+            await asyncio.sleep(1)
+            task.cancel()
+            assert not (await task).ended
+            assert ingress.charged == PROMPT + 40
+
+        with_ingress(0, script)
 
 
 @both
-def test_requests_that_fail_use_up_no_limit(stream: bool) -> None:
+def test_failed_requests_use_no_limit(stream: bool) -> None:
     """A key of 1,000 tokens a minute: any number of requests of 497 may fail, two may be answered."""
 
-    async def script(shop: Shop) -> None:
+    async def script(ingress: SimulatedIngress) -> None:
         for _ in range(5):
-            assert (await shop.ask(Client(496), stream, fails_at=0)).error is not None
-        asking = [asyncio.ensure_future(shop.ask(Client(496), stream)) for _ in range(2)]
+            assert (await ingress.ask(Client(496), stream, fails_at=0)).error is not None
+        task = [asyncio.ensure_future(ingress.ask(Client(496), stream)) for _ in range(2)]
         await asyncio.sleep(1)
         with pytest.raises(RateLimited):
-            await shop.ask(Client(496), stream)
-        assert all(client.ended for client in await asyncio.gather(*asking))
+            await ingress.ask(Client(496), stream)
+        assert all(client.ended for client in await asyncio.gather(*task))
 
-    in_shop(4, script, tokens_per_minute=1000)
+    with_ingress(4, script, tokens_per_minute=1000)
 
 
 requests = st.lists(
@@ -185,18 +183,18 @@ requests = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(requests, st.integers(1, 4))
-def test_a_key_pays_for_what_it_got_and_for_what_it_left(plan: list[Any], slots: int) -> None:
-    async def script(shop: Shop) -> None:
+def test_a_key_pays_for_received_and_for_abandoned_tokens(plan: list[Any], slots: int) -> None:
+    async def script(ingress: SimulatedIngress) -> None:
         async def later(
             comes: float, blocks: int, stream: bool, fails_at: int | None, leaves: float | None, timeout_s: float
         ) -> Client:
             await asyncio.sleep(comes)
-            asking = asyncio.ensure_future(shop.ask(Client(blocks * BLOCK), stream, fails_at, timeout_s))
+            task = asyncio.ensure_future(ingress.ask(Client(blocks * BLOCK), stream, fails_at, timeout_s))
             if leaves is not None:
-                asyncio.get_running_loop().call_later(leaves, asking.cancel)
-            return await asking
+                asyncio.get_running_loop().call_later(leaves, task.cancel)
+            return await task
 
-        clients = await asyncio.gather(*(later(*one) for one in plan))
-        assert shop.paid == sum(client.owes for client in clients)
+        clients = await asyncio.gather(*(later(*row) for row in plan))
+        assert ingress.charged == sum(client.cost for client in clients)
 
-    in_shop(slots, script)
+    with_ingress(slots, script)

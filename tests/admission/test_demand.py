@@ -11,9 +11,9 @@ import pytest
 from msgspec import structs
 
 from service.admission.charge import TokenCharge
-from service.admission.controller import AdmissionController, IncomingRequest
+from service.admission.controller import AdmissionController
 from service.admission.keys import ApiKey
-from service.admission.throughput import FEWEST, IngressLoad, ReplicaDemand
+from service.admission.throughput import MIN_WANTED, IngressLoad, ReplicaDemand
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.errors import ConstraintFailed, DeadlineExceeded, PromptTooLong, ReplicaLost
@@ -31,17 +31,17 @@ def load(in_flight: int = 0, placed: int = 0, waiting: float = 0.0, rate: float 
 @pytest.fixture
 def demand(clock: Clock) -> ReplicaDemand:
     """Replicas of ten slots, 20 blocks a second together at full load."""
-    return ReplicaDemand(10, 10.0, clock)
+    return ReplicaDemand(10, clock)
 
 
-def test_nobody_wants_nothing(demand: ReplicaDemand) -> None:
+def test_no_request_needs_no_replica(demand: ReplicaDemand) -> None:
     assert demand.wanted(load(), 1.0) == 0
     assert demand.wanted(load(rate=None), 1.0) == 0
 
 
 @pytest.mark.parametrize("rate", [None, 2.0])
-def test_anybody_wants_something(demand: ReplicaDemand, rate: float | None) -> None:
-    assert demand.wanted(load(1, rate=rate), 1.0) == FEWEST > 0
+def test_any_request_needs_a_part_of_a_replica(demand: ReplicaDemand, rate: float | None) -> None:
+    assert demand.wanted(load(1, rate=rate), 1.0) == MIN_WANTED > 0
 
 
 def test_without_a_rate_by_the_slots_taken(demand: ReplicaDemand) -> None:
@@ -49,7 +49,7 @@ def test_without_a_rate_by_the_slots_taken(demand: ReplicaDemand) -> None:
     assert demand.wanted(load(90, 4, 1000, rate=None), 1.0) == pytest.approx(0.5)
 
 
-def test_what_comes_is_kept_up_with_and_soon_forgotten(demand: ReplicaDemand, clock: Clock) -> None:
+def test_arrivals_are_demand_and_decay(demand: ReplicaDemand, clock: Clock) -> None:
     for _ in range(300):
         clock.now += 1
         demand.arrived(16)  # 0.8 of a replica
@@ -61,58 +61,60 @@ def test_what_comes_is_kept_up_with_and_soon_forgotten(demand: ReplicaDemand, cl
     assert demand.wanted(load(), 1.0) == 0
 
 
-def test_what_waits_is_to_be_worked_off_in_time(demand: ReplicaDemand) -> None:
+def test_a_queue_is_demand(demand: ReplicaDemand) -> None:
     assert demand.wanted(load(9, 0, 600), 1.0) == pytest.approx(3.0)
 
 
-def test_replicas_are_not_taken_from_who_has_a_slot(demand: ReplicaDemand) -> None:
+def test_running_requests_keep_their_replicas(demand: ReplicaDemand) -> None:
     """Long requests that came long ago: nothing comes, nothing waits."""
     assert demand.wanted(load(25, 25), 1.0) == pytest.approx(2.5)
 
 
-def test_full_replicas_before_which_somebody_waits_want_another_one(demand: ReplicaDemand) -> None:
+def test_full_replicas_with_a_queue_need_another_replica(demand: ReplicaDemand) -> None:
     """This holds however short the queue is. The decoding rate does not show how many replicas are needed."""
     assert demand.wanted(load(11, 10, 16), 1.0) == pytest.approx(1.25)
     assert demand.wanted(load(36, 30, 60), 1.0) == pytest.approx(3.75)
 
 
-def test_replicas_count_with_the_slots_that_their_card_names() -> None:
-    """With `max_running: auto` a replica may have fewer slots than the settings allow."""
-    door = AdmissionController(Settings(), lambda: 0.0)
-    most = door._demand.slots
-    assert most == Settings().slots
-    door.serves(replace(CARD, slots=24, replica_slots=8))  # of three replicas
-    assert door._demand.slots == 8 < most
+def test_the_slots_of_a_replica_come_from_its_card() -> None:
+    """With `max_num_seqs: auto` a replica may have fewer slots than the settings allow."""
+    admission = AdmissionController(Settings(), lambda: 0.0)
+    before = admission._demand.slots
+    assert before == Settings().slots
+    admission.serves(replace(CARD, slots=24, replica_slots=8))  # of three replicas
+    assert admission._demand.slots == 8 < before
 
 
-class TestRefused:
-    """What a replica could never decode is no demand."""
+class TestRefusedRequests:
+    """A request that no replica can decode is no demand."""
 
-    async def answer(self, door: AdmissionController, asked: ReplicaRequest, error: Exception | None = None) -> None:
-        door.admit(IncomingRequest(ApiKey("a"), "", "", b""), [asked])
-        async with door.slot(asked, TokenCharge(lambda _: None)):
+    async def answer(
+        self, admission: AdmissionController, replica_request: ReplicaRequest, error: Exception | None = None
+    ) -> None:
+        admission.admit(ApiKey("a"), [replica_request])
+        async with admission.slot(replica_request, TokenCharge(lambda _: None)):
             if error is not None:
                 raise error
 
     @pytest.mark.parametrize("fields", [{}, {"token_ids": (1,) * 200}])
     def test_at_the_ingress(self, clock: Clock, fields: dict[str, Any]) -> None:
-        door = AdmissionController(Settings(), clock)
-        door.serves(CARD)
+        admission = AdmissionController(Settings(), clock)
+        admission.serves(CARD)
         giant = structs.replace(request(clock), max_new_tokens=2**31 - 1 if not fields else 57, **fields)
         with pytest.raises(PromptTooLong, match="max_new_tokens") as refusal:
-            asyncio.run(self.answer(door, giant))
+            asyncio.run(self.answer(admission, giant))
         assert refusal.value.param == "max_new_tokens"
-        assert door.replicas_wanted == 0
+        assert admission.replicas_wanted == 0
 
     def test_at_the_replica(self, clock: Clock) -> None:
         """Only it knows how long the prompt is."""
-        door = AdmissionController(Settings(), clock)
-        door.serves(replace(CARD, slots=1, replica_slots=1))
-        asyncio.run(self.answer(door, request(clock)))
-        before = door._demand._decayed()
+        admission = AdmissionController(Settings(), clock)
+        admission.serves(replace(CARD, slots=1, replica_slots=1))
+        asyncio.run(self.answer(admission, request(clock)))
+        before = admission._demand._decayed()
         with pytest.raises(PromptTooLong):
-            asyncio.run(self.answer(door, request(clock), PromptTooLong("too long")))
-        assert before == pytest.approx(door._demand._decayed()) == 16
+            asyncio.run(self.answer(admission, request(clock), PromptTooLong("too long")))
+        assert before == pytest.approx(admission._demand._decayed()) == 16
 
 
 def request(clock: Clock) -> ReplicaRequest:
@@ -120,43 +122,47 @@ def request(clock: Clock) -> ReplicaRequest:
     return ReplicaRequest("1", Static(), SamplingParams(), 64, 600.0, Arrival(clock.now), text="Hello")
 
 
-class TestOneRequestOfManyLongAnswers:
+class TestRequestWithManyLongAnswers:
     """The rate is what was decoded. One valid request with `n` must not make it look slow, nor want replicas."""
 
     TOGETHER = 16
 
-    async def decode(self, door: AdmissionController, asked: ReplicaRequest, clock: Clock, error: Exception) -> None:
-        """All slots for a minute: two blocks a second each, told 16 at a time, and then the request fails."""
+    async def decode(
+        self, admission: AdmissionController, replica_request: ReplicaRequest, clock: Clock, error: Exception
+    ) -> None:
+        """All slots for a minute: two blocks a second each, reported 16 at a time, and then the request fails."""
         charge, chunk = TokenCharge(lambda _: None), Chunk(15, "", (1,) * 16 * CARD.block_size, STATS)
         async with AsyncExitStack() as stack:
-            answers = [await stack.enter_async_context(door.slot(asked, charge)) for _ in range(CARD.slots)]
+            answers = [
+                await stack.enter_async_context(admission.slot(replica_request, charge)) for _ in range(CARD.slots)
+            ]
             for _ in range(8):
                 clock.now += 8
                 for usage in answers:
                     usage.add(chunk)
-                    assert door.blocks_per_second == pytest.approx(2 * CARD.slots)
-                assert door.replicas_wanted < 10
+                    assert admission.blocks_per_second == pytest.approx(2 * CARD.slots)
+                assert admission.replicas_wanted < 10
             clock.now += 7
-            assert door.blocks_per_second == pytest.approx(2 * CARD.slots)
+            assert admission.blocks_per_second == pytest.approx(2 * CARD.slots)
             assert [usage.decoded for usage in answers] == [8 * 16] * CARD.slots
             raise error
 
     @pytest.mark.parametrize("error", [DeadlineExceeded("late"), ConstraintFailed("no"), ReplicaLost("gone")])
     def test_the_rate_stays(self, clock: Clock, error: Exception) -> None:
-        door = AdmissionController(Settings(), clock)
-        door.serves(CARD)
-        asked = structs.replace(request(clock), max_new_tokens=240, together=self.TOGETHER)
+        admission = AdmissionController(Settings(), clock)
+        admission.serves(CARD)
+        replica_request = structs.replace(request(clock), max_new_tokens=240, together=self.TOGETHER)
         with pytest.raises(type(error)):
-            asyncio.run(self.decode(door, asked, clock, error))
-        assert door.blocks_per_second == pytest.approx(2 * CARD.slots)
+            asyncio.run(self.decode(admission, replica_request, clock, error))
+        assert admission.blocks_per_second == pytest.approx(2 * CARD.slots)
 
-    def test_what_is_wanted_has_a_bound(self, clock: Clock) -> None:
-        door = AdmissionController(Settings(num_replicas=1, max_replicas=8), clock)
-        door.serves(CARD)
+    def test_the_demand_has_a_bound(self, clock: Clock) -> None:
+        admission = AdmissionController(Settings(num_replicas=1, max_replicas=8), clock)
+        admission.serves(CARD)
         for number in range(10_000):
-            door._demand.arrived(number)
-        door._throughput.occupied(64, 64)
-        begun = door._throughput.moment()
+            admission._demand.arrived(number)
+        admission._throughput.occupied(64, 64)
+        start = admission._throughput.moment()
         clock.now += 10
-        door._throughput.decoded_since(begun, 1e-3)
-        assert door.replicas_wanted == 4 * 8
+        admission._throughput.decoded_since(start, 1e-3)
+        assert admission.replicas_wanted == 4 * 8

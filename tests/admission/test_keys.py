@@ -41,38 +41,38 @@ class TestFinding:
     def test_by_name(self, ring) -> None:
         limited = entry("b", "two", weight=2, requests_per_minute=3, tokens_per_minute=4)
         keys = ring([entry("a", "one"), limited], api_keys="three,sha256:" + digest("four"))
-        names = {}
-        for given in ("one", "two", "three", "four"):
-            found = keys.find(given.encode())
-            names[given] = found.name
-        assert names == {"one": "a", "two": "b", "three": "key-1", "four": "key-2"}
-        two = keys.find(b"two")
-        assert (two.weight, two.requests_per_minute, two.tokens_per_minute) == (2.0, 3, 4)
-        one = keys.find(b"one")
-        assert (one.weight, one.requests_per_minute, one.tokens_per_minute) == (1.0, None, None)
+        names_by_secret = {}
+        for secret in ("one", "two", "three", "four"):
+            api_key = keys.find(secret.encode())
+            names_by_secret[secret] = api_key.name
+        assert names_by_secret == {"one": "a", "two": "b", "three": "key-1", "four": "key-2"}
+        second = keys.find(b"two")
+        assert (second.weight, second.requests_per_minute, second.tokens_per_minute) == (2.0, 3, 4)
+        first = keys.find(b"one")
+        assert (first.weight, first.requests_per_minute, first.tokens_per_minute) == (1.0, None, None)
 
-    @pytest.mark.parametrize("given", [b"", b"on", b"one ", b"ONE", b"\xff\xfe\x00", digest("one").encode()])
-    def test_nothing_else(self, ring, given: bytes) -> None:
-        assert ring([entry("a", "one")]).find(given) is None
+    @pytest.mark.parametrize("secret", [b"", b"on", b"one ", b"ONE", b"\xff\xfe\x00", digest("one").encode()])
+    def test_nothing_else(self, ring, secret: bytes) -> None:
+        assert ring([entry("a", "one")]).find(secret) is None
 
-    @pytest.mark.parametrize("given", [b"", b"anything"])
-    def test_without_keys_everybody_is_one_tenant(self, given: bytes) -> None:
-        found = KeyRing.load(Settings()).find(given)
-        assert found is not None
-        assert (found.name, found.weight) == (ANONYMOUS, 1.0)
+    @pytest.mark.parametrize("secret", [b"", b"anything"])
+    def test_without_keys_everybody_is_one_tenant(self, secret: bytes) -> None:
+        api_key = KeyRing.load(Settings()).find(secret)
+        assert api_key is not None
+        assert (api_key.name, api_key.weight) == (ANONYMOUS, 1.0)
 
     def test_all_are_compared_whichever_it_is(self, ring, monkeypatch: pytest.MonkeyPatch) -> None:
         keys, compared = ring([entry(str(number), str(number)) for number in range(5)]), []
         real = hmac.compare_digest
         monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(1) or real(a, b))
-        for given in (b"0", b"4", b"none"):
-            keys.find(given)
+        for secret in (b"0", b"4", b"none"):
+            keys.find(secret)
         assert len(compared) == 15
 
 
 class TestFiles:
     @pytest.mark.parametrize(
-        ("content", "said"),
+        ("content", "reason"),
         [
             ("", "must be a list of keys"),
             ("[]", "must be a list of keys"),
@@ -92,10 +92,10 @@ class TestFiles:
             ([entry("a", "one"), entry("b", "one")], "the key of 'a' and 'b' is given twice"),
         ],
     )
-    def test_that_are_wrong(self, ring, content: object, said: str) -> None:
+    def test_that_are_wrong(self, ring, content: object, reason: str) -> None:
         with pytest.raises(SettingsError) as caught:
             ring(content)
-        assert said in caught.value.message
+        assert reason in caught.value.message
         assert SECRET not in caught.value.message
         assert digest(SECRET) not in caught.value.message
 
@@ -130,8 +130,8 @@ class TestFiles:
 class TestSecrecy:
     def test_nothing_shows_a_key_or_its_hash(self, ring) -> None:
         keys = ring([entry()])
-        found = keys.find(SECRET.encode())
-        for shown in (repr(keys), str(keys), repr(found), repr(KeyRing([ApiKey("a", b"x" * 32)]))):
-            assert SECRET not in shown
-            assert digest(SECRET) not in shown
-            assert "xxx" not in shown
+        api_key = keys.find(SECRET.encode())
+        for representation in (repr(keys), str(keys), repr(api_key), repr(KeyRing([ApiKey("a", b"x" * 32)]))):
+            assert SECRET not in representation
+            assert digest(SECRET) not in representation
+            assert "xxx" not in representation

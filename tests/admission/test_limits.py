@@ -36,7 +36,7 @@ class TestBucket:
         clock.now += 1
         assert bucket.wait_s(1) == 0
 
-    def test_what_is_given_back_does_not_overflow(self, clock: Clock) -> None:
+    def test_a_refund_does_not_overflow(self, clock: Clock) -> None:
         bucket = Bucket(60, clock)
         bucket.consume(10)
         bucket.consume(-50)
@@ -54,12 +54,12 @@ class TestBucket:
         assert bucket.wait_s(1000) == 1
 
     @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 200)), max_size=40), st.integers(1, 100))
-    def test_nobody_gets_more_than_the_rate_and_a_bucketful(
-        self, wishes: list[tuple[float, float]], per_minute: int
+    def test_no_key_gets_more_than_the_rate_and_a_bucketful(
+        self, requests: list[tuple[float, float]], per_minute: int
     ) -> None:
         clock = Clock()
         bucket, taken, began = Bucket(per_minute, clock), 0.0, clock.now
-        for gap, amount in wishes:
+        for gap, amount in requests:
             clock.now += gap
             wanted = min(amount, per_minute)
             if not bucket.wait_s(wanted):
@@ -81,7 +81,7 @@ class TestLimits:
         limits.take_request(key)
 
     def test_sharers_have_equal_parts_of_a_limit(self, clock: Clock) -> None:
-        key, let_in = ApiKey("a", b"a", requests_per_minute=60), 0
+        key, admitted = ApiKey("a", b"a", requests_per_minute=60), 0
         sharers = [RateLimits(clock, 3) for _ in range(3)]
         for second in range(120):
             for limits in sharers:
@@ -91,9 +91,9 @@ class TestLimits:
                     except RateLimited as refused:
                         assert "60 requests a minute" in refused.message  # noqa: PT017
                         continue
-                    let_in += 1
+                    admitted += 1
             clock.now += 1
-        assert let_in == pytest.approx(60 + 119, abs=3)
+        assert admitted == pytest.approx(60 + 119, abs=3)
 
     def test_tokens_are_corrected(self, clock: Clock) -> None:
         limits, key = RateLimits(clock), ApiKey("a", b"a", tokens_per_minute=100)

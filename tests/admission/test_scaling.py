@@ -38,11 +38,13 @@ class Cluster:
 
     @classmethod
     def make(cls, **settings: Any) -> Cluster:
-        args = Settings(max_running=RUNNING, max_waiting=100_000, **settings)
+        args = Settings(max_num_seqs=RUNNING, max_waiting=100_000, **settings)
         config = _replicas(args)["autoscaling_config"]
         target = config.initial_replicas or config.min_replicas
         lengths = Lengths(lambda _: BLOCKS)
-        service = Service(0, PACE, lengths, max_waiting=100_000, max_running=RUNNING, num_ingresses=args.num_ingresses)
+        service = Service(
+            0, PACE, lengths, max_waiting=100_000, max_num_seqs=RUNNING, api_server_count=args.api_server_count
+        )
         service.shrink(target * args.slots)
         return cls(service, config, args.slots, target, target)
 
@@ -76,11 +78,14 @@ class Cluster:
             self.service.shrink(replicas * self.slots)
 
     def _contexts(self, state: dict[str, Any]) -> dict[str, AutoscalingContext]:
-        doors = self.service.doors
-        said = {f"i{n}": [SimpleNamespace(timestamp=now(), value=d.replicas_wanted)] for n, d in enumerate(doors)}
+        controllers = self.service.controllers
+        reports = {
+            f"i{n}": [SimpleNamespace(timestamp=now(), value=controller.replicas_wanted)]
+            for n, controller in enumerate(controllers)
+        }
         return {
             "generator": context(GENERATOR, self.ready, self.target, self.config, state),
-            "ingress": context("Ingress", len(doors), len(doors), None, {}, {WANTED: said}),
+            "ingress": context("Ingress", len(controllers), len(controllers), None, {}, {WANTED: reports}),
         }
 
     async def load(self, replicas: float, seconds: float, evenly: bool = True) -> None:
@@ -153,7 +158,7 @@ def test_a_constant_load_settles(monkeypatch: pytest.MonkeyPatch, load: float, s
     else:  # a replica more or less for some minutes when many or few have come at once
         assert len(after) <= 5, cluster.targets
         assert {*after, cluster.target} <= {settles - 1, settles, settles + 1, settles + 2}
-    later = [client for client in cluster.service.log.clients if client.came > SETTLED_S]
+    later = [client for client in cluster.service.log.clients if client.arrived > SETTLED_S]
     assert all(client.attempts == 1 for client in later)
     waits = sorted(client.waited_s for client in later if client.waited_s is not None)
     assert waits[int(0.99 * len(waits))] < 5.0
@@ -166,19 +171,19 @@ def test_a_burst_scales_up_at_once_and_down_after_the_delay(monkeypatch: pytest.
         await cluster.load(3.0, 60)
         await asyncio.sleep(600)
 
-    cluster = scaled(monkeypatch, burst, num_replicas=1, max_replicas=4, downscale_delay_s=120.0)
-    (begun, before), *after = cluster.targets
-    ups = [(at - begun, target) for at, target in after if at < begun + 90]
+    cluster = scaled(monkeypatch, burst, num_replicas=1, max_replicas=4)
+    (start, before), *after = cluster.targets
+    ups = [(at - start, target) for at, target in after if at < start + 90]
     assert before == 1
     assert ups[0][0] < 15
     assert max(target for _, target in ups) >= 3
-    downs = [at - begun for at, target in after if target < 3]
-    assert downs[0] > 60 + 120
+    downs = [at - start for at, target in after if target < 3]
+    assert downs[0] > 60 + 300
     assert cluster.target == 1
     assert all(client.ended is not None for client in cluster.service.log.clients)
 
 
-def test_to_nothing_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_scales_to_zero_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
     async def sleep_and_wake(cluster: Cluster) -> None:
@@ -189,16 +194,16 @@ def test_to_nothing_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
         waits.append(client.waited_s or 0.0)
         await asyncio.sleep(600)
 
-    cluster = scaled(monkeypatch, sleep_and_wake, num_replicas=0, max_replicas=2, downscale_delay_s=60.0)
+    cluster = scaled(monkeypatch, sleep_and_wake, num_replicas=0, max_replicas=2)
     assert waits[0] == pytest.approx(STARTS_S, abs=1.5)
     assert [target for _, target in cluster.targets] == [0, 1, 0]
 
 
-def test_several_ingresses_want_together_about_what_one_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_ingresses_need_about_as_many_replicas_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async def a_quarter_of_an_hour(cluster: Cluster) -> None:
         await cluster.load(1.5, 900)
 
-    cluster = scaled(monkeypatch, a_quarter_of_an_hour, num_replicas=1, max_replicas=8, num_ingresses=3)
+    cluster = scaled(monkeypatch, a_quarter_of_an_hour, num_replicas=1, max_replicas=8, api_server_count=3)
     # chance makes one of three queues longer, so it may be one more than in test_a_constant_load_settles
     assert cluster.target in {2, 3}
     assert len(cluster.targets) <= 4

@@ -14,7 +14,7 @@ def passes(meter: Throughput, clock: Clock, seconds: float, blocks_a_second: flo
     since = [meter.moment()] * 4
     for _ in range(round(seconds / every_s)):
         clock.now += every_s
-        since = [meter.decoded_since(begun, blocks_a_second / 4 * every_s) for begun in since]
+        since = [meter.decoded_since(start, blocks_a_second / 4 * every_s) for start in since]
 
 
 class TestRate:
@@ -22,10 +22,10 @@ class TestRate:
         meter = Throughput(clock)
         assert meter.rate is None
         meter.occupied(4, 4)
-        begun = meter.moment()
+        start = meter.moment()
         clock.now += 60
         assert meter.rate is None  # nothing was heard
-        meter.decoded_since(begun, 60)
+        meter.decoded_since(start, 60)
         assert meter.rate == pytest.approx(4.0)
 
     def test_is_what_is_decoded_while_all_slots_are_taken(self, clock: Clock) -> None:
@@ -33,9 +33,9 @@ class TestRate:
         passes(meter, clock, 100, 8.0)
         assert meter.rate == pytest.approx(8.0)
         meter.occupied(1, 4)
-        begun = meter.moment()
+        start = meter.moment()
         clock.now += 1000
-        meter.decoded_since(begun, 2)  # one request alone says nothing of the most there could be
+        meter.decoded_since(start, 2)  # one request alone says nothing of the most there could be
         assert meter.rate == pytest.approx(8.0)
 
     def test_recent_seconds_count_more(self, clock: Clock) -> None:
@@ -71,12 +71,12 @@ class TestRate:
 
     def test_of_all_slots_where_a_tenant_may_not_take_the_last(self, clock: Clock) -> None:
         meter = Throughput(clock)
-        meter.occupied(8, 9, somebody_waits=True)
-        begun = [meter.moment()] * 8
+        meter.occupied(8, 9, has_waiting=True)
+        start = [meter.moment()] * 8
         clock.now += 20
         meter.occupied(2, 9)
         clock.now += 20
-        for moment in begun:
+        for moment in start:
             meter.decoded_since(moment, 2 * 40)
         assert meter.rate == pytest.approx(16.0)
 
@@ -85,7 +85,9 @@ class TestWholeAnswers:
     """Answers that are counted when they are complete."""
 
     @pytest.mark.parametrize(("before", "full", "after"), [(0, 10, 0), (5, 10, 0), (0, 10, 30), (4, 40, 4)])
-    def test_what_was_decoded_at_full_load_counts(self, clock: Clock, before: float, full: float, after: float) -> None:
+    def test_only_blocks_decoded_at_full_load_count(
+        self, clock: Clock, before: float, full: float, after: float
+    ) -> None:
         """Four slots at 2 blocks a second each, all in use for a part of the time only."""
         meter = Throughput(clock)
         meter.occupied(3, 4)
@@ -97,16 +99,16 @@ class TestWholeAnswers:
         meter.decoded_since(last, 2 * full)
         meter.occupied(3, 4)
         clock.now += after
-        for begun in first:
-            meter.decoded_since(begun, 2 * (clock.now - begun.at))
+        for start in first:
+            meter.decoded_since(start, 2 * (clock.now - start.at))
         assert meter.rate_per_slot == pytest.approx(2.0, rel=0.01)
 
-    def test_what_was_decoded_beside_free_slots_does_not(self, clock: Clock) -> None:
+    def test_blocks_decoded_beside_free_slots_do_not_count(self, clock: Clock) -> None:
         meter = Throughput(clock)
         meter.occupied(3, 4)
-        begun = meter.moment()
+        start = meter.moment()
         clock.now += 10
-        meter.decoded_since(begun, 20)
+        meter.decoded_since(start, 20)
         assert meter.rate is None
 
 

@@ -18,7 +18,7 @@ class _Instant(selectors.SelectSelector):
         self.now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "everybody waits for somebody else"
+        assert timeout is not None, "a deadlock: no task can run"
         self.now += max(0.0, timeout)
         return super().select(0)
 

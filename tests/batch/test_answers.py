@@ -13,16 +13,16 @@ from service.batch import replicas as module
 from service.batch.answers import LineAnswers
 from service.batch.lines import BatchLine, parsed_lines
 from service.batch.replicas import BatchReplicas
+from service.engine import EngineDeps
 from service.errors import CheckpointError, MrpServeError
 from service.replica.replica import Replica
 from service.settings.settings import Settings
+from tests.engine.helpers import FAIR
 from tests.gateway.engines import Held, failing
 from tests.replicas import load_replica
 from tests.tiny import GOLDEN
 
-SETTINGS = Settings(
-    model=str(GOLDEN / "sdar-mrp-random-a"), device="cpu", max_running=4, kv_cache_tokens=2048, torch_threads=1
-)
+SETTINGS = Settings(model=str(GOLDEN / "sdar-mrp-random-a"), device="cpu", max_num_seqs=4, kv_cache_tokens=2048)
 PROMPT = {"prompt_token_ids": [5, 6, 7], "max_new_tokens": 12, "mode": "static", "seed": 1}
 
 
@@ -32,7 +32,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Replica]:
     replicas: list[Replica] = []
 
     async def start_replica(name: str, settings: Settings) -> Replica:
-        deps = DEPS.pop(0) if DEPS else None
+        deps = DEPS.pop(0) if DEPS else EngineDeps(costs=FAIR)
         if isinstance(deps, MrpServeError):
             raise deps
         replicas.append(load_replica(name, settings, deps))
@@ -89,19 +89,11 @@ async def test_every_api_answers_as_its_route_does(replicas: BatchReplicas) -> N
     assert len(score["response"]["body"]["data"][0]["positions"][0]["scores"]) == 2
 
 
-async def test_the_settings_of_fields_and_lengths_hold(replicas: BatchReplicas) -> None:
-    """Without a limit an answer has `default_max_tokens`. A strict batch refuses fields that are not served."""
-    chat = {"model": replicas.card.name, "prompt": PROMPT["prompt_token_ids"], "provider": "x", "max_tokens": 2}
-    lines = [{"prompt_token_ids": [5, 6], "ignore_eos": True}, {"url": "/v1/completions", "body": chat}]
-    outputs: dict[bool, list[Any]] = {}
-    for strict in (False, True):
-        settings, found = SETTINGS.model_copy(update={"default_max_tokens": 7, "strict_fields": strict}), list[Any]()
-        await LineAnswers(replicas, settings).run(parsed_lines(lines, {}), found.append)
-        outputs[strict] = sorted(found, key=lambda output: output["line"])
-    short, lenient = outputs[False]
-    assert short["response"]["body"]["usage"]["completion_tokens"] == 7
-    assert lenient["error"] is None
-    assert "'provider' is not a field" in outputs[True][1]["error"]["message"]
+async def test_an_answer_without_a_limit_has_default_max_tokens(replicas: BatchReplicas) -> None:
+    outputs: list[Any] = []
+    lines = parsed_lines([{"prompt_token_ids": [5, 6], "ignore_eos": True}], {})
+    await LineAnswers(replicas, SETTINGS.model_copy(update={"default_max_tokens": 7})).run(lines, outputs.append)
+    assert outputs[0]["response"]["body"]["usage"]["completion_tokens"] == 7
 
 
 async def test_answers_do_not_depend_on_the_lines_beside_them(replicas: BatchReplicas) -> None:

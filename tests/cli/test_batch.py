@@ -24,11 +24,11 @@ from tests.service.processes import descendants
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "sdar-mrp-random-a"
-OPTIONS = ("--model", GOLDEN, "--device", "cpu", "--torch-threads", "1", "--max-running", "8")
+OPTIONS = ("--model", GOLDEN, "--device", "cpu", "--max-num-seqs", "8")
 BODY = {"mode": "static", "max_new_tokens": 12}
 
 
-def begin(file: Path, out: Path, *more: object) -> subprocess.Popen[str]:
+def start(file: Path, out: Path, *options: object) -> subprocess.Popen[str]:
     # A shell's background job ignores SIGINT, and so would its children.
     call = [
         "env",
@@ -41,17 +41,17 @@ def begin(file: Path, out: Path, *more: object) -> subprocess.Popen[str]:
         file,
         "--out",
         out,
-        *OPTIONS,
-        *more,
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(list(map(str, call)), cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        list(map(str, [*call, *OPTIONS, *options])), cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def finish(process: subprocess.Popen[str], status: int = 0) -> str:
-    _, said = process.communicate(timeout=250)
-    assert process.returncode == status, said
-    return said
+    _, stderr = process.communicate(timeout=250)
+    assert process.returncode == status, stderr
+    return stderr
 
 
 def write(file: Path, count: int) -> Path:
@@ -64,34 +64,35 @@ def write(file: Path, count: int) -> Path:
     return file
 
 
-def outputs(out: Path) -> list[dict[str, Any]]:
+def read_outputs(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
 def tokens(out: Path) -> dict[str, list[int]]:
-    return {output["custom_id"]: output["response"]["body"]["token_ids"] for output in outputs(out)}
+    return {output["custom_id"]: output["response"]["body"]["token_ids"] for output in read_outputs(out)}
 
 
-def test_a_file_is_answered_and_a_finished_batch_is_not_asked_again(tmp_path: Path) -> None:
-    file, out = write(tmp_path / "in.jsonl", 40), tmp_path / "out.jsonl"
-    with file.open("a") as more:
-        more.write('{oops\n\n{"prompt": ""}\n{"custom_id": "id-3", "prompt": "x"}\n')
-    said = finish(begin(file, out, "--defaults", json.dumps(BODY)))
-    assert "43 lines in" in said
-    assert "3 of them errors" in said
-    assert "lines/s" in said
-    assert "tokens/s" in said
-    assert "0:00:00 left" in said
-    first = outputs(out)
-    assert sorted(output["line"] for output in first) == [*range(1, 42), 43, 44]
-    assert {output["response"]["body"].get("mode") for output in first if not output["error"]} == {"static"}
-    assert "loading" not in finish(begin(file, out, "--defaults", json.dumps(BODY)))
-    assert outputs(out) == first
+@pytest.fixture
+def batch(run_program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """batch(file, out) -> stderr of the program, in the test's process."""
+    monkeypatch.setattr("service.batch.replicas.tune_interpreter", lambda: None)
+    monkeypatch.setattr("service.telemetry.logs.install_logs", lambda _: None)
+
+    def run(file: Path, out: Path) -> str:
+        options = ("--in", file, "--out", out, *OPTIONS, "--defaults", json.dumps(BODY))
+        assert run_program("batch", *options) == 0
+        return capsys.readouterr().err
+
+    return run
 
 
-def test_a_killed_batch_goes_on_and_its_engine_ends(tmp_path: Path) -> None:
-    file, out = write(tmp_path / "in.jsonl", 600), tmp_path / "out.jsonl"
-    process = begin(file, out, "--defaults", json.dumps(BODY))
+def test_a_killed_batch_resumes_and_a_finished_one_is_not_asked_again(
+    tmp_path: Path, batch: Callable[..., str]
+) -> None:
+    file, out = write(tmp_path / "in.jsonl", 200), tmp_path / "out.jsonl"
+    with file.open("a") as further:
+        further.write('{oops\n\n{"prompt": ""}\n{"custom_id": "id-3", "prompt": "x"}\n')
+    process = start(file, out, "--defaults", json.dumps(BODY))
     while not out.exists() or out.stat().st_size < 5_000:
         assert process.poll() is None
         time.sleep(0.02)
@@ -101,13 +102,19 @@ def test_a_killed_batch_goes_on_and_its_engine_ends(tmp_path: Path) -> None:
     with out.open("ab") as torn:
         torn.write(b'{"id":"batch_req_1","custom')
     written = out.read_bytes().rpartition(b"\n")[0] + b"\n"
-    finish(begin(file, out, "--defaults", json.dumps(BODY)))
+    stderr = batch(file, out)
+    for text in ("203 lines in", "3 of them errors", "lines/s", "tokens/s", "0:00:00 left"):
+        assert text in stderr
     assert out.read_bytes().startswith(written)
-    assert Counter(output["line"] for output in outputs(out)) == Counter(range(1, 601))
+    results = read_outputs(out)
+    assert Counter(output["line"] for output in results) == Counter([*range(1, 202), 203, 204])
+    assert {output["response"]["body"].get("mode") for output in results if not output["error"]} == {"static"}
     deadline = time.monotonic() + 10
     while any(Path(f"/proc/{engine}").exists() for engine in engines):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    assert "loading" not in batch(file, out)
+    assert read_outputs(out) == results
 
 
 @pytest.mark.slow
@@ -116,10 +123,10 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path
     count, rng = 6000, random.Random(7)
     file, out, whole = write(tmp_path / "in.jsonl", count), tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     body = json.dumps(BODY | {"temperature": 1.0})
-    finish(begin(file, whole, "--defaults", body, "--deterministic"))
+    finish(start(file, whole, "--defaults", body, "--deterministic"))
     lines_at_kills = []
     while len(lines_at_kills) < 20:
-        process = begin(file, out, "--defaults", body, "--deterministic")
+        process = start(file, out, "--defaults", body, "--deterministic")
         before = out.stat().st_size if out.exists() else 0
         while process.poll() is None and (out.stat().st_size if out.exists() else 0) == before:
             time.sleep(0.01)
@@ -130,8 +137,8 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path
         assert out.read_bytes().startswith(written)
         lines_at_kills.append(out.read_bytes().count(b"\n"))
     assert lines_at_kills[-1] < count, lines_at_kills
-    finish(begin(file, out, "--defaults", body, "--deterministic"))
-    assert Counter(output["line"] for output in outputs(out)) == Counter(range(1, count + 1))
+    finish(start(file, out, "--defaults", body, "--deterministic"))
+    assert Counter(output["line"] for output in read_outputs(out)) == Counter(range(1, count + 1))
     assert tokens(out) == tokens(whole)
 
 
@@ -139,7 +146,7 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path
 def test_the_memory_does_not_grow_with_the_file(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     """From a tenth of 100,000 lines on. Each known id takes some 70 bytes."""
     file, out = write(tmp_path / "in.jsonl", 100_000), tmp_path / "out.jsonl"
-    process = begin(file, out, "--defaults", json.dumps(BODY | {"max_new_tokens": 1}))
+    process = start(file, out, "--defaults", json.dumps(BODY | {"max_new_tokens": 1}))
     lines, samples = 0, []
     with subprocess.Popen(["tail", "-n", "+1", "-F", out], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tail:
         assert tail.stdout
@@ -160,34 +167,34 @@ def resident(process: int) -> int:
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_an_interrupted_batch_says_how_to_go_on(tmp_path: Path) -> None:
+def test_an_interrupted_batch_says_how_to_resume(tmp_path: Path) -> None:
     file, out = write(tmp_path / "in.jsonl", 3000), tmp_path / "out.jsonl"
-    process = begin(file, out, "--defaults", json.dumps(BODY))
+    process = start(file, out, "--defaults", json.dumps(BODY))
     while not out.exists() or not out.stat().st_size:
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    said = finish(process, 130)
-    assert "run the same command again to resume" in said
-    assert "Traceback" not in said
+    stderr = finish(process, 130)
+    assert "run the same command again to resume" in stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize(
-    ("more", "reason"),
+    ("options", "reason"),
     [
         (("--defaults", "[1]"), "a JSON object is expected"),
         (("--defaults", "{"), "which is not JSON"),
         (("--in", "absent.jsonl"), "in is absent.jsonl, which cannot be read: No such file"),
         (("--model", "absent"), "absent"),
-        (("--max-running", "0"), "max_running"),
+        (("--max-num-seqs", "0"), "max_num_seqs"),
     ],
 )
-def test_a_wrong_option_is_one_line(run_program, tmp_path, capsys, more, reason) -> None:
+def test_a_wrong_option_is_one_line(run_program, tmp_path, capsys, options, reason) -> None:
     file = write(tmp_path / "in.jsonl", 1)
-    assert run_program("batch", "--in", file, "--out", tmp_path / "out.jsonl", *more) == 1
-    said = capsys.readouterr().err
-    assert reason in said
-    assert "Traceback" not in said
+    assert run_program("batch", "--in", file, "--out", tmp_path / "out.jsonl", *options) == 1
+    stderr = capsys.readouterr().err
+    assert reason in stderr
+    assert "Traceback" not in stderr
 
 
 def test_the_output_is_not_the_input(run_program, tmp_path, capsys) -> None:

@@ -1,11 +1,12 @@
-"""`mrp-serve calibrate` and `mrp-serve quality`: a small real run, and what is refused."""
+"""`mrp-serve calibrate`, `frontier` and `quality`: small real runs, and refused options."""
 
 import json
 import shutil
 
 import pytest
 
-from service.quality.schema import Plan, read_quality
+from service.quality.calibration.measure import Calibration
+from service.quality.schema import Plan, PlanResult, read_quality
 from tests.tiny import GOLDEN
 
 PLANS = ("static", "dynamic threshold=0.05", "speculative mrp_steps=2", "remask threshold=0.05")
@@ -19,21 +20,21 @@ def model(tmp_path):
 
 @pytest.fixture
 def options(model, tmp_path):
-    """What an operator would say, but smaller."""
+    """Four plans at two loads and two temperatures."""
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"prompt": f"w{number} w7 w9", "answer": "w"} for number in range(6)]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    given = {"model": model, "prompts": prompts, "scorer": "contains", "timed": 4, "max-new-tokens": 12, "threads": 1}
-    words = [word for name, value in given.items() for word in (f"--{name}", value)]
+    values = {"model": model, "prompts": prompts, "scorer": "contains", "timed": 4, "max-new-tokens": 12, "threads": 1}
+    words = [word for name, value in values.items() for word in (f"--{name}", value)]
     words += [word for together in (1, 2) for word in ("--concurrency", together)] + ["--temperature", 0.7]
     return words + [word for plan in PLANS for word in ("--plan", plan)]
 
 
-def test_writes_the_file_that_the_checkpoint_is_then_served_with(run, capsys, model, options):
+def test_calibrate_writes_the_file_of_the_presets(run, capsys, model, options):
     assert run("calibrate", *options) == 0
-    said = capsys.readouterr()
-    assert "lossless: " in said.out
-    assert "dynamic threshold=0.05" in said.out
+    output = capsys.readouterr()
+    assert "lossless: " in output.out
+    assert "dynamic threshold=0.05" in output.out
     file = read_quality(model / "quality.json")
     assert [row.plan.name for row in file.rows][1:] == list(PLANS[1:])
     assert file.rows[0].accuracy == 1.0
@@ -46,33 +47,49 @@ def test_writes_the_file_that_the_checkpoint_is_then_served_with(run, capsys, mo
     assert any("take more prompts" in warning for warning in file.warnings) or not approximate
     assert {path.name for path in model.parent.iterdir()} == {"model", "prompts.jsonl"}
     assert not list(model.glob("*.partial"))
-
-    assert (
-        run("generate", "w1 w7 w9", "--raw", "--model", model, "--quality", "fast", "--max-new-tokens", 8, "--json")
-        == 0
-    )
+    for source in (model, model / "quality.json"):
+        assert run("quality", source) == 0
+        assert capsys.readouterr().out == output.out
+    words = ("--model", model, "--quality", "fast", "--max-new-tokens", 8, "--json")
+    assert run("generate", "w1 w7 w9", "--raw", *words) == 0
     answer = json.loads(capsys.readouterr().out)
     assert Plan(mode=answer["mode"], knobs=answer["knobs"]) == file.presets["fast"][0].plan
     assert run("check", model) == 0
     assert f"fast: {file.presets['fast'][0].name}" in " ".join(capsys.readouterr().out.split())
 
 
-def test_shows_a_calibration(run, capsys, model, options):
-    assert run("calibrate", *options) == 0
-    shown = capsys.readouterr().out
-    for place in (model, model / "quality.json"):
-        assert run("quality", place) == 0
-        assert capsys.readouterr().out == shown
-    (model / "quality.json").unlink()
+def test_quality_without_a_calibration_says_how_to_make_one(run, capsys, model):
     assert run("quality", model) == 1
     assert capsys.readouterr().err.startswith(
         f"mrp-serve: {model} has no quality.json; make one with `mrp-serve calibrate"
     )
 
 
-def test_goes_on_where_it_was_interrupted(run, capsys, model, options, monkeypatch):
-    from service.quality.calibration.measure import Calibration
+#: each plan on the timed prompts at both loads, lossy plans and static on the others, and all prompts at 0.7
+NUM_JOBS = 4 * 4 + 4 * 2 + 3 + 3 * 3
 
+
+def test_the_frontier_is_the_measurement_of_calibrate_as_a_table_and_rows(
+    run, capsys, model, options, tmp_path, monkeypatch
+):
+    jobs, measure = [], Calibration._measure
+    monkeypatch.setattr(Calibration, "_measure", lambda self, job: jobs.append(job) or measure(self, job))
+    assert run("frontier", *options, "--output", tmp_path / "rows.json") == 0
+    assert len(jobs) == NUM_JOBS
+    head = capsys.readouterr().out.splitlines()[0]
+    for column in ("plan", "accuracy", "from static", "identical", "tok/forward", "ms/token at 2", "frontier"):
+        assert column in head
+    content = json.loads((tmp_path / "rows.json").read_text("utf-8"))
+    results = [PlanResult.model_validate(row) for row in content["rows"]]
+    assert [row.plan.mode for row in results] == ["static", "dynamic", "speculative", "remask"]
+    assert content["measured"]["concurrency"] == [1, 2]
+    for load in (1, 2):
+        assert any(row.speed_at(load).on_frontier for row in results)
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "prompts.jsonl", "rows.json"}
+    assert not (model / "quality.json").exists()
+
+
+def test_an_interrupted_calibration_resumes(run, capsys, model, options, monkeypatch):
     measure, left = Calibration._measure, iter(range(7))
 
     def interrupted(self, job):
@@ -85,15 +102,15 @@ def test_goes_on_where_it_was_interrupted(run, capsys, model, options, monkeypat
     assert "run the same command again to resume" in capsys.readouterr().err
     partial = model / "quality.json.partial"
     assert len(partial.read_text("utf-8").splitlines()) == 1 + 7
-    asked = []
-    monkeypatch.setattr(Calibration, "_measure", lambda self, job: asked.append(job) or measure(self, job))
+    jobs = []
+    monkeypatch.setattr(Calibration, "_measure", lambda self, job: jobs.append(job) or measure(self, job))
     assert run("calibrate", *options) == 0
-    assert len(asked) == 4 * 4 + 4 * 2 + 3 + 3 * 3 - 7
+    assert len(jobs) == NUM_JOBS - 7
     assert not partial.exists()
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (("--scorer", "best"), "scorer is 'best', allowed are demo, exact, contains, number, regex:PATTERN"),
         (("--count", 7), "count is 7"),
@@ -104,27 +121,14 @@ def test_goes_on_where_it_was_interrupted(run, capsys, model, options, monkeypat
         (("--out", "nowhere/quality.json"), "nowhere/quality.json cannot be written: No such file"),
     ],
 )
-def test_refuses_what_makes_no_sense(run, capsys, options, more, said):
+def test_calibrate_refuses_wrong_options_before_it_loads_anything(run, capsys, options, more, message, monkeypatch):
+    if "--out" not in more:
+        monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("a checkpoint was loaded"))
     assert run("calibrate", *options, *more) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        ("--concurrency", 3),
-        ("--plan", "swift"),
-        ("--scorer", "best"),
-        ("--count", 7),
-    ],
-)
-def test_what_makes_no_sense_is_refused_before_anything_is_loaded(run, capsys, options, more, monkeypatch):
-    monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("the checkpoint was loaded"))
-    assert run("calibrate", *options, *more) == 1
-    assert capsys.readouterr().err.startswith("mrp-serve: ")
-
-
-def test_the_demo_too_is_told_of_the_rule_before_it_is_loaded(run, capsys, monkeypatch):
+def test_the_rule_of_concurrency_holds_for_the_demo(run, capsys, monkeypatch):
     monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("the checkpoint was loaded"))
     assert run("calibrate", "--count", 20, "--timed", 8) == 1
     assert capsys.readouterr().err == (
@@ -141,7 +145,7 @@ def test_every_checkpoint_but_the_demo_needs_prompts_and_a_scorer(run, capsys, m
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (("--quality", "best"), "quality is 'best', allowed are lossless, balanced, fast"),
         (("--quality", "fast", "--mode", "static"), "quality is 'fast' and mode is given, allowed is one of them"),
@@ -149,6 +153,6 @@ def test_every_checkpoint_but_the_demo_needs_prompts_and_a_scorer(run, capsys, m
         (("--quality", "fast"), "this checkpoint has no quality.json"),
     ],
 )
-def test_generate_by_quality_refuses_what_makes_no_sense(run, capsys, model, more, said):
+def test_generate_refuses_wrong_qualities(run, capsys, model, more, message):
     assert run("generate", "w1 w2", "--raw", "--model", model, *more) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

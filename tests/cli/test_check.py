@@ -16,47 +16,60 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-b"
 
 def test_check_says_what_a_checkpoint_is(run, capsys):
     assert run("check", GOLDEN, "--device", "cpu") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "MRP 3 layers, 0.13 M parameters" in said
-    assert "MRP's kind residual, the default: config.json has no such key MRP's scale 1, the default" in said
-    assert "block size 4, by config.json" in said
-    assert ", ".join(MODES) in said
-    assert "512 tokens, mask 509, end [510]" in said
+    report = " ".join(capsys.readouterr().out.split())
+    assert "MRP 3 layers, 0.13 M parameters" in report
+    assert "MRP's kind residual, the default: config.json has no such key MRP's scale 1, the default" in report
+    assert "block size 4, by config.json" in report
+    assert ", ".join(MODES) in report
+    assert "512 tokens, mask 509, end [510]" in report
+
+
+def test_check_writes_the_kind_of_a_module_into_config_json(run, capsys, tmp_path):
+    """Then every command decodes by it, such as `serve`, which has no options for it."""
+    folder = shutil.copytree(GOLDEN, tmp_path / "mine")
+    kind = ("--mrp-scale", "2", "--no-mrp-residual")
+    assert run("check", folder, "--device", "cpu", *kind, "--write") == 0
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["mrp_scale"], config["mrp_residual"], config["block_size"]) == (2.0, False, 4)
+    capsys.readouterr()
+    assert run("check", folder, "--device", "cpu") == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "MRP's kind direct (no residual), by config.json MRP's scale 2, by config.json" in output
 
 
 def test_check_says_what_experts_there_are(run, capsys):
     assert run("check", GOLDEN.parent / EXPERTS_NAME, "--device", "cpu") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "family sdar_moe" in said
-    assert "backbone 0.28 M parameters" in said
-    assert "experts 2 layers have 8, a token uses 2 of each, 0.17 M parameters in all" in said
+    report = " ".join(capsys.readouterr().out.split())
+    assert "family sdar_moe" in report
+    assert "backbone 0.28 M parameters" in report
+    assert "experts 2 layers have 8, a token uses 2 of each, 0.17 M parameters in all" in report
     served = ", ".join(name for name, mode in MODES.items() if mode.served_without_mrp)
-    assert f"modes {served} weights" in said
+    assert f"modes {served} weights" in report
 
 
 def test_check_says_what_a_checkpoint_of_another_family_is(run, capsys):
     assert run("check", GOLDEN.parent / LLADA2_NAME, "--device", "cpu") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "family llada2_moe" in said
-    assert "2 layers have 16, a token uses 4 of each and the shared ones" in said
-    assert "mask 509, end [510]" in said
+    report = " ".join(capsys.readouterr().out.split())
+    assert "family llada2_moe" in report
+    assert "2 layers have 16, a token uses 4 of each and the shared ones" in report
+    assert "mask 509, end [510]" in report
 
 
 def test_check_says_what_each_of_several_devices_holds(run, capsys):
     assert run("check", GOLDEN.parent / EXPERTS_NAME, "--device", "cpu") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "weights 1.1 MiB as torch.float32" in said
-    assert "KV cache 0.75 KiB a token" in said
-    assert "each of 2 devices 0.7 MiB of weights, 0.38 KiB of KV a token" in said
-    assert "each of 4 devices 0.5 MiB of weights, 0.38 KiB of KV a token" in said  # two ranks have the same keys
-    assert "each of 8" not in said
+    report = " ".join(capsys.readouterr().out.split())
+    assert "weights 1.1 MiB as torch.float32" in report
+    assert "KV cache 0.75 KiB a token" in report
+    assert "each of 2 devices 0.7 MiB of weights, 0.38 KiB of KV a token" in report
+    assert "each of 4 devices 0.5 MiB of weights, 0.38 KiB of KV a token" in report  # two ranks have the same keys
+    assert "each of 8" not in report
 
 
 def test_check_says_what_experts_in_8_bits_take(run, capsys):
     assert run("check", GOLDEN.parent / EXPERTS_NAME, "--device", "cpu", "--quantization", "int8") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "weights 0.5 MiB as torch.float32, matrices of layers as int8" in said
-    assert "has no quality.int8.json" in said
+    report = " ".join(capsys.readouterr().out.split())
+    assert "weights 0.5 MiB as torch.float32, matrices of layers as int8" in report
+    assert "has no quality.int8.json" in report
 
 
 def test_an_error_is_one_line_on_stderr(run, capsys, tmp_path):
@@ -99,10 +112,10 @@ def copied(tmp_path):
 
 def test_check_says_what_the_tokenizer_can_do(run, capsys, copied):
     assert run("check", copied) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "tokenizer 512 tokens" in said
-    assert "chat template none" in said
-    assert "tools none: this checkpoint has no chat template" in said
+    report = " ".join(capsys.readouterr().out.split())
+    assert "tokenizer 512 tokens" in report
+    assert "chat template none" in report
+    assert "tools none: this checkpoint has no chat template" in report
 
 
 @pytest.mark.filterwarnings("ignore:`rope_scaling`:FutureWarning")  # transformers, in search of a tokenizer
@@ -119,22 +132,31 @@ def test_a_missing_tokenizer_is_an_error(run, capsys, copied, monkeypatch):
 def test_a_junk_tokenizer_is_an_error(run, capsys, copied, content):
     (copied / "tokenizer.json").write_bytes(content.encode(errors="surrogateescape"))
     assert run("check", copied) == 1
-    said = capsys.readouterr()
-    assert said.err.startswith(f"mrp-serve: {copied}: the tokenizer cannot be loaded: ")
-    assert said.err.count("\n") == 1
-    assert "decoded in" not in said.out
+    report = capsys.readouterr()
+    assert report.err.startswith(f"mrp-serve: {copied}: the tokenizer cannot be loaded: ")
+    assert report.err.count("\n") == 1
+    assert "decoded in" not in report.out
 
 
 def test_a_template_that_cannot_be_used_is_a_warning(run, capsys, copied):
     config = copied / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": "{% for m in messages %}"}))
     assert run("check", copied) == 0
-    said = capsys.readouterr()
-    assert "chat template cannot be used" in " ".join(said.out.split())
-    assert said.err.startswith("warning: the chat template cannot be used: Unexpected end of template.")
+    report = capsys.readouterr()
+    assert "chat template cannot be used" in " ".join(report.out.split())
+    assert report.err.startswith("warning: the chat template cannot be used: Unexpected end of template.")
 
 
 def test_a_broken_calibration_is_an_error(run, capsys, copied):
     (copied / "quality.json").write_text("{}")
     assert run("check", copied) == 1
     assert "quality.json is no calibration file" in capsys.readouterr().err
+
+
+def test_check_does_not_write_into_the_cache_of_the_hub(run, capsys, tmp_path, monkeypatch):
+    folder = shutil.copytree(GOLDEN, tmp_path / "models--owner--model" / "snapshots" / "0123abc")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
+    before = (folder / "config.json").read_text()
+    assert run("check", "owner/model", "--device", "cpu", "--write") == 1
+    assert "--write changes folders, and owner/model is in the hub's cache" in capsys.readouterr().err
+    assert (folder / "config.json").read_text() == before

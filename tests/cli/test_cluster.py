@@ -13,7 +13,7 @@ from service.cli import cluster, readiness
 from service.errors import SettingsError
 from service.settings.settings import Settings
 
-SETTINGS = Settings(device="cpu", num_ingresses=2)  # behind a proxy
+SETTINGS = Settings(device="cpu", api_server_count=2)  # behind a proxy
 #: as Ray shows an exception of another process
 BIND = """\x1b[36mray::ProxyActor.ready()\x1b[39m (pid=1, ip=127.0.0.1)
   File "ray/serve/_private/http_util.py", line 1, in start
@@ -21,7 +21,7 @@ BIND = """\x1b[36mray::ProxyActor.ready()\x1b[39m (pid=1, ip=127.0.0.1)
 RuntimeError: Failed to bind to address '127.0.0.1:8000'."""
 
 
-class Machine:
+class FakeRay:
     """Stands for Ray. `step`: called when Serve is started. `proxies`: the proxies that its controller knows."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,54 +44,54 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    return Machine(monkeypatch)
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    return FakeRay(monkeypatch)
 
 
-def test_what_is_deployed_does_not_wait_for_the_proxy(machine: Machine) -> None:
+def test_a_deployment_does_not_wait_for_the_proxy(fake_ray: FakeRay) -> None:
     ready = threading.Event()
 
     def start() -> None:
-        machine.proxies = {"node": "STARTING"}
+        fake_ray.proxies = {"node": "STARTING"}
         assert ready.wait(60)
 
-    machine.step = start
+    fake_ray.step = start
     proxy = cluster.begin(SETTINGS)
     assert not proxy.done()
     ready.set()
     cluster.deploy(SETTINGS, proxy=proxy)
     assert proxy.done()
-    assert machine.deployed == 1
+    assert fake_ray.deployed == 1
 
 
-def test_a_proxy_that_cannot_start_is_told_after_the_deployment(machine: Machine) -> None:
-    known = threading.Event()
+def test_a_proxy_that_cannot_start_fails_the_deployment(fake_ray: FakeRay) -> None:
+    proxy_known = threading.Event()
 
     def start() -> None:
-        machine.proxies = {"node": "STARTING"}
-        assert known.wait(60)
+        fake_ray.proxies = {"node": "STARTING"}
+        assert proxy_known.wait(60)
         raise RuntimeError(BIND)
 
-    machine.step = start
+    fake_ray.step = start
     proxy = cluster.begin(SETTINGS)
-    known.set()
-    with pytest.raises(SettingsError) as told:
+    proxy_known.set()
+    with pytest.raises(SettingsError) as failure:
         cluster.deploy(SETTINGS, proxy=proxy)
-    assert told.value.message == "Serve did not start: RuntimeError: Failed to bind to address '127.0.0.1:8000'."
+    assert failure.value.message == "Serve did not start: RuntimeError: Failed to bind to address '127.0.0.1:8000'."
 
 
 @pytest.mark.parametrize("begin", [cluster.begin, cluster.start])
-def test_serve_that_does_not_start_at_all(machine: Machine, begin: Any) -> None:
+def test_serve_that_does_not_start_at_all(fake_ray: FakeRay, begin: Any) -> None:
     def start() -> None:
         raise TimeoutError("HTTP proxies not available after 60s.\nmore")
 
-    machine.step = start
-    with pytest.raises(SettingsError) as told:
+    fake_ray.step = start
+    with pytest.raises(SettingsError) as failure:
         begin(SETTINGS)
-    assert told.value.message == "Serve did not start: TimeoutError: HTTP proxies not available after 60s."
+    assert failure.value.message == "Serve did not start: TimeoutError: HTTP proxies not available after 60s."
 
 
-def test_ray_that_does_not_start(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_that_does_not_start(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     def init(*_: object) -> None:
         raise FileNotFoundError(2, "No such file or directory", "/nowhere")
 

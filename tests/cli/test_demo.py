@@ -13,10 +13,10 @@ STORY = "Tom has 5 apples, gets 3, loses 2."
 
 def test_generate_answers_on_stdout_and_tells_statistics_on_stderr(run, capsys):
     assert run("generate", STORY, "--mode", "static", "--seed", 3) == 0
-    said = capsys.readouterr()
-    assert check(STORY, said.out.strip())
-    assert "tokens a forward" in said.err
-    assert "seed 3" in said.err
+    output = capsys.readouterr()
+    assert check(STORY, output.out.strip())
+    assert "tokens a forward" in output.err
+    assert "seed 3" in output.err
 
 
 def test_generate_as_json_uses_the_servers_default_mode(run, capsys):
@@ -31,8 +31,10 @@ def test_generate_as_json_uses_the_servers_default_mode(run, capsys):
 def test_generate_measures_forwards_before_the_answers_time_begins(run, priced, capsys, monkeypatch):
     order = []
     for name in ("measure_costs", "submit"):
-        done = getattr(Engine, name)
-        monkeypatch.setattr(Engine, name, lambda *given, name=name, done=done: order.append(name) or done(*given))
+        original = getattr(Engine, name)
+        monkeypatch.setattr(
+            Engine, name, lambda *arguments, name=name, original=original: order.append(name) or original(*arguments)
+        )
     assert run("generate", STORY, "--max-new-tokens", 4) == 0
     assert order == ["measure_costs", "submit"]
     assert run("generate", STORY, "--mode", "static", "--max-new-tokens", 4) == 0
@@ -50,7 +52,7 @@ def test_generate_keeps_to_a_constraint(run, priced, capsys, tmp_path):
 
 
 def test_generate_says_what_was_verified(run, priced, capsys):
-    assert run("generate", STORY, "--json", "--threshold", 0.5, "--max-new-tokens", 4) == 0
+    assert run("generate", STORY, "--json", *("--threshold", 0.5, "--max-new-tokens", 4)) == 0
     assert json.loads(capsys.readouterr().out)["knobs"] == {
         "mrp_steps": "auto", "threshold": 0.5, "verify": "dynamic",
     }  # fmt: skip
@@ -78,6 +80,6 @@ def test_generate_refuses_an_empty_prompt_with_and_without_a_template(run, capsy
         (("--top-p", 0), "top_p is 0.0, allowed is 0 < top_p <= 1"),
     ],
 )
-def test_generate_refuses_what_makes_no_sense(run, capsys, options, message):
+def test_generate_refuses_wrong_options(run, capsys, options, message):
     assert run("generate", STORY, *options) == 1
     assert message in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 from service.cli import draining
 
 
-async def in_hand(timeout_s: float = 0.05) -> bool:
+async def is_drained(timeout_s: float = 0.05) -> bool:
     """Whether all requests were answered in time. TimeoutError if the wait does not end."""
     return await asyncio.wait_for(draining._answered(timeout_s), 5)
 
@@ -24,7 +24,7 @@ def ingresses(monkeypatch: pytest.MonkeyPatch, ask: Any) -> None:
     monkeypatch.setattr(draining, "_ask_ingresses", ask)
 
 
-async def test_until_nobody_has_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_drain_ends_without_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     left = iter([[2, 1], [0, 1], [0, 0]])
 
     async def ask(method: str) -> list[int]:
@@ -32,16 +32,16 @@ async def test_until_nobody_has_anything(monkeypatch: pytest.MonkeyPatch) -> Non
         return next(left)
 
     ingresses(monkeypatch, ask)
-    assert await in_hand(60)
+    assert await is_drained(60)
     assert next(left, None) is None
 
 
-async def test_no_longer_than_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_drain_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask(_: str) -> list[int]:
         return [1]
 
     ingresses(monkeypatch, ask)
-    assert not await in_hand()
+    assert not await is_drained()
 
 
 async def test_an_ingress_that_hangs_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ async def test_an_ingress_that_hangs_is_busy(monkeypatch: pytest.MonkeyPatch) ->
         raise TimeoutError
 
     ingresses(monkeypatch, ask)
-    assert not await in_hand()
+    assert not await is_drained()
 
 
 async def test_a_query_in_progress_is_not_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,5 +62,5 @@ async def test_a_query_in_progress_is_not_cancelled(monkeypatch: pytest.MonkeyPa
         return [1]
 
     ingresses(monkeypatch, ask)
-    assert not await in_hand(0.05)
+    assert not await is_drained(0.05)
     assert answered == [1]

@@ -91,8 +91,8 @@ def test_a_second_signal_kills_the_service() -> None:
 def test_the_service_is_lost() -> None:
     program = Program("drains")
     os.kill(program.session, signal.SIGKILL)
-    said = "mrp-serve: the process that runs Ray was ended by SIGKILL, so the service ends\n"
-    assert program.ends() == (Exit.LOST, "", said)
+    message = "mrp-serve: the process that runs Ray was ended by SIGKILL, so the service ends\n"
+    assert program.ends() == (Exit.LOST, "", message)
 
 
 def test_a_killed_program_leaves_nothing_behind() -> None:

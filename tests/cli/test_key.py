@@ -15,9 +15,9 @@ def test_the_line_lets_the_key_in(run, capsys, tmp_path):
     assert yaml.safe_load(line) == [{"name": "team-a", "sha256": hashlib.sha256(key.encode()).hexdigest()}]
     path = tmp_path / "keys.yaml"
     path.write_text(line, "utf-8")
-    found = KeyRing.load(Settings(api_keys_file=path)).find(key.encode())
-    assert found is not None
-    assert found.name == "team-a"
+    api_key = KeyRing.load(Settings(api_keys_file=path)).find(key.encode())
+    assert api_key is not None
+    assert api_key.name == "team-a"
 
 
 def test_every_key_is_another(run, capsys):
@@ -25,8 +25,8 @@ def test_every_key_is_another(run, capsys):
     assert [run("key") for _ in range(20)] == [0] * 20
     keys = capsys.readouterr().out.splitlines()[::2]
     drawn = [base64.urlsafe_b64decode(key.removeprefix("mrp-") + "=") for key in keys]
-    assert {len(one) for one in drawn} == {32}
-    assert all(len({one[place] for one in drawn}) > 10 for place in range(32)), "a byte that is hardly drawn"
+    assert {len(secret) for secret in drawn} == {32}
+    assert all(len({secret[index] for secret in drawn}) > 10 for index in range(32)), "a byte that is hardly drawn"
 
 
 def test_a_name_must_be_one(run, capsys):

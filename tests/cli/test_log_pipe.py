@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.cli.log_pipe import LogPipe
+from service.cli.serve import LogPipe
 
 WRITER = (
     "import sys; log = open(sys.argv[1], 'a'); [log.write(f'{sys.argv[2]} {n}\\n') or log.flush() for n in range(50)]"
@@ -23,48 +23,48 @@ def test_lines_of_other_processes_come_out_whole(tmp_path: Path, capsys: pytest.
         assert [writer.wait(30) for writer in writers] == [0, 0]
         with pipe.path.open("a") as late:
             late.write("späť\n")
-    said = capsys.readouterr().err.splitlines()
-    assert sorted(said[:-1]) == sorted(f"{name} {number}" for name in "ab" for number in range(50))
-    assert said[-1] == "späť"
+    stderr_lines = capsys.readouterr().err.splitlines()
+    assert sorted(stderr_lines[:-1]) == sorted(f"{name} {number}" for name in "ab" for number in range(50))
+    assert stderr_lines[-1] == "späť"
     assert not pipe.path.exists()
 
 
-def test_nobody_may_write_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_without_lines_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with LogPipe(tmp_path):
         pass
     assert capsys.readouterr().err == ""
 
 
-class Paused(io.StringIO):
+class PausedTerminal(io.StringIO):
     """A terminal that takes nothing until the test continues it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.go_on = threading.Event()
+        self.resumed = threading.Event()
 
     def write(self, text: str) -> int:
-        assert self.go_on.wait(60)
+        assert self.resumed.wait(60)
         return super().write(text)
 
 
 LOGGER = (
     "import logging, sys; from service.telemetry.logs import install_logs; "
-    "from service.settings.settings import Settings; install_logs(Settings(log_file=sys.argv[1], log_format='json')); "
+    "from service.settings.settings import Settings; install_logs(Settings(log_format='json')); "
     "[logging.getLogger('service.x').warning('a line', extra={'number': n}) for n in range(5000)]; "
     "sys.stdout.write('logged'); sys.stdout.flush(); sys.stdin.read(); "
     "logging.getLogger('service.x').warning('the last line')"
 )
 
 
-def test_a_paused_terminal_holds_up_no_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Paused()
+def test_a_paused_terminal_blocks_no_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = PausedTerminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with LogPipe(tmp_path) as pipe:
+    with LogPipe(tmp_path):
         replica = subprocess.Popen(
-            [sys.executable, "-c", LOGGER, str(pipe.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", LOGGER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert replica.stdout.read(6) == "logged"
-        terminal.go_on.set()
+        terminal.resumed.set()
         while terminal.getvalue().count("\n") < 200:  # the pipe has room again
             time.sleep(0.01)
         replica.communicate("", timeout=60)

@@ -21,6 +21,6 @@ def test_it_says_which_version_it_is(run: Callable[..., int], capsys: pytest.Cap
 
 def test_without_a_command_it_says_which_there_are(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 2
-    said = capsys.readouterr()
-    assert "--version" in said.out + said.err
-    assert "train-mrp" in said.out + said.err
+    output = capsys.readouterr()
+    assert "--version" in output.out + output.err
+    assert "train-mrp" in output.out + output.err

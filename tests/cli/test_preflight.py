@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(GOLDEN / "sdar-mrp-random-a", tmp_path / "checkpoint"))
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> str:
+def error_line(capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on stderr."""
     [line] = capsys.readouterr().err.splitlines()
     return str(line)
@@ -51,37 +51,31 @@ def test_cuda_where_there_is_none(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert run("serve", "--device", "cuda") == 1
-    assert said(capsys) == "mrp-serve: device is 'cuda', but torch sees no CUDA device here"
+    assert error_line(capsys) == "mrp-serve: device is 'cuda', but torch sees no CUDA device here"
 
 
 def test_a_device_that_torch_does_not_know(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("serve", "--device", "abacus") == 1
-    assert said(capsys).endswith("device is 'abacus', expected 'auto', 'cpu', 'cuda' or 'cuda:N'")
+    assert error_line(capsys).endswith("device is 'abacus', expected 'auto', 'cpu', 'cuda' or 'cuda:N'")
 
 
 def test_weights_that_are_cut_off(run: Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:5000])
     assert run("serve", "--model", folder) == 1
-    assert f"{file} is not a readable safetensors file" in said(capsys)
+    assert f"{file} is not a readable safetensors file" in error_line(capsys)
 
 
 def test_weights_that_are_not_there(run: Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "model.safetensors").unlink()
     assert run("serve", "--model", folder) == 1
-    assert said(capsys) == f"mrp-serve: {folder}: model.safetensors is missing (only safetensors are read)"
+    assert error_line(capsys) == f"mrp-serve: {folder}: model.safetensors is missing (only safetensors are read)"
 
 
 def test_a_tokenizer_that_is_none(run: Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "tokenizer.json").write_text("junk", "utf-8")
     assert run("serve", "--model", folder) == 1
-    assert f"{folder}: the tokenizer cannot be loaded: " in said(capsys)
-
-
-def test_a_log_file_that_cannot_be_written(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "nowhere" / "log"
-    assert run("serve", "--log-file", file) == 1
-    assert said(capsys) == f"mrp-serve: log_file is {file}, which cannot be written: No such file or directory"
+    assert f"{folder}: the tokenizer cannot be loaded: " in error_line(capsys)
 
 
 def test_a_port_that_is_taken(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +84,7 @@ def test_a_port_that_is_taken(run: Run, capsys: pytest.CaptureFixture[str]) -> N
         other.listen()
         port = other.getsockname()[1]
         assert run("serve", "--port", port) == 1
-    assert said(capsys) == f"mrp-serve: cannot listen on 127.0.0.1:{port}: Address already in use"
+    assert error_line(capsys) == f"mrp-serve: cannot listen on 127.0.0.1:{port}: Address already in use"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::"])
@@ -104,14 +98,14 @@ def test_a_port_of_ipv6_that_is_taken(run: Run, capsys: pytest.CaptureFixture[st
     with bind("::1", 0) as other:
         port = other.getsockname()[1]
         assert run("serve", "--host", "::1", "--port", port) == 1
-    assert said(capsys) == f"mrp-serve: cannot listen on [::1]:{port}: Address already in use"
+    assert error_line(capsys) == f"mrp-serve: cannot listen on [::1]:{port}: Address already in use"
 
 
 def test_a_full_disk(run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     full = SimpleNamespace(f_bavail=100, f_frsize=4096)
     monkeypatch.setattr("os.statvfs", lambda _: full)
     assert run("serve") == 1
-    assert said(capsys).endswith(
+    assert error_line(capsys).endswith(
         "is full (0 MiB are free), and Ray keeps its logs and sockets there: set RAY_TMPDIR to another folder"
     )
 
@@ -128,11 +122,11 @@ def test_a_settings_file_that_is_no_yaml(run: Run, tmp_path: Path, capsys: pytes
     file = tmp_path / "settings.yaml"
     file.write_text("port: 8000\nmodel: [\n", "utf-8")
     assert run("serve", "--config", file) == 1
-    assert said(capsys) == f"mrp-serve: the settings file {file} is not YAML (line 3)"
+    assert error_line(capsys) == f"mrp-serve: the settings file {file} is not YAML (line 3)"
 
 
 @pytest.mark.parametrize(
-    ("found", "units", "words"),
+    ("resources", "units", "words"),
     [
         ({"CPU": 2.0}, ("CPU",), "every replica needs a CPU, but Ray finds 2 on"),
         ({"CPU": 8.0}, ("CPU", "GPU"), "every replica needs a GPU, but Ray finds 0 on"),
@@ -140,14 +134,14 @@ def test_a_settings_file_that_is_no_yaml(run: Run, tmp_path: Path, capsys: pytes
     ],
 )
 def test_more_replicas_than_the_machine_has_room_for(
-    found: dict[str, float], units: tuple[str, ...], words: str
+    resources: dict[str, float], units: tuple[str, ...], words: str
 ) -> None:
     with pytest.raises(SettingsError, match=f"num_replicas is 3 and {words}"):
-        preflight.check_room(Settings(num_replicas=3), found, units)
-    preflight.check_room(Settings(num_replicas=1), found | {"GPU": 1.0}, units)
+        preflight.check_room(Settings(num_replicas=3), resources, units)
+    preflight.check_room(Settings(num_replicas=1), resources | {"GPU": 1.0}, units)
 
 
-def test_what_can_start_is_let_through_without_torch() -> None:
+def test_the_checks_do_not_import_torch() -> None:
     """Importing torch takes longer than all checks, and a program that starts Ray does not need torch."""
     program = (
         "import sys; from service.cli import preflight; from service.settings.settings import Settings; "

@@ -89,7 +89,7 @@ def test_a_runs_folder_is_its_users_alone(base: Path) -> None:
     assert not run.path.exists()
 
 
-def test_what_earlier_runs_left_is_removed_but_the_newest(base: Path) -> None:
+def test_folders_of_earlier_runs_are_removed_but_the_newest(base: Path) -> None:
     above = private.RunFolder().path.parent
     running = private.RunFolder()
     for number, name in enumerate(("first", "second", "third")):

@@ -10,9 +10,9 @@ from rich.console import Console
 from service.cli.output import WIDE, Counter, notes, table
 
 
-def counts(said):
+def counts(screen):
     """`(done, of)` of the lines of progress."""
-    return [(int(done), int(of)) for done, of in re.findall(r"^(\d+)/(\d+)  \S", said, re.MULTILINE)]
+    return [(int(done), int(of)) for done, of in re.findall(r"^(\d+)/(\d+)  \S", screen, re.MULTILINE)]
 
 
 @pytest.fixture
@@ -38,11 +38,11 @@ def test_a_long_job_has_twenty_lines(capsys):
 def test_a_terminal_has_a_bar_with_the_count_and_the_time_left(terminal, capsys):
     with Counter(3) as counter:
         counter.reach(2, "two")
-    said = capsys.readouterr().err
-    assert "2/3" in said
-    assert re.search(r"\d:\d\d:\d\d|-:--:--", said)
-    assert "two" in said
-    assert not counts(said)
+    screen = capsys.readouterr().err
+    assert "2/3" in screen
+    assert re.search(r"\d:\d\d:\d\d|-:--:--", screen)
+    assert "two" in screen
+    assert not counts(screen)
 
 
 def test_without_a_terminal_there_is_room(run, capsys):
@@ -60,17 +60,17 @@ def test_help_is_as_wide_as_there_is_room(run, capsys, command, monkeypatch):
 
 
 def test_a_narrow_terminal_cuts_no_cell_short(capsys):
-    shown = table("mode", "accuracy")
-    shown.add_row("sequential tokens_per_step=1", "0.5")
-    Console(width=20).print(shown)
-    said = capsys.readouterr().out
-    assert "…" not in said
-    assert "tokens_per_step=1" in "".join(line[:12].strip() for line in said.splitlines())
+    plans = table("mode", "accuracy")
+    plans.add_row("sequential tokens_per_step=1", "0.5")
+    Console(width=20).print(plans)
+    screen = capsys.readouterr().out
+    assert "…" not in screen
+    assert "tokens_per_step=1" in "".join(line[:12].strip() for line in screen.splitlines())
 
 
 def test_at_80_columns_a_plan_is_broken_between_its_knobs(capsys):
-    shown = table("plan", *("a column of numbers" for _ in range(7)), plan="plan")
-    shown.add_row("sequential tokens_per_step=1 entropy_bound=1.0", *("1,312 x3.64 ±0.28" for _ in range(7)))
-    Console(width=80).print(shown)
+    plans = table("plan", *("a column of numbers" for _ in range(7)), plan="plan")
+    plans.add_row("sequential tokens_per_step=1 entropy_bound=1.0", *("1,312 x3.64 ±0.28" for _ in range(7)))
+    Console(width=80).print(plans)
     first = [line[:17].strip() for line in capsys.readouterr().out.splitlines()]
     assert [part for part in first if part] == ["plan", "sequential", "tokens_per_step=1", "entropy_bound=1.0"]

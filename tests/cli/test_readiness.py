@@ -35,8 +35,8 @@ class Terminal:
     """The lines and their times."""
 
     def __init__(self) -> None:
-        self.now, self.said = 0.0, list[tuple[float, str]]()
-        self.news = readiness.News(lambda text: self.said.append((self.now, text)), lambda: self.now)
+        self.now, self.lines = 0.0, list[tuple[float, str]]()
+        self.news = readiness.News(lambda text: self.lines.append((self.now, text)), lambda: self.now)
 
     def look(self, seconds: float, **deployments: Any) -> None:
         """Shows the same status for some seconds, every quarter of a second."""
@@ -58,13 +58,13 @@ def test_a_start_of_a_few_seconds_needs_no_words(terminal: Terminal) -> None:
     terminal.look(3, Generator=deployment({"STARTING": 1}), Ingress=deployment({"STARTING": 1}))
     terminal.look(4, Generator=deployment({"STARTING": 1}), Ingress=UP)
     terminal.look(20, Generator=UP, Ingress=UP)
-    assert not terminal.said
+    assert not terminal.lines
 
 
 def test_a_long_wait_is_told_once_and_again_when_more_replicas_run(terminal: Terminal) -> None:
     terminal.look(100, Generator=deployment({"STARTING": 2}), Ingress=UP)
     terminal.look(100, Generator=deployment({"RUNNING": 1, "STARTING": 1}), Ingress=UP)
-    assert terminal.said == [
+    assert terminal.lines == [
         (10.0, "0 of 2 replicas run (2 starting)"),
         (100.0, "1 of 2 replicas run (1 starting)"),
     ]
@@ -77,41 +77,47 @@ def test_every_failure_is_told_at_once_and_once(terminal: Terminal) -> None:
         terminal.look(1, Generator=deployment({"STOPPING": 1, "STARTING": 1}, message), Ingress=UP)
         terminal.look(30, Generator=deployment({"STARTING": 1}, message), Ingress=UP)
     where = "MemoryError (service/engine/kv_cache.py:19)"
-    assert terminal.said == [
+    assert terminal.lines == [
         (4.0, f"0 of 1 replicas run (1 stopping, 1 starting): {where}; 2 more tries"),
         (35.0, f"0 of 1 replicas run (1 stopping, 1 starting): {where}; 1 more tries"),
     ]
 
 
-def test_what_serve_itself_waits_for_is_told(terminal: Terminal) -> None:
+def test_the_message_of_serve_is_reported(terminal: Terminal) -> None:
     terminal.look(30, Generator=deployment({"STARTING": 1}), Ingress=UP)
     terminal.look(60, Generator=deployment({"STARTING": 1}, SCHEDULED), Ingress=UP)
-    assert terminal.said[1:] == [(30.0, f"0 of 1 replicas run (1 starting): {SCHEDULED}")]
+    assert terminal.lines[1:] == [(30.0, f"0 of 1 replicas run (1 starting): {SCHEDULED}")]
 
 
 def test_an_ingress_that_fails_is_told_before_replicas_that_load(terminal: Terminal) -> None:
     broken = deployment({"STARTING": 1}, failed(MEMORY, 2))
     terminal.look(5, Generator=deployment({"STARTING": 1}), Ingress=broken)
-    [(_, said)] = terminal.said
-    assert said.startswith("Ingress: 0 of 1 replicas run (1 starting): MemoryError")
+    [(_, lines)] = terminal.lines
+    assert lines.startswith("Ingress: 0 of 1 replicas run (1 starting): MemoryError")
 
 
-def refusal(seen: Any) -> str:
+def refusal(status_of_application: Any) -> str:
     with pytest.raises(SettingsError) as refused:
-        readiness.refuse(seen)
+        readiness.refuse(status_of_application)
     return refused.value.message
 
 
 def test_a_checkpoint_that_cannot_be_loaded_is_not_tried_again() -> None:
-    seen = application(Generator=deployment({"STARTING": 1}, failed(MISSING, 2)), Ingress=UP)
-    assert refusal(seen) == "the service did not start: CheckpointError: /models/m: weight 'w' is missing"
+    status_of_application = application(Generator=deployment({"STARTING": 1}, failed(MISSING, 2)), Ingress=UP)
+    assert (
+        refusal(status_of_application) == "the service did not start: CheckpointError: /models/m: weight 'w' is missing"
+    )
 
 
 def test_when_serve_gives_up_the_last_failure_is_told_and_where_it_was() -> None:
     message = f"The deployment failed to start 3 times in a row. See controller logs for details. Error:\n{MEMORY}"
     generator = deployment({}, message, "DEPLOY_FAILED")
-    seen = application("DEPLOY_FAILED", "Failed to update the deployments ['Generator'].", Generator=generator)
-    assert refusal(seen) == ("the service did not start: MemoryError (service/engine/kv_cache.py:19), 3 times in a row")
+    status_of_application = application(
+        "DEPLOY_FAILED", "Failed to update the deployments ['Generator'].", Generator=generator
+    )
+    assert refusal(status_of_application) == (
+        "the service did not start: MemoryError (service/engine/kv_cache.py:19), 3 times in a row"
+    )
 
 
 def test_an_application_that_serve_refuses_as_a_whole() -> None:
@@ -121,16 +127,16 @@ def test_an_application_that_serve_refuses_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("message", ["", failed(MEMORY, 1), SCHEDULED])
-def test_what_may_pass_is_waited_for(message: str) -> None:
+def test_a_failure_that_may_pass_is_no_refusal(message: str) -> None:
     readiness.refuse(application(Generator=deployment({"STARTING": 1}, message), Ingress=UP))
 
 
 def test_it_waits_until_the_application_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     states = iter(["DEPLOYING", "DEPLOYING", "RUNNING"])
-    told: list[str] = []
+    lines: list[str] = []
     overview = lambda: SimpleNamespace(applications={"mrp": application(next(states), Generator=UP)})  # noqa: E731
     monkeypatch.setattr(readiness.serve, "status", overview)
     monkeypatch.setattr(readiness, "_POLL_S", 0)
-    readiness.wait_until_running("mrp", told.append)
+    readiness.wait_until_running("mrp", lines.append)
     assert next(states, None) is None
-    assert not told
+    assert not lines

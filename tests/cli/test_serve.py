@@ -14,17 +14,17 @@ from tests.tiny import GOLDEN
 @pytest.mark.parametrize("fewest", [0, 1])
 def test_one_machines_service_is_of_a_fixed_size(run, capsys, fewest):
     assert run("serve", "--num-replicas", fewest, "--max-replicas", 2) == 1
-    said = capsys.readouterr().err
-    assert "max_replicas is 2: this program runs a fixed number of replicas" in said
-    assert "`serve run deploy/serve.yaml`" in said
+    output = capsys.readouterr().err
+    assert "max_replicas is 2: this program runs a fixed number of replicas" in output
+    assert "`serve run deploy/serve.yaml`" in output
 
 
 def test_a_calibration_that_is_broken(run, capsys, tmp_path):
     shutil.copytree(GOLDEN / "sdar-mrp-random-a", tmp_path, dirs_exist_ok=True)
-    (tmp_path / "quality.json").write_text('{"version": 1, "rows": 3}', "utf-8")
+    (tmp_path / "quality.json").write_text('{"version": 3, "rows": 3}', "utf-8")
     assert run("serve", "--model", tmp_path) == 1
-    said = capsys.readouterr().err
-    assert f"{tmp_path}/quality.json is no calibration file of version 1 to 3: checkpoint: Field required" in said
+    output = capsys.readouterr().err
+    assert f"{tmp_path}/quality.json is no calibration file of version 3: checkpoint: Field required" in output
 
 
 def test_a_calibration_that_is_not_there(run, capsys):
@@ -34,9 +34,9 @@ def test_a_calibration_that_is_not_there(run, capsys):
 
 @pytest.mark.parametrize("keys", [{}, {"api_keys": "secret"}, {"api_keys_file": "keys.yaml"}])
 def test_the_command_to_try_has_a_place_for_the_key_where_one_is_asked_for(keys):
-    said = _ready(Settings(**keys), 3.0)
-    assert ("-H 'Authorization: Bearer KEY' " in said) == bool(keys)
-    assert "secret" not in said
+    output = _ready(Settings(**keys), 3.0)
+    assert ("-H 'Authorization: Bearer KEY' " in output) == bool(keys)
+    assert "secret" not in output
 
 
 @pytest.mark.parametrize(("host", "url"), [("::1", "http://[::1]:8000"), ("::", "http://[::1]:8000")])
@@ -45,7 +45,7 @@ def test_an_address_of_ipv6_stands_in_brackets(host, url):
 
 
 @pytest.mark.parametrize(
-    ("given", "warned"),
+    ("chosen_settings", "warns"),
     [
         ({"host": "0.0.0.0"}, True),
         ({"host": "192.0.2.7"}, True),
@@ -56,16 +56,18 @@ def test_an_address_of_ipv6_stands_in_brackets(host, url):
         ({"host": "::"}, True),
     ],
 )
-def test_a_service_without_keys_that_others_may_reach_says_so(given, warned):
-    assert ("warning: no API keys are set" in _ready(Settings(**given), 3.0)) is warned
+def test_a_service_without_keys_that_others_may_reach_says_so(chosen_settings, warns):
+    assert ("warning: no API keys are set" in _ready(Settings(**chosen_settings), 3.0)) is warns
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--max-num-seqs", 0), "max_running is 0"),
-        (("--max-num-seqs", 7, "--max-running", 8), "max_num_seqs is 7, and another name of max_running says 8"),
-        (("--no-enable-prefix-caching", "--prefix-cache"), "enable_prefix_caching is False"),
+        (("--max-running-requests", 0), "max_num_seqs is 0"),
+        (
+            ("--max-num-seqs", 7, "--max-running-requests", 8),
+            "max_running_requests is 8, and another name of max_num_seqs says 7",
+        ),
     ],
 )
 def test_names_of_other_servers_are_flags(run, capsys, flags, words):

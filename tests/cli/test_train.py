@@ -15,14 +15,22 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-a"
 @pytest.fixture
 def data(tmp_path):
     file = tmp_path / "texts.jsonl"
-    texts = (" ".join(f"w{(7 * number + place) % 500}" for place in range(12 + number)) for number in range(12))
+    texts = (" ".join(f"w{(7 * number + index) % 500}" for index in range(12 + number)) for number in range(12))
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return file
 
 
 def options(data, out, **more):
-    given = {"backbone": GOLDEN, "data": data, "out": out, "steps": 3, "batch": 2, "device": "cpu", "threads": 1} | more
-    return [word for name, value in given.items() for word in (f"--{name}", value)]
+    option_values = {
+        "backbone": GOLDEN,
+        "data": data,
+        "out": out,
+        "steps": 3,
+        "batch": 2,
+        "device": "cpu",
+        "threads": 1,
+    } | more
+    return [word for name, value in option_values.items() for word in (f"--{name}", value)]
 
 
 def stored(out):
@@ -75,14 +83,14 @@ def test_without_options_the_best_measured_recipe_trains(run, data, tmp_path):
 def test_it_says_what_it_found_trains_and_says_how_good_it_is(run, capsys, data, tmp_path):
     losses = {"trajectories": 0.5, "next-pick": 4, "order": 0.25, "revision": 0.5, "heldout": 0.25, "layers": 2}
     assert run("train-mrp", *options(data, tmp_path / "out", **losses), "--direct") == 0
-    said = capsys.readouterr()
-    assert "12 lines: 9 examples to train on, 3 held out" in said.err
-    assert "tokens/forward" in said.out
-    assert said.out.endswith(f"done: mrp-serve serve --model {tmp_path / 'out'}\n")
+    output = capsys.readouterr()
+    assert "12 lines: 9 examples to train on, 3 held out" in output.err
+    assert "tokens/forward" in output.out
+    assert output.out.endswith(f"done: mrp-serve serve --model {tmp_path / 'out'}\n")
     mrp = load_checkpoint(tmp_path / "out").config.mrp
     assert (mrp.num_layers, mrp.residual, mrp.default_steps) == (2, False, 2)
     assert len((tmp_path / "out/training/losses.jsonl").read_text().splitlines()) == 3
-    assert re.findall(r"^(\d/3)  K=", said.err, re.MULTILINE) == ["1/3", "2/3", "3/3"]
+    assert re.findall(r"^(\d/3)  K=", output.err, re.MULTILINE) == ["1/3", "2/3", "3/3"]
 
 
 def test_cut_lines_and_an_earlier_state_are_mentioned(run, capsys, data, tmp_path):
@@ -115,9 +123,9 @@ def test_a_bad_line_leaves_no_bar_on_a_terminal(run, capsys, tmp_path, monkeypat
 @pytest.mark.parametrize(("option", "value"), [("lr", -1), ("clip", 0), ("lr", 0), ("unroll", 0), ("layers", 0)])
 def test_a_number_that_trains_nothing_is_refused_before_anything_is_loaded(run, capsys, data, tmp_path, option, value):
     assert run("train-mrp", *options(data, tmp_path / "out", **{option: value})) == 2
-    said = capsys.readouterr().err
-    assert f"--{option}" in said
-    assert "lines:" not in said
+    output = capsys.readouterr().err
+    assert f"--{option}" in output
+    assert "lines:" not in output
 
 
 def test_a_result_that_has_no_place_is_named(run, capsys, data):

@@ -31,7 +31,7 @@ LOSSES = ("--trajectories", "0.5", "--next-pick", "4", "--order", "0.25", "--rev
 def data(tmp_path_factory):
     file = tmp_path_factory.mktemp("data") / "texts.jsonl"
     texts = (
-        " ".join(f"w{(number * 31 + place * 17) % 500}" for place in range(10 + number % 9)) for number in range(60)
+        " ".join(f"w{(number * 31 + index * 17) % 500}" for index in range(10 + number % 9)) for number in range(60)
     )
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return file
@@ -46,9 +46,9 @@ def program(data, out, *more):
 
 
 def finished(process):
-    said, complained = process.communicate(timeout=400)
-    assert process.returncode == 0, complained
-    return said
+    output, stderr = process.communicate(timeout=400)
+    assert process.returncode == 0, stderr
+    return output
 
 
 def curve(out):
@@ -63,10 +63,10 @@ def alone(data, tmp_path_factory):
     return out
 
 
-def farthest(one, other):
+def farthest(updates, other):
     """The largest relative difference of two curves."""
-    assert [line["step"] for line in one] == [line["step"] for line in other] == list(range(1, STEPS + 1))
-    pairs = [(a[key], b[key]) for a, b in zip(one, other, strict=True) for key in ("chain", "revision")]
+    assert [line["step"] for line in updates] == [line["step"] for line in other] == list(range(1, STEPS + 1))
+    pairs = [(a[key], b[key]) for a, b in zip(updates, other, strict=True) for key in ("chain", "revision")]
     return max(abs(a - b) / max(abs(a), 1e-9) for a, b in pairs)
 
 
@@ -82,11 +82,11 @@ def test_two_workers_make_the_updates_of_one_with_the_doubled_batch_even_if_one_
         until(lambda: log.is_file() and len(log.read_text().splitlines()) >= 12, process)
         first = log.stat().st_ino
         os.kill(workers_of(process)[0], signal.SIGKILL)
-        said = finished(process)
+        output = finished(process)
     finally:
         process.kill()
     assert log.stat().st_ino != first  # it was started again, and took its log up
-    assert "tokens/forward" in said
+    assert "tokens/forward" in output
     difference = farthest(curve(alone), curve(tmp_path))
     record_property("largest_relative_difference", difference)
     assert difference < 1e-3
@@ -104,7 +104,7 @@ def until(condition, process):
         time.sleep(0.02)
 
 
-def test_what_a_worker_refuses_is_written_down_not_tried_again(data, tmp_path, monkeypatch):
+def test_a_refusal_of_a_worker_is_written_down_and_not_retried(data, tmp_path, monkeypatch):
     monkeypatch.setattr("ray.train.get_context", lambda: Mock(**{"get_world_rank.return_value": 1}))
     monkeypatch.setattr("ray.train.torch.get_device", lambda: "cpu")
     source, keeping = Source(str(GOLDEN), data), Keeping(tmp_path)

@@ -27,18 +27,18 @@ server.serve_forever()
 """
 
 
-def seen(name: str, parent: int, started: int) -> Stat:
+def process_stat(name: str, parent: int, started: int) -> Stat:
     return Stat(name=name, state="S", parent=parent, session=1, cpu=0, started=started)
 
 
 def test_ray_needs_its_latest_heads_and_the_raylets_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     session = {
-        2: seen("gcs_server", 1, 10),  # of an attempt that was too slow
-        3: seen("gcs_server", 1, 20),
-        4: seen("raylet", 1, 30),
-        5: seen("ray::Dashboard", 4, 40),
-        6: seen("ray::ServeRepli", 4, 50),
-        7: seen("python", 1, 60),
+        2: process_stat("gcs_server", 1, 10),  # of an attempt that was too slow
+        3: process_stat("gcs_server", 1, 20),
+        4: process_stat("raylet", 1, 30),
+        5: process_stat("ray::Dashboard", 4, 40),
+        6: process_stat("ray::ServeRepli", 4, 50),
+        7: process_stat("python", 1, 60),
     }
     monkeypatch.setattr(processes, "of_session", lambda _: session)
     monkeypatch.setattr(processes, "command_line", {5: "ray::DashboardAgent", 6: "ray::ServeReplica"}.get)
@@ -51,13 +51,13 @@ def test_ray_needs_its_latest_heads_and_the_raylets_agents(monkeypatch: pytest.M
 
 def test_the_end_of_a_needed_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_LOOK_S", 0.01)
-    lost: queue.Queue[str] = queue.Queue()
+    messages: queue.Queue[str] = queue.Queue()
     process = subprocess.Popen(["sleep", "1000"])
     now = stat(process.pid)
     assert now is not None
-    processes.ProcessWatch({process.pid: ("the sleeper", now)}, lost.put).start()
+    processes.ProcessWatch({process.pid: ("the sleeper", now)}, messages.put).start()
     process.kill()
-    assert lost.get(timeout=30) == f"the sleeper (process {process.pid})"
+    assert messages.get(timeout=30) == f"the sleeper (process {process.pid})"
     process.wait()
 
 
@@ -74,14 +74,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subprocess.Popen[s
 
 def test_a_stopped_ingress_is_killed(server: tuple[subprocess.Popen[str], int]) -> None:
     process, port = server
-    said: queue.Queue[str] = queue.Queue()
-    silence = processes.IngressWatch("0.0.0.0", port, said.put)
-    assert silence._answers()
+    messages: queue.Queue[str] = queue.Queue()
+    watch = processes.IngressWatch("0.0.0.0", port, messages.put)
+    assert watch._answers()
     os.kill(process.pid, signal.SIGSTOP)
-    silence._wait_or_kill(time.monotonic())
+    watch._wait_or_kill(time.monotonic())
     assert process.wait(30) == -signal.SIGKILL
-    assert f"so its process {process.pid} is replaced" in said.get_nowait()
-    assert silence._answers(), "nobody listens: Serve starts another one"
+    assert f"so its process {process.pid} is replaced" in messages.get_nowait()
+    assert watch._answers(), "nobody listens: Serve starts another one"
 
 
 def test_a_busy_ingress_has_more_time(

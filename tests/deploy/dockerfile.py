@@ -47,12 +47,12 @@ def variables(argument):
 
 def sent_to_the_build(path):
     """Whether .dockerignore lets a path through: the last pattern that fits decides."""
-    kept = True
+    is_sent = True
     for pattern in (ROOT / ".dockerignore").read_text().splitlines():
         if not pattern or pattern.startswith("#"):
             continue
         bare = pattern.removeprefix("!")
         names = [path, *map(str, Path(path).parents)]
         if any(fnmatch.fnmatch(name, bare) for name in names if name != "."):
-            kept = pattern.startswith("!")
-    return kept
+            is_sent = pattern.startswith("!")
+    return is_sent

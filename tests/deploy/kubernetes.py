@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import shutil
 import subprocess
 from importlib import resources
@@ -34,8 +33,12 @@ def build(overlay):
 
 def find(documents, kind, name=None):
     """The one document of a kind."""
-    [found] = [one for one in documents if one["kind"] == kind and name in (None, one["metadata"]["name"])]
-    return found
+    [match] = [
+        candidate
+        for candidate in documents
+        if candidate["kind"] == kind and name in (None, candidate["metadata"]["name"])
+    ]
+    return match
 
 
 @functools.cache
@@ -55,42 +58,7 @@ def _validator(resource):
     return jsonschema.Draft202012Validator(schema, registry=registry)
 
 
-def is_custom(document):
-    """Whether it is a kind that resources.yaml describes."""
-    return document["apiVersion"].partition("/")[0] in {"ray.io", "monitoring.coreos.com"}
-
-
 def problems(document):
     """What is wrong with a document, in words."""
     validator = _validator(f"{document['apiVersion']} {document['kind']}")
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(document)]
-
-
-def real_schema(document):
-    """The CRD's schema, made strict, from the folder KUBERNETES_CRDS names. Skips without."""
-    if "KUBERNETES_CRDS" not in os.environ:
-        pytest.skip("the operators publish their CRDs on no package index; KUBERNETES_CRDS names a folder with them")
-    for path in Path(os.environ["KUBERNETES_CRDS"]).glob("*.yaml"):
-        crd = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
-        for version in crd["spec"]["versions"]:
-            if f"{crd['spec']['group']}/{version['name']} {crd['spec']['names']['kind']}" == (
-                f"{document['apiVersion']} {document['kind']}"
-            ):
-                schema = version["schema"]["openAPIV3Schema"]
-                schema["properties"]["metadata"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-                return _strict(schema)
-    raise AssertionError(f"{os.environ['KUBERNETES_CRDS']} has no CRD of {document['kind']}")
-
-
-def _strict(schema):
-    """As an API server with strict field validation reads it: what is not in `properties` is unknown."""
-    if isinstance(schema, list):
-        return [_strict(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    strict = {key: _strict(part) for key, part in schema.items()}
-    if isinstance(strict.get("properties"), dict) and "x-kubernetes-preserve-unknown-fields" not in strict:
-        strict.setdefault("additionalProperties", False)
-    if strict.get("x-kubernetes-int-or-string"):
-        strict.pop("type", None)
-    return strict

@@ -11,7 +11,7 @@ SCRAPED = {"job", "instance", "replica"}
 
 
 @dataclass
-class Asked:
+class Query:
     """The selectors (metric, labels) of an expression, and the labels its operators name."""
 
     selectors: list[tuple[str, set[str]]] = field(default_factory=list)
@@ -22,30 +22,30 @@ def parse(expression):
     """`Asked`, of an expression that may hold Grafana's variables."""
     for variable, value in (("$__rate_interval", "1m"), ("$job", "any")):
         expression = expression.replace(variable, value)
-    asked = Asked()
-    _walk(promql.parse(expression), asked)
-    return asked
+    query = Query()
+    _walk(promql.parse(expression), query)
+    return query
 
 
-def _walk(node, asked):
+def _walk(node, query):
     match node:
         case promql.VectorSelector():
-            asked.selectors.append((node.name, {matcher.name for matcher in node.matchers.matchers}))
+            query.selectors.append((node.name, {matcher.name for matcher in node.matchers.matchers}))
         case promql.MatrixSelector():
-            _walk(node.vector_selector, asked)
+            _walk(node.vector_selector, query)
         case promql.AggregateExpr():
-            asked.grouped |= set(node.modifier.labels if node.modifier else ())
-            _walk(node.expr, asked)
+            query.grouped |= set(node.modifier.labels if node.modifier else ())
+            _walk(node.expr, query)
         case promql.BinaryExpr():
             matching = node.modifier and node.modifier.matching
-            asked.grouped |= set(matching.labels if matching else ())
-            _walk(node.lhs, asked)
-            _walk(node.rhs, asked)
+            query.grouped |= set(matching.labels if matching else ())
+            _walk(node.lhs, query)
+            _walk(node.rhs, query)
         case promql.Call():
             for argument in node.args:
-                _walk(argument, asked)
+                _walk(argument, query)
         case promql.ParenExpr() | promql.UnaryExpr():
-            _walk(node.expr, asked)
+            _walk(node.expr, query)
         case promql.NumberLiteral() | promql.StringLiteral():
             pass
         case _:
@@ -67,10 +67,10 @@ def exposed():
 
 def problems(expression):
     """Names and labels in an expression that the service does not expose."""
-    known, asked = exposed(), parse(expression)
-    unknown = [f"{name} is no metric of ours" for name, _ in asked.selectors if name not in known and name != "up"]
-    found = [(name, labels) for name, labels in asked.selectors if name in known]
-    for name, labels in found:
-        unknown += [f"{name} has no label {label}" for label in labels - known[name]]
-    everywhere = set().union(*(known[name] for name, _ in found)) if found else SCRAPED
-    return unknown + [f"no metric has the label {label}" for label in asked.grouped - everywhere]
+    existing, query = exposed(), parse(expression)
+    unknown = [f"{name} is no metric of ours" for name, _ in query.selectors if name not in existing and name != "up"]
+    matches = [(name, labels) for name, labels in query.selectors if name in existing]
+    for name, labels in matches:
+        unknown += [f"{name} has no label {label}" for label in labels - existing[name]]
+    everywhere = set().union(*(existing[name] for name, _ in matches)) if matches else SCRAPED
+    return unknown + [f"no metric has the label {label}" for label in query.grouped - everywhere]

@@ -49,10 +49,10 @@ def cluster(tmp_path_factory):
     }
     command = [BIN / "ray", "start", "--head", "--block", "--num-cpus=5", "--num-gpus=0", "--disable-usage-stats"]
     ports = [f"--port={free_port()}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
-    places = ["--node-ip-address=127.0.0.1", f"--object-store-memory={200 * 2**20}"]
+    addresses = ["--node-ip-address=127.0.0.1", f"--object-store-memory={200 * 2**20}"]
     log = tmp_path_factory.mktemp("ray") / "log"
-    with log.open("w") as said:
-        head = subprocess.Popen([*command, *ports, *places], env=environment, stdout=said, stderr=said)
+    with log.open("w") as file:
+        head = subprocess.Popen([*command, *ports, *addresses], env=environment, stdout=file, stderr=file)
     try:
         url = f"http://127.0.0.1:{dashboard}"
         wait_for(lambda: head.poll() is not None or status_of(f"{url}/api/version") is not None, "no dashboard came")
@@ -69,7 +69,7 @@ def configs():
     yield "cpu-demo", yaml.safe_load(find(build("overlays/cpu-demo"), "RayService")["spec"]["serveConfigV2"])
     gpu = yaml.safe_load(find(build("overlays/gpu"), "RayService")["spec"]["serveConfigV2"])
     arguments = gpu["applications"][0]["args"]
-    arguments |= {"device": "cpu", "torch_threads": 1}  # what stands beside the model is what is tried here
+    arguments |= {"device": "cpu"}  # what stands beside the model is what is tried here
     del arguments["model"]
     yield "gpu", gpu
 

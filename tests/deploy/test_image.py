@@ -30,7 +30,7 @@ def test_hadolint_has_nothing_to_say(tmp_path):
     assert "DL3002" in lint(worse).stdout
 
 
-def test_what_is_copied_reaches_the_build_and_the_rest_does_not():
+def test_only_copied_files_reach_the_build():
     sources = [source for argument in BUILD.all("COPY") for source in argument.split()[:-1]]
     assert {"constraints.txt", "pyproject.toml", "service"} <= set(sources)
     for source in sources:
@@ -49,7 +49,7 @@ def test_the_environment_is_that_of_the_program():
     assert environment.items() >= program.ENVIRONMENT.items()
 
 
-def test_nobody_is_root_and_clusters_can_start_their_own_commands():
+def test_the_user_is_not_root_and_clusters_can_start_commands():
     assert RUNTIME.all("USER") == ["1000"]
     assert RUNTIME.last_command("CMD") == ["mrp-serve", "serve", "--host", "0.0.0.0"]
     assert not RUNTIME.all("ENTRYPOINT"), "`docker run IMAGE bash` is how `ray up` starts it"
@@ -96,7 +96,7 @@ class Build:
     """Carries out the build stage in a folder: RUN in bash, COPY, ENV and ARG as Docker would."""
 
     def __init__(self, folder, **arguments):
-        self._paths = {"/opt/mrp-serve": str(folder / "mrp-serve"), "/src": str(folder / "src")}
+        self._local_paths = {"/opt/mrp-serve": str(folder / "mrp-serve"), "/src": str(folder / "src")}
         self._source = folder / "src"
         self._source.mkdir()
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -104,9 +104,9 @@ class Build:
         self.environment = {**keep, "PATH": path}
         self._arguments = arguments
 
-    def here(self, text):
-        for there, here in self._paths.items():
-            text = text.replace(there, here)
+    def local(self, text):
+        for docker_path, local in self._local_paths.items():
+            text = text.replace(docker_path, local)
         return text
 
     def run(self, stage):
@@ -114,7 +114,7 @@ class Build:
             getattr(self, f"_{name.lower()}")(argument)
 
     def _run(self, argument):
-        command = ["bash", "-euo", "pipefail", "-c", self.here(argument)]
+        command = ["bash", "-euo", "pipefail", "-c", self.local(argument)]
         done = subprocess.run(
             command, cwd=self._source, env=self.environment, capture_output=True, text=True, check=False, timeout=900
         )
@@ -131,14 +131,14 @@ class Build:
 
     def _env(self, argument):
         for name, value in variables(argument).items():
-            self.environment[name] = self.here(value).replace("$PATH", self.environment["PATH"])
+            self.environment[name] = self.local(value).replace("$PATH", self.environment["PATH"])
 
     def _arg(self, argument):
         [(name, value)] = variables(argument).items()
         self.environment[name] = self._arguments.get(name, value)
 
     def _workdir(self, argument):
-        assert self.here(argument) == str(self._source)
+        assert self.local(argument) == str(self._source)
 
     def _shell(self, argument):
         assert argument == '["/bin/bash", "-euo", "pipefail", "-c"]'
@@ -177,8 +177,8 @@ def test_the_install_steps_give_a_program_that_serves(built):
 def test_the_default_command_becomes_healthy_and_ends_on_sigterm(built):
     build, folder = built
     health, command = RUNTIME.last_command("HEALTHCHECK"), RUNTIME.last_command("CMD")
-    given = {name: value for argument in RUNTIME.all("ENV") for name, value in variables(argument).items()}
-    environment = {**given, "HF_HOME": str(folder), "HOME": str(folder), "PATH": build.environment["PATH"]}
+    values = {name: value for argument in RUNTIME.all("ENV") for name, value in variables(argument).items()}
+    environment = {**values, "HF_HOME": str(folder), "HOME": str(folder), "PATH": build.environment["PATH"]}
     script = f"""
         {shlex.join(command)} 2> serve.log & server=$!
         for _ in $(seq 300); do

@@ -88,7 +88,7 @@ def test_panels_do_not_overlap_and_are_told_apart():
 def test_the_dashboard_finds_its_data_source():
     folder = OBSERVE / "grafana" / "provisioning"
     [source] = yaml.safe_load((folder / "datasources" / "prometheus.yaml").read_text())["datasources"]
-    [variable] = [one for one in DASHBOARD["templating"]["list"] if one["type"] == "datasource"]
+    [variable] = [entry for entry in DASHBOARD["templating"]["list"] if entry["type"] == "datasource"]
     assert variable["query"] == source["type"]
     assert variable["current"]["value"] == source["uid"]
     used = {part["datasource"]["uid"] for panel in PANELS for part in (panel, *panel["targets"])}
@@ -113,9 +113,9 @@ def test_the_runbook_speaks_of_no_other_alert():
 
 def test_reasons_in_the_rules_are_codes_of_errors():
     codes = {kind.code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "code")}
-    found = re.findall(r'reason=~?"([^"]+)"', " ".join(rule["expr"] for rule in RULES))
-    assert found
-    assert set(itertools.chain(*(reasons.split("|") for reasons in found))) <= codes
+    matches = re.findall(r'reason=~?"([^"]+)"', " ".join(rule["expr"] for rule in RULES))
+    assert matches
+    assert set(itertools.chain(*(reasons.split("|") for reasons in matches))) <= codes
 
 
 def test_the_operators_rules_are_these():

@@ -31,11 +31,11 @@ def test_ray_accepts_the_file(name):
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("place", [(), ("auth",), ("docker",)])
-def test_a_misspelt_field_is_caught(name, place):
+@pytest.mark.parametrize("path", [(), ("auth",), ("docker",)])
+def test_a_misspelt_field_is_caught(name, path):
     config = raw(name)
     target = config
-    for step in place:
+    for step in path:
         target = target[step]
     target["misspelt"] = "x"
     with pytest.raises(jsonschema.ValidationError, match="misspelt"):

@@ -1,4 +1,4 @@
-"""The systemd unit: what it may write, and what it takes from the service."""
+"""The systemd unit: its keys, its folder and its limits."""
 
 from __future__ import annotations
 
@@ -15,17 +15,7 @@ UNIT = ROOT / "deploy" / "mrp-serve.service"
 KEYS = dict(line.split("=", 1) for line in UNIT.read_text("utf-8").splitlines() if "=" in line and line[0] != "#")
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["NoNewPrivileges", "PrivateTmp", "ProtectHome", "RestrictSUIDSGID", "ProtectKernelModules", "LockPersonality"],
-)
-def test_it_takes_what_the_service_does_not_need(key: str) -> None:
-    assert KEYS[key] == "yes"
-    assert KEYS["CapabilityBoundingSet"] == ""
-    assert KEYS["ProtectSystem"] == "strict"
-
-
-def test_what_the_service_writes_is_its_own() -> None:
+def test_files_of_the_service_are_private() -> None:
     assert KEYS["Environment"] == f"HOME=/var/lib/{KEYS['StateDirectory']}"
     assert KEYS["StateDirectoryMode"] == "0700"
 

@@ -28,7 +28,7 @@ def test_every_setting_metric_and_command_has_a_row() -> None:
 
 def test_pages_depend_on_no_machine_and_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     before = reference.pages()
-    monkeypatch.setenv("MRP_SERVE_MAX_RUNNING", "7")
+    monkeypatch.setenv("MRP_SERVE_MAX_NUM_SEQS", "7")
     assert reference.pages() == before
     assert not any(str(DOCS.parent) in page for page in before.values())
 

@@ -112,7 +112,7 @@ def test_counts_come_back_equal() -> None:
 
 
 def test_settings_cross_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(port=1001, api_keys="a", admin_keys="b", model="m", log_file="x")
+    settings = Settings(port=1001, api_keys="a", admin_keys="b", model="m", log_level="info")
     monkeypatch.setenv("MRP_SERVE_PORT", "nonsense")
     assert Settings.from_json(settings.to_json()) == settings.model_copy(update={"api_keys": (), "admin_keys": ()})
 

@@ -57,8 +57,8 @@ class TestACalibration:
             row.model_copy(update={"speed": [s.model_copy(update={"speedup_low": 0}) for s in row.speed]})
             for row in BY_LOAD
         ]
-        said = assemble(IDENTITY, MEASURED, noisy).warnings
-        assert [line.partition(" is uncertain")[0] for line in said if line.startswith("lossless")] == [
+        messages = assemble(IDENTITY, MEASURED, noisy).warnings
+        assert [line.partition(" is uncertain")[0] for line in messages if line.startswith("lossless")] == [
             "lossless: the speed of 'speculative mrp_steps=2', 1 together,",
             "lossless: the speed of 'static tokens_per_step=1', 16 together,",
         ]
@@ -84,7 +84,7 @@ class TestLoadHysteresis:
         assert self.followed(4, 5, 4, 3.2, 4.9) == [4] * 5
 
     def test_follows_what_leaves_its_surroundings(self) -> None:
-        assert self.followed(1, 2, 3, 4, 3, 2, 1) == [1, 1.6, 2.4, 3.2, 3.2, 2.5, 1.25]
+        assert self.followed(*[1, 2, 3, 4, 3, 2, 1]) == [1, 1.6, 2.4, 3.2, 3.2, 2.5, 1.25]
 
     def test_a_band_is_left_a_quarter_beyond_its_bound_only(self) -> None:
         bands, steady = bands_of([(1, STATIC), (16, QUICK)]), LoadHysteresis()

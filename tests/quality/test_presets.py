@@ -52,16 +52,16 @@ def test_the_file_beside_the_weights_is_found(folder: Path, config: ModelConfig)
 
 def test_above_the_highest_measured_temperature_every_quality_is_lossless(folder: Path, config: ModelConfig) -> None:
     """Also with a file of an earlier version, which was measured at temperature 0 only."""
-    for temperatures, kept in (([0.0], 0.0), ([0.0, 0.1, 0.7], 0.7)):
+    for temperatures, preset in (([0.0], 0.0), ([0.0, 0.1, 0.7], 0.7)):
         measured = MEASURED.model_copy(update={"temperatures": temperatures})
-        sampled = made_up_file().presets if kept else made_up_file().sampled_presets
+        sampled = made_up_file().presets if preset else made_up_file().sampled_presets
         file = made_up_file(checkpoint=identity_of(folder, config), measured=measured, sampled_presets=sampled)
         write_quality(file, folder / "quality.json")
         presets = presets_of(folder, config)
-        assert presets.plan("fast", kept).name == "dynamic threshold=0.5"
-        assert presets.plan("balanced", kept).name == "remask threshold=0.5"
+        assert presets.plan("fast", preset).name == "dynamic threshold=0.5"
+        assert presets.plan("balanced", preset).name == "remask threshold=0.5"
         for quality in QUALITIES:
-            assert presets.plan(quality, kept + 0.01) == presets.plan("lossless", 0)
+            assert presets.plan(quality, preset + 0.01) == presets.plan("lossless", 0)
 
 
 def test_a_named_file_comes_first(folder: Path, config: ModelConfig, tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_nor_one_of_another_block_size(folder: Path, config: ModelConfig) -> Non
 def test_the_fingerprint_reads_all_of_a_small_file(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(bytes(10_000))
     before = weights_fingerprint(tmp_path)
-    for place in (0, 5_000, 9_999):
+    for path in (0, 5_000, 9_999):
         content = bytearray(10_000)
-        content[place] = 1
+        content[path] = 1
         (tmp_path / "model.safetensors").write_bytes(content)
         assert weights_fingerprint(tmp_path) != before
     (tmp_path / "model.safetensors").write_bytes(bytes(10_000))

@@ -42,7 +42,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 @pytest.fixture
 def pair(services: Services, request: pytest.FixtureRequest) -> Iterator[Service]:
     """Two replicas, whose pace the test sets, behind two ingresses that listen on all addresses."""
-    pair = ("--num-replicas", 2, "--num-ingresses", 2)
+    pair = ("--num-replicas", 2, "--api-server-count", 2)
     running = services.of(
         "tests.service.program", *pair, "--host", "0.0.0.0", "--drain-timeout-s", 2, "--admin-keys", "boss"
     )
@@ -80,7 +80,7 @@ def ending_pair(pair: Service) -> Service:
 @pytest.fixture
 def service(services: Services) -> Service:
     """The program as a user starts it, with API keys and a log."""
-    logs = ("--log-level", "debug", "--log-format", "json", "--log-file", "{folder}/service.jsonl")
+    logs = ("--log-level", "debug", "--log-format", "json")
     return services.of("service.cli.main", "--api-keys", "first,second", *logs)
 
 

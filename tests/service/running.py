@@ -38,7 +38,7 @@ class Service:
     """
 
     def __init__(self, folder: Path, module: str, *flags: object) -> None:
-        self.port, self.log_file = free_port(), folder / "service.jsonl"
+        self.port = free_port()
         self.pace, self._stderr = Pace(folder / "pace"), folder / "stderr"
         command = [sys.executable, "-m", module, "serve", "--model", GOLDEN, "--port", self.port, *flags]
         with self._stderr.open("w") as stderr:  # a file: a pipe that nobody reads would fill up and hold all that logs

@@ -67,7 +67,7 @@ def test_an_update_starts_new_replicas_first_where_there_is_room_or_but_one(monk
 @pytest.mark.parametrize("ingresses", [1, 3])
 def test_a_replica_takes_control_calls_of_every_ingress(ingresses):
     """Requests come by links, which Serve does not count."""
-    generator = app.build(Settings(device="cpu", num_ingresses=ingresses))._bound_deployment.init_args[1]
+    generator = app.build(Settings(device="cpu", api_server_count=ingresses))._bound_deployment.init_args[1]
     assert generator._bound_deployment.max_ongoing_requests == 8 * ingresses
 
 
@@ -76,12 +76,12 @@ def test_a_replica_takes_control_calls_of_every_ingress(ingresses):
     [("build", 1, False), ("build_one_machine", 1, True), ("build_one_machine", 2, False)],
 )
 def test_a_single_ingress_of_one_machine_listens_itself(build, ingresses, listens):
-    ingress = getattr(app, build)(Settings(device="cpu", num_ingresses=ingresses))._bound_deployment
+    ingress = getattr(app, build)(Settings(device="cpu", api_server_count=ingresses))._bound_deployment
     assert ingress.init_args[2] is listens
 
 
 def test_the_number_of_ingresses_is_the_setting():
-    ingress = app.build(Settings(device="cpu", num_ingresses=3))._bound_deployment
+    ingress = app.build(Settings(device="cpu", api_server_count=3))._bound_deployment
     assert ingress.num_replicas == 3
     assert ingress.init_args[1]._bound_deployment.num_replicas == 1
 
@@ -106,12 +106,10 @@ def test_a_fixed_number_of_replicas_is_not_scaled():
 
 @pytest.mark.parametrize(("minimum", "first"), [(2, None), (0, 1)])
 def test_replicas_are_scaled_within_the_settings(minimum, first):
-    generator, ingress = deployed(
-        num_replicas=minimum, max_replicas=5, num_ingresses=2, upscale_delay_s=3, downscale_delay_s=70, max_running=8
-    )
+    generator, ingress = deployed(num_replicas=minimum, max_replicas=5, api_server_count=2, max_num_seqs=8)
     scaling = generator._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas, scaling.initial_replicas) == (minimum, 5, first)
-    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (3, 70)
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (5, 300)
     fixed = ingress._deployment_config.autoscaling_config
     assert (fixed.min_replicas, fixed.max_replicas) == (2, 2)
     for config in (scaling, fixed):

@@ -61,7 +61,7 @@ def keep_sending(client, enough):
 
 def test_full_replicas_answer_for_metrics(pair_client, pair):
     """If control calls needed a slot, they would be answered only after a request has ended."""
-    settings, enough = Settings(max_running=RUNNING), threading.Event()
+    settings, enough = Settings(max_num_seqs=RUNNING), threading.Event()
 
     def full():
         running, waiting = (by_holder(pair_client, f"num_requests_{state}") for state in ("running", "waiting"))

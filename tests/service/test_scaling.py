@@ -9,7 +9,7 @@ from tests.service.reading import eventually
 from tests.service.running import Services
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
-SCALING = ("--num-replicas", 0, "--max-replicas", 1, "--upscale-delay-s", 0, "--downscale-delay-s", 2)
+SCALING = ("--num-replicas", 0, "--max-replicas", 1)
 REQUEST = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 8, "mode": "static", "ignore_eos": True}
 
 

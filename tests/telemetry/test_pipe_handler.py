@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from service.settings.settings import Settings
+from service.settings.settings import LOG_PIPE, Settings
 from service.telemetry import logs
 from service.telemetry.logs import install_logs
 
@@ -28,12 +28,13 @@ def no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def pipe(tmp_path: Path) -> Iterator[int]:
+def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The end of a pipe that is read from; the service logs into the other one."""
     path = tmp_path / "log"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    install_logs(Settings(log_file=path, log_format="json"))
+    monkeypatch.setenv(LOG_PIPE, str(path))
+    install_logs(Settings(log_format="json"))
     yield reader
     os.close(reader)
 
@@ -78,12 +79,12 @@ def test_a_pipe_that_is_not_read_holds_nobody_up(pipe: int) -> None:
     assert [line["number"] for line in came] == list(range(len(came)))
     assert 100 < len(came) < LINES
     log(1, "read again")
-    told, last = read(pipe)
-    assert (told["level"], told["dropped"]) == ("warning", LINES - len(came))
+    report, last = read(pipe)
+    assert (report["level"], report["dropped"]) == ("warning", LINES - len(came))
     assert (last["message"], last["number"]) == ("read again", 0)
 
 
-def test_what_was_dropped_is_said_once(pipe: int) -> None:
+def test_dropped_lines_are_counted_once(pipe: int) -> None:
     for _ in range(2):
         log(LINES)
         came = len([line for line in read(pipe) if "number" in line])
@@ -91,16 +92,16 @@ def test_what_was_dropped_is_said_once(pipe: int) -> None:
         assert [line.get("dropped") for line in read(pipe)] == [LINES - came, None, None]
 
 
-def test_what_was_dropped_is_said_though_nothing_more_is_logged(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_lines_are_reported_without_further_lines(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_AGAIN_S", 0.01)
     log(LINES)
     lines = read(pipe)
     if "dropped" not in lines[-1]:  # the handler writes as soon as there is room, perhaps while the lines are read
         assert select.select([pipe], [], [], 20)[0]
         lines += read(pipe)
-    *came, told = lines
+    *came, report = lines
     assert [line["number"] for line in came] == list(range(len(came)))
-    assert told["dropped"] == LINES - len(came)
+    assert report["dropped"] == LINES - len(came)
 
 
 def test_the_end_of_the_service_says_it_too(pipe: int) -> None:
@@ -142,14 +143,15 @@ def test_the_rest_of_a_line_comes_before_the_next(pipe: int, monkeypatch: pytest
     log(1, "third")  # a part of the first line
     room = 10_000
     log(1, "fourth")
-    first, told, last = read(pipe)
-    assert (first["message"], told["dropped"], last["message"]) == ("first " * 50, 2, "fourth")
+    first, report, last = read(pipe)
+    assert (first["message"], report["dropped"], last["message"]) == ("first " * 50, 2, "fourth")
 
 
-def test_nobody_ever_reads(tmp_path: Path) -> None:
+def test_logging_needs_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "log")
-    opened = threading.Thread(target=install_logs, args=(Settings(log_file=tmp_path / "log"),), daemon=True)
-    opened.start()
-    opened.join(20)
-    assert not opened.is_alive(), "the service waits for a reader before it starts"
+    monkeypatch.setenv(LOG_PIPE, str(tmp_path / "log"))
+    start = threading.Thread(target=install_logs, args=(Settings(),), daemon=True)
+    start.start()
+    start.join(20)
+    assert not start.is_alive(), "the service waits for a reader before it starts"
     log(LINES)

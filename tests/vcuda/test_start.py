@@ -181,7 +181,9 @@ class Silent:
 def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(device: VirtualDevice, other: int) -> None:
     """Two processes may share a card: the second one takes what the first has left."""
     device.total_bytes, device.other_bytes = 48 * 2**20 + other, other
-    settings = Settings(model=str(GOLDEN / NAME), device="cuda", dtype="float32", max_rows=16, memory_utilization=0.9)
+    settings = Settings(
+        model=str(GOLDEN / NAME), device="cuda", dtype="float32", max_rows=16, gpu_memory_utilization=0.9
+    )
     core = load_core(settings, Silent(), EngineDeps(costs=FAIR))
     device.peak_bytes = device.live_bytes
     engine = core.engine
@@ -198,7 +200,7 @@ def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(dev
 def test_fewer_rows_where_the_largest_forward_does_not_fit(device: VirtualDevice) -> None:
     checkpoint = on_device(NAME)
     device.total_bytes = device.live_bytes + 24 * 2**20
-    settings = Settings(model=str(GOLDEN / NAME), device="cuda", dtype="float32", memory_utilization=1.0)
+    settings = Settings(model=str(GOLDEN / NAME), device="cuda", dtype="float32", gpu_memory_utilization=1.0)
     config = _limits(settings, checkpoint)
     assert config.max_rows < 256
     decode_golden(Engine(checkpoint, replace(config, attention="triton")), NAME, 1)

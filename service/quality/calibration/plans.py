@@ -30,7 +30,7 @@ def entropy_bounds(*values: float) -> tuple[Mapping[str, float], ...]:
 #: mode -> the knobs that a calibration tries
 GRID: Grid = {
     "static": ({}, {"tokens_per_step": 2}, {"tokens_per_step": 4}),
-    "dynamic": thresholds(0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    "dynamic": thresholds(*(tenths / 10 for tenths in range(3, 10))),
     "sequential": entropy_bounds(0.0, 0.1, 0.3, 1.0),
     "entropy": entropy_bounds(0.05, 0.1, 0.3),
     "direct": ({"mrp_steps": 1}, {"mrp_steps": 2}, {"mrp_steps": 4}),

@@ -47,7 +47,7 @@ async def queued(http: httpx.AsyncClient, count: int) -> None:
 def held(make_generator: MakeGenerator) -> tuple[Counting, Held]:
     """One that decodes one request at a time, takes two, and does nothing before it is released."""
     held = Held()
-    return Counting(make_generator(deps=held.deps, max_running=1)), held
+    return Counting(make_generator(deps=held.deps, max_num_seqs=1)), held
 
 
 def asking(http: httpx.AsyncClient, **fields: Any) -> asyncio.Task[dict[str, Any]]:
@@ -73,7 +73,7 @@ class TestQueue:
     async def test_who_has_a_place_is_not_refused_by_the_replica(self, make_generator: MakeGenerator) -> None:
         """Eight requests are decoded and two wait in the engine, although only one may wait at the ingress."""
         held = Held()
-        generator = make_generator(deps=held.deps, max_running=8, max_waiting=1)
+        generator = make_generator(deps=held.deps, max_num_seqs=8, max_waiting=1)
         async with over(generator, max_waiting=1) as http:
             tasks = [asking(http, seed=seed) for seed in range(11)]
             await queued(http, 1)
@@ -130,7 +130,7 @@ class TestQueue:
                     pass
                 yield Failure(NotReady("gone", retry_after=1.0))
 
-        async with over(Failing(make_generator(max_running=1))) as http:
+        async with over(Failing(make_generator(max_num_seqs=1))) as http:
             responses = await asyncio.gather(*(http.post(GENERATE, json=body()) for _ in range(8)))
             assert {response.status_code for response in responses} == {503}
             assert (await page(http))("mrp_queue_blocks_left") == 0

@@ -60,8 +60,8 @@ async def remote(settings: Settings) -> AsyncIterator[Replica]:
     assert not alive(process)
 
 
-async def start(settings: Settings, deps: str = UNMEASURED) -> EngineProcessClient:
-    return await EngineProcessClient.start(settings, ReplicaMetrics().add_sums, deps)
+async def start(settings: Settings, deps: str = UNMEASURED, **limits: float) -> EngineProcessClient:
+    return await EngineProcessClient.start(settings, ReplicaMetrics().add_sums, deps, **limits)
 
 
 def request(name: str = "one", **fields: Any) -> GenerationRequest:
@@ -289,8 +289,7 @@ class TestEnds:
         engine.close()
 
     async def test_a_step_that_takes_too_long_ends_the_process(self, settings: Settings) -> None:
-        short = settings.model_copy(update={"stall_timeout_s": 0.5})
-        engine = await start(short, path_of("HANGING"))
+        engine = await start(settings, path_of("HANGING"), stall_timeout_s=0.5)
         with pytest.raises(ReplicaLost, match=r"the engine's step has taken .* s, allowed are 0.5"):
             await blocks(engine, request())
         await eventually(lambda: not alive(engine.pid))

@@ -125,7 +125,7 @@ class TestUnary:
 
     async def test_while_it_waits(self, make_generator: MakeGenerator) -> None:
         held = Held()
-        generator = make_generator(deps=held.deps, max_running=1)
+        generator = make_generator(deps=held.deps, max_num_seqs=1)
         async with over(generator) as http:
             running = asyncio.ensure_future(ask(http, body()))
             await held.holds()

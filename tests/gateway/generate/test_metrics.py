@@ -211,7 +211,7 @@ class TestGauges:
     async def test_follow_the_engines_state(self, make_generator: MakeGenerator) -> None:
         """Three run, each with 3 of 12 pages; one waits."""
         held = Held()
-        generator = make_generator(deps=held.deps, max_running=3, kv_cache_tokens=12 * 8)
+        generator = make_generator(deps=held.deps, max_num_seqs=3, kv_cache_tokens=12 * 8)
         async with over(generator) as http:
             first = asyncio.ensure_future(ask(http, body()))
             await held.holds()

@@ -53,7 +53,7 @@ async def test_only_requests_with_the_same_salt_share(make_generator: MakeGenera
 
 
 async def test_switched_off(make_generator: MakeGenerator) -> None:
-    async with over(make_generator(prefix_cache=False)) as http:
+    async with over(make_generator(enable_prefix_caching=False)) as http:
         assert [await cached(http), await cached(http)] == [0, 0]
         assert (await page(http))("mrp_prefix_cache_queries_total") == 0
 

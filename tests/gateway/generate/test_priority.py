@@ -49,7 +49,7 @@ async def test_the_engine_has_it_and_the_time_waited_so_far(
 ) -> None:
     """One request is decoded at a time. A request that has waited long goes before a more urgent one."""
     held, ended = Held(), list[str]()
-    generator = make_generator(deps=held.deps, max_running=1)
+    generator = make_generator(deps=held.deps, max_num_seqs=1)
 
     async def complete(name: str, priority: int, waited_s: float = 0.0) -> None:
         wanted = parse_generate(body(priority=priority), "static")

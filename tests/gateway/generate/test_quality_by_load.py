@@ -123,7 +123,7 @@ async def test_other_routes_have_it_too() -> None:
 async def test_the_load_is_that_of_one_replica(replicas: int, ingresses: int, alone: int) -> None:
     """`alone`: requests that get the plan of a lone one."""
     many = replace(BY_LOAD, slots=64 * replicas, replica_slots=64)
-    async with clients(backend := Crowd(many), num_ingresses=ingresses) as those:
+    async with clients(backend := Crowd(many), api_server_count=ingresses) as those:
         await those.come(12)
         assert backend.thresholds == [0.9] * alone + [0.5] * (12 - alone)
 

@@ -16,12 +16,12 @@ def with_memory(monkeypatch, free):
 @pytest.mark.parametrize(("free", "most"), [(2**34, 80), (30 * MIB, 40)])
 def test_the_card_has_the_places_that_memory_has_room_for(make_generator, monkeypatch, free, most):
     with_memory(monkeypatch, free)
-    card = make_generator(kv_cache_tokens="auto", memory_utilization=0.5).status().card
+    card = make_generator(kv_cache_tokens="auto", gpu_memory_utilization=0.5).status().card
     assert 0 < card.slots <= most
     assert (card.slots == 80) is (free > 2**30)
 
 
 def test_a_replica_without_memory_says_what_to_do(make_generator, monkeypatch):
     with_memory(monkeypatch, MIB)
-    with pytest.raises(SettingsError, match="Lower max_rows, raise memory_utilization"):
+    with pytest.raises(SettingsError, match="Lower max_rows, raise gpu_memory_utilization"):
         make_generator(kv_cache_tokens="auto")

@@ -1,4 +1,4 @@
-"""Fields that are not served: ignored and named, or refused with `strict_fields`."""
+"""Fields that are not served: ignored and named, or refused by the header `x-strict-fields`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ BODIES: dict[str, dict[str, Any]] = {
     RESPONSES: {"model": "golden", "input": "w5", "max_output_tokens": 2},
     MESSAGES: {"model": "golden", "messages": USER, "max_tokens": 2},
 }
+STRICT = {"x-strict-fields": "true"}
 TOOL = {"type": "function", "function": {"name": "add"}}
 
 
@@ -60,11 +61,10 @@ async def test_an_unknown_field_is_named(http: httpx.AsyncClient, path: str, str
     ],
 )
 async def test_a_field_that_is_not_served_is_named_or_refused(
-    http: httpx.AsyncClient, generator: Replica, path: str, fields: dict[str, Any], named: str
+    http: httpx.AsyncClient, path: str, fields: dict[str, Any], named: str
 ) -> None:
     assert await ignored(http, path, BODIES[path] | fields) == named
-    async with over(generator, strict_fields=True) as strict:
-        response = await strict.post(path, json=BODIES[path] | fields)
+    response = await http.post(path, json=BODIES[path] | fields, headers=STRICT)
     if "effort" in named:  # it is served, only this checkpoint does not think
         assert response.status_code == 200
     else:
@@ -81,9 +81,11 @@ async def test_a_field_that_is_not_served_is_named_or_refused(
         ({"typical_p": 0.1}, "typical_p is 0.1, which is not served; allowed is 1 or null"),
     ],
 )
-async def test_a_hint_names_a_field_that_helps_or_none(generator: Replica, fields: dict[str, Any], said: str) -> None:
-    async with over(generator, strict_fields=True) as http:
-        assert (await refused(http, CHAT, chat(**fields)))["message"] == said
+async def test_a_hint_names_a_field_that_helps_or_none(
+    http: httpx.AsyncClient, fields: dict[str, Any], said: str
+) -> None:
+    http.headers.update(STRICT)
+    assert (await refused(http, CHAT, chat(**fields)))["message"] == said
 
 
 async def test_a_client_cannot_forge_the_header_or_the_log(

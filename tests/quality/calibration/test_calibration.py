@@ -1,4 +1,4 @@
-"""A calibration on a golden checkpoint: who is asked what, what is counted, that it goes on where it stopped."""
+"""A calibration on a golden checkpoint: its jobs, its counts, and that it resumes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +30,9 @@ def first(engine):
     return {number: engine.generate([_request(number)])[0].token_ids[0] for number in range(7)}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def calibration(engine, first):
-    """Right is what begins with static's first token, so that other plans are wrong now and then."""
+    """An answer is right if it begins with static's first token, so that other plans are wrong now and then."""
     tasks = [
         PromptTask((number, 7, 9), lambda answer, number=number, token=token: number != 3 and answer[0] == token)
         for number, token in first.items()
@@ -57,10 +57,16 @@ def test_every_plan_answers_the_timed_prompts_lossless_ones_no_others(calibratio
     assert [job.plan for job in jobs[:4]] == calibration.plan_names  # in turns
 
 
-def test_rows_are_what_was_counted(calibration):
+@pytest.fixture(scope="module")
+def greedy_rows(calibration):
+    """The rows of a whole run at temperature 0."""
     notebook = Notebook(None, {})
     assert list(calibration.run(notebook)) == calibration.jobs
-    static, drafted, dynamic, remask = calibration.rows(notebook, "cpu")
+    return calibration.rows(notebook, "cpu")
+
+
+def test_rows_have_the_counts_of_their_records(greedy_rows):
+    static, drafted, dynamic, remask = greedy_rows
     assert [row.prompts for row in (static, drafted, dynamic, remask)] == [7, 4, 7, 7]
     assert static.tokens_per_forward <= 1.0 < dynamic.tokens_per_forward
     assert drafted.identical == drafted.prompts
@@ -76,15 +82,17 @@ def test_rows_are_what_was_counted(calibration):
     assert [speed.speedup for speed in static.speed] == [1.0, 1.0]
 
 
+@pytest.fixture(scope="module")
+def measured(calibration):
+    """The rows and the notebook of a run with temperatures above 0."""
+    warm = Calibration(calibration._engine, calibration._tasks, PLANS, replace(SCOPE, temperatures=(0.1, 1.0)))
+    notebook = Notebook(None, {})
+    assert list(warm.run(notebook)) == warm.jobs
+    return warm.rows(notebook, "cpu"), notebook
+
+
 class TestTemperatures:
     """Accuracy is also measured at temperatures above 0, of the plans that a preset may allow."""
-
-    @pytest.fixture
-    def measured(self, calibration):
-        warm = Calibration(calibration._engine, calibration._tasks, PLANS, replace(SCOPE, temperatures=(0.1, 1.0)))
-        notebook = Notebook(None, {})
-        assert list(warm.run(notebook)) == warm.jobs
-        return warm.rows(notebook, "cpu"), notebook
 
     def test_all_prompts_are_answered_by_static_and_what_is_near_it(self, measured):
         (static, drafted, *lossy), notebook = measured
@@ -99,10 +107,8 @@ class TestTemperatures:
                 assert result.difference == pytest.approx((result.right - plain.right) / 7)
         assert {job.together for job in notebook.records if job.temperature} == {2}
 
-    def test_they_change_nothing_of_the_greedy_rows(self, measured, calibration):
-        notebook = Notebook(None, {})
-        list(calibration.run(notebook))
-        for warm, plain in zip(measured[0], calibration.rows(notebook, "cpu"), strict=True):
+    def test_they_change_nothing_of_the_greedy_rows(self, measured, greedy_rows):
+        for warm, plain in zip(measured[0], greedy_rows, strict=True):
             assert (warm.prompts, warm.right, warm.identical) == (plain.prompts, plain.right, plain.identical)
             assert warm.tokens_per_forward == plain.tokens_per_forward
 
@@ -118,7 +124,8 @@ class TestTemperatures:
 class TestRowsOfMadeUpRecords:
     def record(self, plan, start, right, cpu_s, **changes):
         answers = changes.pop("answers", ["a"] * len(right))
-        return ChunkRecord(plan, len(right), start, right, answers, 10, 5, cpu_s, 2 * cpu_s, **changes)
+        times = {"cpu_s": cpu_s, "wall_s": 2 * cpu_s}
+        return ChunkRecord(plan, len(right), start, right, answers, tokens=10, forwards=5, **times, **changes)
 
     def test_pairs_and_rates(self):
         static, dynamic = "static tokens_per_step=1", "dynamic threshold=0.5"
@@ -154,7 +161,7 @@ class TestScope:
 
 
 ABOUT = {"plans": ["a"], "timed": 4}
-RECORD = ChunkRecord("a", 1, 0, [True], ["x"], 3, 3, 0.5, 0.5)
+RECORD = ChunkRecord("a", 1, 0, [True], ["x"], tokens=3, forwards=3, cpu_s=0.5, wall_s=0.5)
 
 
 class TestNotebook:
@@ -165,9 +172,9 @@ class TestNotebook:
         run.close()
         again = Notebook(tmp_path / "partial", ABOUT)
         assert list(again.records) == done
-        kept = dict(again.records)
+        remaining = dict(again.records)
         assert list(calibration.run(again)) == calibration.jobs
-        assert {job: again.records[job] for job in done} == kept
+        assert {job: again.records[job] for job in done} == remaining
         again.remove()
         assert not (tmp_path / "partial").exists()
 

@@ -19,15 +19,15 @@ from service.quality.calibration.records import Pieces, paired_difference, propo
     ],
 )
 def test_a_share_has_wilsons_interval(count: int, of: int, low: float, high: float) -> None:
-    found = proportion(count, of)
-    assert found.value == count / of
-    assert (round(found.low, 4), round(found.high, 4)) == (low, high)
+    estimate = proportion(count, of)
+    assert estimate.value == count / of
+    assert (round(estimate.low, 4), round(estimate.high, 4)) == (low, high)
 
 
 def test_all_right_is_not_certain() -> None:
-    found = proportion(50, 50)
-    assert found.high == 1.0
-    assert 0.9 < found.low < 0.95
+    estimate = proportion(50, 50)
+    assert estimate.high == 1.0
+    assert 0.9 < estimate.low < 0.95
 
 
 def test_the_difference_of_pairs_hangs_on_those_that_differ() -> None:
@@ -44,16 +44,16 @@ def test_the_paired_interval_holds_what_it_says() -> None:
     covered = 0
     for _ in range(1000):
         kinds = draw.choices(("gained", "lost", "same"), (0.03, 0.05, 0.92), k=300)
-        found = paired_difference(kinds.count("gained"), kinds.count("lost"), 300)
-        covered += found.low <= -0.02 <= found.high
+        estimate = paired_difference(kinds.count("gained"), kinds.count("lost"), 300)
+        covered += estimate.low <= -0.02 <= estimate.high
     assert 925 <= covered <= 985
 
 
 def test_a_ratio_of_rates_knows_no_noise_that_both_have() -> None:
     """The same busy minute makes both slow."""
     slow = [1.0, 3.0, 1.0, 2.0]
-    one, other = Pieces([20.0] * 4, slow), Pieces([10.0] * 4, slow)
-    found = ratio_of_rates(one, other)
-    assert found.value == found.low == found.high == 2.0
+    first, other = Pieces([20.0] * 4, slow), Pieces([10.0] * 4, slow)
+    estimate = ratio_of_rates(first, other)
+    assert estimate.value == estimate.low == estimate.high == 2.0
     uneven = ratio_of_rates(Pieces([20.0] * 4, [1.0, 1.2, 0.9, 1.1]), Pieces([10.0] * 4, [1.0] * 4))
     assert uneven.low < uneven.value < uneven.high

@@ -14,14 +14,14 @@ STATIC = row(Static(), 1000)
 
 
 def chosen(*rows: PlanResult, **margins: float) -> dict[str, str]:
-    return {name: one.plan.name for name, one in choose(rows, CHOSEN_AT, Margins(**margins)).items()}
+    return {name: point.plan.name for name, point in choose(rows, CHOSEN_AT, Margins(**margins)).items()}
 
 
-def best(one: PlanResult, load: int = CHOSEN_AT) -> bool:
-    return one.speed_at(load).on_frontier
+def best(point: PlanResult, load: int = CHOSEN_AT) -> bool:
+    return point.speed_at(load).on_frontier
 
 
-def said(*rows: PlanResult) -> list[str]:
+def warnings(*rows: PlanResult) -> list[str]:
     return warnings_of(rows, choose(rows, CHOSEN_AT, Margins()), CHOSEN_AT, Margins())
 
 
@@ -51,7 +51,7 @@ class TestLossless:
 
 class TestFrontier:
     def test_has_what_nothing_else_beats(self) -> None:
-        names = [one.plan.name for one in with_frontier(ROWS, LOADS) if best(one)]
+        names = [point.plan.name for point in with_frontier(ROWS, LOADS) if best(point)]
         assert names == [
             "static tokens_per_step=1", "dynamic threshold=0.9", "dynamic threshold=0.5", "dynamic threshold=0.3",
             "remask threshold=0.5",
@@ -59,17 +59,17 @@ class TestFrontier:
 
     def test_of_two_as_good_has_the_faster(self) -> None:
         marked = with_frontier([STATIC, row(Speculative(2), 1400), row(Speculative(4), 1300)], LOADS)
-        assert [best(one) for one in marked] == [False, True, False]
+        assert [best(point) for point in marked] == [False, True, False]
 
     def test_has_both_of_two_that_are_equal(self) -> None:
         marked = with_frontier([STATIC, row(Speculative(2), 1000)], LOADS)
-        assert all(best(one) for one in marked)
+        assert all(best(point) for point in marked)
 
     def test_hangs_on_the_concurrency(self) -> None:
         alone = row(Speculative(2), 900, speed=[speed(1, 900), speed(16, 900)])
         marked = with_frontier([STATIC, alone], LOADS)
-        assert [best(one, 1) for one in marked] == [False, True]
-        assert [best(one, 16) for one in marked] == [True, False]
+        assert [best(point, 1) for point in marked] == [False, True]
+        assert [best(point, 16) for point in marked] == [True, False]
 
 
 class TestPresets:
@@ -94,13 +94,13 @@ class TestPresets:
         some = row(Dynamic(0.7), 1800, sampled=[at_temperature(0.1), at_temperature(0.7, lost=50)])
         rows = [STATIC, row(Speculative(2), 1100), steady, worse, some, row(Remask(0.9), 1900)]
         assert set(chosen(*rows).values()) == {"speculative mrp_steps=2", "dynamic threshold=0.5"}
-        assert {name: one.plan.name for name, one in choose(rows, CHOSEN_AT, Margins(), SAMPLED).items()} == {
+        assert {name: point.plan.name for name, point in choose(rows, CHOSEN_AT, Margins(), SAMPLED).items()} == {
             "lossless": "speculative mrp_steps=2",
             "balanced": "dynamic threshold=0.9",
             "fast": "dynamic threshold=0.7",
         }
 
-    def test_what_is_better_than_static_is_within(self) -> None:
+    def test_a_plan_better_than_static_is_within_the_margin(self) -> None:
         assert chosen(STATIC, row(Dynamic(0.5), 2000, gained=30))["balanced"] == "dynamic threshold=0.5"
 
     def test_lossless_may_be_speculative_but_never_what_only_looks_so(self) -> None:
@@ -119,27 +119,27 @@ class TestPresets:
 
 class TestWarnings:
     def test_none_where_all_is_known(self) -> None:
-        assert said(STATIC, row(Dynamic(0.9), 1800, lost=1)) == []
+        assert warnings(STATIC, row(Dynamic(0.9), 1800, lost=1)) == []
 
     def test_too_few_prompts_for_the_margin(self) -> None:
-        found = said(STATIC, row(Dynamic(0.9), 1800, gained=45, lost=50))
-        [balanced] = [line for line in found if line.startswith("balanced")]
+        plans = warnings(STATIC, row(Dynamic(0.9), 1800, gained=45, lost=50))
+        [balanced] = [line for line in plans if line.startswith("balanced")]
         assert "is -0.5 points from static on 1000 prompts, give or take 1.9" in balanced
         assert "more than the margin of 1: take more prompts" in balanced
 
     def test_none_where_the_whole_interval_is_within(self) -> None:
         """A plan may be more accurate than static by any amount."""
-        assert said(STATIC, row(Dynamic(0.9), 1800, gained=48, lost=10)) == []
+        assert warnings(STATIC, row(Dynamic(0.9), 1800, gained=48, lost=10)) == []
 
     def test_the_interval_reaches_over_the_margin(self) -> None:
-        found = said(STATIC, row(Dynamic(0.9), 1800, lost=8))
-        assert found == [
+        plans = warnings(STATIC, row(Dynamic(0.9), 1800, lost=8))
+        assert plans == [
             "balanced: 'dynamic threshold=0.9' may be as far as -1.4 points from static, over the margin of 1"
         ]
 
     def test_name_the_temperature_of_an_uncertain_loss(self) -> None:
         rows = [STATIC, row(Dynamic(0.9), 1800, sampled=[at_temperature(0.1), at_temperature(0.7, lost=8)])]
-        assert said(*rows) == []
+        assert warnings(*rows) == []
         sampled = choose(rows, CHOSEN_AT, Margins(), SAMPLED)
         assert warnings_of(rows, sampled, CHOSEN_AT, Margins(), SAMPLED) == [
             (
@@ -150,8 +150,10 @@ class TestWarnings:
 
     def test_a_speed_that_is_hardly_known(self) -> None:
         noisy = row(Dynamic(0.9), 1800, lost=1, speed=[speed(1, 600), speed(16, 1800, noise=0.2)])
-        assert [line for line in said(STATIC, noisy) if "is uncertain by 20%" in line]
+        assert [line for line in warnings(STATIC, noisy) if "is uncertain by 20%" in line]
 
     def test_lossless_plans_that_are_not_identical(self) -> None:
         rounded = row(Speculative(2), 900, identical=PROMPTS - 3)
-        assert said(STATIC, rounded) == ["'speculative mrp_steps=2': 3 of 1000 answers are not static's, by rounding"]
+        assert warnings(STATIC, rounded) == [
+            "'speculative mrp_steps=2': 3 of 1000 answers are not static's, by rounding"
+        ]

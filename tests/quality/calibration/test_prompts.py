@@ -18,7 +18,7 @@ def test_lines_in_order_and_a_hash_of_those_that_are_taken(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "holds no prompts"),
         ('{"prompt": "a"}\n{', "line 2 is not JSON"),
@@ -27,9 +27,9 @@ def test_lines_in_order_and_a_hash_of_those_that_are_taken(tmp_path):
         ('{"messages": []}', "an object with the text `prompt` is expected"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path, text, said):
+def test_a_wrong_line_is_named(tmp_path, text, message):
     (tmp_path / "prompts.jsonl").write_text(text, "utf-8")
-    with pytest.raises(SettingsError, match=said):
+    with pytest.raises(SettingsError, match=message):
         read_prompts(tmp_path / "prompts.jsonl")
 
 

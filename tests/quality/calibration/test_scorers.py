@@ -44,7 +44,7 @@ def test_one_of_your_own(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["best", "regex:", "regex:(", "regex:six", "no_such_module:f", ":f"])
-def test_what_is_no_scorer(name):
+def test_an_unknown_scorer_is_refused(name):
     with pytest.raises(SettingsError, match="scorer is"):
         find_scorer(name)
 
