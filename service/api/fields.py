@@ -1,4 +1,4 @@
-"""Fields of the bodies of other APIs: parsed, neutral, refused or ignored.
+"""Fields of the bodies of other APIs: served, neutral, refused or ignored.
 
 A field that is not served is refused where its value asks for something that a client relies on, such as a stop text.
 Any other field is ignored. The answer's header `x-ignored-fields` names it, and the log names it once. A field with the
@@ -63,38 +63,30 @@ class IgnoredFields:
 
 @dataclass(frozen=True, slots=True)
 class BodyFields:
-    """The fields of an API besides the fields of its own model.
+    """The fields of an API that are not served."""
 
-    `passed`: fields that POST /generate parses. `neutral`: field that is not served -> its values that ask for nothing.
-    `refused`: field whose other values are refused -> the field that serves the purpose, or an empty text.
-    `hints`: labels and hints, which no answer depends on.
-    """
+    max_temperature: float
+    neutral: Mapping[str, tuple[Any, ...]]  # field -> its values that ask for nothing
+    refused: Mapping[str, str]  # field whose other values are refused -> the field that helps, or an empty text
+    hints: frozenset[str]  # labels and hints, which no answer depends on
 
-    passed: frozenset[str]
-    neutral: Mapping[str, tuple[Any, ...]]
-    refused: Mapping[str, str]
-    hints: frozenset[str]
-
-    def split(
-        self, body: Mapping[str, Any], model: type[BaseModel], ignored: IgnoredFields
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The fields of the API's own model, and the fields that POST /generate parses.
+    def served(self, body: Mapping[str, Any], model: type[BaseModel], ignored: IgnoredFields) -> dict[str, Any]:
+        """The fields of the API's model.
 
         Adds the names of other fields to `ignored`. InvalidRequest for a field that is refused.
         """
-        own_fields, passed = dict[str, Any](), dict[str, Any]()
+        names = {field.alias or name for name, field in model.model_fields.items()}
+        served = dict[str, Any]()
         for name, value in body.items():
             if value is None or name in self.hints:
                 continue
-            if name in model.model_fields:
-                own_fields[name] = value
-            elif name in self.passed:
-                passed[name] = value
+            if name in names:
+                served[name] = value
             elif not any(_same(value, neutral) for neutral in self.neutral.get(name, ())):
                 if ignored.strict or name in self.refused:
-                    raise self._refusal(name, value, {*model.model_fields, *self.passed})
+                    raise self._refusal(name, value, names)
                 ignored.add(name)
-        return own_fields, passed
+        return served
 
     def _refusal(self, name: str, value: object, names: set[str]) -> InvalidRequest:
         """The error of a field. It names the field that helps, or none."""

@@ -23,7 +23,16 @@ from service.api.answers import (
 from service.api.driver import Api, ResponseBuilder, Upstream, locked, respond
 from service.api.errors import error_json
 from service.api.openapi import generate_docs
-from service.api.parse import RequestContext, further_request, parse_generate, to_replica_request
+from service.api.parse import (
+    OutputParams,
+    Prompt,
+    RequestContext,
+    check_model,
+    constraint_of,
+    further_request,
+    parse_generate,
+    to_replica_request,
+)
 from service.api.streams import frame
 from service.engine.request import Stats
 from service.errors import MrpServeError
@@ -94,8 +103,26 @@ class GenerateBuilder(ResponseBuilder):
 
 
 def _parse(body: Mapping[str, Any], context: RequestContext) -> GenerateBuilder:
-    request = parse_generate(body, context.card.default_mode)
-    first = to_replica_request(request, context, stream=request.stream)
+    request = parse_generate(body)
+    if request.model is not None:
+        check_model(request.model, context.card)
+    first = to_replica_request(
+        request,
+        context,
+        Prompt(
+            text=request.prompt,
+            token_ids=tuple(request.prompt_token_ids) if request.prompt_token_ids else None,
+            messages=tuple(message.model_dump() for message in request.messages) if request.messages else None,
+            constraint=constraint_of(request),
+        ),
+        OutputParams(
+            max_new_tokens=request.max_new_tokens,
+            shorten=False,
+            stream=request.stream,
+            stream_steps=request.stream_steps,
+            return_step_map=request.return_step_map,
+        ),
+    )
     requests = [first, *(further_request(first, index) for index in range(1, request.n))]
     return GenerateBuilder(requests, context.card.name, stream=request.stream)
 

@@ -29,8 +29,7 @@ from starlette.staticfiles import StaticFiles
 
 from service.api.answers import BlockFrame, Done, GenerateAnswer, GenerateAnswers, StepFrame
 from service.api.errors import ErrorAnswer
-from service.api.protocol import GENERATE, REQUESTS, GenerateDefault, GenerateQuality
-from service.quality.schema import QUALITIES
+from service.api.protocol import GENERATE, GenerateDefault, GenerateQuality
 
 SCHEMA: Final = "/openapi.json"
 _PAGE, _FILES = "/docs", "/docs/static"
@@ -172,21 +171,12 @@ def body_docs(schema: Mapping[str, Any], example: Any = None, **content: Any) ->
 
 
 @cache
-def shared_schema(schema: type[BaseModel], passed: frozenset[str], max_temperature: float) -> dict[str, Any]:
-    """The schema of a body with an API's own fields and with the fields `passed` of POST /generate, of all modes.
-
-    The result is cached and must not be changed.
-    """
+def body_schema(schema: type[BaseModel], max_temperature: float) -> dict[str, Any]:
+    """The schema of an API's body without references. The result is cached and must not be changed."""
     made = schema.model_json_schema()
-    definitions = made.pop("$defs", {})
-    for request in REQUESTS.values():
-        shared = request.model_json_schema()
-        definitions |= shared.get("$defs", {})
-        made["properties"] |= {name: field for name, field in shared["properties"].items() if name in passed}
-    made["properties"]["temperature"] |= {"maximum": max_temperature}
-    made["properties"]["mode"] = {"enum": list(REQUESTS), "description": "default: the server's"}
-    made["properties"]["quality"] = {"enum": list(QUALITIES), "description": "instead of a mode and its knobs"}
-    resolved: dict[str, Any] = inlined(made, definitions)
+    resolved: dict[str, Any] = inlined(made, made.pop("$defs", {}))
+    if max_temperature:
+        resolved["properties"]["temperature"] |= {"maximum": max_temperature}
     return resolved
 
 

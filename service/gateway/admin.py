@@ -14,8 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from service.admission.keys import KeyRing
 from service.api.driver import locked
+from service.api.errors import explain
 from service.api.openapi import OPERATION
-from service.api.parse import explain
 from service.errors import InvalidRequest, NotReady, Unauthorized, nearest
 from service.gateway.http.bodies import Bodies
 from service.gateway.http.middleware import sent_key

@@ -246,15 +246,15 @@ class Ingress:
         salted = str if self._settings.share_prefixes_between_keys else key.salted
         limit_s = self._settings.request_timeout_s
         return RequestContext(
-            card,
-            limit_s,
-            key.name,
-            key.weight,
-            salted,
-            current_origin(),
-            self._weights.newest,
-            self._settings.default_max_tokens,
-            IgnoredFields(self._settings.strict_fields, self._ignored_fields),
+            card=card,
+            timeout_limit_s=limit_s,
+            tenant=key.name,
+            tenant_share=key.weight,
+            salted=salted,
+            origin=current_origin(),
+            weights=self._weights.newest,
+            default_max_tokens=self._settings.default_max_tokens,
+            ignored=IgnoredFields(self._settings.strict_fields, self._ignored_fields),
         )
 
     def _see_card(self, card: ModelCard, statuses: Sequence[Status]) -> None:

@@ -131,7 +131,7 @@ def _answers(record: Record) -> dict[str, Any]:
         reasons.append("abort")
     fields = {
         "id": request.request_id,
-        "tenant": request.tenant or None,  # the name of the key, never the key
+        "tenant": request.sharing.tenant or None,  # the name of the key, never the key
         "quality": request.quality or None,
         "mode": request.mode.name,
         "answers": len(record.requests) if len(record.requests) > 1 else None,

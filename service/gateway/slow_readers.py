@@ -80,7 +80,7 @@ class Relay(AsyncGenerator[AnswerItem, None]):
 
     def __init__(self, readers: SlowReaders, request: ReplicaRequest, items: Answering) -> None:
         self._readers, self._request, self._items = readers, request, items
-        self.tenant, self.size = request.tenant, 0
+        self.tenant, self.size = request.sharing.tenant, 0
         self._context = copy_context()
         self._watched = self._reading = False
         self._relaying: asyncio.Task[None] | None = None

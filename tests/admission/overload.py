@@ -15,7 +15,7 @@ from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController, IncomingRequest
 from service.admission.keys import ApiKey
 from service.decode.modes import Static
-from service.engine.request import SamplingParams
+from service.engine.request import SamplingParams, Sharing
 from service.errors import QueueFull
 from service.ipc.data import Arrival
 from service.messages.replica_status import ModelCard
@@ -107,7 +107,7 @@ class Service:
         while client.attempts < tries:
             client.attempts += 1
             door = self.spread.choice(self.doors)
-            asked = request(number, client.asked, tenant=key.name, weight=key.weight)
+            asked = request(number, client.asked, sharing=Sharing(key.name, key.weight))
             if charge := self.let_in(door, asked, client, key):
                 await self.serve(door, asked, charge, client)
                 return client

@@ -16,6 +16,7 @@ from msgspec import structs
 from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController, IncomingRequest
 from service.admission.keys import ApiKey
+from service.engine.request import Sharing
 from service.errors import DeadlineExceeded, MrpServeError, NotReady, OutOfMemory, RateLimited, ReplicaLost
 from service.gateway.draining import Draining
 from service.gateway.pipeline import RequestPipeline
@@ -91,7 +92,7 @@ class Shop:
         self.count += 1
         if fails_at is not None:
             self.replicas.fails_at[str(self.count)] = fails_at
-        asked = request(self.count, client.asked // BLOCK, timeout_s, tenant=self.key.name)
+        asked = request(self.count, client.asked // BLOCK, timeout_s, sharing=Sharing(self.key.name))
         charge = self.door.admit(IncomingRequest(self.key, "", "", b""), [asked])
         with suppress(asyncio.CancelledError):
             try:

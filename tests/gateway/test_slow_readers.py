@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from starlette.types import Send
 
+from service.engine.request import Sharing
 from service.errors import NotReady, ReplicaLost, SlowReader
 from service.gateway.http import write_limit
 from service.gateway.http.listener import Listener
@@ -36,7 +37,7 @@ def stream(shop: Shop, timeout_s: float = 1e6, fails_at: int | None = None, tena
     shop.count += 1
     if fails_at is not None:
         shop.replicas.fails_at[str(shop.count)] = fails_at
-    asked = request(shop.count, BLOCKS, timeout_s, tenant=tenant)
+    asked = request(shop.count, BLOCKS, timeout_s, sharing=Sharing(tenant))
     return shop.answers.stream(asked, shop.charge())
 
 

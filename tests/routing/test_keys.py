@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from service.decode.modes import Static
-from service.engine.request import SamplingParams
+from service.engine.request import SamplingParams, Sharing
 from service.ipc.data import Arrival
 from service.messages.wire import ReplicaRequest
 from service.routing.keys import PrefixKeys, boundaries, prefix_keys
@@ -49,10 +49,10 @@ def test_prompts_share_the_keys_of_what_they_share_and_no_more(same: int, ids: b
 @given(st.text(max_size=400), st.lists(st.integers(0, 2**70), min_size=1), st.sampled_from(("", "a")))
 def test_every_prompt_has_keys(text: str, ids: list[int], salt: str) -> None:
     for prompt in ({"text": text}, {"token_ids": tuple(ids)}, {"messages": chat(text, "")}):
-        found = keys(**prompt, cache_salt=salt)
+        found = keys(**prompt, sharing=Sharing(cache_salt=salt))
         assert len(found.keys) == len(found.shares) == len(set(found.keys)) > 0
         assert list(found.shares) == sorted(found.shares)
-        assert found == keys(**prompt, cache_salt=salt)
+        assert found == keys(**prompt, sharing=Sharing(cache_salt=salt))
 
 
 def test_the_whole_prompt_is_known_however_short() -> None:
@@ -62,10 +62,10 @@ def test_the_whole_prompt_is_known_however_short() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"cache_salt": "b"}, {"text": None, "messages": ({"role": "user", "content": TEXT},)}]
+    "change", [{"sharing": Sharing(cache_salt="b")}, {"text": None, "messages": ({"role": "user", "content": TEXT},)}]
 )
 def test_what_never_shares_a_page_shares_no_key(change: dict[str, Any]) -> None:
-    one = request(text=TEXT, cache_salt="a")
+    one = request(text=TEXT, sharing=Sharing(cache_salt="a"))
     assert not set(prefix_keys(one).keys) & set(prefix_keys(replace(one, **change)).keys)
 
 
@@ -79,10 +79,16 @@ def test_every_turn_of_a_chat_is_the_beginning_of_the_next() -> None:
 
 def test_a_session_is_its_tenants_and_its_salts_own() -> None:
     one = request(text=TEXT, session="s")
-    others = [replace(one, **change) for change in ({"session": "t"}, {"tenant": "u"}, {"cache_salt": "v"})]
+    others = [
+        replace(one, **change)
+        for change in ({"session": "t"}, {"sharing": Sharing("u")}, {"sharing": Sharing(cache_salt="v")})
+    ]
     sessions = [prefix_keys(each).session for each in (one, *others)]
     assert len(set(sessions)) == 4
-    alike = [replace(one, cache_salt=salt, session=name) for salt, name in (("a", "b\x00c"), ("a\x00b", "c"))]
+    alike = [
+        replace(one, sharing=Sharing(cache_salt=salt), session=name)
+        for salt, name in (("a", "b\x00c"), ("a\x00b", "c"))
+    ]
     assert len({prefix_keys(each).session for each in alike}) == 2
     assert prefix_keys(one).home == sessions[0]
     assert keys(text=TEXT).session is None

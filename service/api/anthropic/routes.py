@@ -1,7 +1,6 @@
 """POST /v1/messages and POST /v1/messages/count_tokens: each body is parsed to one `ReplicaRequest`.
 
-The validation of POST /generate parses the fields that both APIs share. Chat templates get the messages as `text.tools`
-makes them.
+Chat templates get the messages as `text.tools` makes them.
 """
 
 from __future__ import annotations
@@ -13,20 +12,21 @@ from fastapi import APIRouter, Request, Response
 
 from service.api.anthropic import protocol
 from service.api.anthropic.builder import MessageBuilder
-from service.api.api_requests import (
-    PASSED,
-    ChatPrompt,
-    chat_fields,
-    parse_body,
-    parse_shared_of_chat,
-    with_types_served,
-)
+from service.api.chats import Chat, chat_prompt
 from service.api.content import check_last_turn
 from service.api.driver import Api, JsonAnswer, Upstream, locked, respond
 from service.api.errors import AnthropicErrorAnswer, in_anthropic_terms
 from service.api.fields import BodyFields
-from service.api.openapi import STORY, body_docs, errors, route_docs, shared_schema
-from service.api.parse import RequestContext, parse_json, to_replica_request
+from service.api.openapi import STORY, body_docs, body_schema, errors, route_docs
+from service.api.parse import (
+    OutputParams,
+    RequestContext,
+    parse_body,
+    parse_json,
+    to_replica_request,
+    with_types_served,
+)
+from service.api.protocol import JsonSchemaFormat, ResponseFormat
 from service.errors import InvalidRequest
 from service.messages.replica_status import ModelCard
 from service.messages.wire import ReplicaRequest
@@ -62,8 +62,7 @@ _HINTS = frozenset(
 #: client fields that need a state or a server of Anthropic
 _REFUSED: Final = {"container": "", "max_new_tokens": "max_tokens", "mcp_servers": "", "stop": "stop_sequences"}
 
-FIELDS = BodyFields(PASSED - {"stop"}, {"mcp_servers": ([],)}, _REFUSED, _HINTS)
-
+FIELDS = BodyFields(protocol.MAX_TEMPERATURE, {"mcp_servers": ([],)}, _REFUSED, _HINTS)
 
 _MessagesBody = TypeVar("_MessagesBody", bound=protocol.PromptRequest)
 
@@ -100,7 +99,7 @@ def _docs(summary: str, answer: type, stream: str = "") -> dict[str, Any]:
 
 
 def _body(body: type[protocol.PromptRequest], example: dict[str, Any]) -> dict[str, Any]:
-    return body_docs(shared_schema(body, FIELDS.passed, protocol.MAX_TEMPERATURE), example)
+    return body_docs(body_schema(body, protocol.MAX_TEMPERATURE), example)
 
 
 # --- the requests ----------------------------------------------------------------------------------
@@ -108,46 +107,41 @@ def _body(body: type[protocol.PromptRequest], example: dict[str, Any]) -> dict[s
 
 def parse_messages(body: Mapping[str, Any], context: RequestContext) -> MessageBuilder:
     """Parses a body of POST /v1/messages. Raises InvalidRequest or UnknownModel with the reason."""
-    request, shared = _parse(body, protocol.MessagesRequest, context)
-    shared |= {"max_new_tokens": request.max_tokens, "stop": request.stop_sequences}
-    shared |= _form(request, shared)
-    common = parse_shared_of_chat(shared, context.card, protocol.MAX_TEMPERATURE)
-    fields, answer_format = chat_fields(common, _prompt(request, context.card), context)
-    replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
+    request = _with_form(_parse(body, protocol.MessagesRequest, context))
+    prompt, answer_format = chat_prompt(request, _chat(request, context.card), context)
+    output = OutputParams(max_new_tokens=request.max_tokens, stream=request.stream)
+    replica_request = to_replica_request(request, context, prompt, output)
     return MessageBuilder(replica_request, context.card.name, request, answer_format)
 
 
 def parse_count(body: Mapping[str, Any], context: RequestContext) -> ReplicaRequest:
     """The request whose prompt is to be counted. Raises as above."""
-    request, shared = _parse(body, protocol.CountRequest, context)
-    common = parse_shared_of_chat({**shared, "max_new_tokens": 1}, context.card, protocol.MAX_TEMPERATURE)
-    fields, _ = chat_fields(common, _prompt(request, context.card), context)
-    return to_replica_request(common, context, stream=False, **fields)
+    request = _parse(body, protocol.CountRequest, context)
+    prompt, _ = chat_prompt(request, _chat(request, context.card), context)
+    return to_replica_request(request, context, prompt, OutputParams(max_new_tokens=1, shorten=False))
 
 
-def _parse(
-    body: Mapping[str, Any], schema: type[_MessagesBody], context: RequestContext
-) -> tuple[_MessagesBody, dict[str, Any]]:
-    """Anthropic's own fields as a typed request, and the other fields, which are not parsed yet."""
+def _parse(body: Mapping[str, Any], schema: type[_MessagesBody], context: RequestContext) -> _MessagesBody:
     check_last_turn(body.get("messages"), "messages")
-    return parse_body(with_types_served(body, "tools", ("custom",), context.ignored), FIELDS, schema, context)
+    return parse_body(with_types_served(body, "tools", ("custom",), context.ignored), schema, FIELDS, context)
 
 
-def _prompt(request: protocol.PromptRequest, card: ModelCard) -> ChatPrompt:
+def _chat(request: protocol.PromptRequest, card: ModelCard) -> Chat:
     messages = for_template(request.system, request.messages)
-    return ChatPrompt(messages, _tool_use(request.tools, request.tool_choice), _think(request.thinking, card))
+    return Chat(messages, _tool_use(request.tools, request.tool_choice), _think(request.thinking, card))
 
 
-def _form(request: protocol.MessagesRequest, shared: Mapping[str, Any]) -> dict[str, Any]:
-    """The form of the answer as POST /generate names it."""
+def _with_form(request: protocol.MessagesRequest) -> protocol.MessagesRequest:
+    """The request with the form of `output_config`, if it has one, as its `response_format`."""
     form = (request.output_config and request.output_config.format) or request.output_format
     if form is None:
-        return {}
-    if shared.get("response_format") is not None:
+        return request
+    if request.response_format is not None:
         raise InvalidRequest(
             "output_config.format and response_format are given, allowed is one of them", param="response_format"
         )
-    return {"response_format": {"type": "json_schema", "json_schema": {"schema": form.schema_}}}
+    schema = JsonSchemaFormat(schema=form.schema_)
+    return request.model_copy(update={"response_format": ResponseFormat(type="json_schema", json_schema=schema)})
 
 
 def _tool_use(

@@ -1,6 +1,6 @@
 """The bodies of OpenAI's two routes and their answers with this service's fields.
 
-The models of the bodies have OpenAI's own fields. POST /generate parses the fields that both APIs share.
+The models of the bodies have OpenAI's own fields beside the fields that all APIs have.
 """
 
 from __future__ import annotations
@@ -13,9 +13,18 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from service.api.answers import DecodedStats, StopToken, Traced, Usage
-from service.api.api_requests import ApiRequest, ToolName
 from service.api.openai.chat import ReceivedMessage
-from service.api.protocol import MAX_ANSWERS, MAX_INTEGER, MAX_NEW_TOKENS, Json, StrictModel, whole_number
+from service.api.protocol import (
+    MAX_ANSWERS,
+    MAX_INTEGER,
+    MAX_NEW_TOKENS,
+    ApiBody,
+    Json,
+    StepMapField,
+    StrictModel,
+    ToolName,
+    whole_number,
+)
 from service.text.tools.calls import MAX_TOOLS
 
 #: OpenAI's limit; POST /generate allows higher temperatures
@@ -134,7 +143,7 @@ class StreamOptions(StrictModel):
     continuous_usage_stats: bool = False
 
 
-class OpenAiRequest(ApiRequest):
+class OpenAiRequest(StepMapField, ApiBody):
     """The fields that both routes have."""
 
     n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers per prompt; answer i has the seed `seed` + i")

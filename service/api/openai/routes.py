@@ -9,9 +9,8 @@ from pydantic import BaseModel
 
 from service.api.driver import Api, JsonAnswer, Upstream, locked, respond
 from service.api.errors import OpenAiErrorAnswer, in_openai_terms, renamed
-from service.api.fields import BodyFields
 from service.api.models import Model, model_json
-from service.api.openai.parse import CHAT_FIELDS, COMPLETION_FIELDS, parse_chat, parse_completion
+from service.api.openai.parse import parse_chat, parse_completion
 from service.api.openai.protocol import (
     MAX_TEMPERATURE,
     ChatCompletion,
@@ -19,10 +18,9 @@ from service.api.openai.protocol import (
     CompletionAnswer,
     CompletionRequest,
 )
-from service.api.openai.responses.parse import FIELDS as RESPONSE_FIELDS
 from service.api.openai.responses.parse import parse_responses
 from service.api.openai.responses.protocol import ResponseObject, ResponsesRequest
-from service.api.openapi import STORY, body_docs, errors, route_docs, shared_schema
+from service.api.openapi import STORY, body_docs, body_schema, errors, route_docs
 from service.api.parse import check_model
 
 _COMPLETION_STREAM: Final = (
@@ -57,15 +55,15 @@ def openai_router(upstream: Upstream) -> APIRouter:
     chat = _docs("Chat completions as OpenAI's client asks for them", ChatCompletion, _COMPLETION_STREAM)
     response = _docs("Responses as OpenAI's client asks for them, without state", ResponseObject, _RESPONSE_STREAM)
 
-    @router.post("/completions", **completion, **_body(CompletionRequest, COMPLETION_FIELDS, _COMPLETION))
+    @router.post("/completions", **completion, **_body(CompletionRequest, _COMPLETION))
     async def completions(request: Request) -> Response:
         return await respond(COMPLETIONS, upstream, request)
 
-    @router.post("/chat/completions", **chat, **_body(ChatRequest, CHAT_FIELDS, _CHAT))
+    @router.post("/chat/completions", **chat, **_body(ChatRequest, _CHAT))
     async def chat_completions(request: Request) -> Response:
         return await respond(CHAT, upstream, request)
 
-    @router.post("/responses", **response, **_body(ResponsesRequest, RESPONSE_FIELDS, _RESPONSE))
+    @router.post("/responses", **response, **_body(ResponsesRequest, _RESPONSE))
     async def responses(request: Request) -> Response:
         return await respond(RESPONSES, upstream, request)
 
@@ -84,5 +82,5 @@ def _docs(summary: str, answer: type, stream: str) -> dict[str, Any]:
     return route_docs(summary, answer, errors(400, 401, 404, 413, 429, 503, 504, model=OpenAiErrorAnswer), stream)
 
 
-def _body(body: type[BaseModel], fields: BodyFields, example: dict[str, Any]) -> dict[str, Any]:
-    return body_docs(shared_schema(body, fields.passed, MAX_TEMPERATURE), example)
+def _body(body: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
+    return body_docs(body_schema(body, MAX_TEMPERATURE), example)
