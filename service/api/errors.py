@@ -105,10 +105,10 @@ def _similar_path(app: FastAPI, request: Request) -> str | None:
     """The route of a path without `/v1`, or with it twice, or with a slash too many. None if there is none."""
     root = request.scope.get("root_path", "")
     path = "/" + "/".join(part for part in request.scope["path"].removeprefix(root).split("/") if part)
-    for known in (path, f"/v1{path}", path.removeprefix("/v1")):
-        scope = {**request.scope, "path": root + known}
+    for candidate in (path, f"/v1{path}", path.removeprefix("/v1")):
+        scope = {**request.scope, "path": root + candidate}
         if any(route.matches(scope)[0] is not Match.NONE for route in app.routes):
-            return known
+            return candidate
     return None
 
 

@@ -50,7 +50,7 @@ TOGETHER = 16
 
 
 _Validated = TypeVar("_Validated", bound=NamedModel)
-_ApiBody = TypeVar("_ApiBody", bound=ApiBody)
+_Parsed = TypeVar("_Parsed", bound=ApiBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,7 @@ def parse_json(body: bytes) -> Json:
     return value
 
 
-def parse_body(
-    body: Mapping[str, Any], schema: type[_ApiBody], fields: BodyFields, context: RequestContext
-) -> _ApiBody:
+def parse_body(body: Mapping[str, Any], schema: type[_Parsed], fields: BodyFields, context: RequestContext) -> _Parsed:
     """The typed body of another server's API, whose fields that are not served are ignored, at any depth.
 
     Raises InvalidRequest or UnknownModel with the reason.
