@@ -1,4 +1,4 @@
-"""POST /generate, whole or block by block, and the statistics that the answers of every API have."""
+"""POST /generate, whole or block by block."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from service.api.answers import (
-    AnswerStats,
     BlockFrame,
     ChoiceIndex,
-    DecodedStats,
     Done,
     GenerateAnswer,
     GenerateAnswers,
     StepFrame,
-    StopToken,
-    Traced,
     Usage,
+    milliseconds,
+    stats_of,
+    stop_token_of,
+    traced,
 )
 from service.api.driver import Api, ResponseBuilder, Upstream, locked, respond
 from service.api.errors import error_json
@@ -34,7 +34,6 @@ from service.api.parse import (
     to_replica_request,
 )
 from service.api.streams import frame
-from service.engine.request import Stats
 from service.errors import MrpServeError
 from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 from service.quality.schema import knobs_of
@@ -160,64 +159,5 @@ def _tokens(step: TraceStep) -> set[int]:
     return {token for _, token, _ in (*step["revealed"], *step["drafted"])}
 
 
-def traced(request: ReplicaRequest, part: Answer | Chunk) -> Traced:
-    """The record of decoding that a request wants."""
-    record: Traced = {"trace": part.trace} if request.return_trace else {}
-    if request.return_step_map:
-        record["step_map"] = [token.step for token in part.step_map]
-        record["token_logprobs"] = [token.logprob for token in part.step_map]
-    return record
-
-
-def stop_token_of(ending: Ending) -> StopToken | None:
-    """The stop token that ended an answer, None if none did."""
-    if (token := ending.stop_token) is None:
-        return None
-    return {"token_id": token.token, "step": token.step, "logprob": token.logprob}
-
-
 def _usage(prompt: int, completion: int) -> Usage:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def stats_of(stats: Stats) -> AnswerStats:
-    """How an answer was decoded."""
-    forwards, first_s = stats.forwards, stats.first_block_s
-    return {
-        "tokens_per_forward": round(stats.tokens_per_forward, 4),
-        "tokens_per_forward_total": round(stats.tokens_per_forward_total, 4),
-        "forwards": {
-            "prefill": forwards.prefill,
-            "denoise": forwards.denoise,
-            "verify": forwards.verify,
-            "commit": forwards.commit,
-            "mrp": forwards.mrp,
-        },
-        "drafts_proposed": stats.drafts_proposed,
-        "drafts_accepted": stats.drafts_accepted,
-        "remasked": stats.remasked,
-        "forced_tokens": stats.forced_tokens,
-        "mrp_steps": stats.mrp_steps,
-        "cached_tokens": stats.cached_tokens,
-        "queue_ms": milliseconds(stats.queue_s),
-        "first_block_ms": None if first_s is None else milliseconds(first_s),
-        "total_ms": milliseconds(stats.total_s),
-        "weight_version": stats.weight_version,
-        "mrp_version": stats.mrp_version,
-    }
-
-
-def decoded_stats(ending: Ending, request: ReplicaRequest) -> DecodedStats:
-    """How an answer of another API was decoded: the statistics that this API has no fields for."""
-    return {
-        "finish_reason": ending.finish_reason,
-        "mode": request.mode.name,
-        "knobs": knobs_of(request.mode),
-        "seed": request.sampling.seed,
-        **stats_of(ending.stats),
-    }
-
-
-def milliseconds(seconds: float) -> float:
-    """Seconds as milliseconds with three decimals, the form of statistics and logs."""
-    return round(seconds * 1000, 3)

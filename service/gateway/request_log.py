@@ -18,8 +18,8 @@ from msgspec.structs import asdict
 from opentelemetry import trace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.answers import milliseconds
 from service.api.errors import LOGGED
-from service.api.generate import milliseconds
 from service.messages.wire import Ending, Origin, ReplicaRequest
 from service.telemetry.tracing import Tracing, current_trace, traced
 from service.tracebacks import without_message

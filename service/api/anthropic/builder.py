@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from service.api.answers import decoded_stats
 from service.api.anthropic.protocol import (
     ContentBlock,
     MessageAnswer,
@@ -23,7 +24,6 @@ from service.api.anthropic.protocol import (
 from service.api.content import past_arguments
 from service.api.driver import ResponseBuilder
 from service.api.errors import anthropic_error
-from service.api.generate import decoded_stats
 from service.api.protocol import Json
 from service.api.streams import frame
 from service.constraints.json_text import finite

@@ -17,9 +17,9 @@ from typing import ClassVar, Final, Generic, TypeVar
 
 from pydantic_core import to_json
 
+from service.api.answers import decoded_stats, stop_token_of, traced
 from service.api.driver import ResponseBuilder
 from service.api.errors import openai_error
-from service.api.generate import decoded_stats, stop_token_of, traced
 from service.api.openai.logprobs import TokenLogprob, token_logprobs
 from service.api.openai.protocol import (
     AssistantMessage,

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal
 
+from service.api.answers import decoded_stats
 from service.api.driver import ResponseBuilder
 from service.api.errors import openai_error
-from service.api.generate import decoded_stats
 from service.api.openai.responses.protocol import (
     ItemStatus,
     OutputItem,
