@@ -177,18 +177,13 @@ _OPENAI_TYPES: Final[Mapping[int, str]] = {
 _OPENAI_TOO_LONG: Final = "context_length_exceeded"
 
 #: name of a field in this service -> its name in OpenAI's API
-_OPENAI_NAMES: Final = {"max_new_tokens": "max_tokens", "prompt_token_ids": "prompt"}
+OPENAI_NAMES: Final = {"max_new_tokens": "max_tokens", "prompt_token_ids": "prompt"}
 
 
 class OpenAiErrorAnswer(TypedDict):
     """Every error of these routes."""
 
     error: TypedErrorDetail
-
-
-def in_openai_terms(error: MrpServeError) -> MrpServeError:
-    """The error with the field's name that the client used."""
-    return renamed(error, _OPENAI_NAMES)
 
 
 def openai_error(error: MrpServeError, request_id: str) -> OpenAiErrorAnswer:

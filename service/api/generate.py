@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -20,7 +20,7 @@ from service.api.answers import (
     stop_token_of,
     traced,
 )
-from service.api.driver import Api, ResponseBuilder, Upstream, locked, respond
+from service.api.driver import ResponseBuilder, Upstream, locked, respond
 from service.api.errors import error_json
 from service.api.openapi import generate_docs
 from service.api.parse import (
@@ -46,7 +46,7 @@ class GenerateBuilder(ResponseBuilder):
         super().__init__(requests, stream=stream)
         self._model = model
 
-    async def whole(self, answers: Sequence[Answer]) -> GenerateAnswer | GenerateAnswers:
+    async def full_response(self, answers: Sequence[Answer]) -> GenerateAnswer | GenerateAnswers:
         choices = [self._answer(index, answer) for index, answer in enumerate(answers)]
         if len(choices) == 1:
             return choices[0]
@@ -60,7 +60,7 @@ class GenerateBuilder(ResponseBuilder):
     def step(self, index: int, progress: Progress) -> bytes:
         return b"".join(frame("step", step) for step in _steps(progress, self._choice(index)))
 
-    def piece(self, index: int, chunk: Chunk) -> bytes:
+    def chunk(self, index: int, chunk: Chunk) -> bytes:
         body: BlockFrame = {
             "index": chunk.index,
             "text": chunk.text,
@@ -71,7 +71,7 @@ class GenerateBuilder(ResponseBuilder):
         }
         return frame("block", body)
 
-    def closing(self, index: int, ending: Ending) -> bytes:
+    def end(self, index: int, ending: Ending) -> bytes:
         return frame("done", self._done(index, ending))
 
     def error(self, error: MrpServeError, request_id: str) -> bytes:
@@ -101,7 +101,8 @@ class GenerateBuilder(ResponseBuilder):
         return body
 
 
-def _parse(body: Mapping[str, Any], context: RequestContext) -> GenerateBuilder:
+def parse_generate_request(body: Mapping[str, Any], context: RequestContext) -> GenerateBuilder:
+    """Parses a body of POST /generate. Raises InvalidRequest or UnknownModel with the reason."""
     request = parse_generate(body)
     if request.model is not None:
         check_model(request.model, context.card)
@@ -126,16 +127,13 @@ def _parse(body: Mapping[str, Any], context: RequestContext) -> GenerateBuilder:
     return GenerateBuilder(requests, context.card.name, stream=request.stream)
 
 
-GENERATE_API: Final = Api(_parse)
-
-
 def generate_router(upstream: Upstream) -> APIRouter:
     """The route, to be mounted at the root."""
     router = APIRouter(route_class=locked(upstream.authorize))
 
     @router.post("/generate", **generate_docs())
     async def generate(request: Request) -> Response:
-        return await respond(GENERATE_API, upstream, request)
+        return await respond(parse_generate_request, upstream, request)
 
     return router
 

@@ -22,7 +22,7 @@ from service.admission.keys import KeyRing
 from service.admission.throughput import FEWEST
 from service.api.answers import Health, Live
 from service.api.anthropic.routes import anthropic_router
-from service.api.driver import JsonAnswer, Upstream, locked
+from service.api.driver import JsonAnswer, locked
 from service.api.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, error_response, install_error_handlers
 from service.api.fields import IGNORED, IgnoredFields, IgnoredFieldsLog
 from service.api.generate import generate_router
@@ -96,7 +96,7 @@ class Ingress:
         self.draining = Draining()
         self._bodies = Bodies(max(MOST_BYTES, settings.max_body_bytes))
         failover = FailoverPolicy(settings.max_failovers, self._count_failover, lambda: self._weights.newest)
-        self._answers = RequestPipeline(backend, self._admission, self.draining, failover, settings.model_name)
+        self.pipeline = RequestPipeline(backend, self._admission, self.draining, failover, settings.model_name)
         self._page = Throttled(self._exposed)
 
     def app(self, *, answers_request_id: bool, host: str | None = None) -> ASGIApp:
@@ -105,11 +105,11 @@ class Ingress:
         `host`: the address on which the ingress listens itself. None behind Serve's proxies.
         """
         app = documented(telemetry(self._tracing), OpenAiErrorAnswer, AnthropicErrorAnswer)
-        install_error_handlers(app, self._count_rejected, error_response)
+        install_error_handlers(app, self.count_rejected, error_response)
         self._add_routes(app)
         most = self._settings.max_body_bytes
         limited = BodyLimit(GzipBody(HeadAsGet(app), most), most)
-        gate = DrainGate(limited, self.draining, self._count_rejected)
+        gate = DrainGate(limited, self.draining, self.count_rejected)
         return RequestId(RequestLog(self._guarded(gate, host)), answer=answers_request_id)
 
     def _guarded(self, app: ASGIApp, host: str | None) -> ASGIApp:
@@ -119,7 +119,7 @@ class Ingress:
         """
         origins = self._settings.allowed_origins
         if not self._keys.configured:
-            app = OriginGate(app, self._count_rejected, host, origins)
+            app = OriginGate(app, self.count_rejected, host, origins)
         return CORSMiddleware(app, origins, CORS_METHODS, ["*"], expose_headers=CORS_EXPOSED) if origins else app
 
     @property
@@ -132,22 +132,21 @@ class Ingress:
         self._registry.set("replicas_wanted", self.replicas_wanted)
         self._registry.set("queue_blocks_left", self._admission.blocks_left)
         self._registry.set("queue_blocks_per_second", self._admission.blocks_per_second)
-        return Snapshot(self._name, self._answers.in_flight, self._registry.families(self._name))
+        return Snapshot(self._name, self.pipeline.in_flight, self._registry.families(self._name))
 
     def require_weights(self, weights: Weights) -> None:
         """From now on older weights may not answer."""
         self._weights.add(weights)
 
     def _add_routes(self, app: FastAPI) -> None:
-        upstream = self._upstream()
-        app.include_router(generate_router(upstream))
-        models = APIRouter(tags=[OPENAI], route_class=locked(self._authorize))
+        app.include_router(generate_router(self))
+        models = APIRouter(tags=[OPENAI], route_class=locked(self.authorize))
         listed = {200: {"model": Models}, **errors(401, 503)}
         models.get("/v1/models", summary="Model and limits", responses=listed)(self._models)
         app.include_router(models)
-        app.include_router(openai_router(upstream), tags=[OPENAI])
-        app.include_router(score_router(upstream), tags=[DECODING])
-        app.include_router(anthropic_router(upstream), tags=[ANTHROPIC])
+        app.include_router(openai_router(self), tags=[OPENAI])
+        app.include_router(score_router(self), tags=[DECODING])
+        app.include_router(anthropic_router(self), tags=[ANTHROPIC])
         app.include_router(self._operation())
         if self._settings.admin_keys:
             router = admin_router(KeyRing.load_admins(self._settings), self._bodies)
@@ -155,18 +154,6 @@ class Ingress:
             add_generation_routes(router, self._generation)
             app.include_router(router)
         app.router.routes.extend(playground_routes())
-
-    def _upstream(self) -> Upstream:
-        return Upstream(
-            authorize=self._authorize,
-            card=self._card,
-            context=self._context,
-            admit=self._admit,
-            complete=self._answers.complete,
-            stream=self._answers.stream,
-            count_tokens=self._answers.count_tokens,
-            count=self._count_rejected,
-        )
 
     def _operation(self) -> APIRouter:
         """The routes for operators. They need no API key."""
@@ -182,7 +169,7 @@ class Ingress:
     # --- routes ------------------------------------------------------------------------------------
 
     async def _models(self) -> Response:
-        return JsonAnswer(models_json(await self._card()))
+        return JsonAnswer(models_json(await self.card()))
 
     async def _live(self) -> Response:
         return JsonAnswer({"status": "ok"})
@@ -204,7 +191,7 @@ class Ingress:
     # --- admission ---------------------------------------------------------------------------------
 
     @contextmanager
-    def _authorize(self, request: Request) -> Iterator[Request]:
+    def authorize(self, request: Request) -> Iterator[Request]:
         """The request with its API key in its state. Unauthorized if the key is missing or not configured.
 
         RateLimited before the body is read, if the key may send none. A request counts from its head on.
@@ -226,7 +213,7 @@ class Ingress:
                 self._admission.give_back(key)
             raise
 
-    async def _admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge:
+    async def admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge:
         """Admits the request, or raises the error of the admission controller."""
         client = request.client.host if request.client else ""
         incoming = IncomingRequest(request.state.api_key, client, request.url.path, await request.body())
@@ -241,8 +228,9 @@ class Ingress:
                 )
         return charge
 
-    async def _context(self, request: Request) -> RequestContext:
-        key, card = request.state.api_key, await self._card()
+    async def context(self, request: Request) -> RequestContext:
+        """The context of the requests to replicas that an HTTP request leads to."""
+        key, card = request.state.api_key, await self.card()
         salted = str if self._settings.share_prefixes_between_keys else key.salted
         limit_s = self._settings.request_timeout_s
         return RequestContext(
@@ -262,7 +250,7 @@ class Ingress:
         self._generation.see(statuses)
         self._admission.stand(self._generation.newest.stands)
 
-    async def _card(self) -> ModelCard:
+    async def card(self) -> ModelCard:
         """The card of the service, with the presets for a request that comes now."""
         with self.draining.abortable():
             card = await self._availability.card()
@@ -270,7 +258,8 @@ class Ingress:
 
     # --- counters ----------------------------------------------------------------------------------
 
-    def _count_rejected(self, error: MrpServeError) -> None:
+    def count_rejected(self, error: MrpServeError) -> None:
+        """Counts an error that ends a request."""
         self._registry.add("request_rejected_total", reason=error.code)
         if record := current_record():
             record.error = error.code

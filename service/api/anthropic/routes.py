@@ -14,8 +14,8 @@ from service.api.anthropic import protocol
 from service.api.anthropic.builder import MessageBuilder
 from service.api.chats import Chat, chat_prompt
 from service.api.content import check_last_turn
-from service.api.driver import Api, JsonAnswer, Upstream, locked, respond
-from service.api.errors import AnthropicErrorAnswer, in_anthropic_terms
+from service.api.driver import JsonAnswer, Upstream, locked, respond
+from service.api.errors import AnthropicErrorAnswer
 from service.api.fields import BodyFields
 from service.api.openapi import STORY, body_docs, body_schema, errors, route_docs
 from service.api.parse import (
@@ -75,14 +75,14 @@ def anthropic_router(upstream: Upstream) -> APIRouter:
 
     @router.post("/messages", **answered, **_body(protocol.MessagesRequest, {**_CHAT, "max_tokens": 64}))
     async def messages(request: Request) -> Response:
-        return _with_id(await respond(MESSAGES, upstream, request), request)
+        return _with_id(await respond(parse_messages, upstream, request), request)
 
     @router.post("/messages/count_tokens", **counted, **_body(protocol.CountRequest, _CHAT))
     async def count_tokens(request: Request) -> Response:
         body, context = parse_json(await request.body()), await upstream.context(request)
         replica_request = parse_count(body, context)
         charge = await upstream.admit(request, [replica_request])
-        tokens: protocol.TokenCount = {"input_tokens": await upstream.count_tokens(replica_request, charge)}
+        tokens: protocol.TokenCount = {"input_tokens": await upstream.pipeline.count_tokens(replica_request, charge)}
         return _with_id(JsonAnswer(tokens, headers=context.ignored.headers), request)
 
     return router
@@ -172,8 +172,6 @@ def _think(thinking: protocol.ThinkingParam | None, card: ModelCard) -> bool | N
         return False if card.thinking.switch else None
     return thinking.type != "disabled"
 
-
-MESSAGES: Final = Api(parse_messages, lambda error, _: in_anthropic_terms(error))
 
 # --- messages --------------------------------------------------------------------------------------
 

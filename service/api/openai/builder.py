@@ -19,7 +19,7 @@ from pydantic_core import to_json
 
 from service.api.answers import decoded_stats, stop_token_of, traced
 from service.api.driver import ResponseBuilder
-from service.api.errors import openai_error
+from service.api.errors import OPENAI_NAMES, openai_error, renamed
 from service.api.openai.logprobs import TokenLogprob, token_logprobs
 from service.api.openai.protocol import (
     AssistantMessage,
@@ -125,11 +125,11 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
 
     # --- streams -----------------------------------------------------------------------------------
 
-    def opening(self, index: int, first: Progress | Chunk | Ending) -> bytes:
+    def start(self, index: int, first: Progress | Chunk | Ending) -> bytes:
         opening = self._opening(index)
         return b"" if opening is None else self._frame(index, opening)
 
-    def piece(self, index: int, chunk: Chunk) -> bytes:
+    def chunk(self, index: int, chunk: Chunk) -> bytes:
         """The frames of one block, one at least. The first has the block's tokens."""
         parts = self._parts(self._parsers[index].push(chunk.text))
         if not parts:
@@ -137,7 +137,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         events = self._frame(index, parts[0], self._tokens(index, chunk))
         return events + b"".join([self._frame(index, part) for part in parts[1:]]) if len(parts) > 1 else events
 
-    def closing(self, index: int, ending: Ending) -> bytes:
+    def end(self, index: int, ending: Ending) -> bytes:
         self._endings[index] = ending
         parser = self._parsers[index]
         rest: list[bytes] = [self._frame(index, part) for part in self._parts(parser.finish())]
@@ -145,7 +145,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         end = {"finish_reason": _reason(ending, parser.called), "stats": stats, **self._met(index, ending)}
         return b"".join([*rest, self._frame(index, self._closing(), end)])
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """The token counts, if the request wants them, and the mark of the end."""
         if not self._options.include_usage:
             return DONE
@@ -153,6 +153,9 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
 
     def error(self, error: MrpServeError, request_id: str) -> bytes:
         return _data(openai_error(error, request_id))
+
+    def with_client_names(self, error: MrpServeError, index: int | None) -> MrpServeError:
+        return renamed(error, OPENAI_NAMES)
 
     def _parts(self, events: Sequence[tools.OutputEvent]) -> list[Json]:
         return [part for event in events if (part := self._part(event)) is not None]
@@ -203,7 +206,7 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
         super().__init__(requests, model, options)
         self._echoes = echoes
 
-    async def whole(self, answers: Sequence[Answer]) -> CompletionAnswer:
+    async def full_response(self, answers: Sequence[Answer]) -> CompletionAnswer:
         choices = await self._choices(answers)
         return {**self._head, "object": "text_completion", "choices": choices, "usage": self._usage()}
 
@@ -235,7 +238,7 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
 
     _ID_PREFIX, _FRAME_OBJECT = "chatcmpl-", "chat.completion.chunk"
 
-    async def whole(self, answers: Sequence[Answer]) -> ChatCompletion:
+    async def full_response(self, answers: Sequence[Answer]) -> ChatCompletion:
         choices = await self._choices(answers)
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
 

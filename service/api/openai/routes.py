@@ -7,8 +7,8 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from service.api.driver import Api, JsonAnswer, Upstream, locked, respond
-from service.api.errors import OpenAiErrorAnswer, in_openai_terms, renamed
+from service.api.driver import JsonAnswer, Upstream, locked, respond
+from service.api.errors import OpenAiErrorAnswer
 from service.api.models import Model, model_json
 from service.api.openai.parse import parse_chat, parse_completion
 from service.api.openai.protocol import (
@@ -39,12 +39,7 @@ _CHAT: Final = {
     "stream": True,
 }
 
-_RESPONSE_NAMES: Final = {"max_new_tokens": "max_output_tokens", "messages": "input"}
 _RESPONSE: Final = {"model": "demo", "input": "Tom has 5 apples, gets 3, loses 2.", "max_output_tokens": 64}
-
-COMPLETIONS: Final = Api(parse_completion, lambda error, _: in_openai_terms(error))
-CHAT: Final = Api(parse_chat, lambda error, _: in_openai_terms(error))
-RESPONSES: Final = Api(parse_responses, lambda error, _: renamed(error, _RESPONSE_NAMES))
 
 
 def openai_router(upstream: Upstream) -> APIRouter:
@@ -57,15 +52,15 @@ def openai_router(upstream: Upstream) -> APIRouter:
 
     @router.post("/completions", **completion, **_body(CompletionRequest, _COMPLETION))
     async def completions(request: Request) -> Response:
-        return await respond(COMPLETIONS, upstream, request)
+        return await respond(parse_completion, upstream, request)
 
     @router.post("/chat/completions", **chat, **_body(ChatRequest, _CHAT))
     async def chat_completions(request: Request) -> Response:
-        return await respond(CHAT, upstream, request)
+        return await respond(parse_chat, upstream, request)
 
     @router.post("/responses", **response, **_body(ResponsesRequest, _RESPONSE))
     async def responses(request: Request) -> Response:
-        return await respond(RESPONSES, upstream, request)
+        return await respond(parse_responses, upstream, request)
 
     failed = errors(400, 401, 404, 503, model=OpenAiErrorAnswer)
 

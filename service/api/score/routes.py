@@ -13,7 +13,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
-from service.api.driver import Api, ResponseBuilder, Upstream, locked, respond
+from service.api.driver import ResponseBuilder, Upstream, locked, respond
 from service.api.errors import OpenAiErrorAnswer
 from service.api.fields import BodyFields, IgnoredFields
 from service.api.openapi import STORY, body_docs, body_schema, errors, route_docs
@@ -46,7 +46,7 @@ def score_router(upstream: Upstream) -> APIRouter:
 
     @router.post("/score", **_docs())
     async def score(request: Request) -> Response:
-        return await respond(SCORE, upstream, request)
+        return await respond(parse_score, upstream, request)
 
     return router
 
@@ -127,16 +127,6 @@ def _labels(item: ScoreItem, request: ScoreRequest, path: str) -> tuple[tuple[st
     return (), ()
 
 
-def _with_item(error: MrpServeError, index: int | None) -> MrpServeError:
-    """An error that only the replica finds names the item, too."""
-    if index is None or not isinstance(error, InvalidRequest):
-        return error
-    param = f"items.{index}" if error.param is None else f"items.{index}.{error.param}"
-    return type(error)(error.message, param=param, retry_after=error.retry_after)
-
-
-SCORE: Final = Api(parse_score, _with_item)
-
 # --- the answer ------------------------------------------------------------------------------------
 
 
@@ -147,7 +137,7 @@ class ScoreBuilder(ResponseBuilder):
         super().__init__(requests)
         self._model, self._normalize = model, normalize
 
-    async def whole(self, answers: Sequence[Answer]) -> ScoreAnswer:
+    async def full_response(self, answers: Sequence[Answer]) -> ScoreAnswer:
         """The scores of all items."""
         endings = [answer.ending for answer in answers]
         prompts = sum(ending.prompt_tokens for ending in endings)
@@ -172,6 +162,13 @@ class ScoreBuilder(ResponseBuilder):
                 "prompt_tokens_details": {"cached_tokens": cached},
             },
         }
+
+    def with_client_names(self, error: MrpServeError, index: int | None) -> MrpServeError:
+        """An error that only the replica finds names the item, too."""
+        if index is None or not isinstance(error, InvalidRequest):
+            return error
+        param = f"items.{index}" if error.param is None else f"items.{index}.{error.param}"
+        return type(error)(error.message, param=param, retry_after=error.retry_after)
 
     def _position(self, scores: PositionScores) -> ScoredPosition:
         logprobs = [label.logprob for label in scores.labels]

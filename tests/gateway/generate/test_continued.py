@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from service.api.generate import GENERATE_API
+from service.api.generate import parse_generate_request
 from service.api.parse import RequestContext
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
@@ -70,7 +70,7 @@ class Lost(LocalBackend):
 
 def replica_request_of(replica: Replica, request: Mapping[str, Any]) -> ReplicaRequest:
     context = RequestContext(replica.status().card, 60.0)
-    [replica_request] = GENERATE_API.parse({"mode": "static", **request, "stream": True}, context).requests
+    [replica_request] = parse_generate_request({"mode": "static", **request, "stream": True}, context).requests
     return replica_request
 
 

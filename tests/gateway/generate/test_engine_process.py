@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from service.api.generate import GENERATE_API
+from service.api.generate import parse_generate_request
 from service.api.parse import RequestContext
 from service.constraints import Constraint
 from service.engine import BlockEvent, GenerationRequest
@@ -245,7 +245,7 @@ class TestEnds:
         lost = await start_replica("lost", settings, path_of("HANGING_LATER"))
         again: list[str] = []
         wanted = body(max_new_tokens=400, temperature=0.7, seed=1, ignore_eos=True, stream=True)
-        [replica_request] = GENERATE_API.parse(wanted, RequestContext(lost.status().card, 60.0)).requests
+        [replica_request] = parse_generate_request(wanted, RequestContext(lost.status().card, 60.0)).requests
         policy = FailoverPolicy(3, lambda error: again.append(error.code))
         answers = pipeline(ThenElsewhere(lost, generator), policy)
         tokens: list[int] = []

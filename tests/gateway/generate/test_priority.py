@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from service.api.generate import GENERATE_API
+from service.api.generate import parse_generate_request
 from service.api.openai.parse import parse_chat
 from service.api.parse import RequestContext
 from service.errors import InvalidRequest
@@ -54,7 +54,7 @@ async def test_the_engine_has_it_and_the_time_waited_so_far(
 
     async def complete(name: str, priority: int, waited_s: float = 0.0) -> None:
         context = RequestContext(generator.status().card, 7200.0)
-        [request] = GENERATE_API.parse(body(priority=priority), context).requests
+        [request] = parse_generate_request(body(priority=priority), context).requests
         assert isinstance(await gathered(generator.stream(replace(request, arrived=Arrival.ago(waited_s)))), Answer)
         ended.append(name)
 

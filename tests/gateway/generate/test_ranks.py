@@ -6,7 +6,7 @@ import os
 import signal
 from contextlib import aclosing
 
-from service.api.generate import GENERATE_API
+from service.api.generate import parse_generate_request
 from service.api.parse import RequestContext
 from service.messages.wire import Chunk, Items, ReplicaRequest
 from service.replica.replica import Replica
@@ -50,7 +50,7 @@ async def test_a_replica_of_two_ranks(settings: Settings, generator: Replica) ->
         again: list[str] = []
         wanted = body(max_new_tokens=160, temperature=0.7, seed=1, ignore_eos=True, stream=True)
         policy = FailoverPolicy(3, lambda error: again.append(error.code))
-        [replica_request] = GENERATE_API.parse(wanted, RequestContext(pair.status().card, 60.0)).requests
+        [replica_request] = parse_generate_request(wanted, RequestContext(pair.status().card, 60.0)).requests
         tokens: list[int] = []
         answers = pipeline(ThenElsewhere(pair, generator), policy)
         async with aclosing(answers.stream(replica_request, free())) as items:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from service.api.answers import decoded_stats
 from service.api.driver import ResponseBuilder
-from service.api.errors import openai_error
+from service.api.errors import openai_error, renamed
 from service.api.openai.responses.protocol import (
     ItemStatus,
     OutputItem,
@@ -26,6 +26,8 @@ from service.errors import MrpServeError
 from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 from service.text import tools
 
+#: name of a field in this service -> its name on this route
+_NAMES: Final = {"max_new_tokens": "max_output_tokens", "messages": "input"}
 #: the request's fields that its response repeats
 _ECHOED: Final = {"instructions", "metadata", "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools"}
 
@@ -42,23 +44,23 @@ class ResponsesBuilder(ResponseBuilder):
         self._trace: list[TraceStep] = []
         self._created, self._events = float(int(time.time())), 0
 
-    async def whole(self, answers: Sequence[Answer]) -> ResponseObject:
+    async def full_response(self, answers: Sequence[Answer]) -> ResponseObject:
         [answer] = answers
         self._trace.extend(answer.trace)
         for _ in (*self._output.push(answer.text), *self._output.finish(whole=_whole(answer.ending))):
             pass  # only the items count
         return self._ended(answer.ending)
 
-    def opening(self, index: int, first: Progress | Chunk | Ending) -> bytes:
+    def start(self, index: int, first: Progress | Chunk | Ending) -> bytes:
         response = self._response("in_progress")
         kinds = ("response.created", "response.in_progress")
         return self._written({"type": kind, "response": response} for kind in kinds)
 
-    def piece(self, index: int, chunk: Chunk) -> bytes:
+    def chunk(self, index: int, chunk: Chunk) -> bytes:
         self._trace.extend(chunk.trace)
         return self._written(self._output.push(chunk.text))
 
-    def closing(self, index: int, ending: Ending) -> bytes:
+    def end(self, index: int, ending: Ending) -> bytes:
         events = self._written(self._output.finish(whole=_whole(ending)))
         response = self._ended(ending)
         return events + self._written([{"type": f"response.{response['status']}", "response": response}])
@@ -69,6 +71,9 @@ class ResponsesBuilder(ResponseBuilder):
         detail = body["error"]
         fields = {"code": detail["code"], "message": detail["message"], "param": detail["param"]}
         return self._written([{"type": "error", **fields, **body}])
+
+    def with_client_names(self, error: MrpServeError, index: int | None) -> MrpServeError:
+        return renamed(error, _NAMES)
 
     def _written(self, events: Iterable[Json]) -> bytes:
         """The events with their numbers."""
