@@ -37,7 +37,7 @@ else:
     _FORWARDS = TypedDict("ForwardsByKind", dict.fromkeys(ForwardCounts.__struct_fields__, int))
     _FORWARDS.__doc__ = ForwardCounts.__doc__
     _NUMBERS = {"tokens_per_forward": float, "tokens_per_forward_total": float}
-    _NUMBERS |= {shown: get_type_hints(Stats)[name] for shown, name in zip(_SHOWN, _STATS, strict=True)}
+    _NUMBERS |= {key: get_type_hints(Stats)[name] for key, name in zip(_SHOWN, _STATS, strict=True)}
     _NUMBERS |= {"forwards": _FORWARDS}
     AnswerStats = TypedDict("AnswerStats", _NUMBERS)
     AnswerStats.__doc__ = """How the answer was decoded. `mrp_steps`: as requested, or as chosen by `auto`.

@@ -28,32 +28,21 @@ _OTHER: Final = "other"
 _log = logging.getLogger(__name__)
 
 
-class IgnoredFieldsLog:
-    """Names each ignored field once. The memory is bounded, so a client cannot fill it with names."""
-
-    def __init__(self) -> None:
-        self._logged: set[str] = set()
-
-    def add(self, name: str) -> None:
-        """Logs the name, if it is new."""
-        if name not in self._logged and len(self._logged) < _MOST_LOGGED:
-            self._logged.add(name)
-            _log.warning("requests have the field %s, which is not served and is ignored", name)
-
-
 @dataclass(frozen=True, slots=True)
 class IgnoredFields:
-    """The ignored fields of one request. `strict`: whether such fields are refused instead."""
+    """The ignored fields of one request."""
 
-    strict: bool = False
-    log: IgnoredFieldsLog = field(default_factory=IgnoredFieldsLog)
+    strict: bool = False  # whether such fields are refused instead
+    logged: set[str] = field(default_factory=set)  # names that the log has, of many requests; bounded
     _names: dict[str, None] = field(default_factory=dict)
 
     def add(self, name: str) -> None:
         """Adds a field by its path without indices. A name that is no plain name counts as `other`."""
         name = name if _NAME.fullmatch(name) and len(self._names) < _MOST_NAMES else _OTHER
         self._names[name] = None
-        self.log.add(name)
+        if name not in self.logged and len(self.logged) < _MOST_LOGGED:
+            self.logged.add(name)
+            _log.warning("requests have the field %s, which is not served and is ignored", name)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -65,7 +54,6 @@ class IgnoredFields:
 class BodyFields:
     """The fields of an API that are not served."""
 
-    max_temperature: float
     neutral: Mapping[str, tuple[Any, ...]]  # field -> its values that ask for nothing
     refused: Mapping[str, str]  # field whose other values are refused -> the field that helps, or an empty text
     hints: frozenset[str]  # labels and hints, which no answer depends on

@@ -54,6 +54,8 @@ _ERRORS: Mapping[int, str] = {
     503: "the server is loading or draining, or has no replica; see Retry-After",
     504: "the time limit passed before the first token was decoded",
 }
+_GENERATE_ERRORS: Final = (401, 404, 413, 422, 429, 503, 504)
+_API_ERRORS: Final = (400, 401, 404, 413, 429, 503, 504)
 #: a message that the demo knows
 STORY: Final = {"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}
 EXAMPLES: Final[Mapping[str, Any]] = {
@@ -142,7 +144,7 @@ def generate_docs() -> dict[str, Any]:
         "tags": [DECODING],
         "summary": "Continue a prompt, at once or block by block",
         "response_class": JSONResponse,
-        "responses": {200: answer, **errors(401, 404, 413, 422, 429, 503, 504)},
+        "responses": {200: answer, **errors(*_GENERATE_ERRORS)},
         **body_docs(body, examples=dict(EXAMPLES)),
     }
 
@@ -156,8 +158,13 @@ def errors(*statuses: int, model: type = ErrorAnswer) -> dict[int | str, dict[st
     return {status: {"description": _ERRORS[status], "content": content} for status in statuses}
 
 
-def route_docs(summary: str, answer: type, failed: Mapping[int | str, Any], stream: str = "") -> dict[str, Any]:
+def api_docs(summary: str, answer: type, stream: str = "", *, error_answer: type) -> dict[str, Any]:
     """FastAPI's arguments for a route of another API. `stream`: the description of its streams, if it has any."""
+    return route_docs(summary, answer, errors(*_API_ERRORS, model=error_answer), stream)
+
+
+def route_docs(summary: str, answer: type, failed: Mapping[int | str, Any], stream: str = "") -> dict[str, Any]:
+    """FastAPI's arguments for a route."""
     response: dict[str, Any] = {"model": answer}
     if stream:
         response |= {"description": stream, "content": {"text/event-stream": {"schema": {"description": stream}}}}
@@ -170,13 +177,18 @@ def body_docs(schema: Mapping[str, Any], example: Any = None, **content: Any) ->
     return {"openapi_extra": {"requestBody": {"required": True, "content": {"application/json": body}}}}
 
 
+def model_docs(body: type[BaseModel], example: Any) -> dict[str, Any]:
+    """The same for a body of this model."""
+    return body_docs(_body_schema(body), example)
+
+
 @cache
-def body_schema(schema: type[BaseModel], max_temperature: float) -> dict[str, Any]:
-    """The schema of an API's body without references. The result is cached and must not be changed."""
-    made = schema.model_json_schema()
+def _body_schema(body: type[BaseModel]) -> dict[str, Any]:
+    """The schema of a body without references. The result is cached and must not be changed."""
+    made = body.model_json_schema()
     resolved: dict[str, Any] = inlined(made, made.pop("$defs", {}))
-    if max_temperature:
-        resolved["properties"]["temperature"] |= {"maximum": max_temperature}
+    if highest := getattr(body, "MAX_TEMPERATURE", None):
+        resolved["properties"]["temperature"] |= {"maximum": highest}
     return resolved
 
 

@@ -86,9 +86,9 @@ def parse_body(body: Mapping[str, Any], schema: type[_Parsed], fields: BodyField
     Raises InvalidRequest or UnknownModel with the reason.
     """
     request = validate_body(fields.served(translated(body, context.ignored), schema, context.ignored), schema, context)
-    if request.temperature > fields.max_temperature:
+    if request.temperature > (highest := schema.MAX_TEMPERATURE):
         raise InvalidRequest(
-            f"temperature is {request.temperature:g}, allowed are 0 to {fields.max_temperature:g}", param="temperature"
+            f"temperature is {request.temperature:g}, allowed are 0 to {highest:g}", param="temperature"
         )
     return request
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache, reduce
 from operator import or_
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -278,6 +278,8 @@ class CommonFields(DecodingFields, _Knobs):
 
 class ApiBody(CommonFields, NamedModel):
     """The fields of the APIs of other servers."""
+
+    MAX_TEMPERATURE: ClassVar[float]  # the API's limit; POST /generate allows higher temperatures
 
 
 class StepMapField(StrictModel):

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from service.api.driver import ResponseBuilder
 from service.api.errors import error_response
-from service.api.fields import IgnoredFields, IgnoredFieldsLog
+from service.api.fields import IgnoredFields
 from service.api.parse import RequestContext
 from service.api.protocol import Json
 from service.api.streams import all_of
@@ -39,7 +39,8 @@ class LineAnswers:
             settings.request_timeout_s,
             default_max_tokens=settings.default_max_tokens,
         )
-        self._strict_fields, self._ignored_fields = settings.strict_fields, IgnoredFieldsLog()
+        self._strict_fields = settings.strict_fields
+        self._ignored_fields: set[str] = set()  # names in the log
         self.tokens = 0
 
     async def run(self, lines: Iterable[BatchLine], write: WriteOutput) -> None:

@@ -24,7 +24,7 @@ from service.api.answers import Health, Live
 from service.api.anthropic.routes import anthropic_router
 from service.api.driver import JsonAnswer, locked
 from service.api.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, error_response, install_error_handlers
-from service.api.fields import IGNORED, IgnoredFields, IgnoredFieldsLog
+from service.api.fields import IGNORED, IgnoredFields
 from service.api.generate import generate_router
 from service.api.models import Models, models_json
 from service.api.openai.routes import openai_router
@@ -38,8 +38,7 @@ from service.gateway.backend import Backend
 from service.gateway.draining import DrainGate, Draining
 from service.gateway.generation import ServiceGeneration, add_generation_routes
 from service.gateway.http.bodies import MOST_BYTES, Bodies
-from service.gateway.http.gzip_body import GzipBody
-from service.gateway.http.middleware import REQUEST_ID, BodyLimit, HeadAsGet, OriginGate, RequestId, sent_key
+from service.gateway.http.middleware import REQUEST_ID, BodyLimit, GzipBody, HeadAsGet, OriginGate, RequestId, sent_key
 from service.gateway.metrics import CONTENT_TYPE, Throttled, expose
 from service.gateway.pipeline import RequestPipeline
 from service.gateway.playground.routes import playground_routes
@@ -88,11 +87,11 @@ class Ingress:
             self._registry.add("request_routed_total", 0, by=reason)
         self._keys = keys = KeyRing.load(settings)
         self._admission = AdmissionController(settings, tenants=len(keys))
-        self._availability = Availability(backend, self._admission, settings.request_timeout_s, self._see_card)
-        self._weights = ServiceWeights(backend, settings.model, self._availability.look)
-        self._generation = ServiceGeneration(backend, self._availability.look)
+        self._availability = Availability(backend, self._admission, settings.request_timeout_s, self._observe_card)
+        self._weights = ServiceWeights(backend, settings.model, self._availability.poll)
+        self._generation = ServiceGeneration(backend, self._availability.poll)
         self._load = LoadHysteresis()
-        self._ignored_fields = IgnoredFieldsLog()
+        self._ignored_fields: set[str] = set()  # names in the log
         self.draining = Draining()
         self._bodies = Bodies(max(MOST_BYTES, settings.max_body_bytes))
         failover = FailoverPolicy(settings.max_failovers, self._count_failover, lambda: self._weights.newest)
@@ -125,7 +124,7 @@ class Ingress:
     @property
     def replicas_wanted(self) -> float:
         """The number of replicas that this ingress's requests need. Above 0 if there is any request."""
-        return max(self._admission.replicas_wanted, FEWEST if self._availability.somebody_waits else 0.0)
+        return max(self._admission.replicas_wanted, FEWEST if self._availability.has_waiting else 0.0)
 
     def snapshot(self) -> Snapshot:
         """The current metrics of this ingress."""
@@ -245,7 +244,7 @@ class Ingress:
             ignored=IgnoredFields(self._settings.strict_fields, self._ignored_fields),
         )
 
-    def _see_card(self, card: ModelCard, statuses: Sequence[Status]) -> None:
+    def _observe_card(self, card: ModelCard, statuses: Sequence[Status]) -> None:
         self._weights.see(card)
         self._generation.see(statuses)
         self._admission.stand(self._generation.newest.stands)

@@ -12,9 +12,9 @@ from starlette.types import Send
 
 from service.engine.request import Sharing
 from service.errors import NotReady, ReplicaLost, SlowReader
-from service.gateway.http import write_limit
+from service.gateway.http import guarded
+from service.gateway.http.guarded import LEAST_BYTES, LIMIT_S, WriteLimit
 from service.gateway.http.listener import Listener
-from service.gateway.http.write_limit import LEAST_BYTES, LIMIT_S, WriteLimit
 from service.gateway.slow_readers import GRACE_S, SlowReaders
 from service.ipc import data
 from service.messages.wire import Answering, Chunk, Ending
@@ -123,7 +123,7 @@ def test_a_cut_reaches_who_does_not_read() -> None:
         await anext(items)
         await asyncio.sleep(2)
         shop.draining.abort()
-        with pytest.raises(NotReady, match="cut"):
+        with pytest.raises(NotReady, match="shut down"):
             [item async for item in items]
 
     in_shop(script)
@@ -251,7 +251,7 @@ class TestWriteLimit:
 async def test_the_listener_ends_connections_that_do_not_read(
     monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int, head: bytes
 ) -> None:
-    monkeypatch.setattr(write_limit, "LIMIT_S", 0.05)
+    monkeypatch.setattr(guarded, "LIMIT_S", 0.05)
     ended = asyncio.Event()
 
     async def app(scope: object, receive: Callable[[], Awaitable[dict[str, object]]], send: Send) -> None:

@@ -17,9 +17,6 @@ from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, LenientModel, St
 from service.messages.wire import TraceStep
 from service.text.tools.calls import MAX_TOOLS
 
-#: Anthropic's limit; POST /generate allows higher temperatures
-MAX_TEMPERATURE = 1
-
 # --- messages --------------------------------------------------------------------------------------
 
 
@@ -162,6 +159,8 @@ class OutputConfig(LenientModel):
 
 class PromptRequest(ApiBody):
     """The fields that both routes have."""
+
+    MAX_TEMPERATURE = 1
 
     messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)] = Field(
         description="the last one is not an assistant's"

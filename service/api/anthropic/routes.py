@@ -6,6 +6,7 @@ Chat templates get the messages as `text.tools` makes them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -17,7 +18,7 @@ from service.api.content import check_last_turn
 from service.api.driver import JsonAnswer, Upstream, locked, respond
 from service.api.errors import AnthropicErrorAnswer
 from service.api.fields import BodyFields
-from service.api.openapi import STORY, body_docs, body_schema, errors, route_docs
+from service.api.openapi import STORY, api_docs, model_docs
 from service.api.parse import (
     OutputParams,
     RequestContext,
@@ -62,7 +63,7 @@ _HINTS = frozenset(
 #: client fields that need a state or a server of Anthropic
 _REFUSED: Final = {"container": "", "max_new_tokens": "max_tokens", "mcp_servers": "", "stop": "stop_sequences"}
 
-FIELDS = BodyFields(protocol.MAX_TEMPERATURE, {"mcp_servers": ([],)}, _REFUSED, _HINTS)
+FIELDS = BodyFields({"mcp_servers": ([],)}, _REFUSED, _HINTS)
 
 _MessagesBody = TypeVar("_MessagesBody", bound=protocol.PromptRequest)
 
@@ -70,14 +71,15 @@ _MessagesBody = TypeVar("_MessagesBody", bound=protocol.PromptRequest)
 def anthropic_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
     router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
-    answered = _docs("Messages as Anthropic's client asks for them", protocol.MessageAnswer, _STREAM)
-    counted = _docs("The number of tokens of a prompt", protocol.TokenCount)
+    docs = partial(api_docs, error_answer=AnthropicErrorAnswer)
+    answered = docs("Messages as Anthropic's client asks for them", protocol.MessageAnswer, _STREAM)
+    counted = docs("The number of tokens of a prompt", protocol.TokenCount)
 
-    @router.post("/messages", **answered, **_body(protocol.MessagesRequest, {**_CHAT, "max_tokens": 64}))
+    @router.post("/messages", **answered, **model_docs(protocol.MessagesRequest, {**_CHAT, "max_tokens": 64}))
     async def messages(request: Request) -> Response:
         return _with_id(await respond(parse_messages, upstream, request), request)
 
-    @router.post("/messages/count_tokens", **counted, **_body(protocol.CountRequest, _CHAT))
+    @router.post("/messages/count_tokens", **counted, **model_docs(protocol.CountRequest, _CHAT))
     async def count_tokens(request: Request) -> Response:
         body, context = parse_json(await request.body()), await upstream.context(request)
         replica_request = parse_count(body, context)
@@ -91,15 +93,6 @@ def anthropic_router(upstream: Upstream) -> APIRouter:
 def _with_id(response: Response, request: Request) -> Response:
     response.headers["request-id"] = request.scope["request_id"]
     return response
-
-
-def _docs(summary: str, answer: type, stream: str = "") -> dict[str, Any]:
-    failed = errors(400, 401, 404, 413, 429, 503, 504, model=AnthropicErrorAnswer)
-    return route_docs(summary, answer, failed, stream)
-
-
-def _body(body: type[protocol.PromptRequest], example: dict[str, Any]) -> dict[str, Any]:
-    return body_docs(body_schema(body, protocol.MAX_TEMPERATURE), example)
 
 
 # --- the requests ----------------------------------------------------------------------------------

@@ -13,14 +13,14 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import ClassVar, Final, Generic, TypeVar
+from itertools import accumulate
+from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from pydantic_core import to_json
 
 from service.api.answers import decoded_stats, stop_token_of, traced
 from service.api.driver import ResponseBuilder
 from service.api.errors import OPENAI_NAMES, openai_error, renamed
-from service.api.openai.logprobs import TokenLogprob, token_logprobs
 from service.api.openai.protocol import (
     AssistantMessage,
     ChatCompletion,
@@ -38,11 +38,40 @@ from service.api.protocol import Json
 from service.errors import MrpServeError
 from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaRequest
 from service.text import tools
+from service.text.token_text import TopLogprob
 
 DONE = b"data: [DONE]\n\n"
 _FINGERPRINT: Final = f"mrp-serve-{version('mrp-serve')}"
 
 _Choice = TypeVar("_Choice", TextChoice, MessageChoice)
+
+
+# --- log-probabilities -----------------------------------------------------------------------------
+
+
+class TokenLogprob(NamedTuple):
+    """A token of the answer, and its log-probability in the step that fixed it, at the request's temperature.
+
+    It is the backbone's, or MRP's if MRP revealed the token (mode `direct`).
+    """
+
+    token: str  # its text, or `token_id:17` if the token is not a whole character
+    logprob: float
+    data: bytes | None
+    offset: int  # where it begins in the answer's text
+    likeliest: tuple[TopLogprob, ...] = ()  # the likeliest tokens at its position, by the same step
+
+
+def token_logprobs(part: Answer | Chunk, offset: int = 0) -> list[TokenLogprob]:
+    """The log-probabilities of the tokens of an answer or of a part. `offset`: where its text begins in the answer."""
+    offsets = accumulate((len(piece.delta) for piece in part.pieces), initial=offset)
+    return [
+        TokenLogprob(piece.text, token.logprob, piece.data, start, piece.top_logprobs)
+        for piece, token, start in zip(part.pieces, part.step_map, offsets, strict=False)
+    ]
+
+
+# --- answers ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

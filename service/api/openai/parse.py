@@ -83,13 +83,11 @@ HINTS: Final = frozenset(
 )
 
 COMPLETION_FIELDS = BodyFields(
-    protocol.MAX_TEMPERATURE,
     {**NEUTRAL, "best_of": (1,), "suffix": ("",), "tool_choice": ("none", "auto"), "tools": ([],)},
     {**REFUSED, "messages": "prompt", "suffix": "", "tools": ""},
     HINTS,
 )
 CHAT_FIELDS = BodyFields(
-    protocol.MAX_TEMPERATURE,
     {**NEUTRAL, "echo": (False,), "function_call": ("none", "auto"), "functions": ([],), "verbosity": ("medium",)},
     {**REFUSED, "echo": "", "function_call": "tool_choice", "functions": "tools"},
     HINTS,

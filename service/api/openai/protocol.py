@@ -27,9 +27,6 @@ from service.api.protocol import (
 )
 from service.text.tools.calls import MAX_TOOLS
 
-#: OpenAI's limit; POST /generate allows higher temperatures
-MAX_TEMPERATURE = 2
-
 #: the most log-probabilities per token
 MAX_LIKELIEST = 20
 
@@ -145,6 +142,8 @@ class StreamOptions(StrictModel):
 
 class OpenAiRequest(StepMapField, ApiBody):
     """The fields that both routes have."""
+
+    MAX_TEMPERATURE = 2
 
     n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers per prompt; answer i has the seed `seed` + i")
     max_tokens: int | None = Field(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
 
 from service.api.driver import JsonAnswer, Upstream, locked, respond
 from service.api.errors import OpenAiErrorAnswer
 from service.api.models import Model, model_json
 from service.api.openai.parse import parse_chat, parse_completion
 from service.api.openai.protocol import (
-    MAX_TEMPERATURE,
     ChatCompletion,
     ChatRequest,
     CompletionAnswer,
@@ -20,7 +19,7 @@ from service.api.openai.protocol import (
 )
 from service.api.openai.responses.parse import parse_responses
 from service.api.openai.responses.protocol import ResponseObject, ResponsesRequest
-from service.api.openapi import STORY, body_docs, body_schema, errors, route_docs
+from service.api.openapi import STORY, api_docs, errors, model_docs, route_docs
 from service.api.parse import check_model
 
 _COMPLETION_STREAM: Final = (
@@ -46,19 +45,22 @@ def openai_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
     router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
 
-    completion = _docs("Completions as OpenAI's client asks for them", CompletionAnswer, _COMPLETION_STREAM)
-    chat = _docs("Chat completions as OpenAI's client asks for them", ChatCompletion, _COMPLETION_STREAM)
-    response = _docs("Responses as OpenAI's client asks for them, without state", ResponseObject, _RESPONSE_STREAM)
+    docs = partial(api_docs, error_answer=OpenAiErrorAnswer)
+    completion = docs("Completions as OpenAI's client asks for them", CompletionAnswer, _COMPLETION_STREAM)
+    chat = docs("Chat completions as OpenAI's client asks for them", ChatCompletion, _COMPLETION_STREAM)
+    response = docs(
+        "Responses as OpenAI's client asks for them, without state", ResponseObject, stream=_RESPONSE_STREAM
+    )
 
-    @router.post("/completions", **completion, **_body(CompletionRequest, _COMPLETION))
+    @router.post("/completions", **completion, **model_docs(CompletionRequest, _COMPLETION))
     async def completions(request: Request) -> Response:
         return await respond(parse_completion, upstream, request)
 
-    @router.post("/chat/completions", **chat, **_body(ChatRequest, _CHAT))
+    @router.post("/chat/completions", **chat, **model_docs(ChatRequest, _CHAT))
     async def chat_completions(request: Request) -> Response:
         return await respond(parse_chat, upstream, request)
 
-    @router.post("/responses", **response, **_body(ResponsesRequest, _RESPONSE))
+    @router.post("/responses", **response, **model_docs(ResponsesRequest, _RESPONSE))
     async def responses(request: Request) -> Response:
         return await respond(parse_responses, upstream, request)
 
@@ -71,11 +73,3 @@ def openai_router(upstream: Upstream) -> APIRouter:
         return JsonAnswer(model_json(card, model_id))
 
     return router
-
-
-def _docs(summary: str, answer: type, stream: str) -> dict[str, Any]:
-    return route_docs(summary, answer, errors(400, 401, 404, 413, 429, 503, 504, model=OpenAiErrorAnswer), stream)
-
-
-def _body(body: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    return body_docs(body_schema(body, MAX_TEMPERATURE), example)

@@ -7,7 +7,6 @@ import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 from service.api.driver import ResponseBuilder, Upstream, locked, respond
 from service.api.errors import OpenAiErrorAnswer
 from service.api.fields import BodyFields, IgnoredFields
-from service.api.openapi import STORY, body_docs, body_schema, errors, route_docs
+from service.api.openapi import STORY, api_docs, model_docs
 from service.api.parse import TOGETHER, RequestContext, sharing_of, timeout_of, validate_body
 from service.api.protocol import PROMPTS
 from service.api.score.protocol import ScoreAnswer, ScoredPosition, ScoreItem, ScoreRequest, TokenScore
@@ -29,7 +28,7 @@ from service.text.token_text import TopLogprob
 
 #: the id of a position to be scored, in a `ReplicaRequest`
 _POSITION: Final = -1
-_FIELDS: Final = BodyFields(0, {}, {}, frozenset())
+_FIELDS: Final = BodyFields({}, {}, frozenset())
 _EXAMPLE: Final = {
     "model": "demo",
     "items": [
@@ -44,19 +43,15 @@ def score_router(upstream: Upstream) -> APIRouter:
     """The route, to be mounted at the root."""
     router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
 
-    @router.post("/score", **_docs())
+    docs = api_docs(
+        "Probabilities of labels at positions of a pinned text", ScoreAnswer, error_answer=OpenAiErrorAnswer
+    )
+
+    @router.post("/score", **docs, **model_docs(ScoreRequest, _EXAMPLE))
     async def score(request: Request) -> Response:
         return await respond(parse_score, upstream, request)
 
     return router
-
-
-@cache
-def _docs() -> dict[str, Any]:
-    """FastAPI's arguments. The result is cached and must not be changed."""
-    failed = errors(400, 401, 404, 413, 429, 503, 504, model=OpenAiErrorAnswer)
-    route = route_docs("Probabilities of labels at positions of a pinned text", ScoreAnswer, failed)
-    return route | body_docs(body_schema(ScoreRequest, 0), _EXAMPLE)
 
 
 # --- the request -----------------------------------------------------------------------------------

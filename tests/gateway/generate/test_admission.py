@@ -143,7 +143,7 @@ class TestQueue:
             await queued(http, 1)
             ingress.draining.abort()
             for response in await asyncio.gather(*tasks):
-                assert problem(response, 503)["message"].startswith("cut: ")
+                assert problem(response, 503)["message"].startswith("the server shut down")
             await queued(http, 0)
         held[1].release()
 

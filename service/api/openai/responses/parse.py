@@ -13,7 +13,6 @@ from service.api.chats import Chat, chat_prompt
 from service.api.content import check_last_turn
 from service.api.fields import BodyFields
 from service.api.openai.parse import FUNCTION, HINTS, NEUTRAL, REFUSED, think
-from service.api.openai.protocol import MAX_TEMPERATURE
 from service.api.openai.responses import protocol
 from service.api.openai.responses.builder import ResponsesBuilder
 from service.api.parse import OutputParams, RequestContext, parse_body, to_replica_request, with_types_served
@@ -24,7 +23,6 @@ from service.text.tools import Tool, ToolUse, assistant_message, tool_message
 _HINTS: Final = HINTS - {"metadata"} | {"context_management", "max_tool_calls", "stream_options"}
 
 FIELDS = BodyFields(
-    MAX_TEMPERATURE,
     {**NEUTRAL, "top_logprobs": (0,)},
     {
         **REFUSED,

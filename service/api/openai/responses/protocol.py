@@ -175,6 +175,8 @@ def _items_of(value: object) -> object:
 class ResponsesRequest(ApiBody):
     """POST /v1/responses."""
 
+    MAX_TEMPERATURE = 2
+
     input: Annotated[
         list[InputItem],
         Field(min_length=1, fail_fast=True),
