@@ -141,14 +141,26 @@ class StopToken(TypedDict):
     logprob: float
 
 
-def stop_token_of(ending: Ending) -> StopToken | None:
-    """The stop token that ended an answer, None if none did."""
-    if (token := ending.stop_token) is None:
-        return None
-    return {"token_id": token.token, "step": token.step, "logprob": token.logprob}
+class Met(TypedDict):
+    """Whether the answer satisfies the request's constraint; only there if it has one.
+
+    `stop_token`: only there with `return_step_map`; null if no stop token ended the answer.
+    """
+
+    constraint_met: NotRequired[bool | None]
+    stop_token: NotRequired[StopToken | None]
 
 
-class Done(ChoiceIndex):
+def met_of(request: ReplicaRequest, ending: Ending) -> Met:
+    """The fields of an answer's end that only some requests want."""
+    met: Met = {} if request.constraint is None else {"constraint_met": ending.constraint_met}
+    if request.return_step_map:
+        token = ending.stop_token
+        met["stop_token"] = token and {"token_id": token.token, "step": token.step, "logprob": token.logprob}
+    return met
+
+
+class Done(ChoiceIndex, Met):
     """The last frame of a stream: the answer without the fields that earlier frames had.
 
     `constraint_met`: whether the answer satisfies the request's constraint; only there if it has one. `stop_token`:
@@ -163,8 +175,6 @@ class Done(ChoiceIndex):
     seed: int
     usage: Usage
     stats: AnswerStats
-    constraint_met: NotRequired[bool | None]
-    stop_token: NotRequired[StopToken | None]
 
 
 class GenerateAnswer(Done, Traced):

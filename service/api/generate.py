@@ -15,9 +15,9 @@ from service.api.answers import (
     GenerateAnswers,
     StepFrame,
     Usage,
+    met_of,
     milliseconds,
     stats_of,
-    stop_token_of,
     traced,
 )
 from service.api.driver import ResponseBuilder, Upstream, locked, respond
@@ -82,7 +82,7 @@ class GenerateBuilder(ResponseBuilder):
 
     def _done(self, index: int, ending: Ending) -> Done:
         request = self.requests[index]
-        body: Done = {
+        return {
             "id": f"gen-{request.request_id}",
             "model": self._model,
             "finish_reason": ending.finish_reason,
@@ -91,14 +91,9 @@ class GenerateBuilder(ResponseBuilder):
             "seed": request.sampling.seed,
             "usage": _usage(ending.prompt_tokens, ending.completion_tokens),
             "stats": stats_of(ending.stats),
+            **self._choice(index),
+            **met_of(request, ending),
         }
-        if len(self.requests) > 1:
-            body["choice"] = index
-        if request.constraint is not None:
-            body["constraint_met"] = ending.constraint_met
-        if request.return_step_map:
-            body["stop_token"] = stop_token_of(ending)
-        return body
 
 
 def parse_generate_request(body: Mapping[str, Any], context: RequestContext) -> GenerateBuilder:

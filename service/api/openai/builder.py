@@ -18,19 +18,16 @@ from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from pydantic_core import to_json
 
-from service.api.answers import decoded_stats, stop_token_of, traced
+from service.api.answers import decoded_stats, met_of, traced
 from service.api.driver import ResponseBuilder
 from service.api.errors import OPENAI_NAMES, openai_error, renamed
 from service.api.openai.protocol import (
     AssistantMessage,
-    ChatCompletion,
     ChoiceEnd,
     ChoiceTokens,
-    CompletionAnswer,
     CompletionHead,
     FinishReasonName,
     MessageChoice,
-    Met,
     OpenAiUsage,
     TextChoice,
 )
@@ -76,22 +73,20 @@ def token_logprobs(part: Answer | Chunk, offset: int = 0) -> list[TokenLogprob]:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """The form of the answers to one request. `n`: choices per prompt.
-
-    `alternatives`: top log-probabilities per token, None for none. `answer_format`: the format of the model's text.
-    """
+    """The form of the answers to one request."""
 
     stream: bool
-    n: int
+    n: int  # choices per prompt
     include_usage: bool
-    alternatives: int | None
-    answer_format: tools.AnswerFormat
+    alternatives: int | None  # top log-probabilities per token, None for none
+    answer_format: tools.AnswerFormat  # the format of the model's text
 
 
 class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     """The common part of both routes. `requests`: one per choice."""
 
     _ID_PREFIX: ClassVar[str]
+    _OBJECT: ClassVar[str]
     _FRAME_OBJECT: ClassVar[str]
 
     def __init__(self, requests: Sequence[ReplicaRequest], model: str, options: AnswerOptions) -> None:
@@ -133,22 +128,22 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
 
     # --- whole answers -----------------------------------------------------------------------------
 
-    async def _choices(self, answers: Sequence[Answer]) -> list[_Choice]:
-        """The whole choices. Lets other tasks run after each: log-probabilities are long."""
+    async def full_response(self, answers: Sequence[Answer]) -> Json:
+        """The whole answer. Lets other tasks run after each choice: log-probabilities are long."""
         choices = list[_Choice]()
         for index, answer in enumerate(answers):
             self._endings[index] = answer.ending
             read = tools.parse_output(self._options.answer_format, answer.text)
             choices.append(self._choice(index, read, self._end(index, answer, read.called)))
             await asyncio.sleep(0)
-        return choices
+        return {**self._head, "object": self._OBJECT, "choices": choices, "usage": self._usage()}
 
     def _end(self, index: int, answer: Answer, called: bool) -> ChoiceEnd:
         end: ChoiceEnd = {
             "finish_reason": _reason(answer.ending, called),
             **self._tokens(index, answer),
             "stats": decoded_stats(answer.ending, self.requests[index]),
-            **self._met(index, answer.ending),
+            **met_of(self.requests[index], answer.ending),
         }
         return end
 
@@ -171,7 +166,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         parser = self._parsers[index]
         rest: list[bytes] = [self._frame(index, part) for part in self._parts(parser.finish())]
         stats = decoded_stats(ending, self.requests[index])
-        end = {"finish_reason": _reason(ending, parser.called), "stats": stats, **self._met(index, ending)}
+        end = {"finish_reason": _reason(ending, parser.called), "stats": stats, **met_of(self.requests[index], ending)}
         return b"".join([*rest, self._frame(index, self._closing(), end)])
 
     def finish(self) -> bytes:
@@ -203,13 +198,6 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
             self._written[index] += sum(len(piece.delta) for piece in part.pieces)
         return {"logprobs": logprobs, "token_ids": part.token_ids, **traced(self.requests[index], part)}
 
-    def _met(self, index: int, ending: Ending) -> Met:
-        request = self.requests[index]
-        met: Met = {} if request.constraint is None else {"constraint_met": ending.constraint_met}
-        if request.return_step_map:
-            met["stop_token"] = stop_token_of(ending)
-        return met
-
     def _usage(self) -> OpenAiUsage:
         """The token counts. A prompt counts once, however many answers it gets."""
         firsts = [ending for index, ending in self._endings.items() if index % self._options.n == 0]
@@ -226,7 +214,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
 class CompletionBuilder(OpenAiBuilder[TextChoice]):
     """Builds the answer to one POST /v1/completions."""
 
-    _ID_PREFIX, _FRAME_OBJECT = "cmpl-", "text_completion"
+    _ID_PREFIX, _OBJECT, _FRAME_OBJECT = "cmpl-", "text_completion", "text_completion"
 
     def __init__(
         self, requests: Sequence[ReplicaRequest], model: str, options: AnswerOptions, echoes: Sequence[str]
@@ -234,10 +222,6 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
         """`echoes`: the text before each choice."""
         super().__init__(requests, model, options)
         self._echoes = echoes
-
-    async def full_response(self, answers: Sequence[Answer]) -> CompletionAnswer:
-        choices = await self._choices(answers)
-        return {**self._head, "object": "text_completion", "choices": choices, "usage": self._usage()}
 
     def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> TextChoice:
         return {"index": index, "text": self._echoes[index] + read.content, **end}
@@ -265,11 +249,7 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
 class ChatBuilder(OpenAiBuilder[MessageChoice]):
     """Builds the answer to one POST /v1/chat/completions."""
 
-    _ID_PREFIX, _FRAME_OBJECT = "chatcmpl-", "chat.completion.chunk"
-
-    async def full_response(self, answers: Sequence[Answer]) -> ChatCompletion:
-        choices = await self._choices(answers)
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
+    _ID_PREFIX, _OBJECT, _FRAME_OBJECT = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> MessageChoice:
         message: AssistantMessage = {"role": "assistant", "content": read.content, "refusal": None}

@@ -12,7 +12,7 @@ from pydantic import Field, PlainValidator, ValidationError, ValidatorFunctionWr
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from service.api.answers import DecodedStats, StopToken, Traced, Usage
+from service.api.answers import DecodedStats, Met, Traced, Usage
 from service.api.openai.chat import ReceivedMessage
 from service.api.protocol import (
     MAX_ANSWERS,
@@ -194,16 +194,6 @@ class ChatRequest(OpenAiRequest):
 # --- answers ---------------------------------------------------------------------------------------
 
 FinishReasonName = Literal["stop", "length", "tool_calls"]
-
-
-class Met(TypedDict):
-    """Whether the answer satisfies the request's constraint; only there if it has one.
-
-    `stop_token`: only there with `return_step_map`; null if no stop token ended the answer.
-    """
-
-    constraint_met: NotRequired[bool | None]
-    stop_token: NotRequired[StopToken | None]
 
 
 class ChoiceTokens(Traced):

@@ -26,8 +26,8 @@ BYTES_PER_S: Final = 16 * 1024
 class Interruptible(AbstractContextManager[None]):
     """A block of code that another task may end with an error of its choice.
 
-    It ends as by `asyncio.timeout`: by a cancellation of its task that stays within the block. It is in `running`
-    while its block runs. Every block of every stream enters one; `asyncio.timeout` makes four coroutines each time.
+    As `asyncio.timeout`, it cancels the task, and the cancellation stays within the block. It is in `running` while its
+    block runs. Every block of every stream enters one; `asyncio.timeout` makes four coroutines each time.
     """
 
     __slots__ = ("_cancelling", "_error", "_running", "_task")
