@@ -126,6 +126,13 @@ def _without_further_fields(
     return request
 
 
+def with_form(body: _Parsed, form: ResponseFormat, name: str) -> _Parsed:
+    """A body whose field `name` gives the form of the answer, with this form as its `response_format`."""
+    if body.response_format is not None:
+        raise InvalidRequest(f"{name} and response_format are given, allowed is one of them", param="response_format")
+    return body.model_copy(update={"response_format": form})
+
+
 def with_types_served(
     body: Mapping[str, Any], name: str, served: Collection[str], ignored: IgnoredFields
 ) -> Mapping[str, Any]:

@@ -25,6 +25,7 @@ from service.api.parse import (
     parse_body,
     parse_json,
     to_replica_request,
+    with_form,
     with_types_served,
 )
 from service.api.protocol import JsonSchemaFormat, ResponseFormat
@@ -125,16 +126,11 @@ def _chat(request: protocol.PromptRequest, card: ModelCard) -> Chat:
 
 
 def _with_form(request: protocol.MessagesRequest) -> protocol.MessagesRequest:
-    """The request with the form of `output_config`, if it has one, as its `response_format`."""
     form = (request.output_config and request.output_config.format) or request.output_format
     if form is None:
         return request
-    if request.response_format is not None:
-        raise InvalidRequest(
-            "output_config.format and response_format are given, allowed is one of them", param="response_format"
-        )
     schema = JsonSchemaFormat(schema=form.schema_)
-    return request.model_copy(update={"response_format": ResponseFormat(type="json_schema", json_schema=schema)})
+    return with_form(request, ResponseFormat(type="json_schema", json_schema=schema), "output_config.format")
 
 
 def _tool_use(

@@ -111,16 +111,16 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         """A whole choice."""
 
     @abstractmethod
-    def _opening(self, index: int) -> Json | None:
-        """The first frame of a choice. None if there is none before its text."""
+    def _first_content(self, index: int) -> Json | None:
+        """The content of a choice's first frame. None if there is none before its text."""
 
     @abstractmethod
-    def _part(self, event: tools.OutputEvent) -> Json | None:
-        """A frame with a part of the answer. None if an event has none."""
+    def _content(self, event: tools.OutputEvent) -> Json | None:
+        """The content of a frame with a part of the answer. None if an event has none."""
 
     @abstractmethod
-    def _closing(self) -> Json:
-        """The last frame of a choice."""
+    def _empty_content(self) -> Json:
+        """The content of a choice's last frame."""
 
     @abstractmethod
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:
@@ -150,24 +150,25 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     # --- streams -----------------------------------------------------------------------------------
 
     def start(self, index: int, first: Progress | Chunk | Ending) -> bytes:
-        opening = self._opening(index)
-        return b"" if opening is None else self._frame(index, opening)
+        content = self._first_content(index)
+        return b"" if content is None else self._frame(index, content)
 
     def chunk(self, index: int, chunk: Chunk) -> bytes:
         """The frames of one block, one at least. The first has the block's tokens."""
-        parts = self._parts(self._parsers[index].push(chunk.text))
+        parts = self._contents(self._parsers[index].push(chunk.text))
         if not parts:
-            parts = self._parts([tools.ContentDelta("")]) if self._options.answer_format.plain else [self._closing()]
+            plain = self._options.answer_format.plain
+            parts = self._contents([tools.ContentDelta("")]) if plain else [self._empty_content()]
         events = self._frame(index, parts[0], self._tokens(index, chunk))
         return events + b"".join([self._frame(index, part) for part in parts[1:]]) if len(parts) > 1 else events
 
     def end(self, index: int, ending: Ending) -> bytes:
         self._endings[index] = ending
         parser = self._parsers[index]
-        rest: list[bytes] = [self._frame(index, part) for part in self._parts(parser.finish())]
+        rest: list[bytes] = [self._frame(index, part) for part in self._contents(parser.finish())]
         stats = decoded_stats(ending, self.requests[index])
         end = {"finish_reason": _reason(ending, parser.called), "stats": stats, **met_of(self.requests[index], ending)}
-        return b"".join([*rest, self._frame(index, self._closing(), end)])
+        return b"".join([*rest, self._frame(index, self._empty_content(), end)])
 
     def finish(self) -> bytes:
         """The token counts, if the request wants them, and the mark of the end."""
@@ -181,8 +182,8 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     def with_client_names(self, error: MrpServeError, index: int | None) -> MrpServeError:
         return renamed(error, OPENAI_NAMES)
 
-    def _parts(self, events: Sequence[tools.OutputEvent]) -> list[Json]:
-        return [part for event in events if (part := self._part(event)) is not None]
+    def _contents(self, events: Sequence[tools.OutputEvent]) -> list[Json]:
+        return [content for event in events if (content := self._content(event)) is not None]
 
     def _frame(self, index: int, content: Json, extras: Mapping[str, object] | None = None) -> bytes:
         choice = {"index": index, **content, "logprobs": None, "finish_reason": None, **(extras or {})}
@@ -226,14 +227,14 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
     def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> TextChoice:
         return {"index": index, "text": self._echoes[index] + read.content, **end}
 
-    def _opening(self, index: int) -> Json | None:
+    def _first_content(self, index: int) -> Json | None:
         echo = self._echoes[index]
         return {"text": echo} if echo else None
 
-    def _part(self, event: tools.OutputEvent) -> Json | None:
+    def _content(self, event: tools.OutputEvent) -> Json | None:
         return {"text": event.text} if isinstance(event, tools.ContentDelta) else None
 
-    def _closing(self) -> Json:
+    def _empty_content(self) -> Json:
         return {"text": ""}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:
@@ -263,11 +264,11 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
             ]
         return {"index": index, "message": message, **end}
 
-    def _opening(self, index: int) -> Json:
+    def _first_content(self, index: int) -> Json:
         """The role of the message. Its content may be none, if the message can have calls."""
         return {"delta": {"role": "assistant", "content": None if self._options.answer_format.format else ""}}
 
-    def _part(self, event: tools.OutputEvent) -> Json | None:
+    def _content(self, event: tools.OutputEvent) -> Json | None:
         match event:
             case tools.ContentDelta(text):
                 return {"delta": {"content": text}}
@@ -281,7 +282,7 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
             case _:
                 return None
 
-    def _closing(self) -> Json:
+    def _empty_content(self) -> Json:
         return {"delta": {}}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:

@@ -47,7 +47,7 @@ class ResponsesBuilder(ResponseBuilder):
     async def full_response(self, answers: Sequence[Answer]) -> ResponseObject:
         [answer] = answers
         self._trace.extend(answer.trace)
-        for _ in (*self._output.push(answer.text), *self._output.finish(whole=_whole(answer.ending))):
+        for _ in (*self._output.push(answer.text), *self._output.finish(complete=_is_complete(answer.ending))):
             pass  # only the items count
         return self._ended(answer.ending)
 
@@ -61,7 +61,7 @@ class ResponsesBuilder(ResponseBuilder):
         return self._written(self._output.push(chunk.text))
 
     def end(self, index: int, ending: Ending) -> bytes:
-        events = self._written(self._output.finish(whole=_whole(ending)))
+        events = self._written(self._output.finish(complete=_is_complete(ending)))
         response = self._ended(ending)
         return events + self._written([{"type": f"response.{response['status']}", "response": response}])
 
@@ -84,9 +84,9 @@ class ResponsesBuilder(ResponseBuilder):
         return b"".join(frames)
 
     def _ended(self, ending: Ending) -> ResponseObject:
-        whole = _whole(ending)
-        response = self._response("completed" if whole else "incomplete")
-        response["incomplete_details"] = None if whole else {"reason": "max_output_tokens"}
+        complete = _is_complete(ending)
+        response = self._response("completed" if complete else "incomplete")
+        response["incomplete_details"] = None if complete else {"reason": "max_output_tokens"}
         response["output"] = self._output.items
         response["usage"] = _usage(ending)
         response["stats"] = decoded_stats(ending, self._replica_request)
@@ -151,10 +151,10 @@ class OutputBuilder:
         """The events that the next piece of the answer's text leads to."""
         return self._events(self._parser.push(text))
 
-    def finish(self, *, whole: bool) -> Iterator[Json]:
-        """The last events. `whole`: whether the answer ended by itself; an item that was cut is incomplete."""
+    def finish(self, *, complete: bool) -> Iterator[Json]:
+        """The last events. `complete`: False if a limit truncated the answer."""
         yield from self._events(self._parser.finish())
-        yield from self._end("completed" if whole else "incomplete")
+        yield from self._end("completed" if complete else "incomplete")
 
     def _events(self, events: Iterable[tools.OutputEvent]) -> Iterator[Json]:
         for event in events:
@@ -244,8 +244,8 @@ def _logprobs(kind: str) -> Json:
     return {"logprobs": []} if kind == "message" else {}
 
 
-def _whole(ending: Ending) -> bool:
-    """Whether the answer ended by itself. A time-out, which OpenAI does not know, is an answer that was cut."""
+def _is_complete(ending: Ending) -> bool:
+    """Whether no limit truncated the answer. A time-out, which OpenAI does not know, is such a limit."""
     return ending.finish_reason == "stop"
 
 

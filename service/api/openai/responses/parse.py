@@ -15,7 +15,7 @@ from service.api.fields import BodyFields
 from service.api.openai.parse import FUNCTION, HINTS, NEUTRAL, REFUSED, think
 from service.api.openai.responses import protocol
 from service.api.openai.responses.builder import ResponsesBuilder
-from service.api.parse import OutputParams, RequestContext, parse_body, to_replica_request, with_types_served
+from service.api.parse import OutputParams, RequestContext, parse_body, to_replica_request, with_form, with_types_served
 from service.api.protocol import JsonSchemaFormat, ResponseFormat
 from service.errors import InvalidRequest
 from service.text.tools import Tool, ToolUse, assistant_message, tool_message
@@ -74,16 +74,11 @@ def _check_state(body: Mapping[str, Any]) -> None:
 
 
 def _with_form(request: protocol.ResponsesRequest) -> protocol.ResponsesRequest:
-    """The request with the form of `text.format`, if it has one, as its `response_format`."""
     form = request.text.format if request.text else None
     if form is None or form.type == "text":
         return request
-    if request.response_format is not None:
-        raise InvalidRequest(
-            "text.format and response_format are given, allowed is one of them", param="response_format"
-        )
     schema = JsonSchemaFormat(schema=form.schema_, strict=form.strict) if form.type == "json_schema" else None
-    return request.model_copy(update={"response_format": ResponseFormat(type=form.type, json_schema=schema)})
+    return with_form(request, ResponseFormat(type=form.type, json_schema=schema), "text.format")
 
 
 def _tool_use(request: protocol.ResponsesRequest) -> ToolUse | None:
