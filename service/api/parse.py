@@ -31,7 +31,7 @@ from service.api.translate import translated
 from service.constraints.constraint import Constraint
 from service.constraints.json_text import read_json
 from service.decode.knobs import knobs_in
-from service.decode.modes import MODES, Mode
+from service.decode.modes import KNOBS, MODES, Mode
 from service.decode.registry import make_mode, these_knobs
 from service.engine.request import MAX_SEED, SamplingParams, Sharing
 from service.errors import InvalidRequest, UnknownModel
@@ -85,7 +85,9 @@ def parse_body(body: Mapping[str, Any], schema: type[_Parsed], fields: BodyField
 
     Raises InvalidRequest or UnknownModel with the reason.
     """
-    request = validate_body(fields.served(translated(body, context.ignored), schema, context.ignored), schema, context)
+    served = fields.served(translated(body, context.ignored), schema, context.ignored)
+    _check_mode(served, context.card.default_mode)
+    request = validate_body(served, schema, context)
     if request.temperature > (highest := schema.MAX_TEMPERATURE):
         raise InvalidRequest(
             f"temperature is {request.temperature:g}, allowed are 0 to {highest:g}", param="temperature"
@@ -153,12 +155,31 @@ def with_types_served(
     return {**body, name: remaining}
 
 
-def parse_generate(body: Mapping[str, Any]) -> GenerateBody:
+def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateBody:
     """The typed body of POST /generate, which may have no other fields."""
+    _check_mode(body, default_mode)
     try:
         return GenerateBody.model_validate(body)
     except ValidationError as error:
         raise explain(error.errors(include_url=False), GenerateBody) from None
+
+
+def _check_mode(body: Mapping[str, Any], default_mode: str) -> None:
+    """InvalidRequest if a body has knobs of another mode, or a mode or knobs beside a quality."""
+    given = [name for name in ("mode", *KNOBS) if body.get(name) is not None]
+    if (quality := body.get("quality")) is not None:
+        for name in given:
+            raise InvalidRequest(
+                f"quality is {show(quality)} and {name} is {show(body[name])}, allowed is one of them: "
+                "quality chooses the mode and its knobs",
+                param="quality",
+            )
+    mode = body["mode"] if "mode" in given else default_mode
+    used = knobs_in(MODES[mode]) if isinstance(mode, str) and mode in MODES else KNOBS
+    for name in given:
+        if name != "mode" and name not in used:
+            users = ", ".join(user for user in MODES if name in knobs_in(MODES[user]))
+            raise InvalidRequest(f"mode {mode!r} does not use {name} ({users} do); {these_knobs(used)}", param=name)
 
 
 def check_model(name: str, card: ModelCard) -> None:
@@ -281,21 +302,9 @@ def further_request(request: ReplicaRequest, index: int, **prompt: Any) -> Repli
 def _mode_of(body: CommonFields, card: ModelCard) -> Mode:
     """The mode of a request with its knobs, or the preset that it names, at the load on the card."""
     if body.quality is not None:
-        for name, value in {"mode": body.mode, **body.knobs}.items():
-            if value is not None:
-                raise InvalidRequest(
-                    f"quality is {show(body.quality)} and {name} is {show(value)}, allowed is one of them: "
-                    "quality chooses the mode and its knobs",
-                    param="quality",
-                )
         plan = card.quality.plan(body.quality, body.temperature)
         return make_mode(plan.mode, plan.knobs)
     mode = body.mode or card.default_mode
-    used = knobs_in(MODES[mode])
-    for name in body.knobs:
-        if name not in used:
-            users = ", ".join(user for user in MODES if name in knobs_in(MODES[user]))
-            raise InvalidRequest(f"mode {mode!r} does not use {name} ({users} do); {these_knobs(used)}", param=name)
     return make_mode(mode, {**card.defaults.get(mode, {}), **body.knobs})
 
 

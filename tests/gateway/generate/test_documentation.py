@@ -168,7 +168,7 @@ def test_examples_are_of_the_schema(schema: dict[str, Any]) -> None:
 def test_examples_are_requests(schema: dict[str, Any], name: str) -> None:
     shown = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]["examples"][name]
     assert shown["summary"]
-    request = parse_generate(shown["value"])
+    request = parse_generate(shown["value"], "speculative")
     assert request.quality in {*QUALITIES, None}
 
 

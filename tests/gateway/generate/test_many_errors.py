@@ -155,7 +155,7 @@ async def test_prompts_that_are_too_many_are_not_read() -> None:
 
 def test_wrong_fields_beside_a_wrong_list_are_told() -> None:
     with pytest.raises(InvalidRequest, match=r"messages\.1 is 2: .*top_p is 7: .*stop_token_ids\.0"):
-        parse_generate({"messages": [MESSAGE, 2, 3], "top_p": 7, "stop_token_ids": [-1]})
+        parse_generate({"messages": [MESSAGE, 2, 3], "top_p": 7, "stop_token_ids": [-1]}, "static")
 
 
 MESSAGE = {"role": "user", "content": "a"}
