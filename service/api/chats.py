@@ -21,15 +21,12 @@ _Thinking = Literal["no", "may", "begun"]
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat. `messages`: as chat templates take them. `think`: whether to think; None leaves it to the template.
+    """A chat of any API."""
 
-    `think_param`: the field of the request that says whether to think, for errors.
-    """
-
-    messages: tuple[Mapping[str, Any], ...]
+    messages: tuple[Mapping[str, Any], ...]  # as chat templates take them
     tool_use: ToolUse | None = None
-    think: bool | None = None
-    think_param: str = "thinking"
+    think: bool | None = None  # whether to think; None leaves it to the template
+    think_param: str = "thinking"  # the field of the request that says whether to think, for errors
 
 
 def chat_prompt(body: CommonFields, chat: Chat, context: RequestContext) -> tuple[Prompt, AnswerFormat]:

@@ -47,8 +47,6 @@ class ErrorAnswer(TypedDict):
 CountError = Callable[[MrpServeError], None]
 #: makes the JSON of an error and the id of its request
 Write = Callable[[MrpServeError, str], Mapping[str, Any]]
-#: makes the response to an error, of the id of its request, its path and further headers
-Respond = Callable[[MrpServeError, str, str, Mapping[str, str]], JSONResponse]
 
 #: key in the scope of a request, set once the error that ends the request is logged
 LOGGED = "mrp_error_logged"
@@ -67,14 +65,14 @@ class _HttpError(MrpServeError):
         self.code = _CODES.get(status, "http_error")
 
 
-def install_error_handlers(app: FastAPI, count: CountError, respond: Respond) -> None:
-    """Answers every exception of the app's routes by `respond`. `count` gets the errors of POST requests."""
+def install_error_handlers(app: FastAPI, count: CountError) -> None:
+    """Answers every exception of the app's routes. `count` gets the errors of POST requests."""
 
     def answer(request: Request, error: MrpServeError, headers: dict[str, str] | None = None) -> JSONResponse:
         if request.method == "POST":
             count(error)
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-        return respond(error, request.scope["request_id"], path, headers or {})
+        return error_response(error, request.scope["request_id"], path, headers or {})
 
     @app.exception_handler(MrpServeError)
     async def ours(request: Request, error: MrpServeError) -> JSONResponse:

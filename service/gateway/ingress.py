@@ -23,7 +23,7 @@ from service.admission.throughput import FEWEST
 from service.api.answers import Health, Live
 from service.api.anthropic.routes import anthropic_router
 from service.api.driver import JsonAnswer, locked
-from service.api.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, error_response, install_error_handlers
+from service.api.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, install_error_handlers
 from service.api.fields import IGNORED, IgnoredFields
 from service.api.generate import generate_router
 from service.api.models import Models, models_json
@@ -104,7 +104,7 @@ class Ingress:
         `host`: the address on which the ingress listens itself. None behind Serve's proxies.
         """
         app = documented(telemetry(self._tracing), OpenAiErrorAnswer, AnthropicErrorAnswer)
-        install_error_handlers(app, self.count_rejected, error_response)
+        install_error_handlers(app, self.count_rejected)
         self._add_routes(app)
         most = self._settings.max_body_bytes
         limited = BodyLimit(GzipBody(HeadAsGet(app), most), most)

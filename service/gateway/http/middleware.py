@@ -130,7 +130,6 @@ class GzipBody:
         self._app, self._max_bytes = app, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Gives the application an inflated body."""
         encoding = Headers(scope=scope).get("content-encoding", "") if scope["type"] == "http" else ""
         if encoding.lower() not in {"", "identity"}:
             receive = _Inflated(encoding, receive, self._max_bytes).receive
@@ -146,7 +145,6 @@ class _Inflated:
         self._stream = zlib.decompressobj(_GZIP)
 
     async def receive(self) -> Message:
-        """The next message, inflated."""
         if self._encoding.lower() not in {"gzip", "x-gzip"}:
             raise InvalidRequest(f"content-encoding is {self._encoding[:80]!r}, allowed are gzip and identity")
         message = await self._receive()
@@ -285,7 +283,6 @@ class _DisconnectWatch:
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
-        """As the server's."""
         self._answering = True
         return self._send(message)
 
@@ -294,7 +291,6 @@ class _DisconnectWatch:
         return self._cancelled and self._task is not None and self._task.uncancel() == 0
 
     def close(self) -> None:
-        """Ends the watch."""
         if self._next is not None:
             self._next.cancel()
 
