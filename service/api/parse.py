@@ -166,17 +166,17 @@ def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateBody:
 
 def _check_mode(body: Mapping[str, Any], default_mode: str) -> None:
     """InvalidRequest if a body has knobs of another mode, or a mode or knobs beside a quality."""
-    given = [name for name in ("mode", *KNOBS) if body.get(name) is not None]
+    fields = [name for name in ("mode", *KNOBS) if body.get(name) is not None]
     if (quality := body.get("quality")) is not None:
-        for name in given:
+        for name in fields:
             raise InvalidRequest(
                 f"quality is {show(quality)} and {name} is {show(body[name])}, allowed is one of them: "
                 "quality chooses the mode and its knobs",
                 param="quality",
             )
-    mode = body["mode"] if "mode" in given else default_mode
+    mode = body["mode"] if "mode" in fields else default_mode
     used = knobs_in(MODES[mode]) if isinstance(mode, str) and mode in MODES else KNOBS
-    for name in given:
+    for name in fields:
         if name != "mode" and name not in used:
             users = ", ".join(user for user in MODES if name in knobs_in(MODES[user]))
             raise InvalidRequest(f"mode {mode!r} does not use {name} ({users} do); {these_knobs(used)}", param=name)
