@@ -67,7 +67,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.decode.modes",
         "service.decode.step_map",
         "service.engine.request",
-        "service.fair_queue",
         "service.ipc",
         "service.quality.presets",
         "service.text.token_text",

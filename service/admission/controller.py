@@ -100,7 +100,7 @@ class AdmissionController:
             try:
                 yield usage
             finally:
-                self._slots.leave(request.tenant)
+                self._slots.leave(request.sharing.tenant)
         except InvalidRequest:
             if not usage.decoded:
                 self._demand.refused(usage.requested, arrived)
@@ -164,7 +164,8 @@ class AdmissionController:
         return min(self._demand.wanted(load, ratio), _MAX_WANTED * self._max_replicas)
 
     def _ticket(self, request: ReplicaRequest) -> Ticket:
-        return Ticket(request.arrived.at, request.tenant, request.weight, request.priority, self._blocks(request))
+        sharing, blocks = request.sharing, self._blocks(request)
+        return Ticket(request.arrived.at, sharing.tenant, sharing.tenant_share, sharing.priority, blocks)
 
     def _blocks(self, request: ReplicaRequest) -> int:
         return -(-request.max_new_tokens // self._block_size)

@@ -1,39 +1,46 @@
-"""The answers of POST /generate and of the health routes, as typed dictionaries.
+"""The answers of POST /generate and of the health routes, and the statistics that the answers of every API have.
 
-`generate.py` builds those of POST /generate. `openapi.py` documents all.
+`generate.py` builds the answers of POST /generate. `openapi.py` documents all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, NotRequired
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypeAlias, get_type_hints
 
+from msgspec.structs import asdict
 from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
 from service.decode.knobs import KnobValue
-from service.engine.request import FinishReason
-from service.messages.wire import TraceStep
+from service.engine.request import FinishReason, ForwardCounts, Stats
+from service.messages.wire import Answer, Chunk, Ending, ReplicaRequest, TraceStep
+from service.quality.schema import knobs_of
 
 #: no answer ends with `abort`: its client has left
 EndReason = Annotated[FinishReason, WithJsonSchema({"type": "string", "enum": ["stop", "length", "timeout"]})]
 
 
-class ForwardsByKind(TypedDict):
-    """The number of forwards of each kind in which the request had a row.
+#: the statistics that answers do not have
+HIDDEN = frozenset({"decoded_tokens", "prefill_s"})
+_STATS = [name for name in Stats.__struct_fields__ if name not in HIDDEN]
+#: the same as answers name them; times are in milliseconds there
+_SHOWN = [name[:-1] + "ms" if name.endswith("_s") else name for name in _STATS]
+_TIMES = [name for name in _SHOWN if name.endswith("_ms")]
+_values_of = attrgetter(*_STATS)
 
-    A commit that shares a forward with other work is not counted.
-    """
-
-    prefill: int
-    denoise: int
-    verify: int
-    commit: int
-    mrp: int
-
-
-class AnswerStats(TypedDict):
-    """How the answer was decoded. `mrp_steps`: as requested, or as chosen by `auto`.
+if TYPE_CHECKING:
+    AnswerStats: TypeAlias = dict[str, Any]
+    DecodedStats: TypeAlias = dict[str, Any]
+else:
+    _FORWARDS = TypedDict("ForwardsByKind", dict.fromkeys(ForwardCounts.__struct_fields__, int))
+    _FORWARDS.__doc__ = ForwardCounts.__doc__
+    _NUMBERS = {"tokens_per_forward": float, "tokens_per_forward_total": float}
+    _NUMBERS |= {key: get_type_hints(Stats)[name] for key, name in zip(_SHOWN, _STATS, strict=True)}
+    _NUMBERS |= {"forwards": _FORWARDS}
+    AnswerStats = TypedDict("AnswerStats", _NUMBERS)
+    AnswerStats.__doc__ = """How the answer was decoded. `mrp_steps`: as requested, or as chosen by `auto`.
 
     `forced_tokens`: tokens that a constraint forced, for which no forward was needed.
 
@@ -42,30 +49,39 @@ class AnswerStats(TypedDict):
 
     Times count from the arrival of the request at the ingress.
     """
-
-    tokens_per_forward: float
-    tokens_per_forward_total: float
-    forwards: ForwardsByKind
-    drafts_proposed: int
-    drafts_accepted: int
-    remasked: int
-    forced_tokens: int
-    mrp_steps: int | None
-    cached_tokens: int
-    queue_ms: float
-    first_block_ms: float | None
-    total_ms: float
-    weight_version: int
-    mrp_version: int | None
+    _END = {"finish_reason": EndReason, "mode": str, "knobs": dict[str, KnobValue], "seed": int}
+    DecodedStats = TypedDict("DecodedStats", _NUMBERS | _END)
+    DecodedStats.__doc__ = "How an answer of another API was decoded, with this service's finish reason."
 
 
-class DecodedStats(AnswerStats):
-    """How an answer of another API was decoded, with this service's finish reason."""
+def stats_of(stats: Stats) -> AnswerStats:
+    """How an answer was decoded."""
+    answer: dict[str, Any] = {
+        "tokens_per_forward": round(stats.tokens_per_forward, 4),
+        "tokens_per_forward_total": round(stats.tokens_per_forward_total, 4),
+    }
+    answer.update(zip(_SHOWN, _values_of(stats), strict=True))
+    answer["forwards"] = asdict(stats.forwards)
+    for name in _TIMES:
+        if (seconds := answer[name]) is not None:
+            answer[name] = milliseconds(seconds)
+    return answer
 
-    finish_reason: EndReason
-    mode: str
-    knobs: dict[str, KnobValue]
-    seed: int
+
+def decoded_stats(ending: Ending, request: ReplicaRequest) -> DecodedStats:
+    """How an answer of another API was decoded: the statistics that this API has no fields for."""
+    return {
+        "finish_reason": ending.finish_reason,
+        "mode": request.mode.name,
+        "knobs": knobs_of(request.mode),
+        "seed": request.sampling.seed,
+        **stats_of(ending.stats),
+    }
+
+
+def milliseconds(seconds: float) -> float:
+    """Seconds as milliseconds with three decimals, the form of statistics and logs."""
+    return round(seconds * 1000, 3)
 
 
 class Usage(TypedDict):
@@ -108,6 +124,15 @@ class Traced(TypedDict):
     token_logprobs: NotRequired[Sequence[float]]
 
 
+def traced(request: ReplicaRequest, part: Answer | Chunk) -> Traced:
+    """The record of decoding that a request wants."""
+    record: Traced = {"trace": part.trace} if request.return_trace else {}
+    if request.return_step_map:
+        record["step_map"] = [token.step for token in part.step_map]
+        record["token_logprobs"] = [token.logprob for token in part.step_map]
+    return record
+
+
 class StopToken(TypedDict):
     """The stop token that ended the answer, which is not among `token_ids`, with its step and log-probability."""
 
@@ -116,7 +141,26 @@ class StopToken(TypedDict):
     logprob: float
 
 
-class Done(ChoiceIndex):
+class Met(TypedDict):
+    """Whether the answer satisfies the request's constraint; only there if it has one.
+
+    `stop_token`: only there with `return_step_map`; null if no stop token ended the answer.
+    """
+
+    constraint_met: NotRequired[bool | None]
+    stop_token: NotRequired[StopToken | None]
+
+
+def met_of(request: ReplicaRequest, ending: Ending) -> Met:
+    """The fields of an answer's end that only some requests want."""
+    met: Met = {} if request.constraint is None else {"constraint_met": ending.constraint_met}
+    if request.return_step_map:
+        token = ending.stop_token
+        met["stop_token"] = token and {"token_id": token.token, "step": token.step, "logprob": token.logprob}
+    return met
+
+
+class Done(ChoiceIndex, Met):
     """The last frame of a stream: the answer without the fields that earlier frames had.
 
     `constraint_met`: whether the answer satisfies the request's constraint; only there if it has one. `stop_token`:
@@ -131,8 +175,6 @@ class Done(ChoiceIndex):
     seed: int
     usage: Usage
     stats: AnswerStats
-    constraint_met: NotRequired[bool | None]
-    stop_token: NotRequired[StopToken | None]
 
 
 class GenerateAnswer(Done, Traced):

@@ -1,6 +1,6 @@
 """The way of a request through a route of any API: parse, admit, decode, and build the answer or the stream.
 
-A route gives its `Api`. The status of a stream is sent with the first item, so an error before it has its own HTTP
+A route gives its parser. The status of a stream is sent with the first item, so an error before it has its own HTTP
 status. After some seconds without an item the status is sent alone. A later error is an event. However the response
 ends, its requests to replicas end with it.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -29,28 +29,45 @@ from service.messages.replica_status import ModelCard
 from service.messages.wire import Answer, Answering, Chunk, Ending, Progress, ReplicaRequest
 from service.tracebacks import unexpected_error
 
-#: raises Unauthorized for a request without a valid API key. Within the context, the request that it gives is answered
-Authorize = Callable[[Request], AbstractContextManager[Request]]
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+#: makes the request of a body. Raises InvalidRequest or UnknownModel
+Parse = Callable[[Mapping[str, Any], RequestContext], "ResponseBuilder"]
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """The ingress, as the routes of an API see it.
+class Pipeline(Protocol):
+    """Answers requests that are admitted. Raises MrpServeError."""
 
-    `authorize` raises for a request without a valid API key. `card`: the card of the service. `context`: the context
-    of the requests to replicas that an HTTP request leads to. `admit` admits them or raises; it returns their charge.
-    `complete` and `stream` answer one of them, `count_tokens` counts its tokens. `count` gets every error.
-    """
+    async def complete(self, request: ReplicaRequest, charge: TokenCharge) -> Answer:
+        """The whole answer."""
 
-    authorize: Authorize
-    card: Callable[[], Awaitable[ModelCard]]
-    context: Callable[[Request], Awaitable[RequestContext]]
-    admit: Callable[[Request, Sequence[ReplicaRequest]], Awaitable[TokenCharge]]
-    complete: Callable[[ReplicaRequest, TokenCharge], Awaitable[Answer]]
-    stream: Callable[[ReplicaRequest, TokenCharge], Answering]
-    count_tokens: Callable[[ReplicaRequest, TokenCharge], Awaitable[int]]
-    count: CountError
+    def stream(self, request: ReplicaRequest, charge: TokenCharge) -> Answering:
+        """The answer block by block."""
+
+    async def count_tokens(self, request: ReplicaRequest, charge: TokenCharge) -> int:
+        """The number of tokens of the prompt."""
+
+
+class Upstream(Protocol):
+    """The ingress, as the routes of an API see it."""
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Answers the requests that `admit` admits."""
+
+    def authorize(self, request: Request) -> AbstractContextManager[Request]:
+        """Raises Unauthorized without a valid API key. Within the context, the request that it gives is answered."""
+
+    async def card(self) -> ModelCard:
+        """The card of the service."""
+
+    async def context(self, request: Request) -> RequestContext:
+        """The context of the requests to replicas that an HTTP request leads to."""
+
+    async def admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge:
+        """Admits the requests to replicas of an HTTP request, or raises."""
+
+    def count_rejected(self, error: MrpServeError) -> None:
+        """Counts an error that ends a request."""
 
 
 class ResponseBuilder(ABC):
@@ -63,10 +80,10 @@ class ResponseBuilder(ABC):
         self.requests, self.stream = requests, stream
 
     @abstractmethod
-    async def whole(self, answers: Sequence[Answer]) -> Mapping[str, Any]:
+    async def full_response(self, answers: Sequence[Answer]) -> Mapping[str, Any]:
         """The whole answer. `answers`: one for each request, in order."""
 
-    def opening(self, index: int, first: Progress | Chunk | Ending) -> bytes:  # noqa: ARG002
+    def start(self, index: int, first: Progress | Chunk | Ending) -> bytes:  # noqa: ARG002
         """The events before the first item of a request."""
         return b""
 
@@ -74,15 +91,15 @@ class ResponseBuilder(ABC):
         """The events of decoding steps."""
         return b""
 
-    def piece(self, index: int, chunk: Chunk) -> bytes:
+    def chunk(self, index: int, chunk: Chunk) -> bytes:
         """The events of one block of tokens."""
         raise NotImplementedError
 
-    def closing(self, index: int, ending: Ending) -> bytes:
+    def end(self, index: int, ending: Ending) -> bytes:
         """The last events of a request."""
         raise NotImplementedError
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """The events after all requests."""
         return b""
 
@@ -90,40 +107,26 @@ class ResponseBuilder(ABC):
         """The last event of a stream that fails."""
         raise NotImplementedError
 
+    def with_client_names(self, error: MrpServeError, index: int | None) -> MrpServeError:  # noqa: ARG002
+        """The error with the API's names of fields. `index`: the request at fault, None for all."""
+        return error
 
-@dataclass(frozen=True, slots=True)
-class Api:
-    """How a route reads requests and answers them.
-
-    `parse` raises InvalidRequest or UnknownModel. `rename(error, index)` gives an error with the client's names of
-    fields; `index`: the request at fault, None for all.
-    """
-
-    parse: Callable[[Mapping[str, Any], RequestContext], ResponseBuilder]
-    rename: Callable[[MrpServeError, int | None], MrpServeError] = lambda error, _: error
-
-    def for_answers(self, count: int) -> Api:
-        """For a request with several answers: an error of one of them says that the others may have been decoded."""
-        if count == 1:
-            return self
-
-        def rename(error: MrpServeError, index: int | None) -> MrpServeError:
-            renamed = self.rename(error, index)
-            if not isinstance(error, DeadlineExceeded):
-                return renamed
-            return DeadlineExceeded(
-                f"{count} answers were asked for, and one failed: {renamed.message}", param=renamed.param
-            )
-
-        return replace(self, rename=rename)
+    def client_error(self, error: MrpServeError, index: int | None = None) -> MrpServeError:
+        """The error as the client gets it. Of several answers, it says that the others may have been decoded."""
+        renamed, count = self.with_client_names(error, index), len(self.requests)
+        if count == 1 or not isinstance(error, DeadlineExceeded):
+            return renamed
+        return DeadlineExceeded(
+            f"{count} answers were asked for, and one failed: {renamed.message}", param=renamed.param
+        )
 
     @contextmanager
-    def renamed(self, index: int | None = None) -> Iterator[None]:
-        """Errors within the context have the client's names of fields."""
+    def client_errors(self, index: int | None = None) -> Iterator[None]:
+        """Errors within the context become `client_error`."""
         try:
             yield
         except MrpServeError as error:
-            if (renamed := self.rename(error, index)) is error:
+            if (renamed := self.client_error(error, index)) is error:
                 raise
             raise renamed from error
 
@@ -136,45 +139,43 @@ class JsonAnswer(JSONResponse):
         return to_json(content, inf_nan_mode="null")
 
 
-async def respond(api: Api, upstream: Upstream, request: Request) -> Response:
-    """The response to a request of the API's route. Raises MrpServeError before the status is sent."""
+async def respond(parse: Parse, upstream: Upstream, request: Request) -> Response:
+    """The response to a request of an API's route. Raises MrpServeError before the status is sent."""
     body, context = parse_json(await request.body()), await upstream.context(request)
-    builder = api.parse(body, context)
-    api = api.for_answers(len(builder.requests))
-    with api.renamed():
+    builder = parse(body, context)
+    with builder.client_errors():
         charge = await upstream.admit(request, builder.requests)
     if not builder.stream:
 
         async def complete(index: int, replica_request: ReplicaRequest) -> Answer:
-            with api.renamed(index):
-                return await upstream.complete(replica_request, charge)
+            with builder.client_errors(index):
+                return await upstream.pipeline.complete(replica_request, charge)
 
         answers = await all_of(
             [complete(index, replica_request) for index, replica_request in enumerate(builder.requests)]
         )
-        return JsonAnswer(await builder.whole(answers), headers=context.ignored.headers)
-    frames = StreamFrames(api, builder, upstream.count, request.scope["request_id"])
-    streams = [upstream.stream(replica_request, charge) for replica_request in builder.requests]
+        return JsonAnswer(await builder.full_response(answers), headers=context.ignored.headers)
+    frames = StreamFrames(builder, upstream.count_rejected, request.scope["request_id"])
+    streams = [upstream.pipeline.stream(replica_request, charge) for replica_request in builder.requests]
     items: AsyncGenerator[Any]
     events: Callable[[Any], bytes]
     if len(streams) == 1:
         items, events = streams[0], partial(frames.events, 0)
     else:
         items, events = merged(streams), lambda pair: frames.events(*pair)
-    with api.renamed():
+    with builder.client_errors():
         first = await first_of(items, STATUS_S)
     return FrameStream(frames.written(first, items, events), first, items, context.ignored.headers)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamFrames:
-    """Writes the events of one stream. `opened`: the requests that have events."""
+    """Writes the events of one stream."""
 
-    api: Api
     builder: ResponseBuilder
     count: CountError
     request_id: str
-    opened: set[int] = field(default_factory=set)
+    started: set[int] = field(default_factory=set)  # the requests that have events
 
     async def written(
         self, first: Awaitable[Any], items: AsyncGenerator[Any], events: Callable[[Any], bytes]
@@ -188,28 +189,28 @@ class StreamFrames:
             async for item in items:
                 if frame := events(item):
                     yield frame
-            if end := self.builder.end():
-                yield end
+            if last := self.builder.finish():
+                yield last
         except Exception as error:  # noqa: BLE001
             failure = error if isinstance(error, MrpServeError) else unexpected_error(error, self.request_id)
             self.count(failure)
-            yield self.builder.error(self.api.rename(failure, None), self.request_id)
+            yield self.builder.error(self.builder.client_error(failure), self.request_id)
 
     def events(self, index: int, item: Progress | Chunk | Ending) -> bytes:
         """The events of one item. Empty if it has none."""
-        builder, opening = self.builder, b""
-        if index not in self.opened:
-            self.opened.add(index)
-            opening = builder.opening(index, item)
+        builder, start = self.builder, b""
+        if index not in self.started:
+            self.started.add(index)
+            start = builder.start(index, item)
         if isinstance(item, Chunk):
-            return opening + builder.piece(index, item)
-        return opening + (builder.closing(index, item) if isinstance(item, Ending) else builder.step(index, item))
+            return start + builder.chunk(index, item)
+        return start + (builder.end(index, item) if isinstance(item, Ending) else builder.step(index, item))
 
 
 # --- routes behind an API key ----------------------------------------------------------------------
 
 
-def locked(authorize: Authorize) -> type[APIRoute]:
+def locked(authorize: Callable[[Request], AbstractContextManager[Request]]) -> type[APIRoute]:
     """A class of routes that need an API key. The application answers their errors.
 
     An endpoint whose only parameter is the request gets it at once: FastAPI's search for parameters and dependencies

@@ -9,9 +9,10 @@ conversation.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, get_args
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -22,8 +23,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from typing_extensions import TypedDict
 
-from service.api.parse import explain
-from service.errors import MrpServeError, PromptTooLong
+from service.decode.modes import MODES
+from service.errors import InvalidRequest, MrpServeError, PromptTooLong, nearest, similar
 from service.tracebacks import unexpected_error
 
 
@@ -46,8 +47,6 @@ class ErrorAnswer(TypedDict):
 CountError = Callable[[MrpServeError], None]
 #: makes the JSON of an error and the id of its request
 Write = Callable[[MrpServeError, str], Mapping[str, Any]]
-#: makes the response to an error, of the id of its request, its path and further headers
-Respond = Callable[[MrpServeError, str, str, Mapping[str, str]], JSONResponse]
 
 #: key in the scope of a request, set once the error that ends the request is logged
 LOGGED = "mrp_error_logged"
@@ -66,14 +65,14 @@ class _HttpError(MrpServeError):
         self.code = _CODES.get(status, "http_error")
 
 
-def install_error_handlers(app: FastAPI, count: CountError, respond: Respond) -> None:
-    """Answers every exception of the app's routes by `respond`. `count` gets the errors of POST requests."""
+def install_error_handlers(app: FastAPI, count: CountError) -> None:
+    """Answers every exception of the app's routes. `count` gets the errors of POST requests."""
 
     def answer(request: Request, error: MrpServeError, headers: dict[str, str] | None = None) -> JSONResponse:
         if request.method == "POST":
             count(error)
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-        return respond(error, request.scope["request_id"], path, headers or {})
+        return error_response(error, request.scope["request_id"], path, headers or {})
 
     @app.exception_handler(MrpServeError)
     async def ours(request: Request, error: MrpServeError) -> JSONResponse:
@@ -104,10 +103,10 @@ def _similar_path(app: FastAPI, request: Request) -> str | None:
     """The route of a path without `/v1`, or with it twice, or with a slash too many. None if there is none."""
     root = request.scope.get("root_path", "")
     path = "/" + "/".join(part for part in request.scope["path"].removeprefix(root).split("/") if part)
-    for similar in (path, f"/v1{path}", path.removeprefix("/v1")):
-        scope = {**request.scope, "path": root + similar}
+    for candidate in (path, f"/v1{path}", path.removeprefix("/v1")):
+        scope = {**request.scope, "path": root + candidate}
         if any(route.matches(scope)[0] is not Match.NONE for route in app.routes):
-            return similar
+            return candidate
     return None
 
 
@@ -176,18 +175,13 @@ _OPENAI_TYPES: Final[Mapping[int, str]] = {
 _OPENAI_TOO_LONG: Final = "context_length_exceeded"
 
 #: name of a field in this service -> its name in OpenAI's API
-_OPENAI_NAMES: Final = {"max_new_tokens": "max_tokens", "prompt_token_ids": "prompt"}
+OPENAI_NAMES: Final = {"max_new_tokens": "max_tokens", "prompt_token_ids": "prompt"}
 
 
 class OpenAiErrorAnswer(TypedDict):
     """Every error of these routes."""
 
     error: TypedErrorDetail
-
-
-def in_openai_terms(error: MrpServeError) -> MrpServeError:
-    """The error with the field's name that the client used."""
-    return renamed(error, _OPENAI_NAMES)
 
 
 def openai_error(error: MrpServeError, request_id: str) -> OpenAiErrorAnswer:
@@ -237,3 +231,101 @@ def anthropic_error(error: MrpServeError, request_id: str) -> AnthropicErrorAnsw
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     detail = error_json(error, request_id)["error"]
     return {"type": "error", "error": {"type": kind, **detail}, "request_id": request_id}
+
+
+# --- errors of pydantic ------------------------------------------------------------------------------
+
+#: characters of a value or a name, and problems, that an error shows
+_SHOWN = 80
+_EXPLAINED = 10
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+#: path of an object in a body, without indices -> its name in errors; other objects are named by their paths
+_OBJECTS: Mapping[str, str] = {
+    "messages": "a message",
+    "items.messages": "a message",
+    "tools": "a tool",
+    "tools.function": "a tool's function",
+}
+
+
+def explain(problems: Sequence[Any], schema: type[BaseModel]) -> InvalidRequest:
+    """The first of pydantic's errors, and the number of the others. `param` is the first field at fault.
+
+    `schema`: the model of the body.
+    """
+    explained = [_explain(problem, schema) for problem in problems[:_EXPLAINED]]
+    messages = _with_lists_once(dict.fromkeys(message for _, message in explained))
+    if len(problems) > _EXPLAINED:
+        messages.append(f"and {len(problems) - _EXPLAINED} more")
+    return InvalidRequest("; ".join(messages), param=explained[0][0])
+
+
+def _with_lists_once(messages: Iterable[str]) -> list[str]:
+    """The messages. Only the first of those with the same list of fields has it."""
+    shortened, lists = list[str](), set[str]()
+    for message in messages:
+        rest, _, fields = message.partition("; known are ")
+        shortened.append(rest if fields in lists else message)
+        lists.add(fields)
+    return shortened
+
+
+def _explain(problem: Mapping[str, Any], schema: type[BaseModel]) -> tuple[str | None, str]:
+    path = [part for part in problem["loc"] if part != "body"]
+    name = ".".join(str(part) for part in path) or None
+    if name == "mode":
+        return name, f"mode is {show(problem['input'])}, allowed are {', '.join(MODES)}"
+    if problem["type"] == "extra_forbidden":
+        return name, _unknown(path, schema)
+    if problem["type"] == "missing" and name:
+        return name, f"{name} is missing"
+    return name, f"{name or 'the request'} is {show(problem['input'])}: {problem['msg']}"
+
+
+def _unknown(path: Sequence[str | int], schema: type[BaseModel]) -> str:
+    name = str(path[-1])[:_SHOWN]
+    if len(path) == 1:
+        return f"{name!r} is not a field{similar(name, set(schema.model_fields))}"
+    *owner, _ = path
+    title = _OBJECTS.get(".".join(str(part) for part in owner if isinstance(part, str)), ".".join(map(str, owner)))
+    fields = _fields_of(owner, schema)
+    return f"{name!r} is not a field of {title}" + (f"; {nearest(name, fields)}" if fields else "")
+
+
+def _fields_of(path: Sequence[str | int], schema: type[BaseModel]) -> list[str]:
+    """The fields of the object at a path in a body. In pydantic's paths, the tag of a union's member is a part, too."""
+    models = [schema]
+    for part in path:
+        tagged = [model for model in models if "type" in model.model_fields and part in _tags(model)]
+        if len(models) > 1 and tagged:
+            models = tagged
+        elif isinstance(part, str):
+            fields = [
+                field for model in models for name, field in model.model_fields.items() if part in (name, field.alias)
+            ]
+            models = [model for field in fields for model in _models_in(field.annotation)]
+    return [field.alias or name for model in models for name, field in model.model_fields.items()]
+
+
+def _tags(model: type[BaseModel]) -> tuple[object, ...]:
+    return get_args(model.model_fields["type"].annotation)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a type contains: of a list, of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
+
+
+def show(value: object) -> str:
+    """A received value as JSON, cut to a readable length. The rest is not written."""
+    text = ""
+    try:
+        for part in _ENCODER.iterencode(value):
+            text += part
+            if len(text) > _SHOWN:
+                break
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -1,4 +1,4 @@
-"""Fields of the bodies of other APIs: parsed, neutral, refused or ignored.
+"""Fields of the bodies of other APIs: served, neutral, refused or ignored.
 
 A field that is not served is refused where its value asks for something that a client relies on, such as a stop text.
 Any other field is ignored. The answer's header `x-ignored-fields` names it, and the log names it once. A field with the
@@ -30,32 +30,21 @@ _OTHER: Final = "other"
 _log = logging.getLogger(__name__)
 
 
-class IgnoredFieldsLog:
-    """Names each ignored field once. The memory is bounded, so a client cannot fill it with names."""
-
-    def __init__(self) -> None:
-        self._logged: set[str] = set()
-
-    def add(self, name: str) -> None:
-        """Logs the name, if it is new."""
-        if name not in self._logged and len(self._logged) < _MOST_LOGGED:
-            self._logged.add(name)
-            _log.warning("requests have the field %s, which is not served and is ignored", name)
-
-
 @dataclass(frozen=True, slots=True)
 class IgnoredFields:
-    """The ignored fields of one request. `strict`: whether such fields are refused instead."""
+    """The ignored fields of one request."""
 
-    strict: bool = False
-    log: IgnoredFieldsLog = field(default_factory=IgnoredFieldsLog)
+    strict: bool = False  # whether such fields are refused instead
+    logged: set[str] = field(default_factory=set)  # names that the log has, of many requests; bounded
     _names: dict[str, None] = field(default_factory=dict)
 
     def add(self, name: str) -> None:
         """Adds a field by its path without indices. A name that is no plain name counts as `other`."""
         name = name if _NAME.fullmatch(name) and len(self._names) < _MOST_NAMES else _OTHER
         self._names[name] = None
-        self.log.add(name)
+        if name not in self.logged and len(self.logged) < _MOST_LOGGED:
+            self.logged.add(name)
+            _log.warning("requests have the field %s, which is not served and is ignored", name)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -65,38 +54,29 @@ class IgnoredFields:
 
 @dataclass(frozen=True, slots=True)
 class BodyFields:
-    """The fields of an API besides the fields of its own model.
+    """The fields of an API that are not served."""
 
-    `passed`: fields that POST /generate parses. `neutral`: field that is not served -> its values that ask for nothing.
-    `refused`: field whose other values are refused -> the field that serves the purpose, or an empty text.
-    `hints`: labels and hints, which no answer depends on.
-    """
+    neutral: Mapping[str, tuple[Any, ...]]  # field -> its values that ask for nothing
+    refused: Mapping[str, str]  # field whose other values are refused -> the field that helps, or an empty text
+    hints: frozenset[str]  # labels and hints, which no answer depends on
 
-    passed: frozenset[str]
-    neutral: Mapping[str, tuple[Any, ...]]
-    refused: Mapping[str, str]
-    hints: frozenset[str]
-
-    def split(
-        self, body: Mapping[str, Any], model: type[BaseModel], ignored: IgnoredFields
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The fields of the API's own model, and the fields that POST /generate parses.
+    def served(self, body: Mapping[str, Any], model: type[BaseModel], ignored: IgnoredFields) -> dict[str, Any]:
+        """The fields of the API's model.
 
         Adds the names of other fields to `ignored`. InvalidRequest for a field that is refused.
         """
-        own_fields, passed = dict[str, Any](), dict[str, Any]()
+        names = {field.alias or name for name, field in model.model_fields.items()}
+        served = dict[str, Any]()
         for name, value in body.items():
             if value is None or name in self.hints:
                 continue
-            if name in model.model_fields:
-                own_fields[name] = value
-            elif name in self.passed:
-                passed[name] = value
+            if name in names:
+                served[name] = value
             elif not any(_same(value, neutral) for neutral in self.neutral.get(name, ())):
                 if ignored.strict or name in self.refused:
-                    raise self._refusal(name, value, {*model.model_fields, *self.passed})
+                    raise self._refusal(name, value, names)
                 ignored.add(name)
-        return own_fields, passed
+        return served
 
     def _refusal(self, name: str, value: object, names: set[str]) -> InvalidRequest:
         """The error of a field. It names the field that helps, or none."""

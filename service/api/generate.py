@@ -1,31 +1,39 @@
-"""POST /generate, whole or block by block, and the statistics that the answers of every API have."""
+"""POST /generate, whole or block by block."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from service.api.answers import (
-    AnswerStats,
     BlockFrame,
     ChoiceIndex,
-    DecodedStats,
     Done,
     GenerateAnswer,
     GenerateAnswers,
     StepFrame,
-    StopToken,
-    Traced,
     Usage,
+    met_of,
+    milliseconds,
+    stats_of,
+    traced,
 )
-from service.api.driver import Api, ResponseBuilder, Upstream, locked, respond
+from service.api.driver import ResponseBuilder, Upstream, locked, respond
 from service.api.errors import error_json
 from service.api.openapi import generate_docs
-from service.api.parse import RequestContext, further_request, parse_generate, to_replica_request
+from service.api.parse import (
+    OutputParams,
+    Prompt,
+    RequestContext,
+    check_model,
+    constraint_of,
+    further_request,
+    parse_generate,
+    to_replica_request,
+)
 from service.api.streams import frame
-from service.engine.request import Stats
 from service.errors import MrpServeError
 from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 from service.quality.schema import knobs_of
@@ -38,7 +46,7 @@ class GenerateBuilder(ResponseBuilder):
         super().__init__(requests, stream=stream)
         self._model = model
 
-    async def whole(self, answers: Sequence[Answer]) -> GenerateAnswer | GenerateAnswers:
+    async def full_response(self, answers: Sequence[Answer]) -> GenerateAnswer | GenerateAnswers:
         choices = [self._answer(index, answer) for index, answer in enumerate(answers)]
         if len(choices) == 1:
             return choices[0]
@@ -52,7 +60,7 @@ class GenerateBuilder(ResponseBuilder):
     def step(self, index: int, progress: Progress) -> bytes:
         return b"".join(frame("step", step) for step in _steps(progress, self._choice(index)))
 
-    def piece(self, index: int, chunk: Chunk) -> bytes:
+    def chunk(self, index: int, chunk: Chunk) -> bytes:
         body: BlockFrame = {
             "index": chunk.index,
             "text": chunk.text,
@@ -63,7 +71,7 @@ class GenerateBuilder(ResponseBuilder):
         }
         return frame("block", body)
 
-    def closing(self, index: int, ending: Ending) -> bytes:
+    def end(self, index: int, ending: Ending) -> bytes:
         return frame("done", self._done(index, ending))
 
     def error(self, error: MrpServeError, request_id: str) -> bytes:
@@ -74,7 +82,7 @@ class GenerateBuilder(ResponseBuilder):
 
     def _done(self, index: int, ending: Ending) -> Done:
         request = self.requests[index]
-        body: Done = {
+        return {
             "id": f"gen-{request.request_id}",
             "model": self._model,
             "finish_reason": ending.finish_reason,
@@ -83,24 +91,35 @@ class GenerateBuilder(ResponseBuilder):
             "seed": request.sampling.seed,
             "usage": _usage(ending.prompt_tokens, ending.completion_tokens),
             "stats": stats_of(ending.stats),
+            **self._choice(index),
+            **met_of(request, ending),
         }
-        if len(self.requests) > 1:
-            body["choice"] = index
-        if request.constraint is not None:
-            body["constraint_met"] = ending.constraint_met
-        if request.return_step_map:
-            body["stop_token"] = stop_token_of(ending)
-        return body
 
 
-def _parse(body: Mapping[str, Any], context: RequestContext) -> GenerateBuilder:
+def parse_generate_request(body: Mapping[str, Any], context: RequestContext) -> GenerateBuilder:
+    """Parses a body of POST /generate. Raises InvalidRequest or UnknownModel with the reason."""
     request = parse_generate(body, context.card.default_mode)
-    first = to_replica_request(request, context, stream=request.stream)
+    if request.model is not None:
+        check_model(request.model, context.card)
+    first = to_replica_request(
+        request,
+        context,
+        Prompt(
+            text=request.prompt,
+            token_ids=tuple(request.prompt_token_ids) if request.prompt_token_ids else None,
+            messages=tuple(message.model_dump() for message in request.messages) if request.messages else None,
+            constraint=constraint_of(request),
+        ),
+        OutputParams(
+            max_new_tokens=request.max_new_tokens,
+            shorten=False,
+            stream=request.stream,
+            stream_steps=request.stream_steps,
+            return_step_map=request.return_step_map,
+        ),
+    )
     requests = [first, *(further_request(first, index) for index in range(1, request.n))]
     return GenerateBuilder(requests, context.card.name, stream=request.stream)
-
-
-GENERATE_API: Final = Api(_parse)
 
 
 def generate_router(upstream: Upstream) -> APIRouter:
@@ -109,7 +128,7 @@ def generate_router(upstream: Upstream) -> APIRouter:
 
     @router.post("/generate", **generate_docs())
     async def generate(request: Request) -> Response:
-        return await respond(GENERATE_API, upstream, request)
+        return await respond(parse_generate_request, upstream, request)
 
     return router
 
@@ -133,64 +152,5 @@ def _tokens(step: TraceStep) -> set[int]:
     return {token for _, token, _ in (*step["revealed"], *step["drafted"])}
 
 
-def traced(request: ReplicaRequest, part: Answer | Chunk) -> Traced:
-    """The record of decoding that a request wants."""
-    record: Traced = {"trace": part.trace} if request.return_trace else {}
-    if request.return_step_map:
-        record["step_map"] = [token.step for token in part.step_map]
-        record["token_logprobs"] = [token.logprob for token in part.step_map]
-    return record
-
-
-def stop_token_of(ending: Ending) -> StopToken | None:
-    """The stop token that ended an answer, None if none did."""
-    if (token := ending.stop_token) is None:
-        return None
-    return {"token_id": token.token, "step": token.step, "logprob": token.logprob}
-
-
 def _usage(prompt: int, completion: int) -> Usage:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def stats_of(stats: Stats) -> AnswerStats:
-    """How an answer was decoded."""
-    forwards, first_s = stats.forwards, stats.first_block_s
-    return {
-        "tokens_per_forward": round(stats.tokens_per_forward, 4),
-        "tokens_per_forward_total": round(stats.tokens_per_forward_total, 4),
-        "forwards": {
-            "prefill": forwards.prefill,
-            "denoise": forwards.denoise,
-            "verify": forwards.verify,
-            "commit": forwards.commit,
-            "mrp": forwards.mrp,
-        },
-        "drafts_proposed": stats.drafts_proposed,
-        "drafts_accepted": stats.drafts_accepted,
-        "remasked": stats.remasked,
-        "forced_tokens": stats.forced_tokens,
-        "mrp_steps": stats.mrp_steps,
-        "cached_tokens": stats.cached_tokens,
-        "queue_ms": milliseconds(stats.queue_s),
-        "first_block_ms": None if first_s is None else milliseconds(first_s),
-        "total_ms": milliseconds(stats.total_s),
-        "weight_version": stats.weight_version,
-        "mrp_version": stats.mrp_version,
-    }
-
-
-def decoded_stats(ending: Ending, request: ReplicaRequest) -> DecodedStats:
-    """How an answer of another API was decoded: the statistics that this API has no fields for."""
-    return {
-        "finish_reason": ending.finish_reason,
-        "mode": request.mode.name,
-        "knobs": knobs_of(request.mode),
-        "seed": request.sampling.seed,
-        **stats_of(ending.stats),
-    }
-
-
-def milliseconds(seconds: float) -> float:
-    """Seconds as milliseconds with three decimals, the form of statistics and logs."""
-    return round(seconds * 1000, 3)

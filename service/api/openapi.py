@@ -29,8 +29,7 @@ from starlette.staticfiles import StaticFiles
 
 from service.api.answers import BlockFrame, Done, GenerateAnswer, GenerateAnswers, StepFrame
 from service.api.errors import ErrorAnswer
-from service.api.protocol import GENERATE, REQUESTS, GenerateDefault, GenerateQuality
-from service.quality.schema import QUALITIES
+from service.api.protocol import GENERATE, GenerateDefault, GenerateQuality
 
 SCHEMA: Final = "/openapi.json"
 _PAGE, _FILES = "/docs", "/docs/static"
@@ -55,6 +54,8 @@ _ERRORS: Mapping[int, str] = {
     503: "the server is loading or draining, or has no replica; see Retry-After",
     504: "the time limit passed before the first token was decoded",
 }
+_GENERATE_ERRORS: Final = (401, 404, 413, 422, 429, 503, 504)
+_API_ERRORS: Final = (400, 401, 404, 413, 429, 503, 504)
 #: a message that the demo knows
 STORY: Final = {"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}
 EXAMPLES: Final[Mapping[str, Any]] = {
@@ -143,7 +144,7 @@ def generate_docs() -> dict[str, Any]:
         "tags": [DECODING],
         "summary": "Continue a prompt, at once or block by block",
         "response_class": JSONResponse,
-        "responses": {200: answer, **errors(401, 404, 413, 422, 429, 503, 504)},
+        "responses": {200: answer, **errors(*_GENERATE_ERRORS)},
         **body_docs(body, examples=dict(EXAMPLES)),
     }
 
@@ -157,8 +158,13 @@ def errors(*statuses: int, model: type = ErrorAnswer) -> dict[int | str, dict[st
     return {status: {"description": _ERRORS[status], "content": content} for status in statuses}
 
 
-def route_docs(summary: str, answer: type, failed: Mapping[int | str, Any], stream: str = "") -> dict[str, Any]:
+def api_docs(summary: str, answer: type, stream: str = "", *, error_answer: type) -> dict[str, Any]:
     """FastAPI's arguments for a route of another API. `stream`: the description of its streams, if it has any."""
+    return route_docs(summary, answer, errors(*_API_ERRORS, model=error_answer), stream)
+
+
+def route_docs(summary: str, answer: type, failed: Mapping[int | str, Any], stream: str = "") -> dict[str, Any]:
+    """FastAPI's arguments for a route."""
     response: dict[str, Any] = {"model": answer}
     if stream:
         response |= {"description": stream, "content": {"text/event-stream": {"schema": {"description": stream}}}}
@@ -171,22 +177,18 @@ def body_docs(schema: Mapping[str, Any], example: Any = None, **content: Any) ->
     return {"openapi_extra": {"requestBody": {"required": True, "content": {"application/json": body}}}}
 
 
-@cache
-def shared_schema(schema: type[BaseModel], passed: frozenset[str], max_temperature: float) -> dict[str, Any]:
-    """The schema of a body with an API's own fields and with the fields `passed` of POST /generate, of all modes.
+def model_docs(body: type[BaseModel], example: Any) -> dict[str, Any]:
+    """The same for a body of this model."""
+    return body_docs(_body_schema(body), example)
 
-    The result is cached and must not be changed.
-    """
-    made = schema.model_json_schema()
-    definitions = made.pop("$defs", {})
-    for request in REQUESTS.values():
-        shared = request.model_json_schema()
-        definitions |= shared.get("$defs", {})
-        made["properties"] |= {name: field for name, field in shared["properties"].items() if name in passed}
-    made["properties"]["temperature"] |= {"maximum": max_temperature}
-    made["properties"]["mode"] = {"enum": list(REQUESTS), "description": "default: the server's"}
-    made["properties"]["quality"] = {"enum": list(QUALITIES), "description": "instead of a mode and its knobs"}
-    resolved: dict[str, Any] = inlined(made, definitions)
+
+@cache
+def _body_schema(body: type[BaseModel]) -> dict[str, Any]:
+    """The schema of a body without references. The result is cached and must not be changed."""
+    made = body.model_json_schema()
+    resolved: dict[str, Any] = inlined(made, made.pop("$defs", {}))
+    if highest := getattr(body, "MAX_TEMPERATURE", None):
+        resolved["properties"]["temperature"] |= {"maximum": highest}
     return resolved
 
 

@@ -1,4 +1,4 @@
-"""Parses request bodies to typed requests, and turns all their errors into one InvalidRequest.
+"""Parses the bodies of all APIs to typed bodies, and those to `ReplicaRequest`. All errors become one InvalidRequest.
 
 Every message names the field, the value received and the allowed values. For an unknown field it names the nearest
 known field. For a knob of another mode it names the modes that have the knob.
@@ -6,76 +6,66 @@ known field. For a knob of another mode it names the modes that have the knob.
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from service.api.content import check_parts
-from service.api.fields import IgnoredFields
+from service.api.errors import explain, show
+from service.api.fields import BodyFields, IgnoredFields
 from service.api.protocol import (
-    GENERATE,
     MAX_INTEGER,
-    REQUESTS,
-    GenerateCommon,
-    GenerateQuality,
+    ApiBody,
+    CommonFields,
+    GenerateBody,
     Json,
+    NamedModel,
+    QueueFields,
     ResponseFormat,
 )
+from service.api.translate import translated
 from service.constraints.constraint import Constraint
 from service.constraints.json_text import read_json
-from service.decode.modes import KNOBS
+from service.decode.knobs import knobs_in
+from service.decode.modes import KNOBS, MODES, Mode
 from service.decode.registry import make_mode, these_knobs
-from service.engine.request import MAX_SEED, SamplingParams
-from service.errors import InvalidRequest, UnknownModel, nearest, similar
+from service.engine.request import MAX_SEED, SamplingParams, Sharing
+from service.errors import InvalidRequest, UnknownModel
 from service.ipc.data import Arrival
 from service.messages.replica_status import ModelCard
 from service.messages.wire import Origin, ReplicaRequest, Weights
 from service.settings.defaults import DEFAULT_MAX_TOKENS
 
-#: characters of a value or a name, and problems, that an error shows
-_SHOWN = 80
-_EXPLAINED = 10
-_ENCODER = json.JSONEncoder(ensure_ascii=False)
 #: the fields that constrain an answer; the replica compiles the constraint
 _CONSTRAINTS = ("response_format", "regex", "choice", "grammar")
 _SCHEMA_PARAM = "response_format.json_schema.schema"
 #: the fields that `SamplingParams` has under the same name
-_SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name in GenerateCommon.model_fields)
+_SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name in CommonFields.model_fields)
 #: blocks of a whole answer that come in one chunk
-_TOGETHER = 16
+TOGETHER = 16
 
-#: path of an object in a body, without indices -> its name in errors; other objects are named by their paths
-_OBJECTS: Mapping[str, str] = {
-    "messages": "a message",
-    "items.messages": "a message",
-    "tools": "a tool",
-    "tools.function": "a tool's function",
-}
+
+_Validated = TypeVar("_Validated", bound=NamedModel)
+_Parsed = TypeVar("_Parsed", bound=ApiBody)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """The source of all fields of a `ReplicaRequest` that do not stand in the body.
-
-    `tenant`, `weight`: the name and the weight of the API key. `salted`: makes a cache salt of that key alone.
-    `weights`: the oldest weights that may answer. `default_max_tokens`: the longest answer of a request without a
-    limit. `ignored`: gets the names of fields that are not served.
-    """
+    """The source of all fields of a `ReplicaRequest` that do not stand in the body."""
 
     card: ModelCard
     timeout_limit_s: float
-    tenant: str = ""
-    weight: float = 1.0
-    salted: Callable[[str], str] = str
+    tenant: str = ""  # the name of the API key
+    tenant_share: float = 1.0  # the weight of the API key
+    salted: Callable[[str], str] = str  # makes a cache salt of that key alone
     origin: Origin = field(default_factory=Origin)
-    weights: Weights | None = None
-    default_max_tokens: int = DEFAULT_MAX_TOKENS
-    ignored: IgnoredFields = field(default_factory=IgnoredFields)
+    weights: Weights | None = None  # the oldest weights that may answer
+    default_max_tokens: int = DEFAULT_MAX_TOKENS  # the longest answer of a request without a limit
+    ignored: IgnoredFields = field(default_factory=IgnoredFields)  # gets the names of fields that are not served
 
 
 def parse_json(body: bytes) -> Json:
@@ -85,89 +75,214 @@ def parse_json(body: bytes) -> Json:
     except ValueError as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise InvalidRequest(f"the body is {_show(value)}, a JSON object is expected")
+        raise InvalidRequest(f"the body is {show(value)}, a JSON object is expected")
     check_parts(value)
     return value
 
 
-def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateCommon:
-    """The typed request of POST /generate. Without `mode` and `quality` it is one of the default mode."""
-    by_quality = body.get("quality") is not None
-    if by_quality:
-        _check_quality_is_alone(body)
-    elif body.get("mode") is None:
-        body = {**body, "mode": default_mode}
-    try:
-        request: GenerateCommon = (GenerateQuality.model_validate if by_quality else GENERATE.validate_python)(body)
-    except ValidationError as error:
-        raise explain(error.errors(include_url=False), GenerateCommon) from None
+def parse_body(body: Mapping[str, Any], schema: type[_Parsed], fields: BodyFields, context: RequestContext) -> _Parsed:
+    """The typed body of another server's API, whose fields that are not served are ignored, at any depth.
+
+    Raises InvalidRequest or UnknownModel with the reason.
+    """
+    served = fields.served(translated(body, context.ignored), schema, context.ignored)
+    _check_mode(served, context.card.default_mode)
+    request = validate_body(served, schema, context)
+    if request.temperature > (highest := schema.MAX_TEMPERATURE):
+        raise InvalidRequest(
+            f"temperature is {request.temperature:g}, allowed are 0 to {highest:g}", param="temperature"
+        )
     return request
 
 
-def to_replica_request(
-    request: GenerateCommon, context: RequestContext, *, stream: bool, shorten: bool = False, **fields: Any
-) -> ReplicaRequest:
-    """The request for a replica. `fields`: fields that follow from another API's body.
+def validate_body(fields: Mapping[str, Any], schema: type[_Validated], context: RequestContext) -> _Validated:
+    """The fields as a typed body, validated once. Raises InvalidRequest or UnknownModel with the reason."""
+    for name, info in schema.model_fields.items():
+        if info.is_required() and name not in fields:
+            raise InvalidRequest(f"{name} is missing", param=name)
+    try:
+        request = schema.model_validate(fields)
+    except ValidationError as error:
+        request = _without_further_fields(error, fields, schema, context.ignored)
+    check_model(request.model, context.card)
+    return request
 
-    `shorten`: whether `max_new_tokens` may be more than the prompt leaves of the context. A request without a limit may
-    always be shortened. UnknownModel, or InvalidRequest if the request is over the server's limits.
+
+def _without_further_fields(
+    error: ValidationError, fields: Mapping[str, Any], schema: type[_Validated], ignored: IgnoredFields
+) -> _Validated:
+    """The body without the fields that its objects may not have. InvalidRequest if they are not all that is wrong.
+
+    The fields of all APIs are this service's own, so their objects may have no further ones.
     """
-    card, timeout_limit_s = context.card, context.timeout_limit_s
-    limit = request.max_new_tokens or context.default_max_tokens
-    shorten = shorten or request.max_new_tokens is None
-    if request.model is not None:
-        check_model(request.model, card)
-    mode, knobs = _mode_and_knobs(request, card)
-    timeout_s = request.timeout_s or timeout_limit_s
-    if timeout_s > timeout_limit_s:
+    problems = error.errors(include_url=False, include_input=False)
+    extra = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
+    if not extra or ignored.strict or any(path[0] in CommonFields.model_fields for path in extra):
+        raise explain(error.errors(include_url=False), schema) from None
+    try:
+        request = schema.model_validate(fields, extra="ignore")
+    except ValidationError as other:
+        raise explain(other.errors(include_url=False), schema) from None
+    for path in extra:
+        ignored.add(".".join(part for part in path if isinstance(part, str)))
+    return request
+
+
+def with_form(body: _Parsed, form: ResponseFormat, name: str) -> _Parsed:
+    """A body whose field `name` gives the form of the answer, with this form as its `response_format`."""
+    if body.response_format is not None:
+        raise InvalidRequest(f"{name} and response_format are given, allowed is one of them", param="response_format")
+    return body.model_copy(update={"response_format": form})
+
+
+def with_types_served(
+    body: Mapping[str, Any], name: str, served: Collection[str], ignored: IgnoredFields
+) -> Mapping[str, Any]:
+    """A body whose list `name` has no objects of other types than `served`, such as a tool of the type `web_search`.
+
+    A strict request keeps them, to be refused.
+    """
+    objects = body.get(name)
+    if ignored.strict or not isinstance(objects, list):
+        return body
+    remaining = []
+    for item in objects:
+        kind = item.get("type") if isinstance(item, Mapping) else None
+        if isinstance(kind, str) and kind not in served:
+            ignored.add(f"{name}.{kind}")
+        else:
+            remaining.append(item)
+    return {**body, name: remaining}
+
+
+def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateBody:
+    """The typed body of POST /generate, which may have no other fields."""
+    _check_mode(body, default_mode)
+    try:
+        return GenerateBody.model_validate(body)
+    except ValidationError as error:
+        raise explain(error.errors(include_url=False), GenerateBody) from None
+
+
+def _check_mode(body: Mapping[str, Any], default_mode: str) -> None:
+    """InvalidRequest if a body has knobs of another mode, or a mode or knobs beside a quality."""
+    fields = [name for name in ("mode", *KNOBS) if body.get(name) is not None]
+    if (quality := body.get("quality")) is not None:
+        for name in fields:
+            raise InvalidRequest(
+                f"quality is {show(quality)} and {name} is {show(body[name])}, allowed is one of them: "
+                "quality chooses the mode and its knobs",
+                param="quality",
+            )
+    mode = body["mode"] if "mode" in fields else default_mode
+    used = knobs_in(MODES[mode]) if isinstance(mode, str) and mode in MODES else KNOBS
+    for name in fields:
+        if name != "mode" and name not in used:
+            users = ", ".join(user for user in MODES if name in knobs_in(MODES[user]))
+            raise InvalidRequest(f"mode {mode!r} does not use {name} ({users} do); {these_knobs(used)}", param=name)
+
+
+def check_model(name: str, card: ModelCard) -> None:
+    """UnknownModel if `name` is no name of the served model."""
+    if not card.has_name(name):
+        served = " or ".join(map(repr, (card.name, *card.aliases)))
+        raise UnknownModel(f"model is {name!r}, served is {served}", param="model")
+
+
+# --- the request for a replica ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text, token ids or a chat to be continued, and the constraint of the answer."""
+
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None  # as chat templates take them
+    tools: tuple[Mapping[str, Any], ...] = ()
+    think: bool | None = None
+    constraint: Constraint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputParams:
+    """The answer that a body asks for, in the fields that each API names in its own way."""
+
+    max_new_tokens: int | None  # None: the server's default
+    #: whether `max_new_tokens` may be more than the prompt leaves of the context; always without a limit
+    shorten: bool = True
+    stream: bool = False
+    logprobs: int | None = None  # top log-probabilities per token, None for no log-probabilities
+    return_step_map: bool = False
+    stream_steps: bool = False
+
+
+def to_replica_request(
+    body: CommonFields, context: RequestContext, prompt: Prompt, output: OutputParams
+) -> ReplicaRequest:
+    """The request for a replica. InvalidRequest if the body is over the server's limits."""
+    limit = output.max_new_tokens or context.default_max_tokens
+    shorten = output.shorten or output.max_new_tokens is None
+    mode, timeout_s = _mode_of(body, context.card), timeout_of(body, context)
+    if body.min_tokens > limit:
         raise InvalidRequest(
-            f"timeout_s is {timeout_s}, allowed is 0 < timeout_s <= {timeout_limit_s}", param="timeout_s"
+            f"min_tokens is {body.min_tokens}, allowed are 0 to max_new_tokens, {limit}", param="min_tokens"
         )
-    if request.min_tokens > limit:
-        raise InvalidRequest(
-            f"min_tokens is {request.min_tokens}, allowed are 0 to max_new_tokens, {limit}",
-            param="min_tokens",
-        )
-    if "constraint" not in fields:
-        fields["constraint"] = constraint_of(request)
-    _note_ignored_keywords(fields["constraint"], context.ignored)
-    seed = secrets.randbits(53) if request.seed is None else request.seed
-    parsed: Json = {
-        "mode": make_mode(mode, knobs),
-        "sampling": _sampling(request, seed),
-        "bad_words": tuple(request.bad_words),
-        "text": request.prompt,
-        "token_ids": tuple(request.prompt_token_ids) if request.prompt_token_ids else None,
-        "messages": tuple(message.model_dump() for message in request.messages) if request.messages else None,
-        "return_trace": request.return_trace,
-        "return_step_map": request.return_step_map,
-    }
+    _note_ignored_keywords(prompt.constraint, context.ignored)
     return ReplicaRequest(
         request_id=secrets.token_hex(12),
-        max_new_tokens=min(limit, card.max_model_len) if shorten else limit,
-        shorten=shorten,
+        mode=mode,
+        sampling=_sampling_of(body),
+        max_new_tokens=min(limit, context.card.max_model_len) if shorten else limit,
         timeout_s=timeout_s,
         arrived=Arrival.now(),
-        stop=tuple(request.stop or ()),
-        stop_token_ids=frozenset(token for token in request.stop_token_ids if token <= MAX_INTEGER),
-        ignore_eos=request.ignore_eos,
-        stream_steps=request.stream_steps,
-        cache_salt=context.salted(request.cache_salt or ""),
-        priority=request.priority,
-        tenant=context.tenant,
-        weight=context.weight,
+        text=prompt.text,
+        token_ids=prompt.token_ids,
+        messages=prompt.messages,
+        tools=prompt.tools,
+        think=prompt.think,
+        constraint=prompt.constraint,
         origin=context.origin,
         weights=context.weights,
-        session=request.prompt_cache_key or "",
-        together=1 if stream else _TOGETHER,
-        quality=getattr(request, "quality", None) or "",
-        **(parsed | fields),
+        quality=body.quality or "",
+        stop=tuple(body.stop or ()),
+        bad_words=tuple(body.bad_words),
+        stop_token_ids=frozenset(token for token in body.stop_token_ids if token <= MAX_INTEGER),
+        ignore_eos=body.ignore_eos,
+        return_trace=body.return_trace,
+        stream_steps=output.stream_steps,
+        return_pieces=output.logprobs is not None,
+        return_step_map=output.return_step_map,
+        sharing=sharing_of(body, context),
+        session=body.prompt_cache_key or "",
+        shorten=shorten,
+        top_logprobs=output.logprobs or 0,
+        together=1 if output.stream else TOGETHER,
     )
 
 
-def _sampling(request: GenerateCommon, seed: int) -> SamplingParams:
-    fields = {name: getattr(request, name) for name in _SAMPLING}
-    return SamplingParams(**fields | {"seed": seed, "top_k": min(request.top_k, MAX_INTEGER)})
+def timeout_of(body: QueueFields, context: RequestContext) -> float:
+    """The time limit of a request. InvalidRequest if it is over the server's."""
+    timeout_s, limit_s = body.timeout_s or context.timeout_limit_s, context.timeout_limit_s
+    if timeout_s > limit_s:
+        raise InvalidRequest(f"timeout_s is {timeout_s}, allowed is 0 < timeout_s <= {limit_s}", param="timeout_s")
+    return timeout_s
+
+
+def sharing_of(body: QueueFields, context: RequestContext) -> Sharing:
+    """How a request shares an engine with others."""
+    return Sharing(
+        tenant=context.tenant,
+        tenant_share=context.tenant_share,
+        priority=body.priority,
+        cache_salt=context.salted(body.cache_salt or ""),
+    )
+
+
+def _sampling_of(body: CommonFields) -> SamplingParams:
+    fields = {name: getattr(body, name) for name in _SAMPLING}
+    seed = secrets.randbits(53) if body.seed is None else body.seed
+    return SamplingParams(**fields | {"seed": seed, "top_k": min(body.top_k, MAX_INTEGER)})
 
 
 def _note_ignored_keywords(constraint: Constraint | None, ignored: IgnoredFields) -> None:
@@ -184,55 +299,38 @@ def further_request(request: ReplicaRequest, index: int, **prompt: Any) -> Repli
     return replace(request, request_id=secrets.token_hex(12), sampling=replace(request.sampling, seed=seed), **prompt)
 
 
-def check_model(name: str, card: ModelCard) -> None:
-    """UnknownModel if `name` is no name of the served model."""
-    if not card.has_name(name):
-        served = " or ".join(map(repr, (card.name, *card.aliases)))
-        raise UnknownModel(f"model is {name!r}, served is {served}", param="model")
+def _mode_of(body: CommonFields, card: ModelCard) -> Mode:
+    """The mode of a request with its knobs, or the preset that it names, at the load on the card."""
+    if body.quality is not None:
+        plan = card.quality.plan(body.quality, body.temperature)
+        return make_mode(plan.mode, plan.knobs)
+    mode = body.mode or card.default_mode
+    return make_mode(mode, {**card.defaults.get(mode, {}), **body.knobs})
 
 
-def _check_quality_is_alone(body: Mapping[str, Any]) -> None:
-    for name in ("mode", *KNOBS):
-        if body.get(name) is not None:
-            raise InvalidRequest(
-                f"quality is {_show(body['quality'])} and {name} is {_show(body[name])}, allowed is one of them: "
-                "quality chooses the mode and its knobs",
-                param="quality",
-            )
-
-
-def _mode_and_knobs(request: GenerateCommon, card: ModelCard) -> tuple[str, dict[str, Any]]:
-    """The mode and the knobs of a request, or of the preset that it names, at the load on the card."""
-    if (quality := getattr(request, "quality", None)) is not None:
-        plan = card.quality.plan(quality, request.temperature)
-        return plan.mode, dict(plan.knobs)
-    mode: str = request.mode  # type: ignore[attr-defined]
-    return mode, {**card.defaults.get(mode, {}), **request.knobs}
-
-
-def constraint_of(request: GenerateCommon) -> Constraint | None:
-    """The constraint that a request asks for. InvalidRequest if it asks for two, or for no end."""
-    names = [name for name in _CONSTRAINTS if getattr(request, name) is not None]
+def constraint_of(body: CommonFields) -> Constraint | None:
+    """The constraint that a body asks for. InvalidRequest if it asks for two, or for no end."""
+    names = [name for name in _CONSTRAINTS if getattr(body, name) is not None]
     if len(names) > 1:
         raise InvalidRequest(
             f"{' and '.join(names)} are given, allowed is one of {', '.join(_CONSTRAINTS)}", param=names[-1]
         )
-    constraint = _constraint(request)
-    if constraint is not None and request.ignore_eos:
+    constraint = _constraint(body)
+    if constraint is not None and body.ignore_eos:
         raise InvalidRequest(
             f"ignore_eos is true, which {names[0]} does not allow: the answer has an end", param="ignore_eos"
         )
     return constraint
 
 
-def _constraint(request: GenerateCommon) -> Constraint | None:
-    if request.regex is not None:
-        return Constraint.regex(request.regex)
-    if request.choice is not None:
-        return Constraint.choice(request.choice)
-    if request.grammar is not None:
-        return Constraint.grammar(request.grammar)
-    return None if request.response_format is None else _of_format(request.response_format)
+def _constraint(body: CommonFields) -> Constraint | None:
+    if body.regex is not None:
+        return Constraint.regex(body.regex)
+    if body.choice is not None:
+        return Constraint.choice(body.choice)
+    if body.grammar is not None:
+        return Constraint.grammar(body.grammar)
+    return None if body.response_format is None else _of_format(body.response_format)
 
 
 def _of_format(form: ResponseFormat) -> Constraint | None:
@@ -252,96 +350,3 @@ def _of_format(form: ResponseFormat) -> Constraint | None:
     if schema is None:
         return Constraint.json(None, "response_format")
     return Constraint.json(schema.schema_, _SCHEMA_PARAM, strict=bool(schema.strict))
-
-
-# --- errors ----------------------------------------------------------------------------------------
-
-
-def explain(problems: Sequence[Any], schema: type[BaseModel]) -> InvalidRequest:
-    """The first of pydantic's errors, and the number of the others. `param` is the first field at fault.
-
-    `schema`: the model of the body.
-    """
-    explained = [_explain(problem, schema) for problem in problems[:_EXPLAINED]]
-    messages = _with_lists_once(dict.fromkeys(message for _, message in explained))
-    if len(problems) > _EXPLAINED:
-        messages.append(f"and {len(problems) - _EXPLAINED} more")
-    return InvalidRequest("; ".join(messages), param=explained[0][0])
-
-
-def _with_lists_once(messages: Iterable[str]) -> list[str]:
-    """The messages. Only the first of those with the same list of fields has it."""
-    shortened, lists = list[str](), set[str]()
-    for message in messages:
-        rest, _, fields = message.partition("; known are ")
-        shortened.append(rest if fields in lists else message)
-        lists.add(fields)
-    return shortened
-
-
-def _explain(problem: Mapping[str, Any], schema: type[BaseModel]) -> tuple[str | None, str]:
-    path = [part for part in problem["loc"] if part != "body"]
-    mode = str(path.pop(0)) if path and path[0] in REQUESTS else None
-    if not path and problem["type"] in {"union_tag_invalid", "union_tag_not_found"}:
-        received = _show(problem["input"].get("mode"))
-        return "mode", f"mode is {received}, allowed are {', '.join(REQUESTS)}"
-    name = ".".join(str(part) for part in path) or None
-    if problem["type"] == "extra_forbidden":
-        return name, _unknown(path, mode, schema)
-    if problem["type"] == "missing" and name:
-        return name, f"{name} is missing"
-    return name, f"{name or 'the request'} is {_show(problem['input'])}: {problem['msg']}"
-
-
-def _unknown(path: Sequence[str | int], mode: str | None, schema: type[BaseModel]) -> str:
-    name = str(path[-1])[:_SHOWN]
-    if len(path) > 1:
-        *owner, _ = path
-        title = _OBJECTS.get(".".join(str(part) for part in owner if isinstance(part, str)), ".".join(map(str, owner)))
-        fields = _fields_of(owner, schema)
-        return f"{name!r} is not a field of {title}" + (f"; {nearest(name, fields)}" if fields else "")
-    if mode and name in KNOBS:
-        users = [user for user, schema in REQUESTS.items() if name in schema.model_fields]
-        used = sorted(set(KNOBS) & set(REQUESTS[mode].model_fields))
-        return f"mode {mode!r} does not use {name} ({', '.join(users)} do); {these_knobs(used)}"
-    names = {field for schema in REQUESTS.values() for field in schema.model_fields}
-    return f"{name!r} is not a field{similar(name, names)}"
-
-
-def _fields_of(path: Sequence[str | int], schema: type[BaseModel]) -> list[str]:
-    """The fields of the object at a path in a body. In pydantic's paths, the tag of a union's member is a part, too."""
-    models = [schema]
-    for part in path:
-        tagged = [model for model in models if "type" in model.model_fields and part in _tags(model)]
-        if len(models) > 1 and tagged:
-            models = tagged
-        elif isinstance(part, str):
-            fields = [
-                field for model in models for name, field in model.model_fields.items() if part in (name, field.alias)
-            ]
-            models = [model for field in fields for model in _models_in(field.annotation)]
-    return [field.alias or name for model in models for name, field in model.model_fields.items()]
-
-
-def _tags(model: type[BaseModel]) -> tuple[object, ...]:
-    return get_args(model.model_fields["type"].annotation)
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The models that a type contains: of a list, of a union."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]
-
-
-def _show(value: object) -> str:
-    """A received value as JSON, cut to a readable length. The rest is not written."""
-    text = ""
-    try:
-        for part in _ENCODER.iterencode(value):
-            text += part
-            if len(text) > _SHOWN:
-                break
-    except (TypeError, ValueError):
-        text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -1,9 +1,8 @@
-"""The bodies of POST /generate. `answers.py` has the answers.
+"""The fields that the bodies of all APIs have, and the body of POST /generate. `answers.py` has its answers.
 
-There is one pydantic model of a body per mode, made from the registry of modes. The field `mode` selects the model.
 A mode's knobs are the fields of its class, so a new mode or knob needs no line here. The engine checks ranges
 that depend on the model (block size, length, vocabulary). `parse.py` parses bodies with these models, and `openapi.py`
-documents them.
+documents them: POST /generate by one model per mode, which the field `mode` selects.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache, reduce
 from operator import or_
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -129,6 +128,18 @@ class StrictModel(BodyModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class LenientModel(BodyModel):
+    """An object of a body whose other fields are ignored, such as `cache_control` and `citations`."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class NamedModel(StrictModel):
+    """A body that must name the model."""
+
+    model: str = Field(description="as GET /v1/models names it")
+
+
 class Message(StrictModel):
     """One message of a chat."""
 
@@ -153,6 +164,7 @@ LogitBias = dict[
     Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)],
 ]
 BadWord = Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
 
 
 class JsonSchemaFormat(StrictModel):
@@ -194,30 +206,34 @@ Choice = Annotated[
 GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]
 
 
-class GenerateCommon(StrictModel):
-    """The fields of POST /generate that every mode has. Exactly one of the three prompts must be given."""
+class QueueFields(StrictModel):
+    """The fields of a request's way to an engine, in every API."""
 
-    model_config = ConfigDict(allow_inf_nan=False, json_schema_extra={"oneOf": ONE_PROMPT})
+    model_config = ConfigDict(allow_inf_nan=False)
 
-    prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="text to be continued")
-    prompt_token_ids: Annotated[list[TokenId], Field(min_length=1, fail_fast=True)] | None = Field(
-        None, description="prompt as token ids"
+    timeout_s: float | None = Field(None, gt=0, description="default and maximum: the server's limit")
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = Field(
+        None, description="share cached prompts only with requests of the same salt and API key"
     )
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = Field(None, description="a chat")
-    model: str | None = Field(None, description="name of the served model, as in GET /v1/models")
-    max_new_tokens: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_NEW_TOKENS,
-        description="at most the rest of the context after the prompt; default: the rest, up to the server's "
-        "`default_max_tokens`",
+    prompt_cache_key: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_KEY)] | None = Field(
+        None, description="a name for requests with a common beginning, e.g. a session: they go to the same replica"
     )
+    priority: int = Field(
+        DEFAULT_PRIORITY,
+        ge=HIGHEST_PRIORITY,
+        le=LOWEST_PRIORITY,
+        description="priority in the queue; 0 is served first",
+    )
+
+
+class DecodingFields(QueueFields):
+    """The fields of decoding that every mode and every API has."""
+
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, description="0: off")
     min_p: float = Field(0.0, ge=0, le=1, description="only tokens at least `min_p` times as likely as the likeliest")
     seed: int | None = Field(None, ge=0, le=MAX_SEED, description="default: random; the answer contains it")
-    n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers to the prompt; answer i has the seed `seed` + i")
     repetition_penalty: float = Field(
         1.0, ge=0.01, le=100, description="divides the logits of tokens of prompt and answer; 1: off"
     )
@@ -237,30 +253,69 @@ class GenerateCommon(StrictModel):
     regex: Regex | None = Field(None, description="a regular expression that matches the whole answer")
     choice: Choice | None = Field(None, description="the texts from which the answer is chosen")
     grammar: GrammarText | None = Field(None, description="a grammar of the answer, in Lark's or llama.cpp's form")
-    stream: bool = Field(False, description="server-sent events, one per block")
-    timeout_s: float | None = Field(None, gt=0, description="default and maximum: the server's limit")
     return_trace: bool = Field(False, description="return the denoising history")
+
+
+if TYPE_CHECKING:
+    _Knobs = StrictModel
+else:
+    _Knobs = create_model(
+        "_Knobs", __base__=StrictModel, **{name: (kind | None, None) for name, kind in _KNOB_TYPES.items()}
+    )
+
+
+class CommonFields(DecodingFields, _Knobs):
+    """The fields that every API has: of decoding, a mode and its knobs. `parse.py` checks that the mode has them."""
+
+    mode: Literal[tuple(MODES)] | None = Field(None, description="default: the server's")  # type: ignore[valid-type]
+    quality: QualityName | None = Field(None, description="instead of a mode and its knobs")
+
+    @property
+    def knobs(self) -> dict[str, KnobValue]:
+        """The knobs that the request gives."""
+        return {name: value for name in KNOBS if (value := getattr(self, name)) is not None}
+
+
+class ApiBody(CommonFields, NamedModel):
+    """The fields of the APIs of other servers."""
+
+    MAX_TEMPERATURE: ClassVar[float]  # the API's limit; POST /generate allows higher temperatures
+
+
+class StepMapField(StrictModel):
+    """The field of the APIs whose answers may have a step map."""
+
     return_step_map: bool = Field(
         False, description="return the number of each token's denoising step, and the token's log-probability there"
     )
+
+
+class GenerateFields(StepMapField):
+    """The fields that only POST /generate has. Exactly one of the three prompts must be given."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": ONE_PROMPT})
+
+    prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="text to be continued")
+    prompt_token_ids: Annotated[list[TokenId], Field(min_length=1, fail_fast=True)] | None = Field(
+        None, description="prompt as token ids"
+    )
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = Field(None, description="a chat")
+    model: str | None = Field(None, description="name of the served model, as in GET /v1/models")
+    max_new_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_NEW_TOKENS,
+        description="at most the rest of the context after the prompt; default: the rest, up to the server's "
+        "`default_max_tokens`",
+    )
+    n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers to the prompt; answer i has the seed `seed` + i")
+    stream: bool = Field(False, description="server-sent events, one per block")
     stream_steps: bool = Field(
         False, description="with `stream`: also an event for each decoding step, while its block is decoded"
     )
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = Field(
-        None, description="share cached prompts only with requests of the same salt and API key"
-    )
-    prompt_cache_key: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_KEY)] | None = Field(
-        None, description="a name for requests with a common beginning, e.g. a session: they go to the same replica"
-    )
-    priority: int = Field(
-        DEFAULT_PRIORITY,
-        ge=HIGHEST_PRIORITY,
-        le=LOWEST_PRIORITY,
-        description="priority in the queue; 0 is served first",
-    )
 
     @model_validator(mode="after")
-    def _one_prompt(self) -> GenerateCommon:
+    def _one_prompt(self) -> GenerateFields:
         names = [name for name in PROMPTS if getattr(self, name) is not None]
         if len(names) != 1:
             received = " and ".join(names) or "none of them"
@@ -270,7 +325,7 @@ class GenerateCommon(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _steps_are_streamed(self) -> GenerateCommon:
+    def _steps_are_streamed(self) -> GenerateFields:
         if self.stream_steps and not self.stream:
             raise InvalidRequest(
                 "stream_steps is true and stream is false: steps are events of a stream, set stream to true",
@@ -278,39 +333,41 @@ class GenerateCommon(StrictModel):
             )
         return self
 
-    @property
-    def knobs(self) -> dict[str, KnobValue]:
-        """The mode's knobs that the request gives."""
-        return {name: value for name in KNOBS if (value := getattr(self, name, None)) is not None}
+
+class GenerateBody(CommonFields, GenerateFields):
+    """The body of POST /generate."""
 
 
-def _schema(mode: str) -> type[GenerateCommon]:
-    more: Any = {name: (_KNOB_TYPES[name] | None, None) for name in knobs_in(MODES[mode])}
-    more |= {"mode": (Literal[mode], ...), "quality": (None, None)}
-    made: type[GenerateCommon] = create_model(f"Generate{mode.capitalize()}", __base__=GenerateCommon, **more)
-    made.__doc__ = f"POST /generate in mode {mode}: {(MODES[mode].__doc__ or '').strip()}"
+# --- the documentation of POST /generate -----------------------------------------------------------
+
+
+def _documented(name: str, doc: str, **fields: Any) -> type[BaseModel]:
+    """A model for the documentation only."""
+    fields = {"mode": (None, None), "quality": (None, None)} | fields
+    made: type[BaseModel] = create_model(name, __base__=(DecodingFields, GenerateFields), __doc__=doc, **fields)
     return made
 
 
-#: name of a mode -> schema of its requests
-REQUESTS: Mapping[str, type[GenerateCommon]] = {mode: _schema(mode) for mode in MODES}
+def _of_mode(mode: str) -> type[BaseModel]:
+    knobs: Any = {name: (_KNOB_TYPES[name] | None, None) for name in knobs_in(MODES[mode])}
+    doc = f"POST /generate in mode {mode}: {(MODES[mode].__doc__ or '').strip()}"
+    return _documented(f"Generate{mode.capitalize()}", doc, mode=(Literal[mode], ...), **knobs)
 
-#: for the documentation only: a request without a mode, which is parsed as one of the default mode
-GenerateDefault = create_model(  # type: ignore[call-overload]
+
+#: name of a mode -> schema of its requests
+REQUESTS: Mapping[str, type[BaseModel]] = {mode: _of_mode(mode) for mode in MODES}
+
+#: a request without a mode, which is parsed as one of the default mode
+GenerateDefault = _documented(
     "GenerateDefault",
-    __base__=GenerateCommon,
-    __doc__="POST /generate in the server's default mode; only that mode's knobs are allowed.",
-    mode=(None, None),
-    quality=(None, None),
+    "POST /generate in the server's default mode; only that mode's knobs are allowed.",
     **{name: (kind | None, None) for name, kind in _KNOB_TYPES.items()},
 )
 
 #: a request that names a preset of the checkpoint's calibration, not a mode with knobs
-GenerateQuality = create_model(  # type: ignore[call-overload]
+GenerateQuality = _documented(
     "GenerateQuality",
-    __base__=GenerateCommon,
-    __doc__="POST /generate by quality. A quality is a preset of mode and knobs; GET /v1/models lists the presets.",
-    mode=(None, None),
+    "POST /generate by quality. A quality is a preset of mode and knobs; GET /v1/models lists the presets.",
     quality=(
         Annotated[
             QualityName,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from service.api.driver import ResponseBuilder
 from service.api.errors import error_response
-from service.api.fields import IgnoredFields, IgnoredFieldsLog
+from service.api.fields import IgnoredFields
 from service.api.parse import RequestContext
 from service.api.protocol import Json
 from service.api.streams import all_of
@@ -39,7 +39,7 @@ class LineAnswers:
             settings.request_timeout_s,
             default_max_tokens=settings.default_max_tokens,
         )
-        self._ignored_fields = IgnoredFieldsLog()
+        self._ignored_fields: set[str] = set()  # names in the log
         self.tokens = 0
 
     async def run(self, lines: Iterable[BatchLine], write: WriteOutput) -> None:
@@ -69,9 +69,9 @@ class LineAnswers:
         if line.error is not None:
             raise line.error
         try:
-            ignored = IgnoredFields(log=self._ignored_fields)
+            ignored = IgnoredFields(logged=self._ignored_fields)
             context = replace(self._context, origin=Origin(request_id), ignored=ignored)
-            builder = APIS[line.url].parse(line.body, context)
+            builder = APIS[line.url](line.body, context)
         except MrpServeError:
             raise
         except Exception as error:  # noqa: BLE001 - a line must not end the others
@@ -83,15 +83,13 @@ class LineAnswers:
     async def _answer(
         self, line: BatchLine, request_id: str, builder: ResponseBuilder, count: int, write: WriteOutput
     ) -> None:
-        api = APIS[line.url]
-
         async def answered(index: int, request: ReplicaRequest) -> Answer:
-            with api.renamed(index):
+            with builder.client_errors(index):
                 return await self._replicas.answer(request)
 
         try:
             answers = await all_of([answered(index, request) for index, request in enumerate(builder.requests)])
-            output = _succeeded(line, request_id, await builder.whole(answers))
+            output = _succeeded(line, request_id, await builder.full_response(answers))
             self.tokens += sum(answer.ending.completion_tokens for answer in answers)
         except MrpServeError as error:
             if self._replicas.failure is not None:

@@ -12,25 +12,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from service.api.anthropic.routes import MESSAGES
-from service.api.driver import Api
-from service.api.generate import GENERATE_API
-from service.api.openai.routes import CHAT, COMPLETIONS, RESPONSES
+from service.api.anthropic.routes import parse_messages
+from service.api.driver import Parse
+from service.api.generate import parse_generate_request
+from service.api.openai.parse import parse_chat, parse_completion
+from service.api.openai.responses.parse import parse_responses
 from service.api.protocol import REQUESTS, Json
-from service.api.score.routes import SCORE
+from service.api.score.routes import parse_score
 from service.constraints.json_text import read_json
 from service.errors import BodyTooLarge, InvalidRequest, MrpServeError, SettingsError, nearest
 
 #: the path of the requests that lines without `url` have
 GENERATE: Final = "/generate"
-#: path -> the API of its requests
-APIS: Final[Mapping[str, Api]] = {
-    GENERATE: GENERATE_API,
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": COMPLETIONS,
-    "/v1/messages": MESSAGES,
-    "/v1/responses": RESPONSES,
-    "/v1/score": SCORE,
+#: path -> the parser of its requests
+APIS: Final[Mapping[str, Parse]] = {
+    GENERATE: parse_generate_request,
+    "/v1/chat/completions": parse_chat,
+    "/v1/completions": parse_completion,
+    "/v1/messages": parse_messages,
+    "/v1/responses": parse_responses,
+    "/v1/score": parse_score,
 }
 
 _ENVELOPE = ("custom_id", "method", "url", "body")

@@ -123,40 +123,13 @@ class LogprobsRequest(NamedTuple):
     token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """One prompt to continue. `timeout_s` counts from submission; None: no limit.
+class Sharing(Data, frozen=True):
+    """How a request shares an engine with others: its place in the queue and the prompts it may share."""
 
-    `priority` (0 is served first), `tenant` and `weight` order waiting requests. `waited_s`: seconds of waiting before
-    the submission. Only requests with the same `cache_salt` share pages. `num_continued`: the number of tokens at the
-    prompt's end that another engine has decoded for this request. `report_steps`: whether `Engine.progress` has its
-    steps. `keep_steps`: whether its events have its steps. `together`: the number of events that are delivered at once,
-    for callers who wait for the last event anyway. `logprobs`: the log-probabilities that its picks have.
-    `grammar`: the grammar of the answer; its end tokens must be stop tokens of the request.
-    `version`: the version of the weights that must decode it, since it decoded the tokens it continues; None: any.
-    `delay_s`: the seconds between submission and enqueueing, in which its grammar was compiled.
-    """
-
-    request_id: str
-    prompt_token_ids: tuple[int, ...]
-    mode: AnyMode = field(default_factory=Static)
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    max_new_tokens: int = 256
-    stop_token_ids: frozenset[int] = frozenset()
-    timeout_s: float | None = None
-    priority: int = DEFAULT_PRIORITY
-    tenant: str = ""
-    weight: float = 1.0
-    waited_s: float = 0.0
-    cache_salt: str = ""
-    num_continued: int = 0
-    report_steps: bool = False
-    keep_steps: bool = True
-    together: int = 1
-    logprobs: LogprobsRequest | None = None
-    grammar: CompiledGrammar | None = field(default=None, repr=False, compare=False)
-    version: int | None = None
-    delay_s: float = 0.0
+    tenant: str = ""  # the name of its API key; tenants get their shares of every step
+    tenant_share: float = 1.0  # relative to the shares of other tenants
+    priority: int = DEFAULT_PRIORITY  # 0 is served first
+    cache_salt: str = ""  # only requests with the same salt share pages
 
     def __post_init__(self) -> None:
         if not HIGHEST_PRIORITY <= self.priority <= LOWEST_PRIORITY:
@@ -164,6 +137,32 @@ class GenerationRequest:
                 f"priority is {self.priority}, allowed are {HIGHEST_PRIORITY} (soonest) to {LOWEST_PRIORITY}",
                 param="priority",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to continue."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    mode: AnyMode = field(default_factory=Static)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_new_tokens: int = 256
+    stop_token_ids: frozenset[int] = frozenset()
+    timeout_s: float | None = None  # from submission; None: no limit
+    sharing: Sharing = field(default_factory=Sharing)
+    waited_s: float = 0.0  # seconds of waiting before the submission
+    num_continued: int = 0  # tokens at the prompt's end that another engine has decoded for this request
+    report_steps: bool = False  # whether `Engine.progress` has its steps
+    keep_steps: bool = True  # whether its events have its steps
+    #: the events that are delivered at once, for callers who wait for the last event anyway
+    together: int = 1
+    logprobs: LogprobsRequest | None = None  # the log-probabilities that its picks have
+    #: the grammar of the answer; its end tokens must be stop tokens of the request
+    grammar: CompiledGrammar | None = field(default=None, repr=False, compare=False)
+    #: the version of the weights that must decode it, since it decoded the tokens it continues; None: any
+    version: int | None = None
+    delay_s: float = 0.0  # seconds between submission and enqueueing, in which its grammar was compiled
 
     def logprobs_with(self, top_n: int) -> LogprobsRequest:
         """The log-probabilities wanted of each position, with at least `top_n` top tokens."""
@@ -190,11 +189,7 @@ class ForwardCounts(Data, frozen=True):
 class Stats(Data, frozen=True):
     """The statistics of one request so far. Times are in seconds since submission.
 
-    `mrp_steps`: the MRP forwards for drafts, requested or chosen by `auto`; None for modes without them.
-    `cached_tokens`: tokens of the prompt that were in the prefix cache.
-    `forced_tokens`: tokens that the request's grammar forced, for which no forward was needed.
-    `prefill_s`: when the last whole block of the prompt was stored; None if the prompt has no whole block.
-    `weight_version`, `mrp_version`: the versions of the weights, and of MRP among them; None if there is no MRP.
+    A number here is in the `stats` of every answer, apart from those in `HIDDEN` (`api/answers.py`).
     """
 
     forwards: ForwardCounts = ForwardCounts()
@@ -202,15 +197,17 @@ class Stats(Data, frozen=True):
     drafts_proposed: int = 0
     drafts_accepted: int = 0
     remasked: int = 0
-    forced_tokens: int = 0
+    forced_tokens: int = 0  # tokens that the request's grammar forced, for which no forward was needed
+    #: the MRP forwards for drafts, requested or chosen by `auto`; None for modes without them
     mrp_steps: int | None = None
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # tokens of the prompt that were in the prefix cache
     queue_s: float = 0.0
+    #: when the last whole block of the prompt was stored; None if the prompt has no whole block
     prefill_s: float | None = None
     first_block_s: float | None = None
     total_s: float = 0.0
-    weight_version: int = 0
-    mrp_version: int | None = None
+    weight_version: int = 0  # the version of the weights
+    mrp_version: int | None = None  # the version of MRP's weights; None if there is no MRP
 
     @property
     def tokens_per_forward(self) -> float:
@@ -225,8 +222,7 @@ class Stats(Data, frozen=True):
 
     def later_by(self, seconds: float) -> Stats:
         """These statistics with times that count from `seconds` before submission."""
-        names = ("queue_s", "prefill_s", "first_block_s", "total_s")
-        times = {name: getattr(self, name) for name in names}
+        times = {name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_s")}
         return replace(self, **{name: seconds + time for name, time in times.items() if time is not None})
 
     def continued(self, stats: Stats) -> Stats:
@@ -234,32 +230,30 @@ class Stats(Data, frozen=True):
 
         Counts are added. `mrp_steps` and `total_s` are the second part's, all other values the first part's.
         """
-        counts = ("forwards", "decoded_tokens", "drafts_proposed", "drafts_accepted", "remasked", "forced_tokens")
-        sums = {name: getattr(self, name) + getattr(stats, name) for name in counts}
+        sums = {name: getattr(self, name) + getattr(stats, name) for name in _ADDED}
         return replace(self, mrp_steps=stats.mrp_steps, total_s=stats.total_s, **sums)
 
 
-class BlockEvent(Data, frozen=True, tag=1):
-    """One finished block, or the end of a request.
+#: the statistics that are sums over the parts of an answer
+_ADDED = ("forwards", "decoded_tokens", "drafts_proposed", "drafts_accepted", "remasked", "forced_tokens")
 
-    `token_ids`: the completion's new tokens, without a stop token. The tokens of all events together are the
-    completion. `index`: 0 for the first generated block. `finish_reason`: set on a request's last event. `steps`: the
-    block's decoding steps, if the request keeps them. `constraint_met`: whether the answer satisfies the
-    request's grammar; None before the last event and without a grammar. `position_logprobs`: the log-probabilities at
-    each masked position (the number of tokens before it) of a request of `ScoreMode`. `error`: why the engine ended the
-    request (the finish reason is then "abort"), else None. `version`: the version of the weights that decoded it.
-    """
+
+class BlockEvent(Data, frozen=True, tag=1):
+    """One finished block, or the end of a request."""
 
     request_id: str
-    index: int
+    index: int  # 0 for the first generated block
+    #: the completion's new tokens, without a stop token; the tokens of all events together are the completion
     token_ids: tuple[int, ...]
     stats: Stats
-    finish_reason: FinishReason | None = None
-    steps: Private[tuple[Step, ...]] = ()
-    error: MrpServeError | None = None
+    finish_reason: FinishReason | None = None  # set on a request's last event
+    steps: Private[tuple[Step, ...]] = ()  # the block's decoding steps, if the request keeps them
+    error: MrpServeError | None = None  # why the engine ended the request; the finish reason is then "abort"
+    #: whether the answer satisfies the request's grammar; None before the last event and without a grammar
     constraint_met: bool | None = None
+    #: the log-probabilities at each masked position (the number of tokens before it) of a request of `ScoreMode`
     position_logprobs: Private[tuple[tuple[int, PositionLogprobs], ...]] = ()
-    version: int = 0
+    version: int = 0  # the version of the weights that decoded it
 
 
 class BlockProgress(Data, frozen=True, tag=2):

@@ -92,15 +92,33 @@ class RequestStats:
         if self._first_block_s is None:
             self._first_block_s = age
         stats = Stats(
-            ForwardCounts(*self._forwards.values()), self.decoded_tokens, self._proposed, self._accepted,
-            self._remasked, self._forced, self._mrp_steps, self.cached_tokens, self._queue_s, self._prefill_s,
-            self._first_block_s, age, self._version, self._mrp_version,
-        )  # fmt: skip
+            forwards=ForwardCounts(**self._forwards),
+            decoded_tokens=self.decoded_tokens,
+            drafts_proposed=self._proposed,
+            drafts_accepted=self._accepted,
+            remasked=self._remasked,
+            forced_tokens=self._forced,
+            mrp_steps=self._mrp_steps,
+            cached_tokens=self.cached_tokens,
+            queue_s=self._queue_s,
+            prefill_s=self._prefill_s,
+            first_block_s=self._first_block_s,
+            total_s=age,
+            weight_version=self._version,
+            mrp_version=self._mrp_version,
+        )
         event = BlockEvent(
-            self._request.request_id, index, tokens, stats, end.reason,
-            tuple(steps) if self._request.keep_steps else (),
-            end.error, end.constraint_met, end.position_logprobs, self._version,
-        )  # fmt: skip
+            request_id=self._request.request_id,
+            index=index,
+            token_ids=tokens,
+            stats=stats,
+            finish_reason=end.reason,
+            steps=tuple(steps) if self._request.keep_steps else (),
+            error=end.error,
+            constraint_met=end.constraint_met,
+            position_logprobs=end.position_logprobs,
+            version=self._version,
+        )
         self.events.append((event, steps))
 
     def _age(self) -> float:

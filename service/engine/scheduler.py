@@ -72,7 +72,8 @@ class Scheduler:
             prompt = prompt[: prompt.index(MASKED)]
         blocks = [prompt[end - size : end] for end in range(size, len(prompt) + 1, size)]
         cost, arrived = max(1, -(-request.max_new_tokens // size)), submitted - request.waited_s
-        ticket = Ticket(arrived, request.tenant, request.weight, request.priority, cost)
+        sharing = request.sharing
+        ticket = Ticket(arrived, sharing.tenant, sharing.tenant_share, sharing.priority, cost)
         self.waiting.push(Waiting(request, submitted, blocks), ticket)
 
     def start_waiting(self) -> list[RunningRequest]:
@@ -84,7 +85,7 @@ class Scheduler:
         while len(self.running) < self._max_running and (first := self.waiting.peek()) is not None:
             request, mode = first.request, first.request.mode
             mrp_steps = self._planner.mrp_steps(request, expected)
-            prefix = Prefix(first.blocks, request.cache_salt, mode.needs_mrp or bool(mrp_steps))
+            prefix = Prefix(first.blocks, request.sharing.cache_salt, mode.needs_mrp or bool(mrp_steps))
             lease = self._pages.reserve(pages_needed(request, self._block_size), prefix)
             if lease is None:
                 break
@@ -126,10 +127,10 @@ class Scheduler:
         if not limits:
             self._planner.begin(len(order))
             return self._without_poor_drafts(served)
-        self._planner.begin(len(served), Counter(running.request.tenant for running in live))
+        self._planner.begin(len(served), Counter(running.request.sharing.tenant for running in live))
         by_tenant: dict[str, StepRows] = {tenant: [] for tenant in limits}
         for running, rows in served:
-            by_tenant[running.request.tenant].append((running, rows))
+            by_tenant[running.request.sharing.tenant].append((running, rows))
         return [pair for part in by_tenant.values() for pair in self._without_poor_drafts(part)]
 
     def _share_prompts(
@@ -164,12 +165,12 @@ class Scheduler:
         self, live: list[RunningRequest], prompts: Mapping[RunningRequest, int], prompt_rows: int
     ) -> dict[str, int]:
         """The maximum of rows of each tenant in the next forward. Empty: no tenant is limited."""
-        if len({running.request.tenant for running in live}) < 2:
+        if len({running.request.sharing.tenant for running in live}) < 2:
             return {}
         costs, loads, stored = self._planner.costs(), dict[str, TenantLoad](), Counter[str]()
         for running in live:
-            tenant = running.request.tenant
-            load = loads.setdefault(tenant, TenantLoad(running.request.weight))
+            tenant = running.request.sharing.tenant
+            load = loads.setdefault(tenant, TenantLoad(running.request.sharing.tenant_share))
             if running in prompts:
                 stored[tenant] += prompts[running]
             else:
@@ -191,7 +192,7 @@ class Scheduler:
         served, left_out = StepRows(), list[RunningRequest]()
         for running in order:
             chunk, rows = chunks.get(running), list[Row]()
-            tenant, row_limit = running.request.tenant, budget
+            tenant, row_limit = running.request.sharing.tenant, budget
             if limits:
                 row_limit = min(budget, budgets[tenant]) if len(served) != max_requests else 0
             if row_limit > 0:
@@ -213,7 +214,7 @@ class Scheduler:
         if not any(offers):
             return served
         certain = sum([len(rows) - len(gains) for (_, rows), gains in zip(served, offers, strict=True)])
-        counts = self._planner.affordable_drafts(certain, offers, served[0][0].request.tenant)
+        counts = self._planner.affordable_drafts(certain, offers, served[0][0].request.sharing.tenant)
         return [
             (running, rows[: len(rows) - len(gains) + count])
             for (running, rows), gains, count in zip(served, offers, counts, strict=True)
@@ -234,8 +235,8 @@ class Scheduler:
         tenants = dict[str, dict[RunningRequest, int]]()
         for running in order:
             if running in prompts:
-                tenants.setdefault(running.request.tenant, {})[running] = prompts[running]
-        weights = [next(iter(counts)).request.weight for counts in tenants.values()]
+                tenants.setdefault(running.request.sharing.tenant, {})[running] = prompts[running]
+        weights = [next(iter(counts)).request.sharing.tenant_share for counts in tenants.values()]
         totals = shares([sum(counts.values()) for counts in tenants.values()], total, weights)
         chunks = dict[RunningRequest, int]()
         for counts, rows in zip(tenants.values(), totals, strict=True):

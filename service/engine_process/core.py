@@ -84,7 +84,7 @@ class EngineCore:
     async def compiled(self, request: GenerationRequest, constraint: Constraint) -> GenerationRequest:
         """The request with the grammar of its answer. Raises the errors of `GrammarCompiler.compile`."""
         began = time.monotonic()
-        grammar = await self.compiler.compile(constraint, Owner(request.tenant, request.cache_salt))
+        grammar = await self.compiler.compile(constraint, Owner(request.sharing.tenant, request.sharing.cache_salt))
         return replace(request, grammar=grammar, delay_s=time.monotonic() - began)
 
     # --- control -----------------------------------------------------------------------------------

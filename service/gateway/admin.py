@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from service.admission.keys import KeyRing
 from service.api.driver import locked
+from service.api.errors import explain
 from service.api.openapi import OPERATION
-from service.api.parse import explain, parse_json
+from service.api.parse import parse_json
 from service.errors import InvalidRequest, NotReady, Unauthorized, nearest
 from service.gateway.http.bodies import Bodies
 from service.gateway.http.middleware import sent_key

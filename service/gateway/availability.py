@@ -1,7 +1,7 @@
 """The model card that one ingress knows. A task asks the replicas for it every second, so no request waits for that.
 
 While no replica runs on purpose (scaled to zero), the last card stays valid with 0 slots. Requests are then checked as
-usual and wait. New replicas and slots get work at the next look.
+usual and wait. New replicas and slots get work at the next poll.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from service.tracebacks import without_message
 
 _log = logging.getLogger(__name__)
 
-#: seconds between two looks at the replicas
-LOOK_S = 1.0
+#: seconds between two polls of the replicas
+POLL_S = 1.0
 
 
 class Availability:
@@ -44,20 +44,20 @@ class Availability:
         self._on_card = on_card
         self._card: ModelCard | None = None
         self._failed = False
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._waiting = 0
-        #: as `look`, at most ten times a second
-        self.statuses = Throttled(self.look)
+        #: as `poll`, at most ten times a second
+        self.statuses = Throttled(self.poll)
 
     @property
-    def somebody_waits(self) -> bool:
+    def has_waiting(self) -> bool:
         """Whether a request waits for the first card."""
         return self._waiting > 0
 
     async def card(self) -> ModelCard:
         """The card of the service. NotReady while no replica can generate, except when scaled to zero.
 
-        Waits only before the first card, and after a look that found no replica.
+        Waits only before the first card, and after a poll that found no replica.
         """
         if self._card is None:
             await self._first()
@@ -65,29 +65,29 @@ class Availability:
             with suppress(ScaledToZero):
                 await self.statuses()
         if self._card is None:
-            raise AssertionError("a look at the replicas gave neither a card nor an error")
+            raise AssertionError("a poll of the replicas gave neither a card nor an error")
         return self._card
 
-    async def look(self) -> list[Status]:
+    async def poll(self) -> list[Status]:
         """Asks the replicas for their cards now. NotReady if none can generate, ScaledToZero if there is none.
 
         Updates of the weights call this, too, and GET /health by `statuses`.
         """
-        self._keep_looking()
+        self._keep_polling()
         try:
             statuses = await self._backend.statuses()
             card = serving(statuses)
         except ScaledToZero:
             if self._card is not None:
-                self._learn(replace(self._card, slots=0), ())
+                self._observe(replace(self._card, slots=0), ())
             raise
         except MrpServeError:
             self._failed = True
             raise
-        self._learn(card, statuses)
+        self._observe(card, statuses)
         return statuses
 
-    def _learn(self, card: ModelCard, statuses: Sequence[Status]) -> None:
+    def _observe(self, card: ModelCard, statuses: Sequence[Status]) -> None:
         self._card, self._failed = card, False
         self._admission.serves(card)
         self._on_card(card, statuses)
@@ -105,23 +105,23 @@ class Availability:
                     except ScaledToZero:
                         if self._card is not None:
                             return
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
             raise TimeoutError
         except TimeoutError:
-            raise NotReady(f"no replica started within {self._timeout_s:g} s", retry_after=LOOK_S) from None
+            raise NotReady(f"no replica started within {self._timeout_s:g} s", retry_after=POLL_S) from None
         finally:
             self._waiting -= 1
 
-    def _keep_looking(self) -> None:
-        if self._looking is None or self._looking.done():
+    def _keep_polling(self) -> None:
+        if self._polling is None or self._polling.done():
             # A context of its own: the context of the first request would keep that request.
-            self._looking = asyncio.get_running_loop().create_task(self._look_for_ever(), context=Context())
+            self._polling = asyncio.get_running_loop().create_task(self._poll_for_ever(), context=Context())
 
-    async def _look_for_ever(self) -> None:
+    async def _poll_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             try:
-                await self.look()
+                await self.poll()
             except ScaledToZero:
                 pass
             except NotReady as error:

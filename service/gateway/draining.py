@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.errors import CountError, problem
 from service.errors import NotReady
-from service.gateway.http.interruptible import Interruptible
+from service.gateway.http.bodies import Interruptible
 
 _RETRY_S = 5.0
 
@@ -82,7 +82,7 @@ def _draining_error() -> NotReady:
 
 
 def _abort_error() -> NotReady:
-    return NotReady("cut: this server stopped before the answer was complete", retry_after=_RETRY_S)
+    return NotReady("the server shut down before the answer was complete", retry_after=_RETRY_S)
 
 
 class DrainGate:

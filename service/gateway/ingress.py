@@ -22,9 +22,9 @@ from service.admission.keys import KeyRing
 from service.admission.throughput import MIN_WANTED
 from service.api.answers import Health, Live
 from service.api.anthropic.routes import anthropic_router
-from service.api.driver import JsonAnswer, Upstream, locked
-from service.api.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, error_response, install_error_handlers
-from service.api.fields import IGNORED, STRICT, IgnoredFields, IgnoredFieldsLog
+from service.api.driver import JsonAnswer, locked
+from service.api.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, install_error_handlers
+from service.api.fields import IGNORED, STRICT, IgnoredFields
 from service.api.generate import generate_router
 from service.api.models import Models, models_json
 from service.api.openai.routes import openai_router
@@ -37,8 +37,7 @@ from service.gateway.availability import Availability
 from service.gateway.backend import Backend
 from service.gateway.draining import DrainGate, Draining
 from service.gateway.http.bodies import MOST_BYTES, Bodies
-from service.gateway.http.gzip_body import GzipBody
-from service.gateway.http.middleware import REQUEST_ID, BodyLimit, HeadAsGet, OriginGate, RequestId, sent_key
+from service.gateway.http.middleware import REQUEST_ID, BodyLimit, GzipBody, HeadAsGet, OriginGate, RequestId, sent_key
 from service.gateway.metrics import CONTENT_TYPE, Throttled, expose
 from service.gateway.pause import ServicePause, add_pause_routes
 from service.gateway.pipeline import RequestPipeline
@@ -88,15 +87,15 @@ class Ingress:
             self._registry.add("request_routed_total", 0, by=reason)
         self._keys = keys = KeyRing.load(settings)
         self._admission = AdmissionController(settings, tenants=len(keys))
-        self._availability = Availability(backend, self._admission, settings.request_timeout_s, self._see_card)
-        self._weights = ServiceWeights(backend, settings.model, self._availability.look)
-        self._pause = ServicePause(backend, self._availability.look)
+        self._availability = Availability(backend, self._admission, settings.request_timeout_s, self._observe_card)
+        self._weights = ServiceWeights(backend, settings.model, self._availability.poll)
+        self._pause = ServicePause(backend, self._availability.poll)
         self._load = LoadHysteresis()
-        self._ignored_fields = IgnoredFieldsLog()
+        self._ignored_fields: set[str] = set()  # names in the log
         self.draining = Draining()
         self._bodies = Bodies(max(MOST_BYTES, settings.max_body_bytes))
         failover = FailoverPolicy(settings.max_failovers, self._count_failover, lambda: self._weights.newest)
-        self._answers = RequestPipeline(backend, self._admission, self.draining, failover, settings.model_name)
+        self.pipeline = RequestPipeline(backend, self._admission, self.draining, failover, settings.model_name)
         self._page = Throttled(self._exposed)
 
     def app(self, *, answers_request_id: bool, host: str | None = None) -> ASGIApp:
@@ -105,11 +104,11 @@ class Ingress:
         `host`: the address on which the ingress listens itself. None behind Serve's proxies.
         """
         app = documented(telemetry(self._tracing), OpenAiErrorAnswer, AnthropicErrorAnswer)
-        install_error_handlers(app, self._count_rejected, error_response)
+        install_error_handlers(app, self.count_rejected)
         self._add_routes(app)
         most = self._settings.max_body_bytes
         limited = BodyLimit(GzipBody(HeadAsGet(app), most), most)
-        gate = DrainGate(limited, self.draining, self._count_rejected)
+        gate = DrainGate(limited, self.draining, self.count_rejected)
         return RequestId(RequestLog(self._guarded(gate, host)), answer=answers_request_id)
 
     def _guarded(self, app: ASGIApp, host: str | None) -> ASGIApp:
@@ -119,35 +118,34 @@ class Ingress:
         """
         origins = self._settings.allowed_origins
         if not self._keys.configured:
-            app = OriginGate(app, self._count_rejected, host, origins)
+            app = OriginGate(app, self.count_rejected, host, origins)
         return CORSMiddleware(app, origins, CORS_METHODS, ["*"], expose_headers=CORS_EXPOSED) if origins else app
 
     @property
     def replicas_wanted(self) -> float:
         """The number of replicas that this ingress's requests need. Above 0 if there is any request."""
-        return max(self._admission.replicas_wanted, MIN_WANTED if self._availability.somebody_waits else 0.0)
+        return max(self._admission.replicas_wanted, MIN_WANTED if self._availability.has_waiting else 0.0)
 
     def snapshot(self) -> Snapshot:
         """The current metrics of this ingress."""
         self._registry.set("replicas_wanted", self.replicas_wanted)
         self._registry.set("queue_blocks_left", self._admission.blocks_left)
         self._registry.set("queue_blocks_per_second", self._admission.blocks_per_second)
-        return Snapshot(self._name, self._answers.in_flight, self._registry.families(self._name))
+        return Snapshot(self._name, self.pipeline.in_flight, self._registry.families(self._name))
 
     def require_weights(self, weights: Weights) -> None:
         """From now on older weights may not answer."""
         self._weights.add(weights)
 
     def _add_routes(self, app: FastAPI) -> None:
-        upstream = self._upstream()
-        app.include_router(generate_router(upstream))
-        models = APIRouter(tags=[OPENAI], route_class=locked(self._authorize))
+        app.include_router(generate_router(self))
+        models = APIRouter(tags=[OPENAI], route_class=locked(self.authorize))
         listed = {200: {"model": Models}, **errors(401, 503)}
         models.get("/v1/models", summary="Model and limits", responses=listed)(self._models)
         app.include_router(models)
-        app.include_router(openai_router(upstream), tags=[OPENAI])
-        app.include_router(score_router(upstream), tags=[DECODING])
-        app.include_router(anthropic_router(upstream), tags=[ANTHROPIC])
+        app.include_router(openai_router(self), tags=[OPENAI])
+        app.include_router(score_router(self), tags=[DECODING])
+        app.include_router(anthropic_router(self), tags=[ANTHROPIC])
         app.include_router(self._operation())
         if self._settings.admin_keys:
             router = admin_router(KeyRing.load_admins(self._settings), self._bodies)
@@ -155,18 +153,6 @@ class Ingress:
             add_pause_routes(router, self._pause)
             app.include_router(router)
         app.router.routes.extend(playground_routes())
-
-    def _upstream(self) -> Upstream:
-        return Upstream(
-            authorize=self._authorize,
-            card=self._card,
-            context=self._context,
-            admit=self._admit,
-            complete=self._answers.complete,
-            stream=self._answers.stream,
-            count_tokens=self._answers.count_tokens,
-            count=self._count_rejected,
-        )
 
     def _operation(self) -> APIRouter:
         """The routes for operators. They need no API key."""
@@ -182,7 +168,7 @@ class Ingress:
     # --- routes ------------------------------------------------------------------------------------
 
     async def _models(self) -> Response:
-        return JsonAnswer(models_json(await self._card()))
+        return JsonAnswer(models_json(await self.card()))
 
     async def _live(self) -> Response:
         return JsonAnswer({"status": "ok"})
@@ -204,7 +190,7 @@ class Ingress:
     # --- admission ---------------------------------------------------------------------------------
 
     @contextmanager
-    def _authorize(self, request: Request) -> Iterator[Request]:
+    def authorize(self, request: Request) -> Iterator[Request]:
         """The request with its API key in its state. Unauthorized if the key is missing or not configured.
 
         RateLimited before the body is read, if the key may send none. A request counts from its head on.
@@ -226,7 +212,7 @@ class Ingress:
                 self._admission.give_back(key)
             raise
 
-    async def _admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge:
+    async def admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge:
         """Admits the request, or raises the error of the admission controller."""
         charge = self._admission.admit(request.state.api_key, requests)
         request.state.admitted = True
@@ -239,28 +225,29 @@ class Ingress:
                 )
         return charge
 
-    async def _context(self, request: Request) -> RequestContext:
-        key, card = request.state.api_key, await self._card()
+    async def context(self, request: Request) -> RequestContext:
+        """The context of the requests to replicas that an HTTP request leads to."""
+        key, card = request.state.api_key, await self.card()
         salted = str if self._settings.share_prefixes_between_keys else key.salted
         limit_s = self._settings.request_timeout_s
         return RequestContext(
-            card,
-            limit_s,
-            key.name,
-            key.weight,
-            salted,
-            current_origin(),
-            self._weights.newest,
-            self._settings.default_max_tokens,
-            IgnoredFields(request.headers.get(STRICT) == "true", self._ignored_fields),
+            card=card,
+            timeout_limit_s=limit_s,
+            tenant=key.name,
+            tenant_share=key.weight,
+            salted=salted,
+            origin=current_origin(),
+            weights=self._weights.newest,
+            default_max_tokens=self._settings.default_max_tokens,
+            ignored=IgnoredFields(request.headers.get(STRICT) == "true", self._ignored_fields),
         )
 
-    def _see_card(self, card: ModelCard, statuses: Sequence[Status]) -> None:
+    def _observe_card(self, card: ModelCard, statuses: Sequence[Status]) -> None:
         self._weights.observe(card)
         self._pause.observe(statuses)
         self._admission.set_halted(self._pause.newest.halted)
 
-    async def _card(self) -> ModelCard:
+    async def card(self) -> ModelCard:
         """The card of the service, with the presets for a request that comes now."""
         with self.draining.abortable():
             card = await self._availability.card()
@@ -268,7 +255,8 @@ class Ingress:
 
     # --- counters ----------------------------------------------------------------------------------
 
-    def _count_rejected(self, error: MrpServeError) -> None:
+    def count_rejected(self, error: MrpServeError) -> None:
+        """Counts an error that ends a request."""
         self._registry.add("request_rejected_total", reason=error.code)
         if record := current_record():
             record.error = error.code

@@ -60,7 +60,6 @@ class _Response:
         self.started = self.ended = self.is_stream = False
 
     async def send(self, message: Message) -> None:
-        """Passes a message on."""
         if message["type"] == "http.response.start":
             self.started = True
             self.is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith(MEDIA_TYPE)

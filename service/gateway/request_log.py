@@ -18,8 +18,8 @@ from msgspec.structs import asdict
 from opentelemetry import trace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.answers import milliseconds
 from service.api.errors import LOGGED
-from service.api.generate import milliseconds
 from service.messages.wire import Ending, Origin, ReplicaRequest
 from service.telemetry.tracing import Tracing, current_trace, traced
 from service.tracebacks import without_message
@@ -131,7 +131,7 @@ def _answers(record: Record) -> dict[str, Any]:
         reasons.append("abort")
     fields = {
         "id": request.request_id,
-        "tenant": request.tenant or None,  # the name of the key, never the key
+        "tenant": request.sharing.tenant or None,  # the name of the key, never the key
         "quality": request.quality or None,
         "mode": request.mode.name,
         "answers": len(record.requests) if len(record.requests) > 1 else None,

@@ -17,8 +17,8 @@ from service.errors import SlowReader
 from service.ipc.messagepack import MessagePack
 from service.messages.wire import Answering, Chunk, Ending, Progress, ReplicaRequest
 
-#: seconds between two looks for streams that wait for their clients
-LOOK_S = 0.5
+#: seconds between two polls for streams that wait for their clients
+POLL_S = 0.5
 #: bytes of items that wait for all clients of an ingress together
 MOST_BYTES = 64 * 1024 * 1024
 #: seconds after a request's time limit in which its client may read the rest
@@ -44,7 +44,7 @@ class SlowReaders:
         """Adds a stream that is read."""
         self._relays.add(relay)
         if self._timer is None:
-            self._look_later()
+            self._poll_later()
 
     def forget(self, relay: Relay) -> None:
         """Removes a stream that is closed."""
@@ -60,16 +60,16 @@ class SlowReaders:
             [(tenant, _)] = tenants.most_common(1)
             max((r for r in self._relays if r.tenant == tenant), key=lambda r: r.size).drop()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for relay in self._relays:
-            relay.look()
+            relay.poll()
         self._timer = None
         if self._relays:
-            self._look_later()
+            self._poll_later()
 
-    def _look_later(self) -> None:
+    def _poll_later(self) -> None:
         # A context of its own: the context of the first stream would keep its request.
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look, context=Context())
+        self._timer = asyncio.get_running_loop().call_later(POLL_S, self._poll, context=Context())
 
 
 class Relay(AsyncGenerator[AnswerItem, None]):
@@ -80,7 +80,7 @@ class Relay(AsyncGenerator[AnswerItem, None]):
 
     def __init__(self, readers: SlowReaders, request: ReplicaRequest, items: Answering) -> None:
         self._readers, self._request, self._items = readers, request, items
-        self.tenant, self.size = request.tenant, 0
+        self.tenant, self.size = request.sharing.tenant, 0
         self._context = copy_context()
         self._watched = self._reading = False
         self._relaying: asyncio.Task[None] | None = None
@@ -131,7 +131,7 @@ class Relay(AsyncGenerator[AnswerItem, None]):
         [decoded] = _CODEC.decode(_CODEC.content([item]))
         return cast(AnswerItem, decoded)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Begins to take the items of a stream that waits for its client."""
         if self._relaying is None and not self._reading:
             self._relaying = asyncio.get_running_loop().create_task(self._relay(), context=self._context)

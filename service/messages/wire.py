@@ -10,6 +10,7 @@ It crosses links (`link/protocol.py`). `messages/replica_status.py` has the data
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -19,9 +20,8 @@ from service.decode.block import StepKind
 from service.decode.mode import ScoreMode
 from service.decode.modes import Mode
 from service.decode.step_map import TokenStep
-from service.engine.request import FinishReason, SamplingParams, Stats
+from service.engine.request import FinishReason, SamplingParams, Sharing, Stats
 from service.errors import DeadlineExceeded, MrpServeError
-from service.fair_queue import DEFAULT_PRIORITY
 from service.ipc.data import Arrival, Data, Private
 from service.text.token_text import TokenText, TopLogprob
 
@@ -34,22 +34,16 @@ class Origin(Data, frozen=True):
 
 
 class Weights(Data, frozen=True):
-    """The name and version of weights. `model`: a folder or a hub name.
+    """The name and version of weights. Versions are compared only between weights of the same base."""
 
-    `version`: 0 for the weights that a replica starts with; every weight update raises it. `base`: the setting `model`.
-    Versions are compared only between weights of the same base.
-    `folders`: the folders that have the weights, if `model` is not the only one. A weight comes from the last folder
-    that has it. `mrp_version`: the version that MRP came with. `partial`: whether `model` may have any of the weights.
-    `abort`: whether their update ends running requests; else these finish first.
-    """
-
-    version: int = 0
-    model: str = ""
-    base: str = ""
+    version: int = 0  # 0 for the weights that a replica starts with; every weight update raises it
+    model: str = ""  # a folder or a hub name
+    base: str = ""  # the setting `model`
+    #: the folders that have the weights, if `model` is not the only one; a weight comes from the last that has it
     folders: tuple[str, ...] = ()
-    mrp_version: int = 0
-    partial: bool = False
-    abort: bool = False
+    mrp_version: int = 0  # the version that MRP came with
+    partial: bool = False  # whether `model` may have any of the weights
+    abort: bool = False  # whether their update ends running requests; else these finish first
 
     @property
     def all_folders(self) -> tuple[str, ...]:
@@ -67,39 +61,33 @@ class Weights(Data, frozen=True):
 
 
 class Resume(Data, frozen=True):
-    """The blocks of an answer that other replicas have delivered: their tokens, number and statistics.
-
-    `version`: the version of the weights that decoded them. Only these weights may continue the answer.
-    `num_steps`: the number of their steps, if the request wants a step map.
-    """
+    """The blocks of an answer that other replicas have delivered: their tokens, number and statistics."""
 
     token_ids: Private[tuple[int, ...]] = ()
     num_blocks: int = 0
     stats: Stats = Stats()
-    version: int = 0
-    num_steps: int = 0
+    version: int = 0  # the weights that decoded them, which alone may continue the answer
+    num_steps: int = 0  # the number of their steps, if the request wants a step map
 
 
 class Scoring(Data, frozen=True):
     """The scores of a request with `scoring`: the log-probabilities of labels at the masked positions of a text.
 
-    `labels`, `label_token_ids`: the labels, as texts or as ids. `top_n`: the number of likeliest tokens, which are
-    scored, too. `mark`: the text that stands for a masked position; None: the position follows the text. In token ids
-    a masked position is -1. `max_positions`: the most masked positions.
+    The labels are texts or ids. In token ids a masked position is -1.
     """
 
     labels: Private[tuple[str, ...]] = ()
     label_token_ids: tuple[int, ...] = ()
-    mark: Private[str | None] = None
-    top_n: int = 0
+    mark: Private[str | None] = None  # the text that stands for a masked position; None: it follows the text
+    top_n: int = 0  # the number of likeliest tokens, which are scored, too
     max_positions: int = 32
 
 
 class PositionScores(Data, frozen=True):
-    """The scores of one position. `position`: the number of tokens before it. `labels` are in the request's order."""
+    """The scores of one position."""
 
-    position: int
-    labels: Private[tuple[TopLogprob, ...]]
+    position: int  # the number of tokens before it
+    labels: Private[tuple[TopLogprob, ...]]  # in the request's order
     likeliest: Private[tuple[TopLogprob, ...]]
 
 
@@ -107,58 +95,39 @@ class ReplicaRequest(Data, frozen=True):
     """One validated request. Exactly one of `text`, `token_ids`, `messages` is set.
 
     `repr` leaves out the prompt and the answer, since it may get into a log.
-
-    `arrived`: when the request came to the ingress. `timeout_s` and the times in statistics count from then, time in
-    queues included. `bad_words`: the words that the answer may not contain; a replica encodes them for `sampling`.
-    `stop_token_ids` are added to the checkpoint's eos ids. `tenant`: the name of its API key;
-    `weight`: that key's weight. `cache_salt`: only requests with the same salt share cached prompts; it contains the
-    key's name unless keys share prefixes. `session`: requests of one session should go to the same replica. `resume`:
-    the beginning of the answer, which was already sent. `attempt`: the number of earlier attempts. `constraint`: the
-    constraint of the whole answer. `shorten`: whether `max_new_tokens` may be more than the model's length leaves.
-    `tools`: the tools that the prompt shows, in the form of chat templates. `think`: whether the prompt asks for
-    thinking; None leaves it to the chat template.
-    `top_logprobs`: the number of likeliest tokens that are named beside each token, if `return_pieces`.
-    `return_step_map`: whether chunks have the steps of their tokens, as with `return_pieces`.
-    `scoring`: positions of the prompt are scored, and nothing is decoded.
-    `weights`: the oldest weights that may answer; None: any.
-    `quality`: the preset that `params` were chosen by, empty if the request named none.
-    `together`: the blocks that may come in one chunk; more than 1 where the client gets a whole answer.
     """
 
     request_id: str
     mode: Mode | ScoreMode
     sampling: SamplingParams
     max_new_tokens: int
-    timeout_s: float
-    arrived: Arrival
+    timeout_s: float  # from `arrived` on, time in queues included
+    arrived: Arrival  # when the request came to the ingress; times in statistics count from then
     text: Private[str | None] = None
     token_ids: Private[tuple[int, ...] | None] = None
     messages: Private[tuple[Mapping[str, Any], ...] | None] = None
+    tools: Private[tuple[Mapping[str, Any], ...]] = ()  # the tools that the prompt shows, as chat templates take them
+    think: bool | None = None  # whether the prompt asks for thinking; None leaves it to the chat template
+    constraint: Constraint | None = None  # of the whole answer
+    scoring: Scoring | None = None  # positions of the prompt are scored, and nothing is decoded
     origin: Origin = Origin()
-    weights: Weights | None = None
-    quality: str = ""
+    weights: Weights | None = None  # the oldest weights that may answer; None: any
+    quality: str = ""  # the preset that `mode` was chosen by, empty if the request named none
     stop: Private[tuple[str, ...]] = ()
-    bad_words: Private[tuple[str, ...]] = ()
-    stop_token_ids: frozenset[int] = frozenset()
+    bad_words: Private[tuple[str, ...]] = ()  # a replica encodes them for `sampling`
+    stop_token_ids: frozenset[int] = frozenset()  # added to the checkpoint's eos ids
     ignore_eos: bool = False
+    shorten: bool = False  # whether `max_new_tokens` may be more than the model's length leaves
     return_trace: bool = False
     stream_steps: bool = False
     return_pieces: bool = False
-    return_step_map: bool = False
-    cache_salt: str = ""
-    priority: int = DEFAULT_PRIORITY
-    tenant: str = ""
-    weight: float = 1.0
-    session: str = ""
-    resume: Resume = Resume()
-    attempt: int = 0
-    constraint: Constraint | None = None
-    shorten: bool = False
-    top_logprobs: int = 0
-    scoring: Scoring | None = None
-    tools: Private[tuple[Mapping[str, Any], ...]] = ()
-    think: bool | None = None
-    together: int = 1
+    return_step_map: bool = False  # whether chunks have the steps of their tokens, as with `return_pieces`
+    top_logprobs: int = 0  # the likeliest tokens that are named beside each token, if `return_pieces`
+    sharing: Sharing = Sharing()  # its cache salt contains the key's name unless keys share prefixes
+    session: str = ""  # requests of one session should go to the same replica
+    resume: Resume = Resume()  # the beginning of the answer, which was already sent
+    attempt: int = 0  # the number of earlier attempts
+    together: int = 1  # blocks that may come in one chunk; more than 1 where the client gets a whole answer
 
 
 #: seconds by which the ingress's time limit is longer than the engine's
@@ -177,20 +146,16 @@ def too_late(request: ReplicaRequest) -> DeadlineExceeded:
 
 
 class Ending(Data, frozen=True, tag=3):
-    """The end of an answer: its finish reason, token counts and statistics.
-
-    `constraint_met`: whether the answer satisfies the request's constraint; None without one. `stop_text`: the text of
-    the request's `stop` that ended the answer, None if none did. `position_scores`: the result of `scoring`.
-    `stop_token`: the stop token that ended the answer, with its step, if the request wants a step map.
-    """
+    """The end of an answer: its finish reason, token counts and statistics."""
 
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
     stats: Stats
-    constraint_met: bool | None = None
-    stop_text: Private[str | None] = None
-    position_scores: Private[tuple[PositionScores, ...]] = ()
+    constraint_met: bool | None = None  # whether the answer satisfies the request's constraint; None without one
+    stop_text: Private[str | None] = None  # the text of `stop` that ended the answer, None if none did
+    position_scores: Private[tuple[PositionScores, ...]] = ()  # the result of `scoring`
+    #: the stop token that ended the answer, with its step, if the request wants a step map
     stop_token: Private[TokenStep | None] = None
 
 
@@ -199,20 +164,19 @@ class Chunk(Data, frozen=True, tag=2):
 
     A chunk has one block, or several of a whole answer. The last chunk carries the `ending`, so the receiver of the
     whole answer knows that it is complete. Every other chunk ends at the end of a block, where another replica can
-    continue. `index`: the index of the last block. `prompt_tokens`: the tokens of the whole prompt. `version`: the
-    version of the weights that decoded the chunk. `step_map`: the step of each token, on request.
+    continue.
     """
 
-    index: int
+    index: int  # of the last block
     text: Private[str]
     token_ids: Private[tuple[int, ...]]
     stats: Stats
     trace: Private[tuple[TraceStep, ...]] = ()
     ending: Ending | None = None
     pieces: Private[tuple[TokenText, ...]] = ()
-    prompt_tokens: int = 0
-    version: int = 0
-    step_map: Private[tuple[TokenStep, ...]] = ()
+    prompt_tokens: int = 0  # the tokens of the whole prompt
+    version: int = 0  # the version of the weights that decoded the chunk
+    step_map: Private[tuple[TokenStep, ...]] = ()  # the step of each token, on request
 
 
 class TraceStep(TypedDict):
@@ -229,17 +193,15 @@ class TraceStep(TypedDict):
 class Progress(Data, frozen=True, tag=1):
     """New steps of the block with this index, for a request with `stream_steps`. The block's chunk comes after them.
 
-    `first`: the number of the first of these steps in its block. When another replica decodes a block again, its steps
-    begin again at 0. `texts`: token id -> the token's own text. `prompt_positions`: positions at the beginning of the
-    block that hold the prompt. `total_s`: seconds since the arrival at the ingress.
+    When another replica decodes a block again, its steps begin again at 0.
     """
 
     index: int
-    first: int
+    first: int  # the number of the first of these steps in its block
     steps: Private[tuple[TraceStep, ...]]
-    texts: Private[Mapping[int, str]]
-    prompt_positions: int
-    total_s: float
+    texts: Private[Mapping[int, str]]  # token id -> the token's own text
+    prompt_positions: int  # positions at the beginning of the block that hold the prompt
+    total_s: float  # seconds since the arrival at the ingress
 
 
 class Answer(Data, frozen=True):
@@ -255,14 +217,14 @@ class Answer(Data, frozen=True):
     @classmethod
     def from_chunks(cls, chunks: Sequence[Chunk], ending: Ending) -> Answer:
         """The answer that came as these chunks."""
-        return cls(
-            "".join(chunk.text for chunk in chunks),
-            tuple(token for chunk in chunks for token in chunk.token_ids),
-            ending,
-            tuple(step for chunk in chunks for step in chunk.trace),
-            tuple(piece for chunk in chunks for piece in chunk.pieces),
-            tuple(step for chunk in chunks for step in chunk.step_map),
-        )
+        return cls(ending=ending, **joined(chunks))
+
+
+def joined(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """The text, tokens and records of all chunks together, as fields of an `Answer` or of a `Chunk`."""
+    lists = ("token_ids", "trace", "pieces", "step_map")
+    parts = {name: tuple(chain.from_iterable(getattr(chunk, name) for chunk in chunks)) for name in lists}
+    return {"text": "".join(chunk.text for chunk in chunks), **parts}
 
 
 class Failure(Data, frozen=True, tag=4):

@@ -14,27 +14,23 @@ from msgspec.structs import replace
 from service.decode.block import Pick, Step
 from service.decode.step_map import StepMap, TokenStep
 from service.engine.request import BlockEvent, BlockProgress, FinishReason, Stats
-from service.messages.wire import Chunk, Ending, Progress, ReplicaRequest, TraceStep
+from service.messages.wire import Chunk, Ending, Progress, ReplicaRequest, TraceStep, joined
 from service.text.detokenizer import IdLogprobs, TextStream, TokenTextStream
 
 
 @dataclass(slots=True)
 class AnswerBlocks:
-    """The answer to one `request`. `waited_s`: seconds from its arrival at the ingress to the engine.
-
-    `pieces`: names the tokens, None if the request does not need names. `text_of`: the text of a token id.
-    `stats`: the statistics so far, over all replicas. `ending`: set by the last event.
-    """
+    """The answer to one request."""
 
     request: ReplicaRequest
     prompt_tokens: int
-    waited_s: float
+    waited_s: float  # seconds from its arrival at the ingress to the engine
     text: TextStream
-    pieces: TokenTextStream | None
-    text_of: Callable[[int], str]
+    pieces: TokenTextStream | None  # names the tokens, None if the request does not need names
+    text_of: Callable[[int], str]  # the text of a token id
     block_size: int
-    stats: Stats = field(init=False)
-    ending: Ending | None = field(init=False, default=None)
+    stats: Stats = field(init=False)  # the statistics so far, over all replicas
+    ending: Ending | None = field(init=False, default=None)  # set by the last event
     _num_tokens: int = field(init=False)
     _steps: StepMap = field(init=False)
     _held: list[Chunk] = field(init=False, default_factory=list)
@@ -58,18 +54,7 @@ class AnswerBlocks:
         return held[0] if len(held) == 1 and held[0].ending is self.ending else self._joined(held)
 
     def _joined(self, chunks: Sequence[Chunk]) -> Chunk:
-        return Chunk(
-            chunks[-1].index,
-            "".join(chunk.text for chunk in chunks),
-            tuple(token for chunk in chunks for token in chunk.token_ids),
-            self.stats,
-            tuple(step for chunk in chunks for step in chunk.trace),
-            self.ending,
-            tuple(piece for chunk in chunks for piece in chunk.pieces),
-            self.prompt_tokens,
-            chunks[-1].version,
-            tuple(step for chunk in chunks for step in chunk.step_map),
-        )
+        return replace(chunks[-1], stats=self.stats, ending=self.ending, **joined(chunks))
 
     def _chunk(self, event: BlockEvent) -> Chunk | None:
         """The chunk that an event adds to the answer, None if it adds nothing."""
@@ -92,9 +77,17 @@ class AnswerBlocks:
         count = self.request.top_logprobs
         pieces = () if self.pieces is None else self.pieces.push(token_ids, _likeliest(event.steps, count))
         return Chunk(
-            event.index, piece, token_ids, self.stats, trace, self.ending, pieces, self.prompt_tokens, event.version,
-            tuple(step_map[: len(token_ids)]),
-        )  # fmt: skip
+            index=event.index,
+            text=piece,
+            token_ids=token_ids,
+            stats=self.stats,
+            trace=trace,
+            ending=self.ending,
+            pieces=pieces,
+            prompt_tokens=self.prompt_tokens,
+            version=event.version,
+            step_map=tuple(step_map[: len(token_ids)]),
+        )
 
     def progress(self, event: BlockProgress) -> Progress:
         """New steps of a block. They change nothing of the answer."""
@@ -114,7 +107,13 @@ class AnswerBlocks:
         if self.request.constraint is not None and self.text.stopped:
             met = False  # a stop text cut the answer
         return Ending(
-            reason, self.prompt_tokens, self._num_tokens, self.stats, met, self.text.stopped_by, stop_token=stop_token
+            finish_reason=reason,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self._num_tokens,
+            stats=self.stats,
+            constraint_met=met,
+            stop_text=self.text.stopped_by,
+            stop_token=stop_token,
         )
 
 

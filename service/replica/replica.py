@@ -118,11 +118,15 @@ class Replica:
             sampling = structs.replace(request.sampling, bad_words_token_ids=token_ids)
             request = replace(request, sampling=sampling)
         pieces = self._codec.token_texts() if replica_request.return_pieces else None
-        text, size = (
-            self._codec.stream(replica_request.stop, request.sampling.min_tokens),
-            self._engine.info.config.block_size,
+        answer = AnswerBlocks(
+            request=replica_request,
+            prompt_tokens=len(prompt),
+            waited_s=waited_s,
+            text=self._codec.stream(replica_request.stop, request.sampling.min_tokens),
+            pieces=pieces,
+            text_of=self._codec.name_of,
+            block_size=self._engine.info.config.block_size,
         )
-        answer = AnswerBlocks(replica_request, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
         return answer, self._engine.generate(request, replica_request.constraint)
 
     @contextmanager
@@ -196,10 +200,7 @@ class Replica:
             max_new_tokens=self._room(request, prompt),
             stop_token_ids=request.stop_token_ids | (frozenset() if request.ignore_eos else self._eos),
             timeout_s=max(0.0, request.timeout_s - waited_s),
-            priority=request.priority,
-            tenant=request.tenant,
-            cache_salt=request.cache_salt,
-            weight=request.weight,
+            sharing=request.sharing,
             waited_s=waited_s,
             num_continued=len(sent),
             report_steps=request.stream_steps,

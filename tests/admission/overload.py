@@ -15,7 +15,7 @@ from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController
 from service.admission.keys import ApiKey
 from service.decode.modes import Static
-from service.engine.request import SamplingParams
+from service.engine.request import SamplingParams, Sharing
 from service.errors import QueueFull
 from service.ipc.data import Arrival
 from service.messages.replica_status import ModelCard
@@ -107,7 +107,7 @@ class Service:
         while client.attempts < tries:
             client.attempts += 1
             controller = self.spread.choice(self.controllers)
-            replica_request = request(number, client.blocks, tenant=key.name, weight=key.weight)
+            replica_request = request(number, client.blocks, sharing=Sharing(key.name, key.weight))
             if charge := self.admit(controller, replica_request, client, key):
                 await self.serve(controller, replica_request, charge, client)
                 return client

@@ -16,6 +16,7 @@ from msgspec import structs
 from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController
 from service.admission.keys import ApiKey
+from service.engine.request import Sharing
 from service.errors import DeadlineExceeded, MrpServeError, NotReady, OutOfMemory, RateLimited, ReplicaLost
 from service.gateway.draining import Draining
 from service.gateway.pipeline import RequestPipeline
@@ -89,7 +90,7 @@ class SimulatedIngress:
         self.count += 1
         if fails_at is not None:
             self.replicas.fails_at[str(self.count)] = fails_at
-        replica_request = request(self.count, client.tokens // BLOCK, timeout_s, tenant=self.key.name)
+        replica_request = request(self.count, client.tokens // BLOCK, timeout_s, sharing=Sharing(self.key.name))
         charge = self.admission.admit(self.key, [replica_request])
         with suppress(asyncio.CancelledError):
             try:

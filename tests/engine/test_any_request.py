@@ -16,6 +16,7 @@ from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
 from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.drafting.costs import StepCosts
+from service.engine.request import Sharing
 from service.model import Checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, audit
 from tests.extremes import drawn_knobs, drawn_margin, drawn_prompt, drawn_sampling
@@ -45,11 +46,13 @@ def any_request(rng: random.Random, name: str, checkpoint: Checkpoint, longest: 
         max_new_tokens=rng.choice([1, room, rng.randint(1, room), rng.randint(1, min(room, 12))]),
         stop_token_ids=stops,
         timeout_s=rng.choice([None, None, None, None, 1e-9, 1e-3, 0.02, 1e9]),
-        priority=rng.randint(0, 9),
-        tenant=rng.choice(["", "a", "b"]),
-        weight=rng.choice([1.0, 1.0, 0.01, 100.0]),
+        sharing=Sharing(
+            priority=rng.randint(0, 9),
+            tenant=rng.choice(["", "a", "b"]),
+            tenant_share=rng.choice([1.0, 1.0, 0.01, 100.0]),
+            cache_salt=rng.choice(["", "", "", "salt", "\0", "\ud83d\ude00"]),
+        ),
         waited_s=rng.choice([0.0, 0.0, 1.0, 1e9]),
-        cache_salt=rng.choice(["", "", "", "salt", "\0", "\ud83d\ude00"]),
     )
 
 

@@ -15,6 +15,7 @@ from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.engine import EngineDeps
 from service.engine.prefix_cache import PrefixCache
+from service.engine.request import Sharing
 from service.engine.scheduler import Scheduler, TenantLoad, fair_rows
 from service.model import Checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, random_requests, request_of
@@ -72,7 +73,8 @@ def scheduler(costs: StepCosts, *tenants: tuple[str, int], prompt: int = 1) -> S
     target = Scheduler(PrefixCache(4000), 4, EngineConfig(), planner, prompt_rows=16)
     for tenant, count in tenants:
         for number in range(count):
-            request = replace(request_of(f"{tenant}{number}", [1] * prompt, Static()), tenant=tenant, cache_salt=tenant)
+            sharing = Sharing(tenant, cache_salt=tenant)
+            request = replace(request_of(f"{tenant}{number}", [1] * prompt, Static()), sharing=sharing)
             target.enqueue(request, 0.0)
     for running_request in target.start_waiting():
         running_request.start()
@@ -103,7 +105,7 @@ class TestScheduler:
     def test_a_tenant_alone_again_has_all_its_rows(self) -> None:
         target = scheduler(FAIR, ("heavy", 20), ("light", 1))
         served(target)
-        target.remove(next(running for running in target.running if running.request.tenant == "light"))
+        target.remove(next(running for running in target.running if running.request.sharing.tenant == "light"))
         assert len(served(target)) == 20
 
     def test_prompts_are_limited_and_shared_too(self) -> None:
@@ -123,7 +125,9 @@ def test_answers_are_the_same_beside_other_tenants(costs: StepCosts) -> None:
     requests = random_requests(random.Random(11), checkpoint, 12)
 
     def tokens(tenants: str) -> list[tuple[int, ...]]:
-        shared = [replace(request, tenant=tenants[number % len(tenants)]) for number, request in enumerate(requests)]
+        shared = [
+            replace(request, sharing=Sharing(tenants[number % len(tenants)])) for number, request in enumerate(requests)
+        ]
         return [done.token_ids for done in engine(checkpoint, costs).generate(shared)]
 
     assert tokens("aaab") == tokens("abc") == tokens("a")
@@ -135,6 +139,8 @@ def engine(checkpoint: Checkpoint, costs: StepCosts) -> Engine:
 
 def test_a_request_larger_than_its_tenants_share_gets_on() -> None:
     target = engine(tiny_checkpoint(2), DEAR)
-    many: list[GenerationRequest] = [replace(request_of(f"a{n}", [1, 2, 3], tokens=24), tenant="a") for n in range(4)]
-    done = target.generate([*many, replace(request_of("b", [5], Static(), tokens=40), tenant="b")])
+    many: list[GenerationRequest] = [
+        replace(request_of(f"a{n}", [1, 2, 3], tokens=24), sharing=Sharing("a")) for n in range(4)
+    ]
+    done = target.generate([*many, replace(request_of("b", [5], Static(), tokens=40), sharing=Sharing("b"))])
     assert [len(completion.token_ids) for completion in done] == [24, 24, 24, 24, 40]

@@ -12,6 +12,7 @@ from service.engine import Engine, EngineConfig
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.prefix_cache import PrefixCache
+from service.engine.request import Sharing
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, pages_needed
 from service.errors import SettingsError
@@ -88,11 +89,11 @@ class TestAdmission:
         generation = request_of("a", [1])
         queue(
             target,
-            replace(generation, request_id="flood-1", tenant="flood"),
-            replace(generation, request_id="flood-2", tenant="flood"),
-            replace(generation, request_id="late", tenant="other"),
-            replace(generation, request_id="urgent", tenant="other", priority=0),
-            replace(generation, request_id="old", tenant="other", priority=9, waited_s=1000.0),
+            replace(generation, request_id="flood-1", sharing=Sharing("flood")),
+            replace(generation, request_id="flood-2", sharing=Sharing("flood")),
+            replace(generation, request_id="late", sharing=Sharing("other")),
+            replace(generation, request_id="urgent", sharing=Sharing("other", priority=0)),
+            replace(generation, request_id="old", sharing=Sharing("other", priority=9), waited_s=1000.0),
         )
         order = []
         while target.waiting:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Remask, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.engine.request import Sharing
 from service.model import Checkpoint
 from tests.engine.helpers import (
     ALL_MODES,
@@ -89,8 +90,10 @@ class TestWhatIsShared:
         audit(engine._pages, leases(engine))
 
     def test_another_salt_shares_nothing(self, engine: Engine) -> None:
-        ask(engine, PROMPT, cache_salt="a")
-        assert [ask(engine, PROMPT, cache_salt=salt).stats.cached_tokens for salt in ("b", "", "a", "b")] == [
+        ask(engine, PROMPT, sharing=Sharing(cache_salt="a"))
+        assert [
+            ask(engine, PROMPT, sharing=Sharing(cache_salt=salt)).stats.cached_tokens for salt in ("b", "", "a", "b")
+        ] == [
             0,
             0,
             8,
@@ -200,7 +203,7 @@ class TestWhatIsBeingWritten:
         assert first.stats.forwards.prefill == second.stats.forwards.prefill == 1
 
     def test_another_salt_does_not_wait(self, engine: Engine) -> None:
-        many = [request_of(salt, self.LONG, cache_salt=salt) for salt in "ab"]
+        many = [request_of(salt, self.LONG, sharing=Sharing(cache_salt=salt)) for salt in "ab"]
         assert [completion.stats.forwards.prefill for completion in engine.generate(many)] == [1, 1]
 
     def test_without_a_cache_every_one_stores_its_own(self, checkpoint: Checkpoint) -> None:
@@ -266,7 +269,7 @@ def related_requests(rng: random.Random, reference: Reference, count: int) -> li
             prompt = (earlier.prompt_token_ids + reference.generate(earlier).token_ids)[:40]
         request = GenerationRequest(
             f"r{number}", prompt, random_mode(rng, size), random_sampling(rng), rng.randint(1, 3 * size + 2),
-            cache_salt=rng.choice(["", "", "", "other"]),
+            sharing=Sharing(cache_salt=rng.choice(["", "", "", "other"])),
         )  # fmt: skip
         requests.append(request)
     return requests

@@ -65,7 +65,7 @@ class Hall:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "LOOK_S", 0.01)
+    monkeypatch.setattr(cards, "POLL_S", 0.01)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ async def test_requests_do_not_wait_for_replicas_that_hang() -> None:
 
 async def test_a_service_that_is_back_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request asks the replicas itself, if the last look found none."""
-    monkeypatch.setattr(cards, "LOOK_S", 1000.0)
+    monkeypatch.setattr(cards, "POLL_S", 1000.0)
     hall = Hall(NotReady("gone", retry_after=1.0))
     async with hall.http:
         assert (await hall.asking()).status_code == 503
@@ -129,7 +129,7 @@ async def test_a_service_that_is_back_refuses_nothing(monkeypatch: pytest.Monkey
         await ask(hall.http, body(max_new_tokens=4))
         hall.backend.says = NotReady("gone again", retry_after=1.0)
         with pytest.raises(NotReady):
-            await hall.ingress._availability.look()
+            await hall.ingress._availability.poll()
         hall.backend.says = 1
         await asyncio.sleep(0.2)
         await ask(hall.http, body(max_new_tokens=4))
@@ -187,7 +187,7 @@ class TestNeverAwake:
             await eventually(lambda: hall.ingress.replicas_wanted > 0)
             hall.backend.says = 1
             assert (await task).status_code == 200
-        assert hall.ingress._availability.somebody_waits is False
+        assert hall.ingress._availability.has_waiting is False
 
     async def test_who_asks_for_health_teaches_it(self) -> None:
         hall = Hall(1)
@@ -212,7 +212,7 @@ class TestNeverAwake:
 
         async with hall.http:
             hall.ingress._availability.statuses = look  # type: ignore[assignment]
-            monkeypatch.setattr(cards, "LOOK_S", 0.01)
+            monkeypatch.setattr(cards, "POLL_S", 0.01)
             task = asyncio.ensure_future(hall.ingress._availability._first())
             with pytest.raises(NotReady, match="no replica started within"):
                 await asyncio.wait_for(task, 5)

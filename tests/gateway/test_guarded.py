@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.config import HTTP_PROTOCOLS
 
 from service import hooks
-from service.gateway.http import guarded, sockets, write_limit
+from service.gateway.http import guarded, sockets
 from service.gateway.http.guarded import MAX_FIELDS, MAX_HEAD
 from service.gateway.http.listener import Listener
 
@@ -63,9 +63,9 @@ async def port(app: Echo, unused_tcp_port: int) -> AsyncIterator[int]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """All waits are short."""
-    for name in ("HEAD_S", "PAUSE_S", "_LOOK_S"):
+    for name in ("HEAD_S", "PAUSE_S", "_POLL_S"):
         monkeypatch.setattr(guarded, name, 0.05)
-    monkeypatch.setattr(write_limit, "LIMIT_S", 0.05)
+    monkeypatch.setattr(guarded, "LIMIT_S", 0.05)
 
 
 async def sent(port: int, *parts: bytes) -> bytes:

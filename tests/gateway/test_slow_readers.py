@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 from starlette.types import Send
 
+from service.engine.request import Sharing
 from service.errors import NotReady, ReplicaLost, SlowReader
-from service.gateway.http import write_limit
+from service.gateway.http import guarded
+from service.gateway.http.guarded import LEAST_BYTES, LIMIT_S, WriteLimit
 from service.gateway.http.listener import Listener
-from service.gateway.http.write_limit import LEAST_BYTES, LIMIT_S, WriteLimit
 from service.gateway.slow_readers import GRACE_S, SlowReaders
 from service.ipc import data
 from service.messages.wire import Answering, Chunk, Ending
@@ -36,7 +37,7 @@ def stream(shop: Shop, timeout_s: float = 1e6, fails_at: int | None = None, tena
     shop.count += 1
     if fails_at is not None:
         shop.replicas.fails_at[str(shop.count)] = fails_at
-    asked = request(shop.count, BLOCKS, timeout_s, tenant=tenant)
+    asked = request(shop.count, BLOCKS, timeout_s, sharing=Sharing(tenant))
     return shop.answers.stream(asked, shop.charge())
 
 
@@ -122,7 +123,7 @@ def test_a_cut_reaches_who_does_not_read() -> None:
         await anext(items)
         await asyncio.sleep(2)
         shop.draining.abort()
-        with pytest.raises(NotReady, match="cut"):
+        with pytest.raises(NotReady, match="shut down"):
             [item async for item in items]
 
     in_shop(script)
@@ -250,7 +251,7 @@ class TestWriteLimit:
 async def test_the_listener_ends_connections_that_do_not_read(
     monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int, head: bytes
 ) -> None:
-    monkeypatch.setattr(write_limit, "LIMIT_S", 0.05)
+    monkeypatch.setattr(guarded, "LIMIT_S", 0.05)
     ended = asyncio.Event()
 
     async def app(scope: object, receive: Callable[[], Awaitable[dict[str, object]]], send: Send) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from service.decode.modes import Static
-from service.engine.request import SamplingParams
+from service.engine.request import SamplingParams, Sharing
 from service.ipc.data import Arrival
 from service.messages.wire import ReplicaRequest
 from service.routing.keys import PrefixKeys, boundaries, prefix_keys
@@ -49,10 +49,10 @@ def test_prompts_share_the_keys_of_what_they_share_and_no_more(same: int, ids: b
 @given(st.text(max_size=400), st.lists(st.integers(0, 2**70), min_size=1), st.sampled_from(("", "a")))
 def test_every_prompt_has_keys(text: str, ids: list[int], salt: str) -> None:
     for prompt in ({"text": text}, {"token_ids": tuple(ids)}, {"messages": chat(text, "")}):
-        prompt_keys = keys(**prompt, cache_salt=salt)
+        prompt_keys = keys(**prompt, sharing=Sharing(cache_salt=salt))
         assert len(prompt_keys.keys) == len(prompt_keys.shares) == len(set(prompt_keys.keys)) > 0
         assert list(prompt_keys.shares) == sorted(prompt_keys.shares)
-        assert prompt_keys == keys(**prompt, cache_salt=salt)
+        assert prompt_keys == keys(**prompt, sharing=Sharing(cache_salt=salt))
 
 
 def test_the_whole_prompt_is_known_however_short() -> None:
@@ -62,10 +62,10 @@ def test_the_whole_prompt_is_known_however_short() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"cache_salt": "b"}, {"text": None, "messages": ({"role": "user", "content": TEXT},)}]
+    "change", [{"sharing": Sharing(cache_salt="b")}, {"text": None, "messages": ({"role": "user", "content": TEXT},)}]
 )
 def test_prompts_that_never_share_a_page_share_no_key(change: dict[str, Any]) -> None:
-    original = request(text=TEXT, cache_salt="a")
+    original = request(text=TEXT, sharing=Sharing(cache_salt="a"))
     assert not set(prefix_keys(original).keys) & set(prefix_keys(replace(original, **change)).keys)
 
 
@@ -79,10 +79,13 @@ def test_every_turn_of_a_chat_is_the_beginning_of_the_next() -> None:
 
 def test_a_session_is_its_tenants_and_its_salts_own() -> None:
     original = request(text=TEXT, session="s")
-    changed = [replace(original, **change) for change in ({"session": "t"}, {"tenant": "u"}, {"cache_salt": "v"})]
-    sessions = [prefix_keys(each).session for each in (original, *changed)]
+    changes = ({"session": "t"}, {"sharing": Sharing("u")}, {"sharing": Sharing(cache_salt="v")})
+    sessions = [prefix_keys(each).session for each in (original, *(replace(original, **change) for change in changes))]
     assert len(set(sessions)) == 4
-    alike = [replace(original, cache_salt=salt, session=name) for salt, name in (("a", "b\x00c"), ("a\x00b", "c"))]
+    alike = [
+        replace(original, sharing=Sharing(cache_salt=salt), session=name)
+        for salt, name in (("a", "b\x00c"), ("a\x00b", "c"))
+    ]
     assert len({prefix_keys(each).session for each in alike}) == 2
     assert prefix_keys(original).home == sessions[0]
     assert keys(text=TEXT).session is None

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from service.api.answers import decoded_stats
 from service.api.anthropic.protocol import (
     ContentBlock,
     MessageAnswer,
@@ -22,8 +23,7 @@ from service.api.anthropic.protocol import (
 )
 from service.api.content import past_arguments
 from service.api.driver import ResponseBuilder
-from service.api.errors import anthropic_error
-from service.api.generate import decoded_stats
+from service.api.errors import anthropic_error, in_anthropic_terms
 from service.api.protocol import Json
 from service.api.streams import frame
 from service.constraints.json_text import finite
@@ -53,7 +53,7 @@ class MessageBuilder(ResponseBuilder):
         name = f"msg_{replica_request.request_id}"
         self._head: MessageHead = {"id": name, "type": "message", "role": "assistant", "model": model}
 
-    async def whole(self, answers: Sequence[Answer]) -> MessageAnswer:
+    async def full_response(self, answers: Sequence[Answer]) -> MessageAnswer:
         [answer] = answers
         content = blocks_of([*self._content.push(answer.text), *self._content.finish()])
         self._trace.extend(answer.trace)
@@ -66,24 +66,27 @@ class MessageBuilder(ResponseBuilder):
             **self._extras(ending),
         }
 
-    def opening(self, index: int, first: Progress | Chunk | Ending) -> bytes:
+    def start(self, index: int, first: Progress | Chunk | Ending) -> bytes:
         if isinstance(first, Progress):  # this route asks for no steps
             return b""
         usage = _counts(first.prompt_tokens, first.stats.cached_tokens, 0)
         empty: Json = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return _written([{"type": "message_start", "message": {**self._head, **empty}}, {"type": "ping"}])
 
-    def piece(self, index: int, chunk: Chunk) -> bytes:
+    def chunk(self, index: int, chunk: Chunk) -> bytes:
         self._trace.extend(chunk.trace)
         return _written(self._content.push(chunk.text))
 
-    def closing(self, index: int, ending: Ending) -> bytes:
+    def end(self, index: int, ending: Ending) -> bytes:
         rest = _written(self._content.finish())
         fields = {"delta": self._stop(ending), "usage": _usage(ending), **self._extras(ending)}
         return rest + _written([{"type": "message_delta", **fields}, {"type": "message_stop"}])
 
     def error(self, error: MrpServeError, request_id: str) -> bytes:
         return frame("error", anthropic_error(error, request_id))
+
+    def with_client_names(self, error: MrpServeError, index: int | None) -> MrpServeError:
+        return in_anthropic_terms(error)
 
     def _stop(self, ending: Ending) -> MessageStop:
         return {"stop_reason": self._reason(ending), "stop_sequence": ending.stop_text}

@@ -1,6 +1,6 @@
 """The bodies of Anthropic's routes and their answers with this service's fields.
 
-The models of the bodies have Anthropic's own fields. POST /generate parses the fields that both APIs share.
+The models of the bodies have Anthropic's own fields beside the fields that all APIs have.
 """
 
 from __future__ import annotations
@@ -12,14 +12,10 @@ from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from service.api.answers import DecodedStats
-from service.api.api_requests import ApiRequest, LenientModel, ToolName
 from service.api.content import part_text, past_arguments
-from service.api.protocol import MAX_NEW_TOKENS, Json, StopTexts, StrictModel
+from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, LenientModel, StopTexts, StrictModel, ToolName
 from service.messages.wire import TraceStep
 from service.text.tools.calls import MAX_TOOLS
-
-#: Anthropic's limit; POST /generate allows higher temperatures
-MAX_TEMPERATURE = 1
 
 # --- messages --------------------------------------------------------------------------------------
 
@@ -161,8 +157,10 @@ class OutputConfig(LenientModel):
     format: OutputFormat | None = None
 
 
-class PromptRequest(ApiRequest):
+class PromptRequest(ApiBody):
     """The fields that both routes have."""
+
+    MAX_TEMPERATURE = 1
 
     messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)] = Field(
         description="the last one is not an assistant's"
@@ -173,13 +171,13 @@ class PromptRequest(ApiRequest):
     thinking: ThinkingParam | None = Field(None, description="default: no thinking, if the checkpoint can do without")
     output_config: OutputConfig | None = Field(None, description="`format`: JSON that fits a schema")
     output_format: OutputFormat | None = Field(None, description="older name of output_config.format")
+    stop: StopTexts | None = Field(None, alias="stop_sequences", description="texts that end the answer; not returned")
 
 
 class MessagesRequest(PromptRequest):
     """POST /v1/messages."""
 
     max_tokens: int = Field(ge=1, le=MAX_NEW_TOKENS, description="may be more than the model's length leaves")
-    stop_sequences: StopTexts | None = Field(None, description="texts that end the answer; not returned")
     stream: bool = Field(False, description="server-sent events as Anthropic's client reads them")
 
 

@@ -1,32 +1,34 @@
 """POST /v1/messages and POST /v1/messages/count_tokens: each body is parsed to one `ReplicaRequest`.
 
-The validation of POST /generate parses the fields that both APIs share. Chat templates get the messages as `text.tools`
-makes them.
+Chat templates get the messages as `text.tools` makes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
 from service.api.anthropic import protocol
 from service.api.anthropic.builder import MessageBuilder
-from service.api.api_requests import (
-    PASSED,
-    ChatPrompt,
-    chat_fields,
+from service.api.chats import Chat, chat_prompt
+from service.api.content import check_last_turn
+from service.api.driver import JsonAnswer, Upstream, locked, respond
+from service.api.errors import AnthropicErrorAnswer
+from service.api.fields import BodyFields
+from service.api.openapi import STORY, api_docs, model_docs
+from service.api.parse import (
+    OutputParams,
+    RequestContext,
     parse_body,
-    parse_shared_of_chat,
+    parse_json,
+    to_replica_request,
+    with_form,
     with_types_served,
 )
-from service.api.content import check_last_turn
-from service.api.driver import Api, JsonAnswer, Upstream, locked, respond
-from service.api.errors import AnthropicErrorAnswer, in_anthropic_terms
-from service.api.fields import BodyFields
-from service.api.openapi import STORY, body_docs, errors, route_docs, shared_schema
-from service.api.parse import RequestContext, parse_json, to_replica_request
+from service.api.protocol import JsonSchemaFormat, ResponseFormat
 from service.errors import InvalidRequest
 from service.messages.replica_status import ModelCard
 from service.messages.wire import ReplicaRequest
@@ -62,8 +64,7 @@ _HINTS = frozenset(
 #: client fields that need a state or a server of Anthropic
 _REFUSED: Final = {"container": "", "max_new_tokens": "max_tokens", "mcp_servers": "", "stop": "stop_sequences"}
 
-FIELDS = BodyFields(PASSED - {"stop"}, {"mcp_servers": ([],)}, _REFUSED, _HINTS)
-
+FIELDS = BodyFields({"mcp_servers": ([],)}, _REFUSED, _HINTS)
 
 _MessagesBody = TypeVar("_MessagesBody", bound=protocol.PromptRequest)
 
@@ -71,19 +72,20 @@ _MessagesBody = TypeVar("_MessagesBody", bound=protocol.PromptRequest)
 def anthropic_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
     router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
-    answered = _docs("Messages as Anthropic's client asks for them", protocol.MessageAnswer, _STREAM)
-    counted = _docs("The number of tokens of a prompt", protocol.TokenCount)
+    docs = partial(api_docs, error_answer=AnthropicErrorAnswer)
+    answered = docs("Messages as Anthropic's client asks for them", protocol.MessageAnswer, _STREAM)
+    counted = docs("The number of tokens of a prompt", protocol.TokenCount)
 
-    @router.post("/messages", **answered, **_body(protocol.MessagesRequest, {**_CHAT, "max_tokens": 64}))
+    @router.post("/messages", **answered, **model_docs(protocol.MessagesRequest, {**_CHAT, "max_tokens": 64}))
     async def messages(request: Request) -> Response:
-        return _with_id(await respond(MESSAGES, upstream, request), request)
+        return _with_id(await respond(parse_messages, upstream, request), request)
 
-    @router.post("/messages/count_tokens", **counted, **_body(protocol.CountRequest, _CHAT))
+    @router.post("/messages/count_tokens", **counted, **model_docs(protocol.CountRequest, _CHAT))
     async def count_tokens(request: Request) -> Response:
         body, context = parse_json(await request.body()), await upstream.context(request)
         replica_request = parse_count(body, context)
         charge = await upstream.admit(request, [replica_request])
-        tokens: protocol.TokenCount = {"input_tokens": await upstream.count_tokens(replica_request, charge)}
+        tokens: protocol.TokenCount = {"input_tokens": await upstream.pipeline.count_tokens(replica_request, charge)}
         return _with_id(JsonAnswer(tokens, headers=context.ignored.headers), request)
 
     return router
@@ -94,60 +96,41 @@ def _with_id(response: Response, request: Request) -> Response:
     return response
 
 
-def _docs(summary: str, answer: type, stream: str = "") -> dict[str, Any]:
-    failed = errors(400, 401, 404, 413, 429, 503, 504, model=AnthropicErrorAnswer)
-    return route_docs(summary, answer, failed, stream)
-
-
-def _body(body: type[protocol.PromptRequest], example: dict[str, Any]) -> dict[str, Any]:
-    return body_docs(shared_schema(body, FIELDS.passed, protocol.MAX_TEMPERATURE), example)
-
-
 # --- the requests ----------------------------------------------------------------------------------
 
 
 def parse_messages(body: Mapping[str, Any], context: RequestContext) -> MessageBuilder:
     """Parses a body of POST /v1/messages. Raises InvalidRequest or UnknownModel with the reason."""
-    request, shared = _parse(body, protocol.MessagesRequest, context)
-    shared |= {"max_new_tokens": request.max_tokens, "stop": request.stop_sequences}
-    shared |= _form(request, shared)
-    common = parse_shared_of_chat(shared, context.card, protocol.MAX_TEMPERATURE)
-    fields, answer_format = chat_fields(common, _prompt(request, context.card), context)
-    replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
+    request = _with_form(_parse(body, protocol.MessagesRequest, context))
+    prompt, answer_format = chat_prompt(request, _chat(request, context.card), context)
+    output = OutputParams(max_new_tokens=request.max_tokens, stream=request.stream)
+    replica_request = to_replica_request(request, context, prompt, output)
     return MessageBuilder(replica_request, context.card.name, request, answer_format)
 
 
 def parse_count(body: Mapping[str, Any], context: RequestContext) -> ReplicaRequest:
     """The request whose prompt is to be counted. Raises as above."""
-    request, shared = _parse(body, protocol.CountRequest, context)
-    common = parse_shared_of_chat({**shared, "max_new_tokens": 1}, context.card, protocol.MAX_TEMPERATURE)
-    fields, _ = chat_fields(common, _prompt(request, context.card), context)
-    return to_replica_request(common, context, stream=False, **fields)
+    request = _parse(body, protocol.CountRequest, context)
+    prompt, _ = chat_prompt(request, _chat(request, context.card), context)
+    return to_replica_request(request, context, prompt, OutputParams(max_new_tokens=1, shorten=False))
 
 
-def _parse(
-    body: Mapping[str, Any], schema: type[_MessagesBody], context: RequestContext
-) -> tuple[_MessagesBody, dict[str, Any]]:
-    """Anthropic's own fields as a typed request, and the other fields, which are not parsed yet."""
+def _parse(body: Mapping[str, Any], schema: type[_MessagesBody], context: RequestContext) -> _MessagesBody:
     check_last_turn(body.get("messages"), "messages")
-    return parse_body(with_types_served(body, "tools", ("custom",), context.ignored), FIELDS, schema, context)
+    return parse_body(with_types_served(body, "tools", ("custom",), context.ignored), schema, FIELDS, context)
 
 
-def _prompt(request: protocol.PromptRequest, card: ModelCard) -> ChatPrompt:
+def _chat(request: protocol.PromptRequest, card: ModelCard) -> Chat:
     messages = for_template(request.system, request.messages)
-    return ChatPrompt(messages, _tool_use(request.tools, request.tool_choice), _think(request.thinking, card))
+    return Chat(messages, _tool_use(request.tools, request.tool_choice), _think(request.thinking, card))
 
 
-def _form(request: protocol.MessagesRequest, shared: Mapping[str, Any]) -> dict[str, Any]:
-    """The form of the answer as POST /generate names it."""
+def _with_form(request: protocol.MessagesRequest) -> protocol.MessagesRequest:
     form = (request.output_config and request.output_config.format) or request.output_format
     if form is None:
-        return {}
-    if shared.get("response_format") is not None:
-        raise InvalidRequest(
-            "output_config.format and response_format are given, allowed is one of them", param="response_format"
-        )
-    return {"response_format": {"type": "json_schema", "json_schema": {"schema": form.schema_}}}
+        return request
+    schema = JsonSchemaFormat(schema=form.schema_)
+    return with_form(request, ResponseFormat(type="json_schema", json_schema=schema), "output_config.format")
 
 
 def _tool_use(
@@ -178,8 +161,6 @@ def _think(thinking: protocol.ThinkingParam | None, card: ModelCard) -> bool | N
         return False if card.thinking.switch else None
     return thinking.type != "disabled"
 
-
-MESSAGES: Final = Api(parse_messages, lambda error, _: in_anthropic_terms(error))
 
 # --- messages --------------------------------------------------------------------------------------
 

@@ -13,24 +13,21 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import ClassVar, Final, Generic, TypeVar
+from itertools import accumulate
+from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from pydantic_core import to_json
 
+from service.api.answers import decoded_stats, met_of, traced
 from service.api.driver import ResponseBuilder
-from service.api.errors import openai_error
-from service.api.generate import decoded_stats, stop_token_of, traced
-from service.api.openai.logprobs import TokenLogprob, token_logprobs
+from service.api.errors import OPENAI_NAMES, openai_error, renamed
 from service.api.openai.protocol import (
     AssistantMessage,
-    ChatCompletion,
     ChoiceEnd,
     ChoiceTokens,
-    CompletionAnswer,
     CompletionHead,
     FinishReasonName,
     MessageChoice,
-    Met,
     OpenAiUsage,
     TextChoice,
 )
@@ -38,6 +35,7 @@ from service.api.protocol import Json
 from service.errors import MrpServeError
 from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaRequest
 from service.text import tools
+from service.text.token_text import TopLogprob
 
 DONE = b"data: [DONE]\n\n"
 _FINGERPRINT: Final = f"mrp-serve-{version('mrp-serve')}"
@@ -45,24 +43,50 @@ _FINGERPRINT: Final = f"mrp-serve-{version('mrp-serve')}"
 _Choice = TypeVar("_Choice", TextChoice, MessageChoice)
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerOptions:
-    """The form of the answers to one request. `n`: choices per prompt.
+# --- log-probabilities -----------------------------------------------------------------------------
 
-    `alternatives`: top log-probabilities per token, None for none. `answer_format`: the format of the model's text.
+
+class TokenLogprob(NamedTuple):
+    """A token of the answer, and its log-probability in the step that fixed it, at the request's temperature.
+
+    It is the backbone's, or MRP's if MRP revealed the token (mode `direct`).
     """
 
+    token: str  # its text, or `token_id:17` if the token is not a whole character
+    logprob: float
+    data: bytes | None
+    offset: int  # where it begins in the answer's text
+    likeliest: tuple[TopLogprob, ...] = ()  # the likeliest tokens at its position, by the same step
+
+
+def token_logprobs(part: Answer | Chunk, offset: int = 0) -> list[TokenLogprob]:
+    """The log-probabilities of the tokens of an answer or of a part. `offset`: where its text begins in the answer."""
+    offsets = accumulate((len(piece.delta) for piece in part.pieces), initial=offset)
+    return [
+        TokenLogprob(piece.text, token.logprob, piece.data, start, piece.top_logprobs)
+        for piece, token, start in zip(part.pieces, part.step_map, offsets, strict=False)
+    ]
+
+
+# --- answers ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """The form of the answers to one request."""
+
     stream: bool
-    n: int
+    n: int  # choices per prompt
     include_usage: bool
-    alternatives: int | None
-    answer_format: tools.AnswerFormat
+    alternatives: int | None  # top log-probabilities per token, None for none
+    answer_format: tools.AnswerFormat  # the format of the model's text
 
 
 class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     """The common part of both routes. `requests`: one per choice."""
 
     _ID_PREFIX: ClassVar[str]
+    _OBJECT: ClassVar[str]
     _FRAME_OBJECT: ClassVar[str]
 
     def __init__(self, requests: Sequence[ReplicaRequest], model: str, options: AnswerOptions) -> None:
@@ -87,16 +111,16 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         """A whole choice."""
 
     @abstractmethod
-    def _opening(self, index: int) -> Json | None:
-        """The first frame of a choice. None if there is none before its text."""
+    def _first_content(self, index: int) -> Json | None:
+        """The content of a choice's first frame. None if there is none before its text."""
 
     @abstractmethod
-    def _part(self, event: tools.OutputEvent) -> Json | None:
-        """A frame with a part of the answer. None if an event has none."""
+    def _content(self, event: tools.OutputEvent) -> Json | None:
+        """The content of a frame with a part of the answer. None if an event has none."""
 
     @abstractmethod
-    def _closing(self) -> Json:
-        """The last frame of a choice."""
+    def _empty_content(self) -> Json:
+        """The content of a choice's last frame."""
 
     @abstractmethod
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:
@@ -104,48 +128,49 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
 
     # --- whole answers -----------------------------------------------------------------------------
 
-    async def _choices(self, answers: Sequence[Answer]) -> list[_Choice]:
-        """The whole choices. Lets other tasks run after each: log-probabilities are long."""
+    async def full_response(self, answers: Sequence[Answer]) -> Json:
+        """The whole answer. Lets other tasks run after each choice: log-probabilities are long."""
         choices = list[_Choice]()
         for index, answer in enumerate(answers):
             self._endings[index] = answer.ending
             read = tools.parse_output(self._options.answer_format, answer.text)
             choices.append(self._choice(index, read, self._end(index, answer, read.called)))
             await asyncio.sleep(0)
-        return choices
+        return {**self._head, "object": self._OBJECT, "choices": choices, "usage": self._usage()}
 
     def _end(self, index: int, answer: Answer, called: bool) -> ChoiceEnd:
         end: ChoiceEnd = {
             "finish_reason": _reason(answer.ending, called),
             **self._tokens(index, answer),
             "stats": decoded_stats(answer.ending, self.requests[index]),
-            **self._met(index, answer.ending),
+            **met_of(self.requests[index], answer.ending),
         }
         return end
 
     # --- streams -----------------------------------------------------------------------------------
 
-    def opening(self, index: int, first: Progress | Chunk | Ending) -> bytes:
-        opening = self._opening(index)
-        return b"" if opening is None else self._frame(index, opening)
+    def start(self, index: int, first: Progress | Chunk | Ending) -> bytes:
+        content = self._first_content(index)
+        return b"" if content is None else self._frame(index, content)
 
-    def piece(self, index: int, chunk: Chunk) -> bytes:
+    def chunk(self, index: int, chunk: Chunk) -> bytes:
         """The frames of one block, one at least. The first has the block's tokens."""
-        parts = self._parts(self._parsers[index].push(chunk.text))
+        parts = self._contents(self._parsers[index].push(chunk.text))
         if not parts:
-            parts = self._parts([tools.ContentDelta("")]) if self._options.answer_format.plain else [self._closing()]
+            plain = self._options.answer_format.plain
+            parts = self._contents([tools.ContentDelta("")]) if plain else [self._empty_content()]
         events = self._frame(index, parts[0], self._tokens(index, chunk))
         return events + b"".join([self._frame(index, part) for part in parts[1:]]) if len(parts) > 1 else events
 
-    def closing(self, index: int, ending: Ending) -> bytes:
+    def end(self, index: int, ending: Ending) -> bytes:
         self._endings[index] = ending
         parser = self._parsers[index]
-        rest: list[bytes] = [self._frame(index, part) for part in self._parts(parser.finish())]
+        rest: list[bytes] = [self._frame(index, part) for part in self._contents(parser.finish())]
         stats = decoded_stats(ending, self.requests[index])
-        end = {"finish_reason": _reason(ending, parser.called), "stats": stats, **self._met(index, ending)}
-        return b"".join([*rest, self._frame(index, self._closing(), end)])
+        end = {"finish_reason": _reason(ending, parser.called), "stats": stats, **met_of(self.requests[index], ending)}
+        return b"".join([*rest, self._frame(index, self._empty_content(), end)])
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """The token counts, if the request wants them, and the mark of the end."""
         if not self._options.include_usage:
             return DONE
@@ -154,8 +179,11 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     def error(self, error: MrpServeError, request_id: str) -> bytes:
         return _data(openai_error(error, request_id))
 
-    def _parts(self, events: Sequence[tools.OutputEvent]) -> list[Json]:
-        return [part for event in events if (part := self._part(event)) is not None]
+    def with_client_names(self, error: MrpServeError, index: int | None) -> MrpServeError:
+        return renamed(error, OPENAI_NAMES)
+
+    def _contents(self, events: Sequence[tools.OutputEvent]) -> list[Json]:
+        return [content for event in events if (content := self._content(event)) is not None]
 
     def _frame(self, index: int, content: Json, extras: Mapping[str, object] | None = None) -> bytes:
         choice = {"index": index, **content, "logprobs": None, "finish_reason": None, **(extras or {})}
@@ -170,13 +198,6 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
             logprobs = self._logprobs(token_logprobs(part, self._written[index]))
             self._written[index] += sum(len(piece.delta) for piece in part.pieces)
         return {"logprobs": logprobs, "token_ids": part.token_ids, **traced(self.requests[index], part)}
-
-    def _met(self, index: int, ending: Ending) -> Met:
-        request = self.requests[index]
-        met: Met = {} if request.constraint is None else {"constraint_met": ending.constraint_met}
-        if request.return_step_map:
-            met["stop_token"] = stop_token_of(ending)
-        return met
 
     def _usage(self) -> OpenAiUsage:
         """The token counts. A prompt counts once, however many answers it gets."""
@@ -194,7 +215,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
 class CompletionBuilder(OpenAiBuilder[TextChoice]):
     """Builds the answer to one POST /v1/completions."""
 
-    _ID_PREFIX, _FRAME_OBJECT = "cmpl-", "text_completion"
+    _ID_PREFIX, _OBJECT, _FRAME_OBJECT = "cmpl-", "text_completion", "text_completion"
 
     def __init__(
         self, requests: Sequence[ReplicaRequest], model: str, options: AnswerOptions, echoes: Sequence[str]
@@ -203,21 +224,17 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
         super().__init__(requests, model, options)
         self._echoes = echoes
 
-    async def whole(self, answers: Sequence[Answer]) -> CompletionAnswer:
-        choices = await self._choices(answers)
-        return {**self._head, "object": "text_completion", "choices": choices, "usage": self._usage()}
-
     def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> TextChoice:
         return {"index": index, "text": self._echoes[index] + read.content, **end}
 
-    def _opening(self, index: int) -> Json | None:
+    def _first_content(self, index: int) -> Json | None:
         echo = self._echoes[index]
         return {"text": echo} if echo else None
 
-    def _part(self, event: tools.OutputEvent) -> Json | None:
+    def _content(self, event: tools.OutputEvent) -> Json | None:
         return {"text": event.text} if isinstance(event, tools.ContentDelta) else None
 
-    def _closing(self) -> Json:
+    def _empty_content(self) -> Json:
         return {"text": ""}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:
@@ -233,11 +250,7 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
 class ChatBuilder(OpenAiBuilder[MessageChoice]):
     """Builds the answer to one POST /v1/chat/completions."""
 
-    _ID_PREFIX, _FRAME_OBJECT = "chatcmpl-", "chat.completion.chunk"
-
-    async def whole(self, answers: Sequence[Answer]) -> ChatCompletion:
-        choices = await self._choices(answers)
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
+    _ID_PREFIX, _OBJECT, _FRAME_OBJECT = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> MessageChoice:
         message: AssistantMessage = {"role": "assistant", "content": read.content, "refusal": None}
@@ -251,11 +264,11 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
             ]
         return {"index": index, "message": message, **end}
 
-    def _opening(self, index: int) -> Json:
+    def _first_content(self, index: int) -> Json:
         """The role of the message. Its content may be none, if the message can have calls."""
         return {"delta": {"role": "assistant", "content": None if self._options.answer_format.format else ""}}
 
-    def _part(self, event: tools.OutputEvent) -> Json | None:
+    def _content(self, event: tools.OutputEvent) -> Json | None:
         match event:
             case tools.ContentDelta(text):
                 return {"delta": {"content": text}}
@@ -269,7 +282,7 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
             case _:
                 return None
 
-    def _closing(self) -> Json:
+    def _empty_content(self) -> Json:
         return {"delta": {}}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from service.api.api_requests import LenientModel
 from service.api.content import part_text, past_arguments
+from service.api.protocol import LenientModel
 from service.errors import InvalidRequest
 from service.text.tools import assistant_message, tool_message
 

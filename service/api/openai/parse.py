@@ -1,28 +1,26 @@
-"""Parses OpenAI's bodies: one `ReplicaRequest` per choice, and the form of the answer.
-
-The validation of POST /generate parses the fields that both APIs share.
-"""
+"""Parses OpenAI's bodies: one `ReplicaRequest` per choice, and the form of the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
-from service.api.api_requests import (
-    PASSED,
-    ChatPrompt,
-    chat_fields,
-    parse_body,
-    parse_shared,
-    parse_shared_of_chat,
-    with_types_served,
-)
+from service.api.chats import Chat, chat_prompt
 from service.api.content import check_last_turn
 from service.api.fields import BodyFields
 from service.api.openai import protocol
 from service.api.openai.builder import AnswerOptions, ChatBuilder, CompletionBuilder
 from service.api.openai.chat import for_template
-from service.api.parse import RequestContext, further_request, to_replica_request
+from service.api.parse import (
+    OutputParams,
+    Prompt,
+    RequestContext,
+    constraint_of,
+    further_request,
+    parse_body,
+    to_replica_request,
+    with_types_served,
+)
 from service.api.protocol import MAX_ANSWERS, Json
 from service.errors import InvalidRequest
 from service.text.tools import AnswerFormat, Tool, ToolUse
@@ -85,13 +83,11 @@ HINTS: Final = frozenset(
 )
 
 COMPLETION_FIELDS = BodyFields(
-    PASSED | {"return_step_map"},
     {**NEUTRAL, "best_of": (1,), "suffix": ("",), "tool_choice": ("none", "auto"), "tools": ([],)},
     {**REFUSED, "messages": "prompt", "suffix": "", "tools": ""},
     HINTS,
 )
 CHAT_FIELDS = BodyFields(
-    PASSED | {"return_step_map"},
     {**NEUTRAL, "echo": (False,), "function_call": ("none", "auto"), "functions": ([],), "verbosity": ("medium",)},
     {**REFUSED, "echo": "", "function_call": "tool_choice", "functions": "tools"},
     HINTS,
@@ -102,15 +98,17 @@ _Request = TypeVar("_Request", bound=protocol.OpenAiRequest)
 
 def parse_completion(body: Mapping[str, Any], context: RequestContext) -> CompletionBuilder:
     """Parses a body of POST /v1/completions. Raises InvalidRequest or UnknownModel with the reason."""
-    request, shared = _parse(_without_best_of(body), protocol.CompletionRequest, COMPLETION_FIELDS, context)
+    request = _parse(_without_best_of(body), protocol.CompletionRequest, COMPLETION_FIELDS, context)
     _check_completion(request)
-    shared["max_new_tokens"] = request.max_tokens or _COMPLETION_TOKENS
-    first = request.prompt[0]
-    shared |= {"prompt": first} if isinstance(first, str) else {"prompt_token_ids": list(first)}
-    common = parse_shared(shared, context.card, protocol.MAX_TEMPERATURE)
-    fields = _logprobs_fields(request.logprobs)
-    replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
     prompts = [prompt for prompt in request.prompt for _ in range(request.n)]
+    prompt = Prompt(**_prompt(prompts[0]), constraint=constraint_of(request))
+    output = OutputParams(
+        max_new_tokens=request.max_tokens or _COMPLETION_TOKENS,
+        stream=request.stream,
+        logprobs=request.logprobs,
+        return_step_map=request.return_step_map,
+    )
+    replica_request = to_replica_request(request, context, prompt, output)
     further = [further_request(replica_request, index, **_prompt(prompts[index])) for index in range(1, len(prompts))]
     echoes = [prompt if request.echo and isinstance(prompt, str) else "" for prompt in prompts]
     options = _options(request, request.logprobs)
@@ -121,7 +119,7 @@ def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
     """Parses a body of POST /v1/chat/completions. Raises InvalidRequest or UnknownModel with the reason."""
     check_last_turn(body.get("messages"), "messages")
     body = with_types_served(body, "tools", FUNCTION, context.ignored)
-    request, shared = _parse(body, protocol.ChatRequest, CHAT_FIELDS, context)
+    request = _parse(body, protocol.ChatRequest, CHAT_FIELDS, context)
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise InvalidRequest(
@@ -131,28 +129,27 @@ def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
         )
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest(f"top_logprobs is {request.top_logprobs}, which needs logprobs true", param="top_logprobs")
-    if limits:
-        shared["max_new_tokens"] = limits.pop()
     alternatives = (request.top_logprobs or 0) if request.logprobs else None
-    common = parse_shared_of_chat(shared, context.card, protocol.MAX_TEMPERATURE)
     thinks = think(request.reasoning_effort, request.chat_template_kwargs)
-    chat = ChatPrompt(for_template(request.messages), _tool_use(request), *thinks)
-    fields, answer_format = chat_fields(common, chat, context)
-    fields |= _logprobs_fields(alternatives)
-    replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
+    chat = Chat(for_template(request.messages), _tool_use(request), *thinks)
+    prompt, answer_format = chat_prompt(request, chat, context)
+    output = OutputParams(
+        max_new_tokens=limits.pop() if limits else None,
+        stream=request.stream,
+        logprobs=alternatives,
+        return_step_map=request.return_step_map,
+    )
+    replica_request = to_replica_request(request, context, prompt, output)
     further = [further_request(replica_request, index) for index in range(1, request.n)]
     options = _options(request, alternatives, answer_format)
     return ChatBuilder([replica_request, *further], context.card.name, options)
 
 
-def _parse(
-    body: Mapping[str, Any], schema: type[_Request], fields: BodyFields, context: RequestContext
-) -> tuple[_Request, dict[str, Any]]:
-    """OpenAI's own fields as a typed request, and the other fields, which are not parsed yet."""
-    request, shared = parse_body(body, fields, schema, context)
+def _parse(body: Mapping[str, Any], schema: type[_Request], fields: BodyFields, context: RequestContext) -> _Request:
+    request = parse_body(body, schema, fields, context)
     if request.stream_options and not request.stream:
         raise InvalidRequest("stream_options are given, which need stream true", param="stream_options")
-    return request, shared
+    return request
 
 
 def _without_best_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -176,11 +173,6 @@ def _check_completion(request: protocol.CompletionRequest) -> None:
 
 def _prompt(prompt: protocol.CompletionPrompt) -> Json:
     return {"text": prompt, "token_ids": None} if isinstance(prompt, str) else {"text": None, "token_ids": prompt}
-
-
-def _logprobs_fields(alternatives: int | None) -> Json:
-    """The fields of a request from which log-probabilities are read. `alternatives`: per token, None for none."""
-    return {"return_pieces": alternatives is not None, "top_logprobs": alternatives or 0}
 
 
 def _options(

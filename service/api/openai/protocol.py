@@ -1,6 +1,6 @@
 """The bodies of OpenAI's two routes and their answers with this service's fields.
 
-The models of the bodies have OpenAI's own fields. POST /generate parses the fields that both APIs share.
+The models of the bodies have OpenAI's own fields beside the fields that all APIs have.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ from pydantic import Field, PlainValidator, ValidationError, ValidatorFunctionWr
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from service.api.answers import DecodedStats, StopToken, Traced, Usage
-from service.api.api_requests import ApiRequest, ToolName
+from service.api.answers import DecodedStats, Met, Traced, Usage
 from service.api.openai.chat import ReceivedMessage
-from service.api.protocol import MAX_ANSWERS, MAX_INTEGER, MAX_NEW_TOKENS, Json, StrictModel, whole_number
+from service.api.protocol import (
+    MAX_ANSWERS,
+    MAX_INTEGER,
+    MAX_NEW_TOKENS,
+    ApiBody,
+    Json,
+    StepMapField,
+    StrictModel,
+    ToolName,
+    whole_number,
+)
 from service.text.tools.calls import MAX_TOOLS
-
-#: OpenAI's limit; POST /generate allows higher temperatures
-MAX_TEMPERATURE = 2
 
 #: the most log-probabilities per token
 MAX_LIKELIEST = 20
@@ -134,8 +140,10 @@ class StreamOptions(StrictModel):
     continuous_usage_stats: bool = False
 
 
-class OpenAiRequest(ApiRequest):
+class OpenAiRequest(StepMapField, ApiBody):
     """The fields that both routes have."""
+
+    MAX_TEMPERATURE = 2
 
     n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers per prompt; answer i has the seed `seed` + i")
     max_tokens: int | None = Field(
@@ -186,16 +194,6 @@ class ChatRequest(OpenAiRequest):
 # --- answers ---------------------------------------------------------------------------------------
 
 FinishReasonName = Literal["stop", "length", "tool_calls"]
-
-
-class Met(TypedDict):
-    """Whether the answer satisfies the request's constraint; only there if it has one.
-
-    `stop_token`: only there with `return_step_map`; null if no stop token ended the answer.
-    """
-
-    constraint_met: NotRequired[bool | None]
-    stop_token: NotRequired[StopToken | None]
 
 
 class ChoiceTokens(Traced):

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
 
-from service.api.driver import Api, JsonAnswer, Upstream, locked, respond
-from service.api.errors import OpenAiErrorAnswer, in_openai_terms, renamed
-from service.api.fields import BodyFields
+from service.api.driver import JsonAnswer, Upstream, locked, respond
+from service.api.errors import OpenAiErrorAnswer
 from service.api.models import Model, model_json
-from service.api.openai.parse import CHAT_FIELDS, COMPLETION_FIELDS, parse_chat, parse_completion
+from service.api.openai.parse import parse_chat, parse_completion
 from service.api.openai.protocol import (
-    MAX_TEMPERATURE,
     ChatCompletion,
     ChatRequest,
     CompletionAnswer,
     CompletionRequest,
 )
-from service.api.openai.responses.parse import FIELDS as RESPONSE_FIELDS
 from service.api.openai.responses.parse import parse_responses
 from service.api.openai.responses.protocol import ResponseObject, ResponsesRequest
-from service.api.openapi import STORY, body_docs, errors, route_docs, shared_schema
+from service.api.openapi import STORY, api_docs, errors, model_docs, route_docs
 from service.api.parse import check_model
 
 _COMPLETION_STREAM: Final = (
@@ -41,33 +38,31 @@ _CHAT: Final = {
     "stream": True,
 }
 
-_RESPONSE_NAMES: Final = {"max_new_tokens": "max_output_tokens", "messages": "input"}
 _RESPONSE: Final = {"model": "demo", "input": "Tom has 5 apples, gets 3, loses 2.", "max_output_tokens": 64}
-
-COMPLETIONS: Final = Api(parse_completion, lambda error, _: in_openai_terms(error))
-CHAT: Final = Api(parse_chat, lambda error, _: in_openai_terms(error))
-RESPONSES: Final = Api(parse_responses, lambda error, _: renamed(error, _RESPONSE_NAMES))
 
 
 def openai_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
     router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
 
-    completion = _docs("Completions as OpenAI's client asks for them", CompletionAnswer, _COMPLETION_STREAM)
-    chat = _docs("Chat completions as OpenAI's client asks for them", ChatCompletion, _COMPLETION_STREAM)
-    response = _docs("Responses as OpenAI's client asks for them, without state", ResponseObject, _RESPONSE_STREAM)
+    docs = partial(api_docs, error_answer=OpenAiErrorAnswer)
+    completion = docs("Completions as OpenAI's client asks for them", CompletionAnswer, _COMPLETION_STREAM)
+    chat = docs("Chat completions as OpenAI's client asks for them", ChatCompletion, _COMPLETION_STREAM)
+    response = docs(
+        "Responses as OpenAI's client asks for them, without state", ResponseObject, stream=_RESPONSE_STREAM
+    )
 
-    @router.post("/completions", **completion, **_body(CompletionRequest, COMPLETION_FIELDS, _COMPLETION))
+    @router.post("/completions", **completion, **model_docs(CompletionRequest, _COMPLETION))
     async def completions(request: Request) -> Response:
-        return await respond(COMPLETIONS, upstream, request)
+        return await respond(parse_completion, upstream, request)
 
-    @router.post("/chat/completions", **chat, **_body(ChatRequest, CHAT_FIELDS, _CHAT))
+    @router.post("/chat/completions", **chat, **model_docs(ChatRequest, _CHAT))
     async def chat_completions(request: Request) -> Response:
-        return await respond(CHAT, upstream, request)
+        return await respond(parse_chat, upstream, request)
 
-    @router.post("/responses", **response, **_body(ResponsesRequest, RESPONSE_FIELDS, _RESPONSE))
+    @router.post("/responses", **response, **model_docs(ResponsesRequest, _RESPONSE))
     async def responses(request: Request) -> Response:
-        return await respond(RESPONSES, upstream, request)
+        return await respond(parse_responses, upstream, request)
 
     failed = errors(400, 401, 404, 503, model=OpenAiErrorAnswer)
 
@@ -78,11 +73,3 @@ def openai_router(upstream: Upstream) -> APIRouter:
         return JsonAnswer(model_json(card, model_id))
 
     return router
-
-
-def _docs(summary: str, answer: type, stream: str) -> dict[str, Any]:
-    return route_docs(summary, answer, errors(400, 401, 404, 413, 429, 503, 504, model=OpenAiErrorAnswer), stream)
-
-
-def _body(body: type[BaseModel], fields: BodyFields, example: dict[str, Any]) -> dict[str, Any]:
-    return body_docs(shared_schema(body, fields.passed, MAX_TEMPERATURE), example)

@@ -1,4 +1,4 @@
-"""The body of POST /v1/score and its answer. In JSON, a scored position is a place."""
+"""The body of POST /v1/score and its answer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from service.api.api_requests import ApiRequest
 from service.api.openai.protocol import OpenAiUsage
-from service.api.protocol import MAX_CACHE_KEY, MAX_SALT, ONE_PROMPT, Message, StrictModel, TokenId
-from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
+from service.api.protocol import ONE_PROMPT, Message, NamedModel, QueueFields, StrictModel, TokenId
 
 MAX_ITEMS = 64
 MAX_LABELS = 100
@@ -33,11 +31,11 @@ Mark = Annotated[str, Field(min_length=1, max_length=64)]
 class ScoreQuestion(StrictModel):
     """The labels and the mark of positions: of an item, or of all items that have none themselves."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
-
     labels: Labels | None = Field(None, description="texts of one token each")
     label_token_ids: LabelIds | None = Field(None, description="the same as token ids")
-    mark: Mark | None = Field(None, description="the text that stands for a place; default: a place behind the text")
+    mark: Mark | None = Field(
+        None, description="the text that stands for a position; default: a position behind the text"
+    )
 
 
 class ScoreItem(ScoreQuestion):
@@ -47,22 +45,17 @@ class ScoreItem(ScoreQuestion):
 
     prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="a text")
     prompt_token_ids: Annotated[list[TokenId | None], Field(min_length=1, fail_fast=True)] | None = Field(
-        None, description="token ids; null stands for a place"
+        None, description="token ids; null stands for a position"
     )
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = Field(None, description="a chat")
 
 
-class ScoreRequest(ScoreQuestion, ApiRequest):
+class ScoreRequest(ScoreQuestion, QueueFields, NamedModel):
     """POST /v1/score."""
 
-    model: str = Field(description="as GET /v1/models names it")
     items: Annotated[list[ScoreItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
-    top_logprobs: int = Field(0, ge=0, le=MAX_LIKELIEST, description="so many of the likeliest tokens of each place")
+    top_logprobs: int = Field(0, ge=0, le=MAX_LIKELIEST, description="so many of the likeliest tokens of each position")
     normalize: bool = Field(True, description="`scores` are shares among the labels; false: probabilities")
-    timeout_s: float | None = Field(None, gt=0, description="default and maximum: the server's limit")
-    priority: int = Field(DEFAULT_PRIORITY, ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY)
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
-    prompt_cache_key: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_KEY)] | None = None
     user: str | None = Field(None, description="a label that changes nothing")
 
 

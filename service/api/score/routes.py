@@ -7,30 +7,28 @@ import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
-from service.api.api_requests import parse_own, parse_shared
-from service.api.driver import Api, ResponseBuilder, Upstream, locked, respond
+from service.api.driver import ResponseBuilder, Upstream, locked, respond
 from service.api.errors import OpenAiErrorAnswer
 from service.api.fields import BodyFields, IgnoredFields
-from service.api.openapi import STORY, body_docs, errors, inlined, route_docs
-from service.api.parse import RequestContext, to_replica_request
+from service.api.openapi import STORY, api_docs, model_docs
+from service.api.parse import TOGETHER, RequestContext, sharing_of, timeout_of, validate_body
 from service.api.protocol import PROMPTS
 from service.api.score.protocol import ScoreAnswer, ScoredPosition, ScoreItem, ScoreRequest, TokenScore
 from service.decode.mode import ScoreMode
 from service.engine.request import SamplingParams
 from service.errors import InvalidRequest, MrpServeError
+from service.ipc.data import Arrival
 from service.messages.wire import Answer, PositionScores, ReplicaRequest, Scoring
 from service.text.token_text import TopLogprob
 
 #: the id of a position to be scored, in a `ReplicaRequest`
 _POSITION: Final = -1
-_SHARED: Final = ("timeout_s", "priority", "cache_salt", "prompt_cache_key")
-_FIELDS: Final = BodyFields(frozenset(), {}, {}, frozenset())
+_FIELDS: Final = BodyFields({}, {}, frozenset())
 _EXAMPLE: Final = {
     "model": "demo",
     "items": [
@@ -45,20 +43,15 @@ def score_router(upstream: Upstream) -> APIRouter:
     """The route, to be mounted at the root."""
     router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
 
-    @router.post("/score", **_docs())
+    docs = api_docs(
+        "Probabilities of labels at positions of a pinned text", ScoreAnswer, error_answer=OpenAiErrorAnswer
+    )
+
+    @router.post("/score", **docs, **model_docs(ScoreRequest, _EXAMPLE))
     async def score(request: Request) -> Response:
-        return await respond(SCORE, upstream, request)
+        return await respond(parse_score, upstream, request)
 
     return router
-
-
-@cache
-def _docs() -> dict[str, Any]:
-    """FastAPI's arguments. The result is cached and must not be changed."""
-    schema = ScoreRequest.model_json_schema()
-    failed = errors(400, 401, 404, 413, 429, 503, 504, model=OpenAiErrorAnswer)
-    route = route_docs("Probabilities of labels at positions of a pinned text", ScoreAnswer, failed)
-    return route | body_docs(inlined(schema, schema.pop("$defs", {})), _EXAMPLE)
 
 
 # --- the request -----------------------------------------------------------------------------------
@@ -67,11 +60,20 @@ def _docs() -> dict[str, Any]:
 def parse_score(body: Mapping[str, Any], context: RequestContext) -> ScoreBuilder:
     """Parses a body. Raises InvalidRequest or UnknownModel with the reason."""
     strict = dataclasses.replace(context, ignored=IgnoredFields(strict=True))
-    fields, _ = _FIELDS.split(body, ScoreRequest, strict.ignored)
-    request = parse_own(fields, ScoreRequest, strict)
-    shared = {name: getattr(request, name) for name in _SHARED}
-    common = parse_shared({**shared, "prompt": "-", "max_new_tokens": 1}, context.card, max_temperature=0)
-    base = to_replica_request(common, context, stream=False, mode=ScoreMode(), sampling=SamplingParams(), text=None)
+    request = validate_body(_FIELDS.served(body, ScoreRequest, strict.ignored), ScoreRequest, strict)
+    base = ReplicaRequest(
+        request_id="",
+        mode=ScoreMode(),
+        sampling=SamplingParams(),
+        max_new_tokens=1,
+        timeout_s=timeout_of(request, context),
+        arrived=Arrival.now(),
+        origin=context.origin,
+        weights=context.weights,
+        sharing=sharing_of(request, context),
+        session=request.prompt_cache_key or "",
+        together=TOGETHER,
+    )
     requests = [_of_item(base, item, index, request) for index, item in enumerate(request.items)]
     return ScoreBuilder(requests, context.card.name, normalize=request.normalize)
 
@@ -87,7 +89,9 @@ def _of_item(base: ReplicaRequest, item: ScoreItem, index: int, request: ScoreRe
     mark = item.mark or request.mark
     if mark and item.prompt_token_ids is not None:
         if item.mark:
-            raise InvalidRequest(f"{path} has mark and prompt_token_ids, whose places are null", param=f"{path}.mark")
+            raise InvalidRequest(
+                f"{path} has mark and prompt_token_ids, whose positions are null", param=f"{path}.mark"
+            )
         mark = None
     labels, ids = _labels(item, request, path)
     if not (labels or ids or request.top_logprobs):
@@ -118,16 +122,6 @@ def _labels(item: ScoreItem, request: ScoreRequest, path: str) -> tuple[tuple[st
     return (), ()
 
 
-def _with_item(error: MrpServeError, index: int | None) -> MrpServeError:
-    """An error that only the replica finds names the item, too."""
-    if index is None or not isinstance(error, InvalidRequest):
-        return error
-    param = f"items.{index}" if error.param is None else f"items.{index}.{error.param}"
-    return type(error)(error.message, param=param, retry_after=error.retry_after)
-
-
-SCORE: Final = Api(parse_score, _with_item)
-
 # --- the answer ------------------------------------------------------------------------------------
 
 
@@ -138,7 +132,7 @@ class ScoreBuilder(ResponseBuilder):
         super().__init__(requests)
         self._model, self._normalize = model, normalize
 
-    async def whole(self, answers: Sequence[Answer]) -> ScoreAnswer:
+    async def full_response(self, answers: Sequence[Answer]) -> ScoreAnswer:
         """The scores of all items."""
         endings = [answer.ending for answer in answers]
         prompts = sum(ending.prompt_tokens for ending in endings)
@@ -163,6 +157,13 @@ class ScoreBuilder(ResponseBuilder):
                 "prompt_tokens_details": {"cached_tokens": cached},
             },
         }
+
+    def with_client_names(self, error: MrpServeError, index: int | None) -> MrpServeError:
+        """An error that only the replica finds names the item, too."""
+        if index is None or not isinstance(error, InvalidRequest):
+            return error
+        param = f"items.{index}" if error.param is None else f"items.{index}.{error.param}"
+        return type(error)(error.message, param=param, retry_after=error.retry_after)
 
     def _position(self, scores: PositionScores) -> ScoredPosition:
         logprobs = [label.logprob for label in scores.labels]

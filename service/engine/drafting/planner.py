@@ -79,12 +79,12 @@ class DraftPlanner:
         """The drafts of a request that starts. `mrp_steps`: the result of the method `mrp_steps`."""
         mode = request.mode
         if mrp_steps is None:
-            return RequestDrafts(self, request.tenant, mode.needs_mrp, getattr(mode, "mrp_steps", None))
+            return RequestDrafts(self, request.sharing.tenant, mode.needs_mrp, getattr(mode, "mrp_steps", None))
         kind = _kind(request)
         choice = self._mrp_choice(kind)
         choice.count_request()
         reliability = self._reliabilities.setdefault((kind, mrp_steps), Reliability())
-        return PlannedDrafts(self, request.tenant, choice, reliability, mrp_steps)
+        return PlannedDrafts(self, request.sharing.tenant, choice, reliability, mrp_steps)
 
     def _mrp_choice(self, kind: _Kind) -> MrpChoice:
         return self._mrp_choices.setdefault(kind, MrpChoice(self._block_size))

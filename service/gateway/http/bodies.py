@@ -6,21 +6,55 @@ their bytes together are bounded. Bodies that have come whole do not count: the 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final
 
 from starlette.types import Message, Receive
 
-from service.errors import SlowBody
-from service.gateway.http.interruptible import Interruptible
+from service.errors import MrpServeError, SlowBody
 
 #: unfinished bodies of one API key, and the bytes of all unfinished bodies of an ingress
 MOST_OF_A_KEY: Final = 64
 MOST_BYTES: Final = 64 * 1024 * 1024
 #: bytes a second with which a body earns time
 BYTES_PER_S: Final = 16 * 1024
+
+
+class Interruptible(AbstractContextManager[None]):
+    """A block of code that another task may end with an error of its choice.
+
+    As `asyncio.timeout`, it cancels the task, and the cancellation stays within the block. It is in `running` while its
+    block runs. Every block of every stream enters one; `asyncio.timeout` makes four coroutines each time.
+    """
+
+    __slots__ = ("_cancelling", "_error", "_running", "_task")
+    _task: asyncio.Task[Any]
+
+    def __init__(self, running: set[Interruptible]) -> None:
+        self._running = running
+        self._error: MrpServeError | None = None
+
+    def __enter__(self) -> None:
+        if (task := asyncio.current_task()) is None:
+            raise RuntimeError("only a task can be ended")
+        self._task, self._cancelling = task, task.cancelling()
+        self._running.add(self)
+
+    def end(self, error: MrpServeError) -> None:
+        """Ends the block, which raises `error`. Called while the block runs; the first error counts."""
+        if self._error is None:
+            self._error = error
+            self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        self._running.discard(self)
+        if self._error is None or self._task.uncancel() > self._cancelling:
+            return
+        if kind is not None and issubclass(kind, asyncio.CancelledError):
+            raise self._error from None
 
 
 class Bodies:

@@ -8,7 +8,10 @@ no keys.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import socket
+import struct
 from asyncio import AbstractEventLoop, Transport
 from typing import Any, Final, cast
 
@@ -20,7 +23,6 @@ from uvicorn.server import ServerState
 
 from service.gateway.http.bodies import BYTES_PER_S
 from service.gateway.http.sockets import max_connections
-from service.gateway.http.write_limit import WriteLimit
 
 #: the most bytes of a head with its request line, and the most fields; ends of a chunked body are bounded alike
 MAX_HEAD: Final = 64 * 1024
@@ -38,8 +40,12 @@ _MAKING_ROOM: Final = 1 / 16
 #: bytes that are dropped after a refusal, and seconds for which a refused client may read
 _DROPPED: Final = 1024 * 1024
 _LAST_WORDS_S: Final = 1.0
-#: seconds between two looks at a connection
-_LOOK_S: Final = 5.0
+#: seconds between two polls of a connection
+_POLL_S: Final = 5.0
+#: a client to which bytes wait takes at least LEAST_BYTES in LIMIT_S seconds
+LIMIT_S = 60.0
+LEAST_BYTES = 16 * 1024
+_RESET = struct.pack("ii", 1, 0)
 
 _FULL: Final = "too many connections are open, all with requests"
 _CODES: Final = {
@@ -81,7 +87,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._extra = True
             if excess > _EXTRA:
                 self._refuse(503, _FULL)
-        self.loop.call_later(_LOOK_S, self._look)
+        self.loop.call_later(_POLL_S, self._poll)
 
     def data_received(self, data: bytes) -> None:
         """Gives uvicorn the data, in pieces that no head may exceed."""
@@ -172,8 +178,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.write_eof()
         self.loop.call_later(_LAST_WORDS_S, self.transport.close)
 
-    def _look(self) -> None:
-        """Ends the connection if its client has been too slow. Looks again later."""
+    def _poll(self) -> None:
+        """Ends the connection if its client has been too slow. Polls again later."""
         if self not in self.connections or self._refused:  # the connection is lost, or soon will be
             return
         now = self.loop.time()
@@ -189,7 +195,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._refuse(408, f"the head took more than {HEAD_S:g} s")
             else:
                 self.transport.close()
-        self.loop.call_later(_LOOK_S, self._look)
+        self.loop.call_later(_POLL_S, self._poll)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._limit.resumed()
@@ -221,6 +227,41 @@ class GuardedProtocol(HttpToolsProtocol):
         for connection in waiting[: 1 + int(len(waiting) * _MAKING_ROOM)]:
             connection.make_room()
         return bool(waiting)
+
+
+class WriteLimit:
+    """The limit of one connection. asyncio's calls about a protocol's buffer are passed on to `paused` and `resumed`.
+
+    `paused`: the buffer is full, so nothing is added to it until `resumed`.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport, self._left = transport, 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def paused(self) -> None:
+        """Begins to watch the client."""
+        self._left = self._transport.get_write_buffer_size()
+        self._timer = asyncio.get_running_loop().call_later(LIMIT_S, self._poll)
+
+    def closing(self) -> None:
+        """The connection closes once its client has taken the rest. Watches that, too."""
+        if self._timer is None and self._transport.get_write_buffer_size():
+            self.paused()
+
+    def resumed(self) -> None:
+        """Ends the watch."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _poll(self) -> None:
+        if self._left - self._transport.get_write_buffer_size() < LEAST_BYTES:
+            # A reset: else the kernel keeps megabytes for a client that is not there to read them.
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self._transport.abort()
+        else:
+            self.paused()
 
 
 def _without_chunks(cycle: RequestResponseCycle) -> None:

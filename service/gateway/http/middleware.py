@@ -9,6 +9,7 @@ import asyncio
 import ipaddress
 import re
 import secrets
+import zlib
 from collections.abc import Awaitable, Collection
 from urllib.parse import urlsplit
 
@@ -16,11 +17,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.errors import CountError, problem
-from service.errors import BodyTooLarge, Forbidden
+from service.errors import BodyTooLarge, Forbidden, InvalidRequest
 
 REQUEST_ID = "x-request-id"
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:-]+")
 _MAX_ID = 128
+#: zlib's window for gzip, the largest one
+_GZIP = 31
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITE = frozenset({"same-origin", "none"})
@@ -115,6 +118,54 @@ class BodyLimit:
 
     def _error(self, size: str) -> BodyTooLarge:
         return BodyTooLarge(f"the body has {size}, allowed are {self._max_bytes}")
+
+
+class GzipBody:
+    """Inflates bodies. A route that reads one gets BodyTooLarge over `max_bytes`, so a small body cannot fill memory.
+
+    InvalidRequest for another encoding, and for a body that is no gzip.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app, self._max_bytes = app, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        encoding = Headers(scope=scope).get("content-encoding", "") if scope["type"] == "http" else ""
+        if encoding.lower() not in {"", "identity"}:
+            receive = _Inflated(encoding, receive, self._max_bytes).receive
+        await self._app(scope, receive, send)
+
+
+class _Inflated:
+    """The body of one request."""
+
+    def __init__(self, encoding: str, receive: Receive, max_bytes: int) -> None:
+        self._encoding, self._receive = encoding, receive
+        self._max_bytes, self._size = max_bytes, 0
+        self._stream = zlib.decompressobj(_GZIP)
+
+    async def receive(self) -> Message:
+        if self._encoding.lower() not in {"gzip", "x-gzip"}:
+            raise InvalidRequest(f"content-encoding is {self._encoding[:80]!r}, allowed are gzip and identity")
+        message = await self._receive()
+        if message["type"] != "http.request":
+            return message
+        more = message.get("more_body", False)
+        return {**message, "body": self._inflate(message.get("body", b""), last=not more)}
+
+    def _inflate(self, data: bytes, *, last: bool) -> bytes:
+        try:
+            inflated = self._stream.decompress(data, self._max_bytes - self._size + 1)
+        except zlib.error:
+            raise InvalidRequest("the body is not gzip, as its content-encoding says") from None
+        self._size += len(inflated)
+        if self._size > self._max_bytes:
+            raise BodyTooLarge(
+                f"the inflated body has more than {self._max_bytes} bytes, allowed are {self._max_bytes}"
+            )
+        if self._stream.unused_data or (last and not self._stream.eof):
+            raise InvalidRequest("the body is not one whole gzip stream")
+        return inflated
 
 
 class OriginGate:
@@ -232,7 +283,6 @@ class _DisconnectWatch:
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
-        """As the server's."""
         self._answering = True
         return self._send(message)
 
@@ -241,7 +291,6 @@ class _DisconnectWatch:
         return self._cancelled and self._task is not None and self._task.uncancel() == 0
 
     def close(self) -> None:
-        """Ends the watch."""
         if self._next is not None:
             self._next.cancel()
 

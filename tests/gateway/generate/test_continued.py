@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from service.api.parse import RequestContext, parse_generate, to_replica_request
+from service.api.generate import parse_generate_request
+from service.api.parse import RequestContext
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import EngineFailed, ReplicaLost
@@ -69,7 +70,8 @@ class Lost(LocalBackend):
 
 def replica_request_of(replica: Replica, request: Mapping[str, Any]) -> ReplicaRequest:
     context = RequestContext(replica.status().card, 60.0)
-    return to_replica_request(parse_generate(request, "static"), context, stream=True)
+    [replica_request] = parse_generate_request({"mode": "static", **request, "stream": True}, context).requests
+    return replica_request
 
 
 async def items_of(backend: LocalBackend, request: ReplicaRequest) -> tuple[list[Chunk | Ending], list[str]]:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from service.api.parse import RequestContext, parse_generate, to_replica_request
+from service.api.generate import parse_generate_request
+from service.api.parse import RequestContext
 from service.constraints import Constraint
 from service.engine import BlockEvent, GenerationRequest
 from service.engine.request import LogprobsRequest
@@ -247,8 +248,8 @@ class TestEnds:
     ) -> None:
         lost = await start_replica("lost", settings, path_of("HANGING_LATER"))
         again: list[str] = []
-        asked = parse_generate(body(max_new_tokens=400, temperature=0.7, seed=1, ignore_eos=True), "static")
-        replica_request = to_replica_request(asked, RequestContext(lost.status().card, 60.0), stream=True)
+        wanted = body(max_new_tokens=400, temperature=0.7, seed=1, ignore_eos=True, stream=True)
+        [replica_request] = parse_generate_request(wanted, RequestContext(lost.status().card, 60.0)).requests
         policy = FailoverPolicy(3, lambda error: again.append(error.code))
         answers = pipeline(ThenElsewhere(lost, generator), policy)
         tokens: list[int] = []

@@ -14,19 +14,18 @@ import yaml
 from pydantic import BaseModel, model_validator
 
 from service.api.anthropic.protocol import CountRequest, MessagesRequest
-from service.api.api_requests import parse_own
 from service.api.content import MAX_PARTS, check_parts
 from service.api.openai.protocol import ChatRequest, CompletionRequest
 from service.api.openai.responses.protocol import ResponsesRequest
-from service.api.parse import RequestContext, parse_generate
-from service.api.protocol import REQUESTS, GenerateQuality
+from service.api.parse import RequestContext, parse_generate, validate_body
+from service.api.protocol import GenerateBody
 from service.api.score.protocol import ScoreRequest
 from service.errors import MAX_MESSAGE, InvalidRequest
 from tests.gateway.doubles import CARD, Scripted
 from tests.gateway.generate.helpers import GENERATE, problem
 from tests.gateway.helpers import over
 
-MODELS = [*REQUESTS.values(), GenerateQuality, ChatRequest, CompletionRequest, ResponsesRequest]
+MODELS = [GenerateBody, ChatRequest, CompletionRequest, ResponsesRequest]
 MODELS += [MessagesRequest, CountRequest, ScoreRequest]
 MANY = 5000
 WRONG = [1] * MANY
@@ -144,7 +143,7 @@ def test_a_body_is_validated_again_only_for_further_fields(extra: dict[str, int]
 
     fields = {**CALLING, "messages": [MESSAGE, 1], "stream_options": extra}
     with pytest.raises(InvalidRequest, match=r"messages\.1 is 1"):
-        parse_own(fields, Counted, RequestContext(CARD, 60.0))
+        validate_body(fields, Counted, RequestContext(CARD, 60.0))
     assert validated == 1 + len(extra)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from service.api.generate import parse_generate_request
 from service.api.openai.parse import parse_chat
-from service.api.parse import RequestContext, parse_generate, to_replica_request
+from service.api.parse import RequestContext
 from service.errors import InvalidRequest
 from service.ipc.data import Arrival
 from service.messages.wire import Answer, Ending
@@ -27,7 +28,7 @@ async def test_is_handed_on(given: dict[str, Any], priority: int) -> None:
     backend = Scripted(Ending("stop", 1, 1, STATS))
     async with over(backend) as http:
         await ask(http, body(**given))
-    assert backend.requests[0].priority == priority
+    assert backend.requests[0].sharing.priority == priority
 
 
 @pytest.mark.parametrize("wrong", [-1, 10, 1.5, "0", True])
@@ -38,7 +39,7 @@ async def test_what_is_allowed(generator: Replica, wrong: object) -> None:
 
 def test_openai_bodies_may_have_it() -> None:
     chat = {"model": CARD.name, "messages": [{"role": "user", "content": "x"}], "priority": 2, "n": 2}
-    assert [request.priority for request in parse_chat(chat, RequestContext(CARD, 60.0)).requests] == [2, 2]
+    assert [request.sharing.priority for request in parse_chat(chat, RequestContext(CARD, 60.0)).requests] == [2, 2]
     with pytest.raises(InvalidRequest, match="priority is 10"):
         parse_chat(chat | {"priority": 10}, RequestContext(CARD, 60.0))
 
@@ -52,8 +53,8 @@ async def test_the_engine_has_it_and_the_time_waited_so_far(
     generator = make_generator(deps=held.deps, max_num_seqs=1)
 
     async def complete(name: str, priority: int, waited_s: float = 0.0) -> None:
-        wanted = parse_generate(body(priority=priority), "static")
-        request = to_replica_request(wanted, RequestContext(generator.status().card, 7200.0), stream=False)
+        context = RequestContext(generator.status().card, 7200.0)
+        [request] = parse_generate_request(body(priority=priority), context).requests
         assert isinstance(await gathered(generator.stream(replace(request, arrived=Arrival.ago(waited_s)))), Answer)
         ended.append(name)
 

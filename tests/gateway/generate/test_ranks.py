@@ -6,7 +6,8 @@ import os
 import signal
 from contextlib import aclosing
 
-from service.api.parse import RequestContext, parse_generate, to_replica_request
+from service.api.generate import parse_generate_request
+from service.api.parse import RequestContext
 from service.messages.wire import Chunk, Items, ReplicaRequest
 from service.replica.replica import Replica
 from service.routing.failover import FailoverPolicy
@@ -47,9 +48,9 @@ async def test_a_replica_of_two_ranks(settings: Settings, generator: Replica) ->
         assert pair.status().failure is None
 
         again: list[str] = []
-        request = parse_generate(body(max_new_tokens=160, temperature=0.7, seed=1, ignore_eos=True), "static")
+        wanted = body(max_new_tokens=160, temperature=0.7, seed=1, ignore_eos=True, stream=True)
         policy = FailoverPolicy(3, lambda error: again.append(error.code))
-        replica_request = to_replica_request(request, RequestContext(pair.status().card, 60.0), stream=True)
+        [replica_request] = parse_generate_request(wanted, RequestContext(pair.status().card, 60.0)).requests
         tokens: list[int] = []
         answers = pipeline(ThenElsewhere(pair, generator), policy)
         async with aclosing(answers.stream(replica_request, free())) as items:

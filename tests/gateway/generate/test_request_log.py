@@ -14,7 +14,8 @@ import pytest
 from starlette.types import Message, Send
 
 from service.api import streams
-from service.api.parse import RequestContext, parse_generate, to_replica_request
+from service.api.generate import parse_generate_request
+from service.api.parse import RequestContext
 from service.gateway.ingress import Ingress
 from service.gateway.request_log import RequestLog, note_request
 from service.messages.wire import Chunk
@@ -95,7 +96,7 @@ class TestTheLine:
         context = RequestContext(generator.status().card, 60.0, tenant="team")
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            note_request(to_replica_request(parse_generate(body(), "static"), context, stream=False), "model")
+            note_request(parse_generate_request(body(), context).requests[0], "model")
 
         await RequestLog(app)(
             {"type": "http", "method": "POST", "request_id": "r1"}, Visitor({})._receive, Visitor({})._send

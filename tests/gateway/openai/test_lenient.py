@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.api.fields import IgnoredFields, IgnoredFieldsLog
+from service.api.fields import IgnoredFields
 from service.replica.replica import Replica
 from tests.gateway.helpers import over
 from tests.gateway.openai.helpers import CHAT, COMPLETIONS, ask, chat, completion, refused
@@ -101,10 +101,10 @@ async def test_a_client_cannot_forge_the_header_or_the_log(
 
 
 def test_the_log_names_each_field_once_and_few_fields(caplog: pytest.LogCaptureFixture) -> None:
-    log = IgnoredFieldsLog()
+    logged = set[str]()
     with caplog.at_level(logging.WARNING):
         for number in range(1000):
-            fields = IgnoredFields(log=log)
+            fields = IgnoredFields(logged=logged)
             fields.add("min_p")
             fields.add(f"field_{number}")
     assert len(caplog.records) == 256

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.api.openai.logprobs import TokenLogprob, token_logprobs
+from service.api.openai.builder import TokenLogprob, token_logprobs
 from service.decode.modes import MODES
 from service.decode.step_map import TokenStep
 from service.engine.request import Stats

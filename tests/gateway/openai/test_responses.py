@@ -162,7 +162,7 @@ TOLD = '<think>\nhm\n</think>\n\nLet me.<tool_call>\n{"name": "add", "arguments"
 def test_items_are_the_same_for_any_cut(width: int) -> None:
     output = OutputBuilder(AnswerFormat("qwen3", "may"))
     pieces = [TOLD[at : at + width] for at in range(0, len(TOLD), width)]
-    found = [*(event for piece in pieces for event in output.push(piece)), *output.finish(whole=True)]
+    found = [*(event for piece in pieces for event in output.push(piece)), *output.finish(complete=True)]
     assert [item["type"] for item in output.items] == ["reasoning", "message", "function_call"]
     thought, said, called = output.items
     assert (thought["content"][0]["text"], said["content"][0]["text"]) == ("hm", "Let me.")

@@ -122,7 +122,7 @@ async def test_scores_are_shares_or_probabilities(http: httpx.AsyncClient) -> No
         (body({"prompt": "w5", "prompt_token_ids": [1]}), "items.0", "exactly one of"),
         (body({"labels": ["w1"]}), "items.0", "none of them"),
         (body({"prompt": "w5"}, {"prompt": "w5", "mark": "??"}), "items.1.mark", "the text does not have"),
-        (body({"prompt_token_ids": [None], "mark": "a"}), "items.0.mark", "whose places are null"),
+        (body({"prompt_token_ids": [None], "mark": "a"}), "items.0.mark", "whose positions are null"),
         (body({"prompt_token_ids": [None] * 33}), "items.0.mark", "33 marked positions, allowed are 32"),
         (body({"prompt_token_ids": [509]}), "items.0.prompt_token_ids", "mask token"),
         (body({"prompt_token_ids": [5] * 3000}), "items.0.max_new_tokens", "maximum context length is 2048"),

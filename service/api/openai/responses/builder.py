@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal
 
+from service.api.answers import decoded_stats
 from service.api.driver import ResponseBuilder
-from service.api.errors import openai_error
-from service.api.generate import decoded_stats
+from service.api.errors import openai_error, renamed
 from service.api.openai.responses.protocol import (
     ItemStatus,
     OutputItem,
@@ -26,6 +26,8 @@ from service.errors import MrpServeError
 from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 from service.text import tools
 
+#: name of a field in this service -> its name on this route
+_NAMES: Final = {"max_new_tokens": "max_output_tokens", "messages": "input"}
 #: the request's fields that its response repeats
 _ECHOED: Final = {"instructions", "metadata", "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools"}
 
@@ -42,24 +44,24 @@ class ResponsesBuilder(ResponseBuilder):
         self._trace: list[TraceStep] = []
         self._created, self._events = float(int(time.time())), 0
 
-    async def whole(self, answers: Sequence[Answer]) -> ResponseObject:
+    async def full_response(self, answers: Sequence[Answer]) -> ResponseObject:
         [answer] = answers
         self._trace.extend(answer.trace)
-        for _ in (*self._output.push(answer.text), *self._output.finish(whole=_whole(answer.ending))):
+        for _ in (*self._output.push(answer.text), *self._output.finish(complete=_is_complete(answer.ending))):
             pass  # only the items count
         return self._ended(answer.ending)
 
-    def opening(self, index: int, first: Progress | Chunk | Ending) -> bytes:
+    def start(self, index: int, first: Progress | Chunk | Ending) -> bytes:
         response = self._response("in_progress")
         kinds = ("response.created", "response.in_progress")
         return self._written({"type": kind, "response": response} for kind in kinds)
 
-    def piece(self, index: int, chunk: Chunk) -> bytes:
+    def chunk(self, index: int, chunk: Chunk) -> bytes:
         self._trace.extend(chunk.trace)
         return self._written(self._output.push(chunk.text))
 
-    def closing(self, index: int, ending: Ending) -> bytes:
-        events = self._written(self._output.finish(whole=_whole(ending)))
+    def end(self, index: int, ending: Ending) -> bytes:
+        events = self._written(self._output.finish(complete=_is_complete(ending)))
         response = self._ended(ending)
         return events + self._written([{"type": f"response.{response['status']}", "response": response}])
 
@@ -70,6 +72,9 @@ class ResponsesBuilder(ResponseBuilder):
         fields = {"code": detail["code"], "message": detail["message"], "param": detail["param"]}
         return self._written([{"type": "error", **fields, **body}])
 
+    def with_client_names(self, error: MrpServeError, index: int | None) -> MrpServeError:
+        return renamed(error, _NAMES)
+
     def _written(self, events: Iterable[Json]) -> bytes:
         """The events with their numbers."""
         frames = []
@@ -79,9 +84,9 @@ class ResponsesBuilder(ResponseBuilder):
         return b"".join(frames)
 
     def _ended(self, ending: Ending) -> ResponseObject:
-        whole = _whole(ending)
-        response = self._response("completed" if whole else "incomplete")
-        response["incomplete_details"] = None if whole else {"reason": "max_output_tokens"}
+        complete = _is_complete(ending)
+        response = self._response("completed" if complete else "incomplete")
+        response["incomplete_details"] = None if complete else {"reason": "max_output_tokens"}
         response["output"] = self._output.items
         response["usage"] = _usage(ending)
         response["stats"] = decoded_stats(ending, self._replica_request)
@@ -146,10 +151,10 @@ class OutputBuilder:
         """The events that the next piece of the answer's text leads to."""
         return self._events(self._parser.push(text))
 
-    def finish(self, *, whole: bool) -> Iterator[Json]:
-        """The last events. `whole`: whether the answer ended by itself; an item that was cut is incomplete."""
+    def finish(self, *, complete: bool) -> Iterator[Json]:
+        """The last events. `complete`: False if a limit truncated the answer."""
         yield from self._events(self._parser.finish())
-        yield from self._end("completed" if whole else "incomplete")
+        yield from self._end("completed" if complete else "incomplete")
 
     def _events(self, events: Iterable[tools.OutputEvent]) -> Iterator[Json]:
         for event in events:
@@ -239,8 +244,8 @@ def _logprobs(kind: str) -> Json:
     return {"logprobs": []} if kind == "message" else {}
 
 
-def _whole(ending: Ending) -> bool:
-    """Whether the answer ended by itself. A time-out, which OpenAI does not know, is an answer that was cut."""
+def _is_complete(ending: Ending) -> bool:
+    """Whether no limit truncated the answer. A time-out, which OpenAI does not know, is such a limit."""
     return ending.finish_reason == "stop"
 
 

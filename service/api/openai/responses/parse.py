@@ -9,28 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from service.api.api_requests import (
-    PASSED,
-    ChatPrompt,
-    chat_fields,
-    parse_body,
-    parse_shared_of_chat,
-    with_types_served,
-)
+from service.api.chats import Chat, chat_prompt
 from service.api.content import check_last_turn
 from service.api.fields import BodyFields
 from service.api.openai.parse import FUNCTION, HINTS, NEUTRAL, REFUSED, think
-from service.api.openai.protocol import MAX_TEMPERATURE
 from service.api.openai.responses import protocol
 from service.api.openai.responses.builder import ResponsesBuilder
-from service.api.parse import RequestContext, to_replica_request
+from service.api.parse import OutputParams, RequestContext, parse_body, to_replica_request, with_form, with_types_served
+from service.api.protocol import JsonSchemaFormat, ResponseFormat
 from service.errors import InvalidRequest
 from service.text.tools import Tool, ToolUse, assistant_message, tool_message
 
 _HINTS: Final = HINTS - {"metadata"} | {"context_management", "max_tool_calls", "stream_options"}
 
 FIELDS = BodyFields(
-    PASSED,
     {**NEUTRAL, "top_logprobs": (0,)},
     {
         **REFUSED,
@@ -54,15 +46,13 @@ def parse_responses(body: Mapping[str, Any], context: RequestContext) -> Respons
     check_last_turn(body.get("input"), "input")
     body = with_types_served(body, "tools", FUNCTION, context.ignored)
     body = with_types_served(body, "input", _ITEMS, context.ignored)
-    request, shared = parse_body(body, FIELDS, protocol.ResponsesRequest, context)
-    shared |= _form(request, shared)
-    shared["max_new_tokens"] = request.max_output_tokens
-    common = parse_shared_of_chat(shared, context.card, MAX_TEMPERATURE)
+    request = _with_form(parse_body(body, protocol.ResponsesRequest, FIELDS, context))
     thinks, _ = think(request.reasoning.effort if request.reasoning else None, None)
     messages = for_template(request.instructions, request.input)
-    chat = ChatPrompt(messages, _tool_use(request), thinks, "reasoning.effort")
-    fields, answer_format = chat_fields(common, chat, context)
-    replica_request = to_replica_request(common, context, stream=request.stream, shorten=True, **fields)
+    chat = Chat(messages, _tool_use(request), thinks, "reasoning.effort")
+    prompt, answer_format = chat_prompt(request, chat, context)
+    output = OutputParams(max_new_tokens=request.max_output_tokens, stream=request.stream)
+    replica_request = to_replica_request(request, context, prompt, output)
     return ResponsesBuilder(replica_request, context.card.name, request, answer_format)
 
 
@@ -83,19 +73,12 @@ def _check_state(body: Mapping[str, Any]) -> None:
             )
 
 
-def _form(request: protocol.ResponsesRequest, shared: Mapping[str, Any]) -> dict[str, Any]:
-    """The form of the answer as POST /generate names it."""
+def _with_form(request: protocol.ResponsesRequest) -> protocol.ResponsesRequest:
     form = request.text.format if request.text else None
     if form is None or form.type == "text":
-        return {}
-    if shared.get("response_format") is not None:
-        raise InvalidRequest(
-            "text.format and response_format are given, allowed is one of them", param="response_format"
-        )
-    if isinstance(form, protocol.SchemaFormat):
-        schema = {"schema": form.schema_, "strict": form.strict}
-        return {"response_format": {"type": "json_schema", "json_schema": schema}}
-    return {"response_format": {"type": form.type}}
+        return request
+    schema = JsonSchemaFormat(schema=form.schema_, strict=form.strict) if form.type == "json_schema" else None
+    return with_form(request, ResponseFormat(type=form.type, json_schema=schema), "text.format")
 
 
 def _tool_use(request: protocol.ResponsesRequest) -> ToolUse | None:

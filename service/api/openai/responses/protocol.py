@@ -1,6 +1,6 @@
 """The body of POST /v1/responses and its answer.
 
-The model of the body has OpenAI's own fields. POST /generate parses the fields that both APIs share.
+The model of the body has OpenAI's own fields beside the fields that all APIs have.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from service.api.answers import DecodedStats
-from service.api.api_requests import ApiRequest, LenientModel, ToolName
 from service.api.content import part_text, past_arguments
 from service.api.openai.protocol import ONE_ERROR, Effort
-from service.api.protocol import MAX_NEW_TOKENS, Json, StrictModel
+from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, LenientModel, StrictModel, ToolName
 from service.messages.wire import TraceStep
 from service.text.tools.calls import MAX_TOOLS
 
@@ -173,8 +172,10 @@ def _items_of(value: object) -> object:
     return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class ResponsesRequest(ApiRequest):
+class ResponsesRequest(ApiBody):
     """POST /v1/responses."""
+
+    MAX_TEMPERATURE = 2
 
     input: Annotated[
         list[InputItem],

@@ -1,0 +1,86 @@
+"""The prompt of a chat in any API: its messages, tools and thinking, and the constraint that they lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from msgspec.structs import replace
+
+from service.api.parse import Prompt, RequestContext, constraint_of
+from service.api.protocol import CommonFields, Json
+from service.constraints.constraint import CallTexts, Constraint, Preamble, ToolCallForm
+from service.errors import InvalidRequest
+from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
+from service.text.tools.formats import REASONING_END, REASONING_GAP, REASONING_START
+
+#: an answer's thinking, as in `AnswerFormat`
+_Thinking = Literal["no", "may", "begun"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A chat of any API."""
+
+    messages: tuple[Mapping[str, Any], ...]  # as chat templates take them
+    tool_use: ToolUse | None = None
+    think: bool | None = None  # whether to think; None leaves it to the template
+    think_param: str = "thinking"  # the field of the request that says whether to think, for errors
+
+
+def chat_prompt(body: CommonFields, chat: Chat, context: RequestContext) -> tuple[Prompt, AnswerFormat]:
+    """The prompt of a chat, and the format of its answers.
+
+    A constraint of the request holds after the thinking, and where no tool is called. A checkpoint that cannot think
+    answers without. InvalidRequest if the checkpoint cannot be given tools, or cannot do without thinking.
+    """
+    card, use, think, constraint = context.card, chat.tool_use, chat.think, constraint_of(body)
+    thinking = _thinking(chat, context)
+    tool_format: str | None = None
+    tools: tuple[Json, ...] = ()
+    if use is not None and use.callable:
+        if card.tool_format is None:
+            raise InvalidRequest(f"tools are given, and {card.tools_problem}", param="tools")
+        tool_format, tools = card.tool_format, tuple(tool.definition for tool in use.tools)
+        constraint = _calls(use, tool_format, constraint)
+        if body.ignore_eos:
+            raise InvalidRequest(
+                "ignore_eos is true, which tools do not allow: calls of tools end the answer", param="ignore_eos"
+            )
+    if constraint is not None and thinking != "no":
+        constraint = replace(
+            constraint, preamble=Preamble(REASONING_START, REASONING_END, REASONING_GAP, in_prompt=thinking == "begun")
+        )
+    if card.thinking is None or not card.thinking.switch:
+        think = None
+    prompt = Prompt(messages=chat.messages, tools=tools, think=think, constraint=constraint)
+    return prompt, AnswerFormat(tool_format, thinking)
+
+
+def _thinking(chat: Chat, context: RequestContext) -> _Thinking:
+    thinking = context.card.thinking
+    if thinking is None:
+        if chat.think:
+            context.ignored.add(chat.think_param)
+        return "no"
+    if chat.think is False and not thinking.switch:
+        raise InvalidRequest("the chat template of this checkpoint cannot turn thinking off", param=chat.think_param)
+    if chat.think is False:
+        return "no"
+    return "begun" if thinking.opened_by_prompt else "may"
+
+
+def _calls(use: ToolUse, name: str, content: Constraint | None) -> Constraint:
+    form = TOOL_FORMATS[name]
+    forms = [
+        ToolCallForm(tool.name, form.head(tool.name), tool.schema, form.tail, tool.param, tool.strict)
+        for tool in use.callable
+    ]
+    return Constraint.calls(
+        CallTexts(form.opening, form.between, form.closing),
+        forms,
+        required=use.choice == "required",
+        parallel=use.parallel,
+        content=content,
+    )
