@@ -26,12 +26,12 @@ def client(app: ASGIApp, **headers: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
 
 
-def over(backend: Backend | Replica, *, listens: bool = False, **given: Any) -> httpx.AsyncClient:
+def over(backend: Backend | Replica, *, listens: bool = False, **settings: Any) -> httpx.AsyncClient:
     """A client of a fresh ingress over a backend. Answers without a limit are short."""
     backend = LocalBackend(backend) if isinstance(backend, Replica) else backend
-    settings = Settings(**{"default_max_tokens": 256, **given})
-    host = settings.host if listens else None
-    return client(Ingress("i0", settings, backend).app(answers_request_id=True, host=host))
+    chosen = Settings(**{"default_max_tokens": 256, **settings})
+    host = chosen.host if listens else None
+    return client(Ingress("i0", chosen, backend).app(answers_request_id=True, host=host))
 
 
 async def page(http: httpx.AsyncClient) -> Callable[..., float]:
@@ -41,7 +41,7 @@ async def page(http: httpx.AsyncClient) -> Callable[..., float]:
     samples = list(samples_of(response.text))
 
     def read(name: str, **labels: str) -> float:
-        return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
+        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
     return read
 

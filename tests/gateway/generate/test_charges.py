@@ -29,7 +29,7 @@ from service.gateway.ingress import Ingress
 from service.messages.wire import Chunk, Ending, Failure, ReplicaRequest
 from service.settings.settings import Settings
 from tests.clock import Clock
-from tests.gateway.doubles import STATS, Scripted, Visitor
+from tests.gateway.doubles import STATS, AsgiClient, Scripted
 from tests.gateway.generate.helpers import GENERATE, body
 from tests.gateway.helpers import client
 
@@ -157,7 +157,7 @@ class TestOwnLimits:
         """Whatever the estimate was. The client leaves then."""
         asked = till(Scripted(replace(BLOCK, prompt_tokens=700), hangs=True))
         request = body(stream=True, prompt_token_ids=None, prompt="w1 w2")
-        await Visitor(request, headers=KEY).visit(asked.app)
+        await AsgiClient(request, headers=KEY).request(asked.app)
         assert asked.paid == 700 + len(BLOCK.token_ids)
 
     async def test_a_refused_prompt_costs_itself(self, till: Any) -> None:
@@ -242,14 +242,14 @@ class TestLeaving:
     @pytest.mark.parametrize("version", ["2.3", "2.4"])
     async def test_a_stream(self, till: Any, version: str) -> None:
         asked = till(backend := Scripted(BLOCK, BLOCK, hangs=True))
-        await Visitor(body(stream=True), version, headers=KEY).visit(asked.app)
+        await AsgiClient(body(stream=True), version, headers=KEY).request(asked.app)
         assert backend.live == 0
         assert asked.paid == ESTIMATES[GENERATE]
 
     async def test_a_stream_that_was_longer_than_estimated(self, till: Any) -> None:
         """Otherwise a client that leaves before the last block would pay less than one that stays."""
         asked = till(Scripted(BLOCK, BLOCK, BLOCK, hangs=True))
-        await Visitor(body(stream=True, max_new_tokens=1), headers=KEY).visit(asked.app)
+        await AsgiClient(body(stream=True, max_new_tokens=1), headers=KEY).request(asked.app)
         assert asked.paid >= len(BLOCK.token_ids)
 
     async def test_several_answers(self, till: Any) -> None:

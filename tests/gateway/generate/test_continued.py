@@ -22,7 +22,7 @@ from service.replica.replica import Replica
 from service.routing.failover import FailoverPolicy
 from service.settings.settings import Settings
 from tests.gateway.conftest import UNMEASURED, MakeGenerator
-from tests.gateway.doubles import Dying, free, pipeline
+from tests.gateway.doubles import LosesFirst, free, pipeline
 from tests.gateway.engines import Held, failing
 from tests.gateway.generate.helpers import PROMPT, ask, body, essence, streamed
 from tests.gateway.helpers import over, page
@@ -188,7 +188,7 @@ async def test_over_http(replicas: tuple[Replica, Replica]) -> None:
     request = body(max_new_tokens=30, temperature=0.9, seed=3, mode="remask", threshold=0.3, return_trace=True)
     async with over(replicas[1]) as http:
         whole = await streamed(http, request)
-    backend = Dying(*replicas, after=2)
+    backend = LosesFirst(*replicas, after=2)
     async with over(backend) as http:
         continued = await streamed(http, request)
         assert (await page(http))("mrp_request_failovers_total", reason="replica_lost") == 1
@@ -202,7 +202,7 @@ async def test_whole_answers(replicas: tuple[Replica, Replica]) -> None:
     request = body(max_new_tokens=30, temperature=0.9, seed=3, mode="speculative", mrp_steps=2)
     async with over(replicas[1]) as http:
         whole = await ask(http, request)
-    async with over(Dying(*replicas, after=0)) as http:
+    async with over(LosesFirst(*replicas, after=0)) as http:
         assert essence(await ask(http, request)) == essence(whole)
         assert (await page(http))("mrp_request_failovers_total", reason="replica_lost") == 1
 
@@ -215,7 +215,7 @@ async def test_a_long_whole_answer_goes_on_after_the_last_blocks_that_came(
     request = body(max_new_tokens=40 * size, temperature=0.9, seed=3, ignore_eos=True, return_trace=True, stop=stop)
     async with over(replicas[1]) as http:
         whole = await ask(http, request)
-    backend = Dying(*replicas, after=2)
+    backend = LosesFirst(*replicas, after=2)
     async with over(backend) as http:
         assert essence(await ask(http, request)) == essence(whole)
     resume = backend.requests[1].resume
@@ -229,7 +229,7 @@ async def test_an_engine_that_fails_in_the_midst(make_generator: MakeGenerator, 
     request = body(max_new_tokens=30, seed=1)
     async with over(generator) as http:
         whole = await streamed(http, request)
-    backend = Dying(mortal, generator, after=99)
+    backend = LosesFirst(mortal, generator, after=99)
     async with over(backend) as http:
         assert essence(await streamed(http, request)) == essence(whole)
         assert (await page(http))("mrp_request_failovers_total", reason=EngineFailed.code) == 1
@@ -254,7 +254,7 @@ async def test_a_replica_that_stops_in_the_midst(make_generator: MakeGenerator, 
     request = body(max_new_tokens=30, ignore_eos=True, seed=2, temperature=0.5)
     async with over(generator) as http:
         whole = await streamed(http, request)
-    backend = Dying(mortal, generator, after=999)
+    backend = LosesFirst(mortal, generator, after=999)
     async with over(backend) as http:
         answer = asyncio.ensure_future(streamed(http, request))
         held.let(12)

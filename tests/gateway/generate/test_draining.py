@@ -12,7 +12,7 @@ from service.gateway.ingress import Ingress
 from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.doubles import Visitor
+from tests.gateway.doubles import AsgiClient
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import GENERATE, ask, body, problem, refused
 from tests.gateway.helpers import client, eventually
@@ -80,16 +80,16 @@ async def test_what_takes_too_long_is_cut_before_and_after_the_first_block(
     ingress: Ingress, http: httpx.AsyncClient, generator: Replica, held: Held
 ) -> None:
     held.let(8)  # a block
-    visitor = Visitor(body(stream=True, max_new_tokens=2000, ignore_eos=True), stays=True)
-    visit = asyncio.ensure_future(visitor.visit(ingress.app(answers_request_id=True)))
-    await visitor.got_block.wait()
+    asgi_client = AsgiClient(body(stream=True, max_new_tokens=2000, ignore_eos=True), stays=True)
+    visit = asyncio.ensure_future(asgi_client.request(ingress.app(answers_request_id=True)))
+    await asgi_client.got_block.wait()
     await held.holds(before=9)
     whole = asyncio.ensure_future(http.post(GENERATE, json=body()))
     await eventually(lambda: ingress.draining.in_flight == 2)
     ingress.draining.abort()
     ingress.draining.abort()
     await visit
-    assert b'event: error\ndata: {"error":{"code":"not_ready","message":"cut:' in visitor.sent
+    assert b'event: error\ndata: {"error":{"code":"not_ready","message":"cut:' in asgi_client.content
     response = await whole
     assert problem(response, 503)["message"].startswith("cut:")
     assert int(response.headers["retry-after"]) >= 1

@@ -16,7 +16,7 @@ from service.replica.replica import Replica
 from service.routing.keys import prefix_keys
 from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.doubles import Dying
+from tests.gateway.doubles import LosesFirst
 from tests.gateway.generate.helpers import GENERATE, PROMPT, body, read_frames
 from tests.gateway.helpers import client
 from tests.gateway.local import LocalBackend
@@ -100,7 +100,7 @@ class TestTheCache:
     async def test_is_the_keys_own_after_a_replica_was_lost(self, make_generator: MakeGenerator) -> None:
         """The replica that goes on caches for the same key, and for no other."""
         first, second = make_generator("r0"), make_generator("r1")
-        async with service(Dying(first, second, after=1)) as http:
+        async with service(LosesFirst(first, second, after=1)) as http:
             response = await http.post(GENERATE, json=body(stream=True), headers={"x-api-key": ALICE})
             assert read_frames(response.content)[-1][0] == "done"
             assert [await cached(http, key) for key in (BOB, ALICE)] == [0, CACHED]

@@ -15,7 +15,7 @@ from service.rayserve.deployments import ServeDisconnectAdapter
 from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.doubles import Visitor
+from tests.gateway.doubles import AsgiClient
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import CASES, ask, body, golden_body, read_frames
 from tests.gateway.helpers import client, eventually, idle, over, page, read
@@ -47,11 +47,11 @@ class TestStreams:
         held = Held()
         generator = make_generator(deps=held.deps)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
-        visitor = Visitor(LONG | {"stream": True}, version)
+        asgi_client = AsgiClient(LONG | {"stream": True}, version)
         held.let(12)  # the first block and a part of the second
-        await asyncio.gather(visitor.visit(ingress.app(answers_request_id=True)), return_exceptions=True)
+        await asyncio.gather(asgi_client.request(ingress.app(answers_request_id=True)), return_exceptions=True)
         held.release()
-        assert read_frames(visitor.sent)[0][1]["token_ids"] == CASES[0]["token_ids"][:8]
+        assert read_frames(asgi_client.content)[0][1]["token_ids"] == CASES[0]["token_ids"][:8]
         assert ingress.snapshot().in_flight == 0
         await assert_gone(generator)
 
@@ -59,10 +59,10 @@ class TestStreams:
         held = Held()
         generator = make_generator(deps=held.deps)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
-        visitor = Visitor(LONG | {"stream": True, "mode": "speculative"}, stays=True)
-        task = asyncio.ensure_future(visitor.visit(ingress.app(answers_request_id=True)))
+        asgi_client = AsgiClient(LONG | {"stream": True, "mode": "speculative"}, stays=True)
+        task = asyncio.ensure_future(asgi_client.request(ingress.app(answers_request_id=True)))
         held.let(8)  # a block at least: drafts only save forwards
-        await visitor.got_block.wait()
+        await asgi_client.got_block.wait()
         assert (ingress.snapshot().in_flight, generator.snapshot().in_flight) == (1, 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -74,12 +74,12 @@ class TestStreams:
         held = Held()
         generator = make_generator(deps=held.deps)
         app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
-        visitor = Visitor(LONG | {"stream": True}, stays=True)
-        task = asyncio.ensure_future(visitor.visit(app))
+        asgi_client = AsgiClient(LONG | {"stream": True}, stays=True)
+        task = asyncio.ensure_future(asgi_client.request(app))
         await held.holds()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert visitor.sent == b""
+        assert asgi_client.content == b""
         held.release()
         await assert_gone(generator)
 
@@ -88,7 +88,7 @@ class TestStreams:
         app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
         async with over(generator) as http:
             staying = [asyncio.ensure_future(ask(http, golden_body(case))) for case in CASES[::5]]
-            await asyncio.gather(*(Visitor(LONG | {"stream": True}).visit(app) for _ in range(3)))
+            await asyncio.gather(*(AsgiClient(LONG | {"stream": True}).request(app) for _ in range(3)))
             answers = await asyncio.gather(*staying)
         assert [answer["token_ids"] for answer in answers] == [case["token_ids"] for case in CASES[::5]]
         await eventually(lambda: idle(generator))

@@ -22,7 +22,7 @@ from service.replica.replica import Replica
 from service.settings.settings import Settings
 from service.telemetry.logs import log_formatter
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.doubles import STATS, Scripted, Visitor
+from tests.gateway.doubles import STATS, AsgiClient, Scripted
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body
 from tests.gateway.helpers import over, read
@@ -98,7 +98,7 @@ class TestTheLine:
             note_request(to_replica_request(parse_generate(body(), "static"), context, stream=False), "model")
 
         await RequestLog(app)(
-            {"type": "http", "method": "POST", "request_id": "r1"}, Visitor({})._receive, Visitor({})._send
+            {"type": "http", "method": "POST", "request_id": "r1"}, AsgiClient({}).receive, AsgiClient({}).send
         )
         (line,) = lines()
         assert (line["tenant"], line["mode"]) == ("team", "static")
@@ -108,7 +108,7 @@ class TestTheLine:
         generator = make_generator(deps=held.deps)
         app = Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)
         held.let(8)  # a block
-        await Visitor(body(max_new_tokens=1000, ignore_eos=True, stream=True)).visit(app)
+        await AsgiClient(body(max_new_tokens=1000, ignore_eos=True, stream=True)).request(app)
         held.release()
         (line,) = lines()
         assert (line["status"], line["finish_reason"]) == (200, "abort")
@@ -142,9 +142,9 @@ class TestErrorsAfterTheAnswerBegan:
             await send({"type": "http.response.start", "status": 200})
             raise ValueError(MARK)
 
-        visitor = Visitor({})
+        asgi_client = AsgiClient({})
         scope = {"type": "http", "method": "POST", "request_id": "r1"}
-        await RequestLog(app)(scope, visitor._receive, visitor._send)
+        await RequestLog(app)(scope, asgi_client.receive, asgi_client.send)
         (record,) = errors()
         assert (record.levelname, record.request_id) == ("WARNING", "r1")
         assert "builtins.ValueError" in record.exception
@@ -155,10 +155,10 @@ class TestErrorsAfterTheAnswerBegan:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             raise ValueError(MARK)
 
-        visitor = Visitor({})
+        asgi_client = AsgiClient({})
         with pytest.raises(ValueError, match=MARK):
             await RequestLog(app)(
-                {"type": "http", "method": "POST", "request_id": "r1"}, visitor._receive, visitor._send
+                {"type": "http", "method": "POST", "request_id": "r1"}, asgi_client.receive, asgi_client.send
             )
         assert errors() == []
 
@@ -195,7 +195,7 @@ class TestErrorsAfterTheAnswerBegan:
             monkeypatch.setattr(streams, "kept_alive", broken)
         backend = (Scripted if stream == "frames" else Unclosable)(Chunk(0, "a", (1,), STATS), hangs=True)
         app = Ingress("i0", Settings(), backend).app(answers_request_id=True)
-        await Visitor(body(stream=True)).visit(app)
+        await AsgiClient(body(stream=True)).request(app)
         (record,) = errors()
         assert "builtins.ValueError" in record.exception
         assert MARK not in record.exception
@@ -203,7 +203,7 @@ class TestErrorsAfterTheAnswerBegan:
     @pytest.mark.parametrize("version", ["2.3", "2.4"])
     async def test_a_client_that_leaves_is_none(self, errors: Callable[[], list[Any]], version: str) -> None:
         ingress = Ingress("i0", Settings(), Scripted(*[Chunk(0, "a", (1,), STATS)] * 2, hangs=True))
-        await Visitor(body(stream=True), version).visit(ingress.app(answers_request_id=True))
+        await AsgiClient(body(stream=True), version).request(ingress.app(answers_request_id=True))
         assert errors() == []
         assert read(ingress.snapshot().families, "mrp_request_rejected_total") == 0
 

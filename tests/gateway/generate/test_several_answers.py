@@ -10,13 +10,13 @@ import pytest
 from service.api.answers import BlockFrame, Done, GenerateAnswer, GenerateAnswers, StepFrame
 from service.errors import DeadlineExceeded
 from service.model import Checkpoint
+from tests.gateway.apis import COMPLETIONS, completion
+from tests.gateway.apis import ask as ask_openai
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Scripted
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, essence, frames, refused
 from tests.gateway.helpers import assert_shape, gauge, over
-from tests.gateway.openai.helpers import COMPLETIONS, completion
-from tests.gateway.openai.helpers import ask as ask_openai
 
 SAMPLED = {"temperature": 0.9, "seed": 2**63 - 2, "max_new_tokens": 20, "ignore_eos": True}
 

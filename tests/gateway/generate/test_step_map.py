@@ -9,12 +9,11 @@ import pytest
 
 from service.api.answers import BlockFrame, GenerateAnswer
 from service.replica.replica import Replica
+from tests.gateway.apis import CHAT, COMPLETIONS, chat, choices, completion, stream_events
+from tests.gateway.apis import ask as ask_openai
 from tests.gateway.generate.helpers import CASES, EOS, PROMPT, ask, body, frames, golden_body, refused
 from tests.gateway.generate.test_continued import MODES, assert_same_after_every_block, replicas  # noqa: F401
 from tests.gateway.helpers import assert_shape
-from tests.gateway.openai.helpers import CHAT, COMPLETIONS, chat, choices, completion
-from tests.gateway.openai.helpers import ask as ask_openai
-from tests.gateway.openai.helpers import frames as openai_frames
 
 
 def plain_steps(trace: list[dict[str, Any]]) -> list[int]:
@@ -86,7 +85,7 @@ async def test_an_answer_that_another_replica_continues_has_the_same(
 async def test_openais_choices_have_it(http: httpx.AsyncClient, path: str, asked: dict[str, Any]) -> None:
     asked = asked | {"return_step_map": True, "temperature": 0.8}
     whole = (await ask_openai(http, path, asked))["choices"]
-    events = await openai_frames(http, path, asked)
+    events = await stream_events(http, path, asked)
     for index, choice in enumerate(whole):
         assert len(choice["step_map"]) == len(choice["token_logprobs"]) == len(choice["token_ids"]) > 0
         assert (choice["stop_token"] is None) == (choice["finish_reason"] != "stop")

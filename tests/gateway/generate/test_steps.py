@@ -13,7 +13,7 @@ from service.errors import ReplicaLost
 from service.messages.wire import Chunk, Ending, Progress
 from service.model import Checkpoint
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.doubles import STATS, Dying, Scripted
+from tests.gateway.doubles import STATS, LosesFirst, Scripted
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import CASES, GENERATE, body, essence, frames, golden_body, refused, streamed
 from tests.gateway.helpers import assert_shape, over
@@ -137,7 +137,7 @@ async def test_after_a_loss_the_steps_of_the_open_block_begin_again(make_generat
     asked = body(stream_steps=True, max_new_tokens=16)
     async with over(make_generator("whole")) as http:
         whole = await frames(http, asked)
-    dying = Dying(make_generator("first"), make_generator("second"), after=2)
+    dying = LosesFirst(make_generator("first"), make_generator("second"), after=2)
     async with over(dying) as http:
         events = await frames(http, asked)
     assert len(dying.requests) == 2

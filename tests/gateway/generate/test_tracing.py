@@ -21,7 +21,7 @@ from service.gateway.ingress import Ingress
 from service.model import Checkpoint
 from service.settings.settings import Settings
 from service.telemetry.tracing import Tracing, start_tracing
-from tests.gateway.doubles import Visitor
+from tests.gateway.doubles import AsgiClient
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, frames
 from tests.gateway.helpers import client
 from tests.gateway.local import LocalBackend
@@ -166,7 +166,7 @@ async def test_a_prompt_without_a_whole_block_has_no_prefill(http: httpx.AsyncCl
 
 
 async def test_of_a_client_that_left_what_was_done_is_kept(service: Service, spans: Spans) -> None:
-    await Visitor(body(max_new_tokens=1000, ignore_eos=True, stream=True)).visit(service.app)
+    await AsgiClient(body(max_new_tokens=1000, ignore_eos=True, stream=True)).request(service.app)
     found = spans()
     assert named(found, "block")
     assert only(found, "generate").end_time

@@ -15,7 +15,7 @@ from service.api.score.protocol import ScoreAnswer
 from service.api.score.routes import shares
 from service.model import Checkpoint
 from service.replica.replica import Replica
-from tests.gateway.doubles import Dying
+from tests.gateway.doubles import LosesFirst
 from tests.gateway.generate.helpers import GENERATE
 from tests.gateway.generate.helpers import body as generate
 from tests.gateway.helpers import assert_shape, over, page
@@ -160,7 +160,7 @@ async def test_another_replica_gives_the_same_scores(generator: Replica) -> None
     request = body({"prompt": "w5 w6"}, {"prompt": "w9 ?? w8", "mark": "??"})
     async with over(generator) as http:
         undisturbed = (await ask(http, request))["data"]
-    backend = Dying(generator, generator, 0)
+    backend = LosesFirst(generator, generator, 0)
     async with over(backend) as http:
         assert (await ask(http, request))["data"] == undisturbed
     assert len(backend.requests) == 3
