@@ -87,18 +87,27 @@ def make_generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[MakeG
         generator.close()
 
 
-@pytest.fixture
-def byte_checkpoint(settings: Settings, tmp_path: Path) -> Checkpoint:
+@pytest.fixture(scope="session")
+def byte_checkpoint(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """The golden one with one token a byte: a random model writes broken and whole characters over all borders."""
+    folder = tmp_path_factory.mktemp("bytes")
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens([f"{number}é😀" for number in range(256, 508)])
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<|pad|>", "<|MASK|>", "<|eos|>")])
-    shutil.copytree(settings.model, tmp_path, dirs_exist_ok=True)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    return load_checkpoint(tmp_path)
+    shutil.copytree(settings.model, folder, dirs_exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return load_checkpoint(folder)
+
+
+@pytest.fixture(scope="session")
+def bytewise(settings: Settings, byte_checkpoint: Checkpoint) -> Iterator[Replica]:
+    """A replica of it."""
+    generator = local_generator("r0", byte_checkpoint, settings, deps=UNMEASURED)
+    yield generator
+    generator.close()
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ class Held:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._left, self._begun, self._waits = 0, 0, False
+        self._left, self._forwards, self._waits = 0, 0, False
         self.deps = over_runners(lambda runner: _HeldRunner(runner, self))
 
     def let(self, forwards: int) -> None:
@@ -41,12 +41,12 @@ class Held:
 
     def _waits_before(self, number: int) -> bool:
         with self._changed:
-            return self._waits and self._begun == number
+            return self._waits and self._forwards == number
 
     def pass_one(self) -> None:
         """Called on the engine's thread, before a forward."""
         with self._changed:
-            self._begun, self._waits = self._begun + 1, True
+            self._forwards, self._waits = self._forwards + 1, True
             assert self._changed.wait_for(lambda: self._left > 0, 20)
             self._left, self._waits = self._left - 1, False
 

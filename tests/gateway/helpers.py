@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -13,9 +13,11 @@ from prometheus_client.samples import Sample
 from pydantic import TypeAdapter
 from starlette.types import ASGIApp
 
+from service.api.parse import RequestContext, parse_generate, to_replica_request
 from service.gateway.backend import Backend
 from service.gateway.ingress import Ingress
-from service.messages.replica_status import Family
+from service.messages.replica_status import Family, ModelCard
+from service.messages.wire import ReplicaRequest
 from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.gateway.local import LocalBackend
@@ -72,6 +74,12 @@ def assert_shape(shape: type, value: object) -> None:
     """The value is of the shape, and has no field besides."""
     adapter = TypeAdapter(shape)
     assert json.loads(adapter.dump_json(adapter.validate_python(value), exclude_unset=True)) == value
+
+
+def replica_request_of(card: ModelCard, body: Mapping[str, Any], **context: Any) -> ReplicaRequest:
+    """The request to a replica that the ingress makes of a body of /generate. `context`: of its `RequestContext`."""
+    request = parse_generate({"mode": "static", **body}, "static")
+    return to_replica_request(request, RequestContext(card, **{"timeout_limit_s": 60.0, **context}), stream=True)
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

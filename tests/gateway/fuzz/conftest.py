@@ -25,8 +25,8 @@ MODEL_LENGTH = 300
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     path = give_template(tmp_path_factory.mktemp("checkpoint") / "golden")
-    given: dict[str, Any] = {"max_model_len": MODEL_LENGTH, "max_body_bytes": 65536, "admin_keys": ("boss",)}
-    return Settings(model=str(path), device="cpu", dtype="float32", **given)
+    limits: dict[str, Any] = {"max_model_len": MODEL_LENGTH, "max_body_bytes": 65536, "admin_keys": ("boss",)}
+    return Settings(model=str(path), device="cpu", dtype="float32", **limits)
 
 
 @pytest.fixture(scope="session")

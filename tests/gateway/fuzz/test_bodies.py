@@ -102,7 +102,7 @@ def test_any_text_is_answered_or_refused(http: httpx.Client, route: str, text: s
 @given(text=texts, half=surrogates)
 def test_half_a_surrogate_pair_is_a_replacement_character(http: httpx.Client, text: str, half: str) -> None:
     content = json.dumps(whole("/generate", f"{text} w5 X"))
-    responses = [post(http, "/generate", content.replace("X", one).encode()) for one in (half + "-", "\\ufffd-")]
+    responses = [post(http, "/generate", content.replace("X", text).encode()) for text in (half + "-", "\\ufffd-")]
     assert responses[0].status_code == responses[1].status_code == 200
     assert responses[0].json()["text"] == responses[1].json()["text"]
 
@@ -158,12 +158,12 @@ any_json = st.recursive(
 @FEW
 @given(data=st.data())
 def test_a_field_of_any_json(http: httpx.Client, route: str, data: st.DataObject) -> None:
-    others = ("prompt", "messages", "mode", "model", "echo", "stream_options", "return_trace")
-    others += ("system", "tools", "tool_choice", "thinking", "output_config", "metadata", "stop_sequences")
-    others += ("items", "labels", "label_token_ids", "mark", "normalize", "top_logprobs")
-    others += ("input", "instructions", "text", "reasoning", "include", "previous_response_id", "store")
-    names = st.sampled_from((*FIELDS, *others, "response_format", "regex", "choice", "grammar", *TOOLS))
-    fields = data.draw(st.dictionaries(names, any_json, max_size=3))
+    names = ("prompt", "messages", "mode", "model", "echo", "stream_options", "return_trace")
+    names += ("system", "tools", "tool_choice", "thinking", "output_config", "metadata", "stop_sequences")
+    names += ("items", "labels", "label_token_ids", "mark", "normalize", "top_logprobs")
+    names += ("input", "instructions", "text", "reasoning", "include", "previous_response_id", "store")
+    field_names = st.sampled_from((*FIELDS, *names, "response_format", "regex", "choice", "grammar", *TOOLS))
+    fields = data.draw(st.dictionaries(field_names, any_json, max_size=3))
     fields.pop("timeout_s", None)  # a 504 would be right
     post(http, route, json.dumps({**whole(route, "w5 w6"), **fields}).encode())
 
@@ -203,11 +203,11 @@ def test_tools_and_calls_of_any_form(
     tools_http: httpx.Client, tools: Any, choice: Any, messages: Any, effort: Any
 ) -> None:
     body = whole("/v1/chat/completions", "w5 w6")
-    asked = [*body["messages"], *messages]
+    conversation = [*body["messages"], *messages]
     for fields in (
         {"tools": tools},
-        {"messages": asked},
-        {"tools": tools, "tool_choice": choice, "messages": asked},
+        {"messages": conversation},
+        {"tools": tools, "tool_choice": choice, "messages": conversation},
         {"tools": [A_TOOL], "tool_choice": choice},
         {"reasoning_effort": effort, "chat_template_kwargs": choice},
     ):
@@ -233,7 +233,7 @@ GOOD = json.dumps(whole("/generate", "w5 w6")).encode()
         GOOD.replace(b'"w5 w6"', b'"w5 \x80"'),
     ],
 )
-def test_what_is_no_json_is_refused_as_such(http: httpx.Client, content: bytes) -> None:
+def test_a_body_that_is_no_json_is_refused(http: httpx.Client, content: bytes) -> None:
     response = post(http, "/generate", content)
     assert response.status_code == 422
     assert "JSON" in response.json()["error"]["message"]
@@ -251,7 +251,7 @@ def test_a_gzip_body_is_inflated(http: httpx.Client, route: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "encoding", "status", "said"),
+    ("content", "encoding", "status", "message"),
     [
         (zipped(b"0" * 5 * 10**7), "gzip", 413, "the inflated body has more than 65536 bytes"),
         (zipped(b" " * 65536 + GOOD), "gzip", 413, "the inflated body has more than 65536 bytes"),
@@ -278,11 +278,11 @@ def test_a_gzip_body_is_inflated(http: httpx.Client, route: str) -> None:
     ],
 )
 def test_other_compressed_bodies_are_refused(
-    http: httpx.Client, content: bytes, encoding: str, status: int, said: str
+    http: httpx.Client, content: bytes, encoding: str, status: int, message: str
 ) -> None:
     response = post(http, "/generate", content, **{"content-encoding": encoding})
     assert response.status_code == status
-    assert said in response.json()["error"]["message"]
+    assert message in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/xml", "multipart/form-data; boundary=x", "", "a" * 500])
@@ -290,12 +290,12 @@ def test_the_declared_type_does_not_matter(http: httpx.Client, kind: str) -> Non
     assert post(http, "/generate", GOOD, **{"content-type": kind}).status_code == 200
 
 
-def test_of_a_key_twice_the_last_counts(http: httpx.Client) -> None:
+def test_the_last_of_two_values_of_a_key_counts(http: httpx.Client) -> None:
     response = post(http, "/generate", GOOD[:-1] + b', "max_new_tokens": 3, "max_new_tokens": 2}')
     assert len(response.json()["token_ids"]) <= 2
     assert response.status_code == 200
 
 
-def test_all_the_choices_there_may_be(http: httpx.Client) -> None:
+def test_the_most_choices_are_answered(http: httpx.Client) -> None:
     body = whole("/v1/completions", "w5 w6", n=128, max_tokens=2)
     assert len(post(http, "/v1/completions", json.dumps(body).encode()).json()["choices"]) == 128

@@ -29,15 +29,15 @@ class Counting(LocalBackend):
 
     def __init__(self, generator: Replica) -> None:
         super().__init__(generator)
-        self.asked: list[ReplicaRequest] = []
+        self.requests: list[ReplicaRequest] = []
 
     def stream(self, request: ReplicaRequest) -> Items:
-        self.asked.append(request)
+        self.requests.append(request)
         return super().stream(request)
 
 
 async def queued(http: httpx.AsyncClient, count: int) -> None:
-    """Waits until so many requests wait for a place."""
+    """Waits until so many requests are in the queue."""
     async with asyncio.timeout(20):
         while (await page(http))("mrp_num_requests_waiting", replica="queue") != count:
             await asyncio.sleep(0.002)
@@ -45,7 +45,7 @@ async def queued(http: httpx.AsyncClient, count: int) -> None:
 
 @pytest.fixture
 def held(make_generator: MakeGenerator) -> tuple[Counting, Held]:
-    """One that decodes one request at a time, takes two, and does nothing before it is released."""
+    """A replica that decodes one request at a time, takes two, and makes no forward before it is released."""
     held = Held()
     return Counting(make_generator(deps=held.deps, max_running=1)), held
 
@@ -55,7 +55,7 @@ def asking(http: httpx.AsyncClient, **fields: Any) -> asyncio.Task[dict[str, Any
 
 
 class TestQueue:
-    async def test_a_full_one(self, held: tuple[Counting, Held]) -> None:
+    async def test_a_full_queue_refuses_with_429(self, held: tuple[Counting, Held]) -> None:
         async with over(held[0], max_waiting=2) as http:
             tasks = [asking(http) for _ in range(4)]
             await queued(http, 2)
@@ -64,13 +64,13 @@ class TestQueue:
             assert (detail["code"], detail["message"]) == ("queue_full", "2 requests are waiting, allowed are 2")
             assert response.headers["retry-after"] == "1"  # the rate is known after a second
             assert (await refused(http, body(seed=1), 429))["code"] == "queue_full"
-            assert len(held[0].asked) == 2
+            assert len(held[0].requests) == 2
             held[1].release()
             answers = await asyncio.gather(*tasks)
             assert len({tuple(answer["token_ids"]) for answer in answers}) == 1
             await ask(http, body())
 
-    async def test_who_has_a_place_is_not_refused_by_the_replica(self, make_generator: MakeGenerator) -> None:
+    async def test_an_admitted_request_is_not_refused_by_the_replica(self, make_generator: MakeGenerator) -> None:
         """Eight requests are decoded and two wait in the engine, although only one may wait at the ingress."""
         held = Held()
         generator = make_generator(deps=held.deps, max_running=8, max_waiting=1)
@@ -81,7 +81,7 @@ class TestQueue:
             held.release()
             assert len(await asyncio.gather(*tasks)) == 11
 
-    async def test_by_priority(self, held: tuple[Counting, Held]) -> None:
+    async def test_the_queue_is_ordered_by_priority(self, held: tuple[Counting, Held]) -> None:
         backend, engine = held
         async with over(backend) as http:
             tasks = [asking(http, seed=seed) for seed in (0, 1)]
@@ -92,10 +92,12 @@ class TestQueue:
                 await queued(http, count)
             engine.release()
             await asyncio.gather(*tasks)
-        assert [request.sampling.seed for request in backend.asked][2:] == [4, 3, 5, 2]
+        assert [request.sampling.seed for request in backend.requests][2:] == [4, 3, 5, 2]
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_who_leaves_it_is_gone_at_once(self, held: tuple[Counting, Held], stream: bool) -> None:
+    async def test_a_client_that_leaves_the_queue_frees_its_position(
+        self, held: tuple[Counting, Held], stream: bool
+    ) -> None:
         backend, engine = held
         async with over(backend) as http:
             tasks = [asking(http) for _ in range(2)]
@@ -108,9 +110,9 @@ class TestQueue:
             engine.release()
             await asyncio.gather(*tasks)
             await ask(http, body())
-        assert len(backend.asked) == 3
+        assert len(backend.requests) == 3
 
-    async def test_who_is_late_in_it_is_told_so(self, held: tuple[Counting, Held]) -> None:
+    async def test_a_time_limit_that_passes_in_the_queue_is_an_error(self, held: tuple[Counting, Held]) -> None:
         backend, engine = held
         async with over(backend) as http:
             tasks = [asking(http) for _ in range(2)]
@@ -121,9 +123,9 @@ class TestQueue:
             await queued(http, 0)
             engine.release()
             await asyncio.gather(*tasks)
-        assert len(backend.asked) == 2
+        assert len(backend.requests) == 2
 
-    async def test_failures_give_their_places_on(self, make_generator: MakeGenerator) -> None:
+    async def test_a_failed_request_frees_its_slot(self, make_generator: MakeGenerator) -> None:
         class Failing(Counting):
             async def stream(self, request: ReplicaRequest) -> Items:
                 async for _ in super().stream(request):
@@ -136,7 +138,7 @@ class TestQueue:
             assert (await page(http))("mrp_queue_blocks_left") == 0
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_a_server_that_stops_ends_those_who_wait(self, held: tuple[Counting, Held], stream: bool) -> None:
+    async def test_a_server_that_stops_ends_queued_requests(self, held: tuple[Counting, Held], stream: bool) -> None:
         ingress = Ingress("i0", Settings(), held[0])
         async with client(ingress.app(answers_request_id=True)) as http:
             tasks = [asyncio.ensure_future(http.post(GENERATE, json=body(stream=stream))) for _ in range(3)]
@@ -147,7 +149,7 @@ class TestQueue:
             await queued(http, 0)
         held[1].release()
 
-    async def test_the_answers_of_one_request_wait_like_any(self, held: tuple[Counting, Held]) -> None:
+    async def test_several_answers_of_one_request_wait_like_several_requests(self, held: tuple[Counting, Held]) -> None:
         async with over(held[0], served_model_name="golden") as http:
             model = (await http.get("/v1/models")).json()["data"][0]["id"]
             wanted = {
@@ -163,7 +165,7 @@ class TestQueue:
             assert (await page(http))("mrp_queue_blocks_left") == 5
             held[1].release()
             assert len((await task).json()["choices"]) == 5
-        assert {(request.priority, request.session) for request in held[0].asked} == {(2, "k")}
+        assert {(request.priority, request.session) for request in held[0].requests} == {(2, "k")}
 
 
 @pytest.fixture
@@ -189,14 +191,14 @@ def key(name: str) -> dict[str, str]:
 
 
 class TestKeys:
-    async def test_a_request_is_its_keys(self, keyed: Callable) -> None:
+    async def test_a_request_has_the_tenant_and_weight_of_its_key(self, keyed: Callable) -> None:
         backend, http = keyed(a={"weight": 3}, b={})
         async with http:
             for name in ("a", "b"):
                 response = await http.post(GENERATE, json=body(), headers=key(name))
                 assert response.status_code == 200
             assert problem(await http.post(GENERATE, json=body(), headers=key("c")), 401)
-        assert [(request.tenant, request.weight) for request in backend.asked] == [("a", 3.0), ("b", 1.0)]
+        assert [(request.tenant, request.weight) for request in backend.requests] == [("a", 3.0), ("b", 1.0)]
 
     async def test_a_flood_of_one_does_not_hold_up_another(self, held: tuple[Counting, Held], keyed: Callable) -> None:
         backend, http = keyed(held[0], flood={}, other={})
@@ -204,11 +206,11 @@ class TestKeys:
             tasks = [asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("flood"))) for _ in range(8)]
             await queued(http, 7)
             tasks.append(asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("other"))))
-            await eventually(lambda: [request.tenant for request in backend.asked] == ["flood", "other"])
+            await eventually(lambda: [request.tenant for request in backend.requests] == ["flood", "other"])
             held[1].release()
             assert {response.status_code for response in await asyncio.gather(*tasks)} == {200}
 
-    async def test_requests_a_minute(self, keyed: Callable) -> None:
+    async def test_requests_a_minute_are_limited(self, keyed: Callable) -> None:
         _, http = keyed(a={"requests_per_minute": 2}, b={})
         async with http:
             for _ in range(2):
@@ -223,7 +225,7 @@ class TestKeys:
             openai = await http.post("/v1/completions", json={"model": "x", "prompt": "x"}, headers=key("a"))
             assert openai.status_code == 429  # before the body is read, so wrong bodies cannot get around the limit
 
-    async def test_tokens_a_minute_are_those_that_were_used(self, keyed: Callable) -> None:
+    async def test_tokens_a_minute_count_the_used_tokens(self, keyed: Callable) -> None:
         """8 + 16 are used by each: the key is out after the second."""
         _, http = keyed(a={"tokens_per_minute": 50})
         async with http:

@@ -12,9 +12,9 @@ from service.decode.modes import MODES
 from tests.gateway.generate.helpers import GENERATE, body, problem, refused
 
 
-class TestBodies:
+class TestContent:
     @pytest.mark.parametrize(
-        ("content", "said"),
+        ("content", "text"),
         [
             (b"", "the body is not JSON"),
             (b"{", "the body is not JSON"),
@@ -30,9 +30,11 @@ class TestBodies:
             (b"null", "the body is null, a JSON object is expected"),
         ],
     )
-    async def test_that_are_no_json_object(self, http: httpx.AsyncClient, content: bytes, said: str) -> None:
+    async def test_a_body_that_is_no_json_object_is_refused(
+        self, http: httpx.AsyncClient, content: bytes, text: str
+    ) -> None:
         detail = problem(await http.post(GENERATE, content=content), 422)
-        assert said in detail["message"]
+        assert text in detail["message"]
         assert (detail["code"], detail["param"]) == ("invalid_request", None)
         assert len(detail["message"]) < 300
 
@@ -44,7 +46,7 @@ class TestBodies:
 
 class TestFields:
     @pytest.mark.parametrize(
-        ("fields", "param", "said"),
+        ("fields", "param", "text"),
         [
             ({"max_new_tokens": "12"}, "max_new_tokens", 'max_new_tokens is "12": Input should be a valid integer'),
             ({"max_new_tokens": 1.5}, "max_new_tokens", "max_new_tokens is 1.5"),
@@ -93,27 +95,27 @@ class TestFields:
             ({"prompt_token_ids": [1, True]}, "prompt_token_ids.1", "prompt_token_ids.1 is true"),
         ],
     )
-    async def test_of_another_type_or_range(
-        self, http: httpx.AsyncClient, fields: dict[str, Any], param: str, said: str
+    async def test_a_value_of_another_type_or_range_is_named(
+        self, http: httpx.AsyncClient, fields: dict[str, Any], param: str, text: str
     ) -> None:
         detail = await refused(http, body(**fields))
         assert detail["code"] == "invalid_request"
         assert detail["param"] == param
-        assert said in detail["message"]
+        assert text in detail["message"]
 
-    async def test_stream_itself(self, http: httpx.AsyncClient) -> None:
+    async def test_a_stream_that_is_no_boolean_is_refused(self, http: httpx.AsyncClient) -> None:
         detail = problem(await http.post(GENERATE, json=body(stream="yes")), 422)
         assert 'stream is "yes"' in detail["message"]
 
     @pytest.mark.parametrize("value", ["infinity", 1e999, "1e999"])
-    async def test_infinite(self, http: httpx.AsyncClient, value: Any) -> None:
-        shown = json.dumps(body(timeout_s=value)).replace("Infinity", "1e999")
-        assert problem(await http.post(GENERATE, content=shown), 422)["param"] == "timeout_s"
+    async def test_an_infinite_number_is_refused(self, http: httpx.AsyncClient, value: Any) -> None:
+        content = json.dumps(body(timeout_s=value)).replace("Infinity", "1e999")
+        assert problem(await http.post(GENERATE, content=content), 422)["param"] == "timeout_s"
 
-    async def test_several_at_once_are_all_said(self, http: httpx.AsyncClient) -> None:
+    async def test_several_wrong_fields_are_all_named(self, http: httpx.AsyncClient) -> None:
         detail = await refused(http, body(top_p=7, top_k=-7, seeds=1))
-        for said in ("top_p is 7", "top_k is -7", "'seeds' is not a field; did you mean 'seed'?"):
-            assert said in detail["message"]
+        for message in ("top_p is 7", "top_k is -7", "'seeds' is not a field; did you mean 'seed'?"):
+            assert message in detail["message"]
 
     async def test_a_long_value_is_cut(self, http: httpx.AsyncClient) -> None:
         detail = await refused(http, body(top_p="x" * 10000))
@@ -122,7 +124,7 @@ class TestFields:
 
 class TestUnknownFields:
     @pytest.mark.parametrize(
-        ("fields", "param", "said"),
+        ("fields", "param", "text"),
         [
             ({"max_tokens": 5}, "max_tokens", "'max_tokens' is not a field; did you mean 'max_new_tokens'?"),
             ({"temprature": 5}, "temprature", "did you mean 'temperature'?"),
@@ -132,15 +134,15 @@ class TestUnknownFields:
             ({"mrp_step": 2}, "mrp_step", "did you mean 'mrp_steps'?"),
         ],
     )
-    async def test_the_nearest_is_named(
-        self, http: httpx.AsyncClient, fields: dict[str, Any], param: str | None, said: str
+    async def test_the_nearest_field_is_named(
+        self, http: httpx.AsyncClient, fields: dict[str, Any], param: str | None, text: str
     ) -> None:
         detail = await refused(http, body(**fields))
         assert detail["param"] == param
-        assert said in detail["message"]
+        assert text in detail["message"]
 
     @pytest.mark.parametrize(
-        ("mode", "knob", "users", "own"),
+        ("mode", "knob", "users", "its_knobs"),
         [
             ("static", {"threshold": 0.5}, "dynamic, speculative, remask", "tokens_per_step"),
             ("static", {"mrp_steps": 2}, "direct, speculative", "tokens_per_step"),
@@ -155,24 +157,24 @@ class TestUnknownFields:
             ("remask", {"mrp_steps": 2}, "direct, speculative", "threshold"),
         ],
     )
-    async def test_a_knob_of_another_mode(
-        self, http: httpx.AsyncClient, mode: str, knob: dict[str, Any], users: str, own: str
+    async def test_a_knob_of_another_mode_is_refused(
+        self, http: httpx.AsyncClient, mode: str, knob: dict[str, Any], users: str, its_knobs: str
     ) -> None:
         (name,) = knob
         detail = await refused(http, body(mode=mode, **knob))
         assert detail["param"] == name
-        wanted = f"mode {mode!r} does not use {name} ({users} do); its knobs are {own}"
+        wanted = f"mode {mode!r} does not use {name} ({users} do); its knobs are {its_knobs}"
         assert detail["message"] == wanted
 
     @pytest.mark.parametrize("mode", ["fast", "", "STATIC", 5, [], {}, True])
-    async def test_an_unknown_mode(self, http: httpx.AsyncClient, mode: Any) -> None:
+    async def test_an_unknown_mode_is_refused(self, http: httpx.AsyncClient, mode: Any) -> None:
         detail = await refused(http, body() | {"mode": mode})
         assert detail["param"] == "mode"
         allowed = ", ".join(MODES)
         assert detail["message"] == f"mode is {json.dumps(mode)}, allowed are {allowed}"
 
     @pytest.mark.parametrize(
-        ("fields", "said"),
+        ("fields", "text"),
         [
             ({"mode": "static", "tokens_per_step": 9}, "tokens_per_step is 9, allowed are 1 to 8"),
             ({"mode": "static", "tokens_per_step": 0}, "tokens_per_step is 0"),
@@ -197,7 +199,9 @@ class TestUnknownFields:
             ({"mode": "speculative", "entropy_bound": 0.1}, "entropy_bound is 0.1, drafts are verified against static"),
         ],
     )
-    async def test_a_knob_out_of_range(self, http: httpx.AsyncClient, fields: dict[str, Any], said: str) -> None:
+    async def test_a_knob_out_of_range_is_refused(
+        self, http: httpx.AsyncClient, fields: dict[str, Any], text: str
+    ) -> None:
         detail = await refused(http, body(**fields))
         assert detail["param"] == list(fields)[1]
-        assert said in detail["message"]
+        assert text in detail["message"]

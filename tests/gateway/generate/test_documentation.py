@@ -80,8 +80,8 @@ def test_every_message_of_an_example_is_a_problem_that_the_demo_knows(schema: di
 
 
 def test_every_reference_leads_somewhere(schema: dict[str, Any]) -> None:
-    known = {f"#/components/schemas/{name}" for name in schema["components"]["schemas"]}
-    assert set(references(schema)) <= known
+    schemas = {f"#/components/schemas/{name}" for name in schema["components"]["schemas"]}
+    assert set(references(schema)) <= schemas
 
 
 def test_every_route_is_there(schema: dict[str, Any]) -> None:
@@ -166,19 +166,19 @@ def test_examples_are_of_the_schema(schema: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_are_requests(schema: dict[str, Any], name: str) -> None:
-    shown = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]["examples"][name]
-    assert shown["summary"]
-    request: Any = parse_generate(shown["value"], "speculative")
+    example = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]["examples"][name]
+    assert example["summary"]
+    request: Any = parse_generate(example["value"], "speculative")
     assert request.quality in QUALITIES or request.mode in MODES
 
 
-def test_every_mode_has_its_params_as_fields() -> None:
+def test_every_mode_has_its_knobs_as_fields() -> None:
     assert REQUESTS.keys() == MODES.keys()
     for mode, params in MODES.items():
         assert REQUESTS[mode].model_fields.keys() & KNOBS.keys() == set(knobs_in(params))
 
 
-async def test_the_contracts_fields_are_all_there_are() -> None:
+async def test_the_fields_are_those_of_the_contract() -> None:
     """The table of the contract, and nothing else."""
     fields = {"max_new_tokens", "mode", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids"}
     fields |= {

@@ -42,7 +42,7 @@ async def http(ingress: Ingress) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-async def test_it_is_alive_and_not_ready(ingress: Ingress, http: httpx.AsyncClient) -> None:
+async def test_a_draining_ingress_is_alive_and_not_ready(ingress: Ingress, http: httpx.AsyncClient) -> None:
     assert (await http.get("/live")).json() == {"status": "ok"}
     assert (await http.get("/health")).status_code == 200
     assert ingress.draining.begin() == 0
@@ -61,7 +61,7 @@ async def test_new_requests_are_refused_and_counted(ingress: Ingress, http: http
     assert 'mrp_request_rejected_total{reason="not_ready",replica="i0"} 3.0' in (await http.get("/metrics")).text
 
 
-async def test_requests_in_hand_are_finished(ingress: Ingress, http: httpx.AsyncClient, held: Held) -> None:
+async def test_requests_in_flight_are_finished(ingress: Ingress, http: httpx.AsyncClient, held: Held) -> None:
     answers = [
         asyncio.ensure_future(http.post(GENERATE, json=body(stream=stream, ignore_eos=True)))
         for stream in (True, False)
@@ -76,7 +76,7 @@ async def test_requests_in_hand_are_finished(ingress: Ingress, http: httpx.Async
     assert ingress.draining.begin() == 0
 
 
-async def test_what_takes_too_long_is_cut_before_and_after_the_first_block(
+async def test_a_request_that_takes_too_long_is_cut_before_and_after_the_first_block(
     ingress: Ingress, http: httpx.AsyncClient, generator: Replica, held: Held
 ) -> None:
     held.let(8)  # a block
@@ -98,9 +98,7 @@ async def test_what_takes_too_long_is_cut_before_and_after_the_first_block(
     await eventually(lambda: generator.snapshot().in_flight == 0)
 
 
-async def test_answers_do_not_count_as_in_hand_once_they_are_sent(
-    ingress: Ingress, http: httpx.AsyncClient, held: Held
-) -> None:
+async def test_an_answer_that_was_sent_is_not_in_flight(ingress: Ingress, http: httpx.AsyncClient, held: Held) -> None:
     held.release()
     await ask(http, body())
     await refused(http, body(mode="none"))

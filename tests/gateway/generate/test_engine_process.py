@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from service.api.parse import RequestContext, parse_generate, to_replica_request
 from service.constraints import Constraint
 from service.engine import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.request import LogprobsRequest
@@ -36,7 +35,7 @@ from tests.clock import Clock
 from tests.gateway.conftest import UNMEASURED, MakeGenerator
 from tests.gateway.doubles import free, pipeline
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, essence, golden_body, problem, streamed
-from tests.gateway.helpers import eventually, idle, over, samples_of
+from tests.gateway.helpers import eventually, idle, over, replica_request_of, samples_of
 from tests.gateway.local import LocalBackend
 from tests.other_weights import other_weights
 from tests.parallel.test_team import alive
@@ -104,11 +103,11 @@ class TestAnswers:
         self, remote: Replica, generator: Replica, fields: dict[str, Any]
     ) -> None:
         body_ = body(seed=3) | fields
-        async with over(remote) as there, over(generator) as here:
+        async with over(remote) as there, over(generator) as local:
             for read in (ask, streamed):
-                assert essence(await read(there, body_)) == essence(await read(here, body_))
+                assert essence(await read(there, body_)) == essence(await read(local, body_))
             steps = body_ | {"stream": True, "stream_steps": True}
-            texts = [(await http.post(GENERATE, json=steps)).text for http in (there, here)]
+            texts = [(await http.post(GENERATE, json=steps)).text for http in (there, local)]
         assert texts[0].count("event: step") == texts[1].count("event: step") > 1
 
     async def test_metrics_count_the_same(self, remote: Replica, make_generator: MakeGenerator) -> None:
@@ -165,11 +164,11 @@ class TestAnswers:
 
     async def test_log_probabilities(self, remote: Replica, generator: Replica) -> None:
         wanted = request("logprobs", logprobs=LogprobsRequest(3, (7, 8)))
-        there, here = [
+        there, local = [
             [pick.logprobs for event in await blocks(engine, wanted) for step in event.steps for pick in step.revealed]
             for engine in (remote._engine, generator._engine)
         ]
-        assert there == here
+        assert there == local
         assert all(logprobs and len(logprobs.top) == 3 and len(logprobs.by_id) == 2 for logprobs in there)
 
     async def test_grammars_are_compiled_in_the_engines_process(self, demo_remote: Replica) -> None:
@@ -252,8 +251,8 @@ class FirstAttempt(LocalBackend):
 async def assert_continued(first: Replica, other: Replica, kill: Callable[[], None]) -> None:
     """Kills a process of the first replica after the first block. The answer is that of an undisturbed replica."""
     reasons: list[str] = []
-    parsed = parse_generate(body(max_new_tokens=160, temperature=0.7, seed=1, ignore_eos=True), "static")
-    replica_request = to_replica_request(parsed, RequestContext(first.status().card, 60.0), stream=True)
+    sampled = body(max_new_tokens=160, temperature=0.7, seed=1, ignore_eos=True)
+    replica_request = replica_request_of(first.status().card, sampled)
     policy = FailoverPolicy(3, lambda error: reasons.append(error.code))
     tokens: list[int] = []
     async with aclosing(pipeline(FirstAttempt(first, other), policy).stream(replica_request, free())) as items:
@@ -288,10 +287,10 @@ async def test_a_replica_of_two_ranks_answers_as_one_and_ends_with_a_rank(
     pair = load_replica("pair", settings.model_copy(update={"tensor_parallel_size": 2}), UNMEASURED)
     try:
         (rank,) = pair._engine._core.ranks.pids  # type: ignore[union-attr]
-        async with over(pair) as there, over(generator) as here:
+        async with over(pair) as there, over(generator) as local:
             for plan in ({"mode": "static"}, {"mode": "speculative", "mrp_steps": 2}, {"mode": "remask"}):
                 body_ = body(**plan, max_new_tokens=24, temperature=0.9, seed=3, ignore_eos=True)
-                assert essence(await ask(there, body_)) == essence(await ask(here, body_))
+                assert essence(await ask(there, body_)) == essence(await ask(local, body_))
         assert pair.status().failure is None
         await assert_continued(pair, generator, lambda: os.kill(rank, signal.SIGKILL))
         assert pair.status().failure == "the process of rank 1 has ended"

@@ -70,7 +70,7 @@ class TestStreams:
         held.release()
         await assert_gone(generator, "speculative")
 
-    async def test_before_the_first_block(self, make_generator: MakeGenerator) -> None:
+    async def test_the_client_leaves_before_the_first_block(self, make_generator: MakeGenerator) -> None:
         held = Held()
         generator = make_generator(deps=held.deps)
         app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
@@ -83,7 +83,7 @@ class TestStreams:
         held.release()
         await assert_gone(generator)
 
-    async def test_others_do_not_notice(self, make_generator: MakeGenerator) -> None:
+    async def test_other_requests_are_not_affected(self, make_generator: MakeGenerator) -> None:
         generator = make_generator()
         app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
         async with over(generator) as http:
@@ -104,7 +104,7 @@ class TestStreams:
         assert metrics("mrp_request_success_total") == 1
 
 
-class TestUnary:
+class TestWholeAnswers:
     @pytest.mark.parametrize("running", [False, True])
     async def test_the_server_cancels(self, make_generator: MakeGenerator, running: bool) -> None:
         held = Held()
@@ -123,7 +123,7 @@ class TestUnary:
         held.release()
         await assert_gone(generator)
 
-    async def test_while_it_waits(self, make_generator: MakeGenerator) -> None:
+    async def test_the_client_leaves_while_the_request_waits(self, make_generator: MakeGenerator) -> None:
         held = Held()
         generator = make_generator(deps=held.deps, max_running=1)
         async with over(generator) as http:
@@ -140,7 +140,7 @@ class TestUnary:
 
 
 class TestBeforeItIsRead:
-    async def test_what_serve_raises_then_is_no_error(
+    async def test_serves_cancellation_before_the_body_is_read_is_no_error(
         self, generator: Replica, caplog: pytest.LogCaptureFixture
     ) -> None:
         sent: list[Any] = []

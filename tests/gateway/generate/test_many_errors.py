@@ -63,11 +63,11 @@ def lists(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_first_wrong_item_ends_the_reading_of_its_list(model: type[BaseModel]) -> None:
-    assert [one for one in lists(model.__pydantic_core_schema__) if not one.get("fail_fast")] == []
+    assert [part for part in lists(model.__pydantic_core_schema__) if not part.get("fail_fast")] == []
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_few_are_told(path: str, body: dict[str, Any]) -> None:
+async def test_a_refusal_is_short_for_any_number_of_errors(path: str, body: dict[str, Any]) -> None:
     async with over(Scripted()) as http:
         response = await http.post(path, json=body)
     assert response.status_code in {400, 404, 422}
@@ -75,7 +75,7 @@ async def test_few_are_told(path: str, body: dict[str, Any]) -> None:
     assert response.json()["error"]["message"]
 
 
-async def test_the_others_are_counted() -> None:
+async def test_further_errors_are_counted() -> None:
     async with over(Scripted()) as http:
         form = {"response_format": {"type": "text", **NAMES}}
         detail = problem(await http.post(GENERATE, json={"prompt": "a", **form}), 422)
@@ -154,7 +154,7 @@ async def test_prompts_that_are_too_many_are_not_read() -> None:
     assert "130 prompts are too many, allowed are 128" in response.json()["error"]["message"]
 
 
-def test_wrong_fields_beside_a_wrong_list_are_told() -> None:
+def test_wrong_fields_beside_a_wrong_list_are_named() -> None:
     with pytest.raises(InvalidRequest, match=r"messages\.1 is 2: .*top_p is 7: .*stop_token_ids\.0"):
         parse_generate({"messages": [MESSAGE, 2, 3], "top_p": 7, "stop_token_ids": [-1]}, "static")
 
@@ -177,7 +177,7 @@ def limited(tmp_path: Path) -> httpx.AsyncClient:
     "path", [GENERATE, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/score"]
 )
 @pytest.mark.parametrize("content", [b"{", b'{"mode": 1}', b" " * 2**21], ids=["json", "fields", "size"])
-async def test_what_is_refused_counts_as_a_request(limited: httpx.AsyncClient, path: str, content: bytes) -> None:
+async def test_a_refused_request_counts_as_one(limited: httpx.AsyncClient, path: str, content: bytes) -> None:
     async with limited as http:
         statuses = [(await http.post(path, content=content)).status_code for _ in range(4)]
         listed = await http.get("/v1/models")

@@ -53,7 +53,7 @@ async def test_on_loopback_other_names_are_refused(host: str, name: str, expecte
         assert await status(http, Host=name) == expected
 
 
-async def test_the_refusal_says_what_to_do() -> None:
+async def test_a_refusal_of_a_host_names_the_setting() -> None:
     async with over(Scripted(), listens=True) as http:
         response = await http.post(GENERATE, content=BAD, headers={"Host": "evil.example"})
     detail = problem(response, 403)
@@ -68,7 +68,7 @@ async def test_serves_proxies_take_any_name() -> None:
 
 
 @pytest.mark.parametrize("path", ["/generate/", "/v1/models/", "/docs/", "/live/"])
-async def test_nobody_is_sent_elsewhere(path: str) -> None:
+async def test_no_path_redirects(path: str) -> None:
     async with over(Scripted()) as http:
         assert (await http.get(path)).status_code == 404
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from service.api.openai.parse import parse_chat
-from service.api.parse import RequestContext, parse_generate, to_replica_request
+from service.api.parse import RequestContext
 from service.errors import InvalidRequest
 from service.ipc.data import Arrival
 from service.messages.wire import Answer, Ending
@@ -18,20 +18,20 @@ from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import ask, body, refused
-from tests.gateway.helpers import eventually, over
+from tests.gateway.helpers import eventually, over, replica_request_of
 from tests.gathered import gathered
 
 
-@pytest.mark.parametrize(("given", "priority"), [({}, 5), ({"priority": 0}, 0), ({"priority": 9}, 9)])
-async def test_is_handed_on(given: dict[str, Any], priority: int) -> None:
+@pytest.mark.parametrize(("fields", "priority"), [({}, 5), ({"priority": 0}, 0), ({"priority": 9}, 9)])
+async def test_the_priority_reaches_the_replica(fields: dict[str, Any], priority: int) -> None:
     backend = Scripted(Ending("stop", 1, 1, STATS))
     async with over(backend) as http:
-        await ask(http, body(**given))
+        await ask(http, body(**fields))
     assert backend.requests[0].priority == priority
 
 
 @pytest.mark.parametrize("wrong", [-1, 10, 1.5, "0", True])
-async def test_what_is_allowed(generator: Replica, wrong: object) -> None:
+async def test_a_priority_out_of_range_is_refused(generator: Replica, wrong: object) -> None:
     async with over(generator) as http:
         assert (await refused(http, body(priority=wrong)))["param"] == "priority"
 
@@ -52,15 +52,14 @@ async def test_the_engine_has_it_and_the_time_waited_so_far(
     generator = make_generator(deps=held.deps, max_running=1)
 
     async def complete(name: str, priority: int, waited_s: float = 0.0) -> None:
-        wanted = parse_generate(body(priority=priority), "static")
-        request = to_replica_request(wanted, RequestContext(generator.status().card, 7200.0), stream=False)
+        request = replica_request_of(generator.status().card, body(priority=priority), timeout_limit_s=7200.0)
         assert isinstance(await gathered(generator.stream(replace(request, arrived=Arrival.ago(waited_s)))), Answer)
         ended.append(name)
 
     first = asyncio.ensure_future(complete("first", 0))
     await held.holds()
-    others = [asyncio.ensure_future(complete("patient", 9, waited_s)), asyncio.ensure_future(complete("urgent", 1))]
+    tasks = [asyncio.ensure_future(complete("patient", 9, waited_s)), asyncio.ensure_future(complete("urgent", 1))]
     await eventually(lambda: generator.snapshot().in_flight == 3)
     held.release()
-    await asyncio.gather(first, *others)
+    await asyncio.gather(first, *tasks)
     assert ended == ["first", *order]

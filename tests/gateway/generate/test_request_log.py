@@ -14,7 +14,6 @@ import pytest
 from starlette.types import Message, Send
 
 from service.api import streams
-from service.api.parse import RequestContext, parse_generate, to_replica_request
 from service.gateway.ingress import Ingress
 from service.gateway.request_log import RequestLog, note_request
 from service.messages.wire import Chunk
@@ -25,7 +24,7 @@ from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import STATS, AsgiClient, Scripted
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body
-from tests.gateway.helpers import over, read
+from tests.gateway.helpers import over, read, replica_request_of
 from tests.gateway.local import LocalBackend
 
 MARK, KEY = "xylophone", "sk-tambourine"
@@ -92,10 +91,10 @@ class TestTheLine:
         assert "finish_reason" not in line
 
     async def test_names_the_key_it_came_with(self, lines: Lines, generator: Replica) -> None:
-        context = RequestContext(generator.status().card, 60.0, tenant="team")
+        request = replica_request_of(generator.status().card, body(), tenant="team")
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            note_request(to_replica_request(parse_generate(body(), "static"), context, stream=False), "model")
+            note_request(request, "model")
 
         await RequestLog(app)(
             {"type": "http", "method": "POST", "request_id": "r1"}, AsgiClient({}).receive, AsgiClient({}).send

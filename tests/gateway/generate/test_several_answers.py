@@ -42,7 +42,9 @@ async def test_they_are_openais(http: httpx.AsyncClient) -> None:
     answers = await ask(http, body(n=3, **SAMPLED))
     fields = {"max_tokens": 20, "temperature": 0.9, "seed": 2**63 - 2, "ignore_eos": True, "mode": "static"}
     openai = await ask_openai(http, COMPLETIONS, completion(prompt=PROMPT, n=3, **fields))
-    assert [choice["token_ids"] for choice in answers["choices"]] == [one["token_ids"] for one in openai["choices"]]
+    assert [choice["token_ids"] for choice in answers["choices"]] == [
+        choice["token_ids"] for choice in openai["choices"]
+    ]
 
 
 async def test_one_answer_has_its_plain_form(http: httpx.AsyncClient) -> None:
@@ -92,9 +94,9 @@ async def test_the_pages_of_the_prompt_are_shared(checkpoint: Checkpoint, make_g
 async def test_one_that_is_late_does_not_speak_for_the_others(path: str, stream: bool) -> None:
     late = DeadlineExceeded("timeout_s is 9, nothing was decoded by then", param="timeout_s")
     async with over(Scripted(late)) as http:
-        asked = {"model": "golden", "prompt": "a", "stream": stream}
-        many = (await http.post(path, json={**asked, "n": 3})).json()["error"]
-        alone = (await http.post(path, json=asked)).json()["error"]
+        body_ = {"model": "golden", "prompt": "a", "stream": stream}
+        many = (await http.post(path, json={**body_, "n": 3})).json()["error"]
+        alone = (await http.post(path, json=body_)).json()["error"]
     assert many["message"] == f"3 answers were asked for, and one failed: {late.message}"
     assert alone["message"] == late.message
     assert many["param"] == alone["param"] == "timeout_s"

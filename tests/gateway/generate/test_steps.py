@@ -30,9 +30,9 @@ def steps_of(events: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
 async def test_the_steps_are_those_of_the_trace_and_the_answer_is_the_same(
     http: httpx.AsyncClient, case: dict[str, Any]
 ) -> None:
-    asked = golden_body(case, return_trace=True, seed=7)
-    plain = await streamed(http, asked)
-    events = await frames(http, {**asked, "stream_steps": True})
+    request = golden_body(case, return_trace=True, seed=7)
+    plain = await streamed(http, request)
+    events = await frames(http, {**request, "stream_steps": True})
     steps = steps_of(events)
     trace = [{name: step[name] for name in STEP} for step in steps]
     assert trace == plain["trace"]
@@ -92,12 +92,12 @@ async def _first_bytes(http: httpx.AsyncClient, request: httpx.Request, held: He
     sent: list[bytes] = []
     came = asyncio.Event()
     app = http._transport.app  # type: ignore[attr-defined]
-    asked = False
+    request = False
 
     async def receive() -> dict[str, Any]:
-        nonlocal asked
-        if not asked:
-            asked = True
+        nonlocal request
+        if not request:
+            request = True
             return {"type": "http.request", "body": request.content, "more_body": False}
         await asyncio.Event().wait()
         raise AssertionError
@@ -119,7 +119,7 @@ async def _first_bytes(http: httpx.AsyncClient, request: httpx.Request, held: He
     return taken
 
 
-async def test_who_does_not_ask_gets_no_steps(http: httpx.AsyncClient) -> None:
+async def test_steps_are_optional(http: httpx.AsyncClient) -> None:
     assert steps_of(await frames(http, body(return_trace=True))) == []
 
 
@@ -134,18 +134,18 @@ async def test_steps_without_a_stream_are_refused(http: httpx.AsyncClient) -> No
 
 
 async def test_after_a_loss_the_steps_of_the_open_block_begin_again(make_generator: MakeGenerator) -> None:
-    asked = body(stream_steps=True, max_new_tokens=16)
+    request = body(stream_steps=True, max_new_tokens=16)
     async with over(make_generator("whole")) as http:
-        whole = await frames(http, asked)
+        whole = await frames(http, request)
     dying = LosesFirst(make_generator("first"), make_generator("second"), after=2)
     async with over(dying) as http:
-        events = await frames(http, asked)
+        events = await frames(http, request)
     assert len(dying.requests) == 2
     steps = [(step["block"], step["step"]) for step in steps_of(events)]
     assert steps[:3] == [(0, 0), (0, 1), (0, 0)]
     alike = ("block", "step", "revealed", "texts", "prompt_positions")
-    kept = [{name: step[name] for name in alike} for step in steps_of(events)[2:]]
-    assert kept == [{name: step[name] for name in alike} for step in steps_of(whole)]
+    again = [{name: step[name] for name in alike} for step in steps_of(events)[2:]]
+    assert again == [{name: step[name] for name in alike} for step in steps_of(whole)]
     assert [data["token_ids"] for name, data in events if name == "block"] == [
         data["token_ids"] for name, data in whole if name == "block"
     ]

@@ -18,29 +18,31 @@ MARK = "xylophone"
 
 class TestLoad:
     @pytest.mark.parametrize("method_path", [("POST", GENERATE), ("GET", "/v1/models"), ("GET", "/health")])
-    async def test_no_replica(self, method_path: tuple[str, str]) -> None:
+    async def test_no_replica_is_503_with_the_time_to_retry(self, method_path: tuple[str, str]) -> None:
         async with over(Scripted(down=NotReady("no replica is there yet: loading", retry_after=4.2))) as http:
             response = await http.request(*method_path, json=body())
             detail = problem(response, 503)
             assert (detail["code"], detail["message"]) == ("not_ready", "no replica is there yet: loading")
             assert response.headers["retry-after"] == "5"
 
-    async def test_draining(self, make_generator: MakeGenerator) -> None:
+    async def test_a_closed_replica_is_503(self, make_generator: MakeGenerator) -> None:
         generator = make_generator()
         generator.close()
         async with over(generator, max_failovers=0) as http:
             detail = await refused(http, body(), 503)
             assert (detail["code"], detail["message"]) == ("replica_stopping", "the server is shutting down")
 
-    async def test_a_failed_engine(self, make_generator: MakeGenerator, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_failed_engine_tells_the_line_and_no_message(
+        self, make_generator: MakeGenerator, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async with over(make_generator("r7", deps=failing(after=0, saying=MARK)), max_failovers=0) as http:
             assert (await http.get("/health")).json() == {"status": "ok", "replicas_ready": 1}
             detail = problem(await http.post(GENERATE, json=body()), 500)
-            place = detail["message"].removeprefix("the engine stopped: ")
-            assert place.startswith("ZeroDivisionError in tests.gateway.engines, line ")
+            line = detail["message"].removeprefix("the engine stopped: ")
+            assert line.startswith("ZeroDivisionError in tests.gateway.engines, line ")
             for response in (await http.get("/health"), await http.post(GENERATE, json=body())):
                 detail = problem(response, 503)
-                assert detail["message"] == f"no replica can generate: r7: {place}"
+                assert detail["message"] == f"no replica can generate: r7: {line}"
                 assert response.headers["retry-after"] == "5"
             assert MARK not in (await http.get("/metrics")).text
         assert "the engine stopped" in caplog.text
@@ -48,7 +50,7 @@ class TestLoad:
 
 
 class TestTimeOuts:
-    async def test_before_the_first_token(self, make_generator: MakeGenerator) -> None:
+    async def test_a_time_out_before_the_first_token_is_504(self, make_generator: MakeGenerator) -> None:
         generator = make_generator(deps=an_hour_passes(after=1))
         async with over(generator) as http:
             detail = problem(await http.post(GENERATE, json=body(timeout_s=2.5, mode="direct")), 504)
@@ -56,13 +58,13 @@ class TestTimeOuts:
             assert detail["message"] == "timeout_s is 2.5, nothing was decoded by then"
         assert idle(generator)
 
-    async def test_before_a_place_was_free(self, generator: Replica) -> None:
+    async def test_a_time_out_in_the_queue_is_504(self, generator: Replica) -> None:
         async with over(generator) as http:
             detail = await refused(http, body(timeout_s=1e-9), 504)
             assert detail["param"] == "timeout_s"
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_with_a_part(self, make_generator: MakeGenerator, stream: bool) -> None:
+    async def test_a_time_out_with_some_blocks_is_a_part(self, make_generator: MakeGenerator, stream: bool) -> None:
         async with over(make_generator(deps=an_hour_passes(after=8))) as http:  # a block
             answer = await (streamed if stream else ask)(http, body(max_new_tokens=500, ignore_eos=True))
         assert answer["finish_reason"] == "timeout"

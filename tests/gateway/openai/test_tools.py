@@ -78,13 +78,13 @@ async def test_a_stream_names_a_call_first_and_then_writes_its_arguments(qwen3: 
     assert deltas[0][0].role == "assistant"
     assert deltas[-1][1] == "tool_calls"
     assert all(delta.content is None for delta, _ in deltas)
-    first, *others = [call for delta, _ in deltas for call in delta.tool_calls or ()]
+    first, *rest = [call for delta, _ in deltas for call in delta.tool_calls or ()]
     assert (first.index, first.type) == (0, "function")
     assert first.id
     assert first.function
     assert first.function.arguments == ""
-    assert len(others) > 1
-    assert all(call.index == 0 and call.id is None and call.function and call.function.name is None for call in others)
+    assert len(rest) > 1
+    assert all(call.index == 0 and call.id is None and call.function and call.function.name is None for call in rest)
 
 
 async def test_results_are_sent_back(qwen3: openai.AsyncOpenAI) -> None:
