@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from pydantic import TypeAdapter
@@ -74,6 +77,15 @@ def assert_shape(shape: type, value: object) -> None:
     """The value is of the shape, and has no field besides."""
     adapter = TypeAdapter(shape)
     assert json.loads(adapter.dump_json(adapter.validate_python(value), exclude_unset=True)) == value
+
+
+def keys_file(folder: Path, **keys: dict[str, Any]) -> Path:
+    """A file of API keys, each with its limits. The name of a key is the key itself."""
+    path = folder / "keys.yaml"
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in keys}
+    entries = [{"name": name, "sha256": digests[name], **limits} for name, limits in keys.items()]
+    path.write_text(yaml.safe_dump(entries), "utf-8")
+    return path
 
 
 def replica_request_of(card: ModelCard, body: Mapping[str, Any], **context: Any) -> ReplicaRequest:

@@ -14,12 +14,17 @@ from tests.gateway.generate.helpers import GENERATE, body, problem
 from tests.gateway.helpers import over
 
 
-class TestBodySizes:
-    @pytest.fixture
-    async def small(self, generator: Replica) -> AsyncIterator[httpx.AsyncClient]:
-        async with over(generator, max_body_bytes=200) as http:
-            yield http
+@pytest.fixture(scope="module")
+def locked(generator: Replica) -> httpx.AsyncClient:
+    return over(generator, api_keys=("first", "second"))
 
+
+@pytest.fixture(scope="module")
+def small(generator: Replica) -> httpx.AsyncClient:
+    return over(generator, max_body_bytes=200)
+
+
+class TestBodySizes:
     async def test_a_declared_size_is_refused(self, small: httpx.AsyncClient) -> None:
         detail = problem(await small.post(GENERATE, content=b"x" * 201), 413)
         assert (detail["code"], detail["message"]) == ("body_too_large", "the body has 201 bytes, allowed are 200")
@@ -44,11 +49,6 @@ class TestBodySizes:
 
 class TestKeys:
     ROUTES = (("POST", GENERATE), ("GET", "/v1/models"))
-
-    @pytest.fixture
-    async def locked(self, generator: Replica) -> AsyncIterator[httpx.AsyncClient]:
-        async with over(generator, api_keys=("first", "second")) as http:
-            yield http
 
     @pytest.mark.parametrize(("method", "path"), ROUTES)
     @pytest.mark.parametrize(

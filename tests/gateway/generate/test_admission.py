@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from service.errors import NotReady
 from service.gateway.ingress import Ingress
@@ -20,7 +19,7 @@ from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import GENERATE, ask, body, problem, refused
-from tests.gateway.helpers import client, eventually, over, page
+from tests.gateway.helpers import client, eventually, keys_file, over, page
 from tests.gateway.local import LocalBackend
 
 
@@ -170,17 +169,11 @@ class TestQueue:
 
 @pytest.fixture
 def keyed(tmp_path: Path, generator: Replica) -> Callable[..., tuple[Counting, httpx.AsyncClient]]:
-    """keyed(name={…}, …) -> an ingress with a key of that name and these limits, and what it asks for."""
+    """keyed(name={…}, …) -> the backend and a client of an ingress with keys of these names and limits."""
 
     def make(backend: Counting | None = None, **keys: dict[str, Any]) -> tuple[Counting, httpx.AsyncClient]:
-        path = tmp_path / "keys.yaml"
-        entries = [
-            {"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest(), **limits}
-            for name, limits in keys.items()
-        ]
-        path.write_text(yaml.safe_dump(entries), "utf-8")
         backend = backend or Counting(generator)
-        ingress = Ingress("i0", Settings(api_keys_file=path), backend)
+        ingress = Ingress("i0", Settings(api_keys_file=keys_file(tmp_path, **keys)), backend)
         return backend, client(ingress.app(answers_request_id=True))
 
     return make

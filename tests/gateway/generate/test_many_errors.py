@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 from pydantic import BaseModel, model_validator
+from starlette.types import ASGIApp
 
 from service.api.anthropic.protocol import CountRequest, MessagesRequest
 from service.api.api_requests import parse_own
@@ -22,9 +21,11 @@ from service.api.parse import RequestContext, parse_generate
 from service.api.protocol import REQUESTS, GenerateQuality
 from service.api.score.protocol import ScoreRequest
 from service.errors import MAX_MESSAGE, InvalidRequest
+from service.gateway.ingress import Ingress
+from service.settings.settings import Settings
 from tests.gateway.doubles import CARD, Scripted
 from tests.gateway.generate.helpers import GENERATE, problem
-from tests.gateway.helpers import over
+from tests.gateway.helpers import keys_file, over
 
 MODELS = [*REQUESTS.values(), GenerateQuality, ChatRequest, CompletionRequest, ResponsesRequest]
 MODELS += [MessagesRequest, CountRequest, ScoreRequest]
@@ -66,19 +67,24 @@ def test_the_first_wrong_item_ends_the_reading_of_its_list(model: type[BaseModel
     assert [part for part in lists(model.__pydantic_core_schema__) if not part.get("fail_fast")] == []
 
 
+@pytest.fixture(scope="module")
+def app() -> ASGIApp:
+    return Ingress("i0", Settings(), Scripted()).app(answers_request_id=True)
+
+
 @pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_a_refusal_is_short_for_any_number_of_errors(path: str, body: dict[str, Any]) -> None:
-    async with over(Scripted()) as http:
-        response = await http.post(path, json=body)
+async def test_a_refusal_is_short_for_any_number_of_errors(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    response = await http.post(path, json=body)
     assert response.status_code in {400, 404, 422}
     assert len(response.content) < 1.1 * MAX_MESSAGE + 200
     assert response.json()["error"]["message"]
 
 
-async def test_further_errors_are_counted() -> None:
-    async with over(Scripted()) as http:
-        form = {"response_format": {"type": "text", **NAMES}}
-        detail = problem(await http.post(GENERATE, json={"prompt": "a", **form}), 422)
+async def test_further_errors_are_counted(http: httpx.AsyncClient) -> None:
+    form = {"response_format": {"type": "text", **NAMES}}
+    detail = problem(await http.post(GENERATE, json={"prompt": "a", **form}), 422)
     assert detail["message"].count("'k") == 10
     assert detail["message"].endswith(f"; and {MANY - 10} more")
 
@@ -101,9 +107,10 @@ TOO_MANY: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("path", "name", "items"), TOO_MANY)
-async def test_too_many_parts_are_refused_whatever_they_are(path: str, name: str, items: Any) -> None:
-    async with over(Scripted()) as http:
-        response = await http.post(path, json={**CALLING, name: items})
+async def test_too_many_parts_are_refused_whatever_they_are(
+    http: httpx.AsyncClient, path: str, name: str, items: Any
+) -> None:
+    response = await http.post(path, json={**CALLING, name: items})
     assert response.status_code in {400, 422}
     error = response.json()["error"]
     assert (error["param"], error["message"]) == (name, f"{name} has more than {MAX_PARTS} items with their parts")
@@ -148,9 +155,8 @@ def test_a_body_is_validated_again_only_for_further_fields(extra: dict[str, int]
     assert validated == 1 + len(extra)
 
 
-async def test_prompts_that_are_too_many_are_not_read() -> None:
-    async with over(Scripted()) as http:
-        response = await http.post("/v1/completions", json={"model": "golden", "prompt": [[1]] * 129 + [{}]})
+async def test_prompts_that_are_too_many_are_not_read(http: httpx.AsyncClient) -> None:
+    response = await http.post("/v1/completions", json={"model": "golden", "prompt": [[1]] * 129 + [{}]})
     assert "130 prompts are too many, allowed are 128" in response.json()["error"]["message"]
 
 
@@ -165,10 +171,7 @@ MESSAGE = {"role": "user", "content": "a"}
 @pytest.fixture
 def limited(tmp_path: Path) -> httpx.AsyncClient:
     """A client with a key of 3 requests a minute."""
-    path = tmp_path / "keys.yaml"
-    digest = hashlib.sha256(b"secret").hexdigest()
-    path.write_text(yaml.safe_dump([{"name": "a", "sha256": digest, "requests_per_minute": 3}]), "utf-8")
-    http = over(Scripted(), api_keys_file=path)
+    http = over(Scripted(), api_keys_file=keys_file(tmp_path, secret={"requests_per_minute": 3}))
     http.headers["X-API-Key"] = "secret"
     return http
 

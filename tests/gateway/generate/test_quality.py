@@ -15,10 +15,10 @@ from service.errors import CheckpointError
 from service.model import Checkpoint, load_checkpoint
 from service.quality.presets import identity_of
 from service.quality.schema import write_quality
+from tests.gateway import apis
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.generate.helpers import ask, body, essence, frames, refused
 from tests.gateway.helpers import assert_shape, over
-from tests.gateway.openai import helpers as openai
 from tests.quality.made_up import made_up_file
 
 PLANS = {
@@ -159,15 +159,13 @@ class TestLoading:
 
 
 class TestOpenAi:
-    @pytest.mark.parametrize(
-        ("path", "request_"), [(openai.COMPLETIONS, openai.completion), (openai.CHAT, openai.chat)]
-    )
+    @pytest.mark.parametrize(("path", "request_"), [(apis.COMPLETIONS, apis.completion), (apis.CHAT, apis.chat)])
     async def test_openais_routes_have_qualities(self, presets: httpx.AsyncClient, path: str, request_: Any) -> None:
-        [choice] = (await openai.ask(presets, path, request_(quality="fast")))["choices"]
+        [choice] = (await apis.ask(presets, path, request_(quality="fast")))["choices"]
         assert {name: choice["stats"][name] for name in ("mode", "knobs")} == PLANS["fast"]
-        detail = await openai.refused(presets, path, request_(quality="fast", mrp_steps=2))
+        detail = await apis.refused(presets, path, request_(quality="fast", mrp_steps=2))
         assert detail["param"] == "quality"
 
     async def test_openais_routes_refuse_a_quality_without_a_file(self, http: httpx.AsyncClient) -> None:
-        detail = await openai.refused(http, openai.CHAT, openai.chat(quality="fast"))
+        detail = await apis.refused(http, apis.CHAT, apis.chat(quality="fast"))
         assert (detail["code"], detail["param"]) == ("quality_not_available", "quality")
