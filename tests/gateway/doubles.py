@@ -182,8 +182,8 @@ class Scripted:
     async def announce(self, weights: Weights) -> None:
         pass
 
-    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
-        return [own], []
+    async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+        return [ingress], []
 
 
 # --- pipelines without HTTP ------------------------------------------------------------------------
