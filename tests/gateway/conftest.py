@@ -21,6 +21,7 @@ from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.engine.helpers import FAIR
 from tests.gateway.chatting import give_qwen3, liking
+from tests.gateway.engines import EngineGate
 from tests.gateway.helpers import client
 from tests.gateway.local import LocalBackend
 from tests.replicas import local_generator
@@ -85,6 +86,14 @@ def make_generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[MakeG
     yield make
     for generator in generators:
         generator.close()
+
+
+@pytest.fixture
+def gate(make_generator: MakeGenerator) -> Iterator[EngineGate]:
+    """A gate of an engine, opened before the engine is closed."""
+    gate = EngineGate()
+    yield gate
+    gate.release()
 
 
 @pytest.fixture(scope="session")

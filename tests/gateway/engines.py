@@ -17,13 +17,13 @@ from tests.gateway.helpers import eventually
 from tests.runners import Around
 
 
-class Held:
-    """Holds an engine before its first forward. `deps`: the dependencies of an engine that is held."""
+class EngineGate:
+    """A gate before each forward of an engine, closed at first. `deps`: the dependencies of such an engine."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._left, self._forwards, self._waits = 0, 0, False
-        self.deps = over_runners(lambda runner: _HeldRunner(runner, self))
+        self.deps = over_runners(lambda runner: _GatedRunner(runner, self))
 
     def let(self, forwards: int) -> None:
         """Allows `forwards` more forwards."""
@@ -32,7 +32,7 @@ class Held:
             self._changed.notify()
 
     def release(self) -> None:
-        """Releases the engine for good."""
+        """Opens the gate for good."""
         self.let(sys.maxsize)
 
     async def holds(self, before: int = 1) -> None:
@@ -43,7 +43,7 @@ class Held:
         with self._changed:
             return self._waits and self._forwards == number
 
-    def pass_one(self) -> None:
+    def wait_for_forward(self) -> None:
         """Called on the engine's thread, before a forward."""
         with self._changed:
             self._forwards, self._waits = self._forwards + 1, True
@@ -51,13 +51,13 @@ class Held:
             self._left, self._waits = self._left - 1, False
 
 
-class _HeldRunner(Around):
-    def __init__(self, runner: CheckpointRunner, held: Held) -> None:
+class _GatedRunner(Around):
+    def __init__(self, runner: CheckpointRunner, gate: EngineGate) -> None:
         super().__init__(runner)
-        self.held = held
+        self.gate = gate
 
     def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        self.held.pass_one()
+        self.gate.wait_for_forward()
         return super().evaluate(rows)
 
 

@@ -19,7 +19,7 @@ from service.gateway.http.middleware import CancelOnDisconnect
 from service.gateway.ingress import Ingress
 from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.engines import Held
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import body
 from tests.gateway.helpers import eventually, idle
 from tests.gateway.local import LocalBackend
@@ -169,11 +169,11 @@ async def test_the_handlers_of_signals_stay(app: Application, port: int) -> None
 
 async def test_a_cancellation_by_the_server_is_raised() -> None:
     """A server that ends cancels its requests. Then the application's end is not the client's leaving."""
-    held = asyncio.Event()
+    gate = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
-        await held.wait()
+        await gate.wait()
 
     async def stays() -> dict[str, object]:
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -187,18 +187,17 @@ async def test_a_cancellation_by_the_server_is_raised() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_nothing_is_left_of_a_request_whose_client_has_left(
-    make_generator: MakeGenerator, unused_tcp_port: int, stream: bool
+    make_generator: MakeGenerator, gate: EngineGate, unused_tcp_port: int, stream: bool
 ) -> None:
-    held = Held()
-    generator = make_generator(deps=held.deps)
+    generator = make_generator(deps=gate.deps)
     ingress = Ingress("i0", Settings(), LocalBackend(generator))
     listener = await Listener.start(ingress.app(answers_request_id=True), "127.0.0.1", unused_tcp_port)
     content = json.dumps(body(max_new_tokens=1900, ignore_eos=True, stream=stream)).encode()
     writer = await connect(unused_tcp_port, post("/generate", content))
-    await held.holds()
+    await gate.holds()
     assert (ingress.snapshot().in_flight, generator.snapshot().in_flight) == (1, 1)
     writer.close()
     await eventually(lambda: ingress.snapshot().in_flight == 0)
-    held.release()
+    gate.release()
     await eventually(lambda: idle(generator))
     await listener.close(5.0)

@@ -21,7 +21,7 @@ from service.replica.replica import Replica
 from service.routing.failover import FailoverPolicy
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import LosesFirst, free, pipeline
-from tests.gateway.engines import Held, failing
+from tests.gateway.engines import EngineGate, failing
 from tests.gateway.generate.helpers import PROMPT, ask, body, essence, streamed
 from tests.gateway.helpers import over, page, replica_request_of
 from tests.gateway.local import LocalBackend
@@ -240,20 +240,21 @@ async def refuses(replica: Replica) -> None:
             return
 
 
-async def test_a_replica_that_stops_in_the_midst(make_generator: MakeGenerator, generator: Replica) -> None:
-    held = Held()
-    mortal = make_generator("mortal", deps=held.deps)
+async def test_a_replica_that_stops_in_the_midst(
+    make_generator: MakeGenerator, gate: EngineGate, generator: Replica
+) -> None:
+    mortal = make_generator("mortal", deps=gate.deps)
     request = body(max_new_tokens=30, ignore_eos=True, seed=2, temperature=0.5)
     async with over(generator) as http:
         whole = await streamed(http, request)
     backend = LosesFirst(mortal, generator, after=999)
     async with over(backend) as http:
         answer = asyncio.ensure_future(streamed(http, request))
-        held.let(12)
-        await held.holds(before=13)
+        gate.let(12)
+        await gate.holds(before=13)
         closing = asyncio.ensure_future(asyncio.to_thread(mortal.close))
         await refuses(mortal)
-        held.release()
+        gate.release()
         await closing
         assert essence(await answer) == essence(whole)
         assert (await page(http))("mrp_request_failovers_total", reason="replica_stopping") == 1
@@ -261,7 +262,7 @@ async def test_a_replica_that_stops_in_the_midst(make_generator: MakeGenerator, 
 
 
 async def test_a_continued_answer_that_comes_too_late_is_a_time_out(generator: Replica) -> None:
-    """The replica has no time left. The answer is what was sent, and what was held back of it."""
+    """The replica has no time left. The answer is what was sent, and what was gate back of it."""
     resume = Resume((351, 17), 1, Stats(decoded_tokens=2))
     late = ReplicaRequest(
         request_id="late",

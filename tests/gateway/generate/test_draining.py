@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -13,22 +13,15 @@ from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import AsgiClient
-from tests.gateway.engines import Held
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import GENERATE, ask, body, problem, refused
 from tests.gateway.helpers import client, eventually
 from tests.gateway.local import LocalBackend
 
 
 @pytest.fixture
-def held() -> Held:
-    return Held()
-
-
-@pytest.fixture
-def generator(make_generator: MakeGenerator, held: Held) -> Iterator[Replica]:
-    """It makes no forward before `held` lets it."""
-    yield make_generator(deps=held.deps)
-    held.release()
+def generator(make_generator: MakeGenerator, gate: EngineGate) -> Replica:
+    return make_generator(deps=gate.deps)
 
 
 @pytest.fixture
@@ -61,15 +54,15 @@ async def test_new_requests_are_refused_and_counted(ingress: Ingress, http: http
     assert 'mrp_request_rejected_total{reason="not_ready",replica="i0"} 3.0' in (await http.get("/metrics")).text
 
 
-async def test_requests_in_flight_are_finished(ingress: Ingress, http: httpx.AsyncClient, held: Held) -> None:
+async def test_requests_in_flight_are_finished(ingress: Ingress, http: httpx.AsyncClient, gate: EngineGate) -> None:
     answers = [
         asyncio.ensure_future(http.post(GENERATE, json=body(stream=stream, ignore_eos=True)))
         for stream in (True, False)
     ]
-    await held.holds()
+    await gate.holds()
     await eventually(lambda: ingress.draining.in_flight == 2)
     assert ingress.draining.begin() == 2
-    held.release()
+    gate.release()
     stream, whole = [await answer for answer in answers]
     assert "event: done" in stream.text
     assert len(whole.json()["token_ids"]) == 16
@@ -77,13 +70,13 @@ async def test_requests_in_flight_are_finished(ingress: Ingress, http: httpx.Asy
 
 
 async def test_a_request_that_takes_too_long_is_cut_before_and_after_the_first_block(
-    ingress: Ingress, http: httpx.AsyncClient, generator: Replica, held: Held
+    ingress: Ingress, http: httpx.AsyncClient, generator: Replica, gate: EngineGate
 ) -> None:
-    held.let(8)  # a block
+    gate.let(8)  # a block
     asgi_client = AsgiClient(body(stream=True, max_new_tokens=2000, ignore_eos=True), stays=True)
     visit = asyncio.ensure_future(asgi_client.request(ingress.app(answers_request_id=True)))
     await asgi_client.got_block.wait()
-    await held.holds(before=9)
+    await gate.holds(before=9)
     whole = asyncio.ensure_future(http.post(GENERATE, json=body()))
     await eventually(lambda: ingress.draining.in_flight == 2)
     ingress.draining.abort()
@@ -94,12 +87,14 @@ async def test_a_request_that_takes_too_long_is_cut_before_and_after_the_first_b
     assert problem(response, 503)["message"].startswith("cut:")
     assert int(response.headers["retry-after"]) >= 1
     assert ingress.draining.in_flight == 0
-    held.release()
+    gate.release()
     await eventually(lambda: generator.snapshot().in_flight == 0)
 
 
-async def test_an_answer_that_was_sent_is_not_in_flight(ingress: Ingress, http: httpx.AsyncClient, held: Held) -> None:
-    held.release()
+async def test_an_answer_that_was_sent_is_not_in_flight(
+    ingress: Ingress, http: httpx.AsyncClient, gate: EngineGate
+) -> None:
+    gate.release()
     await ask(http, body())
     await refused(http, body(mode="none"))
     assert ingress.draining.in_flight == 0

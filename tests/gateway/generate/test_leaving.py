@@ -16,7 +16,7 @@ from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import AsgiClient
-from tests.gateway.engines import Held
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import CASES, ask, body, golden_body, read_frames
 from tests.gateway.helpers import client, eventually, idle, over, page, read
 from tests.gateway.local import LocalBackend
@@ -40,47 +40,46 @@ async def assert_gone(generator: Replica, mode: str = "static") -> None:
 class TestStreams:
     @pytest.mark.parametrize("version", ["2.3", "2.4"])
     async def test_the_client_leaves(
-        self, make_generator: MakeGenerator, version: str, monkeypatch: pytest.MonkeyPatch
+        self, make_generator: MakeGenerator, gate: EngineGate, version: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Servers of ASGI 2.3 say so when asked, later ones refuse what is sent: a block or a comment."""
         monkeypatch.setattr(streams, "KEEP_ALIVE_S", 0.01)
-        held = Held()
-        generator = make_generator(deps=held.deps)
+        generator = make_generator(deps=gate.deps)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
         asgi_client = AsgiClient(LONG | {"stream": True}, version)
-        held.let(12)  # the first block and a part of the second
+        gate.let(12)  # the first block and a part of the second
         await asyncio.gather(asgi_client.request(ingress.app(answers_request_id=True)), return_exceptions=True)
-        held.release()
+        gate.release()
         assert read_frames(asgi_client.content)[0][1]["token_ids"] == CASES[0]["token_ids"][:8]
         assert ingress.snapshot().in_flight == 0
         await assert_gone(generator)
 
-    async def test_the_server_cancels(self, make_generator: MakeGenerator) -> None:
-        held = Held()
-        generator = make_generator(deps=held.deps)
+    async def test_the_server_cancels(self, make_generator: MakeGenerator, gate: EngineGate) -> None:
+        generator = make_generator(deps=gate.deps)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
         asgi_client = AsgiClient(LONG | {"stream": True, "mode": "speculative"}, stays=True)
         task = asyncio.ensure_future(asgi_client.request(ingress.app(answers_request_id=True)))
-        held.let(8)  # a block at least: drafts only save forwards
+        gate.let(8)  # a block at least: drafts only save forwards
         await asgi_client.got_block.wait()
         assert (ingress.snapshot().in_flight, generator.snapshot().in_flight) == (1, 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert ingress.snapshot().in_flight == 0
-        held.release()
+        gate.release()
         await assert_gone(generator, "speculative")
 
-    async def test_the_client_leaves_before_the_first_block(self, make_generator: MakeGenerator) -> None:
-        held = Held()
-        generator = make_generator(deps=held.deps)
+    async def test_the_client_leaves_before_the_first_block(
+        self, make_generator: MakeGenerator, gate: EngineGate
+    ) -> None:
+        generator = make_generator(deps=gate.deps)
         app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
         asgi_client = AsgiClient(LONG | {"stream": True}, stays=True)
         task = asyncio.ensure_future(asgi_client.request(app))
-        await held.holds()
+        await gate.holds()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert asgi_client.content == b""
-        held.release()
+        gate.release()
         await assert_gone(generator)
 
     async def test_other_requests_are_not_affected(self, make_generator: MakeGenerator) -> None:
@@ -106,34 +105,34 @@ class TestStreams:
 
 class TestWholeAnswers:
     @pytest.mark.parametrize("running", [False, True])
-    async def test_the_server_cancels(self, make_generator: MakeGenerator, running: bool) -> None:
-        held = Held()
-        generator = make_generator(deps=held.deps)
+    async def test_the_server_cancels(self, make_generator: MakeGenerator, gate: EngineGate, running: bool) -> None:
+        generator = make_generator(deps=gate.deps)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
         async with client(ingress.app(answers_request_id=True)) as http:
             task = asyncio.ensure_future(ask(http, LONG))
-            await held.holds()
+            await gate.holds()
             if running:
-                held.let(12)
-                await held.holds(before=13)
+                gate.let(12)
+                await gate.holds(before=13)
             assert ingress.snapshot().in_flight == 1
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             assert ingress.snapshot().in_flight == 0
-        held.release()
+        gate.release()
         await assert_gone(generator)
 
-    async def test_the_client_leaves_while_the_request_waits(self, make_generator: MakeGenerator) -> None:
-        held = Held()
-        generator = make_generator(deps=held.deps, max_running=1)
+    async def test_the_client_leaves_while_the_request_waits(
+        self, make_generator: MakeGenerator, gate: EngineGate
+    ) -> None:
+        generator = make_generator(deps=gate.deps, max_running=1)
         async with over(generator) as http:
             running = asyncio.ensure_future(ask(http, body()))
-            await held.holds()
+            await gate.holds()
             waiting = asyncio.ensure_future(ask(http, LONG))
             await eventually(lambda: generator.snapshot().in_flight == 2)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-            held.release()
+            gate.release()
             assert (await running)["token_ids"] == CASES[0]["token_ids"]
             await ask(http, body())  # the engine has taken all that came before
             assert (await page(http))("mrp_prompt_tokens_total") == 8 + 8

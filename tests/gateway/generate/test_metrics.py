@@ -21,7 +21,7 @@ from service.replica.metrics import ReplicaMetrics
 from service.replica.replica import Replica
 from service.telemetry.metrics import METRICS, Registry
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.engines import Held
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import CASES, GENERATE, ask, body, golden_body, streamed
 from tests.gateway.helpers import eventually, over, page, read
 from tests.gateway.local import LocalBackend
@@ -208,19 +208,18 @@ def value(metrics: ReplicaMetrics, name: str) -> float:
 
 
 class TestGauges:
-    async def test_gauges_follow_the_engines_state(self, make_generator: MakeGenerator) -> None:
+    async def test_gauges_follow_the_engines_state(self, make_generator: MakeGenerator, gate: EngineGate) -> None:
         """Three run, each with 3 of 12 pages; one waits."""
-        held = Held()
-        generator = make_generator(deps=held.deps, max_running=3, kv_cache_tokens=12 * 8)
+        generator = make_generator(deps=gate.deps, max_running=3, kv_cache_tokens=12 * 8)
         async with over(generator) as http:
             first = asyncio.ensure_future(ask(http, body()))
-            await held.holds()
+            await gate.holds()
             tasks = [asyncio.ensure_future(ask(http, body(prompt_token_ids=[n] * 8))) for n in range(3)]
             await eventually(lambda: generator.snapshot().in_flight == 4)
-            held.let(1)
-            await held.holds(before=2)  # the engine takes the others between two steps
+            gate.let(1)
+            await gate.holds(before=2)  # the engine takes the others between two steps
             metrics = await page(http)
-            held.release()
+            gate.release()
             await asyncio.gather(first, *tasks)
         assert metrics("mrp_num_requests_running", replica="r0") == 3
         assert metrics("mrp_num_requests_waiting", replica="r0") == 1

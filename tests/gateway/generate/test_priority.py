@@ -16,7 +16,7 @@ from service.messages.wire import Answer, Ending
 from service.replica.replica import Replica
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import CARD, STATS, Scripted
-from tests.gateway.engines import Held
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import ask, body, refused
 from tests.gateway.helpers import eventually, over, replica_request_of
 from tests.gathered import gathered
@@ -45,11 +45,11 @@ def test_openai_bodies_may_have_it() -> None:
 
 @pytest.mark.parametrize(("waited_s", "order"), [(0.0, ["urgent", "patient"]), (3600.0, ["patient", "urgent"])])
 async def test_the_engine_has_it_and_the_time_waited_so_far(
-    make_generator: MakeGenerator, waited_s: float, order: list[str]
+    make_generator: MakeGenerator, gate: EngineGate, waited_s: float, order: list[str]
 ) -> None:
     """One request is decoded at a time. A request that has waited long goes before a more urgent one."""
-    held, ended = Held(), list[str]()
-    generator = make_generator(deps=held.deps, max_running=1)
+    ended: list[str] = []
+    generator = make_generator(deps=gate.deps, max_running=1)
 
     async def complete(name: str, priority: int, waited_s: float = 0.0) -> None:
         request = replica_request_of(generator.status().card, body(priority=priority), timeout_limit_s=7200.0)
@@ -57,9 +57,9 @@ async def test_the_engine_has_it_and_the_time_waited_so_far(
         ended.append(name)
 
     first = asyncio.ensure_future(complete("first", 0))
-    await held.holds()
+    await gate.holds()
     tasks = [asyncio.ensure_future(complete("patient", 9, waited_s)), asyncio.ensure_future(complete("urgent", 1))]
     await eventually(lambda: generator.snapshot().in_flight == 3)
-    held.release()
+    gate.release()
     await asyncio.gather(first, *tasks)
     assert ended == ["first", *order]

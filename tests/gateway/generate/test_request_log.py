@@ -22,7 +22,7 @@ from service.settings.settings import Settings
 from service.telemetry.logs import log_formatter
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import STATS, AsgiClient, Scripted
-from tests.gateway.engines import Held
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body
 from tests.gateway.helpers import over, read, replica_request_of
 from tests.gateway.local import LocalBackend
@@ -104,14 +104,13 @@ class TestLines:
         assert (line["tenant"], line["mode"]) == ("team", "static")
 
     async def test_a_client_that_left_is_an_abort(
-        self, make_generator: MakeGenerator, settings: Settings, lines: Lines
+        self, make_generator: MakeGenerator, gate: EngineGate, settings: Settings, lines: Lines
     ) -> None:
-        held = Held()
-        generator = make_generator(deps=held.deps)
+        generator = make_generator(deps=gate.deps)
         app = Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)
-        held.let(8)  # a block
+        gate.let(8)  # a block
         await AsgiClient(body(max_new_tokens=1000, ignore_eos=True, stream=True)).request(app)
-        held.release()
+        gate.release()
         (line,) = lines()
         assert (line["status"], line["finish_reason"]) == (200, "abort")
 

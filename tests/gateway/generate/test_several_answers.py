@@ -14,7 +14,6 @@ from tests.gateway.apis import COMPLETIONS, completion
 from tests.gateway.apis import ask as ask_openai
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Scripted
-from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, essence, frames, refused
 from tests.gateway.helpers import assert_shape, gauge, over
 
@@ -77,10 +76,9 @@ async def test_a_wrong_number_is_refused(http: httpx.AsyncClient, n: float) -> N
 async def test_the_pages_of_the_prompt_are_shared(checkpoint: Checkpoint, make_generator: MakeGenerator) -> None:
     """Its whole blocks are computed once and lie once in the KV cache."""
     size = checkpoint.config.block_size
-    held, blocks = Held(), 40
-    replica = make_generator(deps=held.deps, kv_cache_tokens=1024)
+    blocks = 40
+    replica = make_generator(kv_cache_tokens=1024)
     prompt = [token % 500 for token in range(blocks * size + 3)]
-    held.release()
     async with over(replica) as http:
         answers = (await ask(http, body(prompt_token_ids=prompt, n=8, max_new_tokens=12, temperature=0.9)))["choices"]
     cached = sorted(choice["stats"]["cached_tokens"] for choice in answers)

@@ -16,7 +16,7 @@ from service.messages.wire import Chunk, Ending, Progress
 from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import STATS, AsgiClient, LosesFirst, Scripted
-from tests.gateway.engines import Held
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import CASES, GENERATE, body, essence, frames, golden_body, refused, streamed
 from tests.gateway.helpers import assert_shape, over
 from tests.gateway.local import LocalBackend
@@ -75,19 +75,18 @@ async def test_only_the_first_block_has_positions_of_the_prompt(http: httpx.Asyn
     assert len(held) > 1
 
 
-async def test_a_step_is_sent_before_the_next_forward_is_made(make_generator: MakeGenerator) -> None:
-    held = Held()
-    app = Ingress("i0", Settings(), LocalBackend(make_generator(deps=held.deps))).app(answers_request_id=True)
+async def test_a_step_is_sent_before_the_next_forward_is_made(make_generator: MakeGenerator, gate: EngineGate) -> None:
+    app = Ingress("i0", Settings(), LocalBackend(make_generator(deps=gate.deps))).app(answers_request_id=True)
     asgi_client = AsgiClient(body(prompt_token_ids=[7], stream=True, stream_steps=True), stays=True)
     task = asyncio.ensure_future(asgi_client.request(app))
-    held.let(1)
+    gate.let(1)
     await asgi_client.got_event.wait()
-    await held.holds(before=2)
+    await gate.holds(before=2)
     assert b"event: step" in asgi_client.content
     assert b"event: block" not in asgi_client.content
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    held.release()
+    gate.release()
 
 
 async def test_steps_are_optional(http: httpx.AsyncClient) -> None:

@@ -27,7 +27,7 @@ from service.replica.replica import Replica
 from service.routing import failover
 from service.settings.settings import Settings
 from tests.gateway.conftest import UNMEASURED
-from tests.gateway.engines import Held
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, frames, problem
 from tests.gateway.helpers import assert_shape, client, eventually, page
 from tests.gateway.weights.replicas import ADMIN, WEIGHTS, Replicas
@@ -341,7 +341,7 @@ class Holding:
     """One replica whose engine waits before its forwards, and a client."""
 
     def __init__(self, **settings: Any) -> None:
-        self.held = Held()
+        self.held = EngineGate()
         self.replicas = Replicas(FIRST, 0, **settings)
         self.replicas.generators.append(_held(self.replicas.settings, self.held))
         self.http = self.replicas.ingress()
@@ -354,7 +354,7 @@ class Holding:
         return self.replicas.generators[0]._engine._engine._task is not None
 
 
-def _held(settings: Settings, held: Held) -> Replica:
+def _held(settings: Settings, held: EngineGate) -> Replica:
     return local_generator("r0", load_checkpoint(settings.model), settings, deps=held.deps)
 
 
