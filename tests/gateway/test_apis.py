@@ -371,10 +371,7 @@ async def test_a_prompt_that_does_not_fit_is_refused_in_the_words_of_its_api(
     assert api.path == GENERATE or error["param"] == next(iter(api.prompt("")))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "limit", "output"),
-    [(1, None, 37), (1, 3, 3), (2000, 10**9, None)],
-)
+@pytest.mark.parametrize(("tokens", "limit", "output"), [(1, None, 37), (1, 3, 3), (2000, 10**9, None)])
 @each_foreign_api
 async def test_a_limit_is_clipped_and_may_be_left_out(
     generator: Replica, api: Api, tokens: int, limit: int | None, output: int | None
@@ -425,7 +422,7 @@ async def test_an_error_before_the_first_block_has_its_status(
     assert backend.live == 0
 
 
-@each_foreign_api
+@each_api
 @pytest.mark.parametrize(
     ("error", "code"),
     [

@@ -156,8 +156,7 @@ class TestRequestIds:
         assert again.headers["x-request-id"] == "mine-1.2:3_"
 
     @pytest.mark.parametrize(
-        ("sent", "request_id"),
-        [("<b>a</b>\t!", "bab"), ("x" * 500, "x" * 128), ("a,b;c=d\u00e9", "abcd")],
+        ("sent", "request_id"), [("<b>a</b>\t!", "bab"), ("x" * 500, "x" * 128), ("a,b;c=d\u00e9", "abcd")]
     )
     async def test_an_id_of_the_client_is_cleaned(self, http: httpx.AsyncClient, sent: str, request_id: str) -> None:
         response = await http.post(GENERATE, json={}, headers={b"X-Request-Id": sent.encode("latin-1")})

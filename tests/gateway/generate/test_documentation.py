@@ -180,30 +180,11 @@ def test_every_mode_has_its_knobs_as_fields() -> None:
 
 async def test_the_fields_are_those_of_the_contract() -> None:
     """The table of the contract, and nothing else."""
-    fields = {"max_new_tokens", "mode", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids"}
-    fields |= {
-        "model",
-        "quality",
-        "ignore_eos",
-        "stream",
-        "timeout_s",
-        "return_trace",
-        "return_step_map",
-        "n",
-        "stream_steps",
-        "cache_salt",
-        "prompt_cache_key",
-        "prompt",
-        "prompt_token_ids",
-        "messages",
-        "priority",
-        "response_format",
-        "regex",
-        "choice",
-        "grammar",
-    }
-    fields |= {"min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
-    fields |= {"logit_bias", "min_tokens", "bad_words"}
+    names = """model quality mode prompt prompt_token_ids messages max_new_tokens n stream stream_steps timeout_s
+        priority temperature top_p top_k min_p seed repetition_penalty frequency_penalty presence_penalty logit_bias
+        bad_words min_tokens stop stop_token_ids ignore_eos return_trace return_step_map cache_salt prompt_cache_key
+        response_format regex choice grammar"""
+    fields = set(names.split())
     assert {name for model in REQUESTS.values() for name in model.model_fields} - KNOBS.keys() == fields
     async with over(Scripted()) as http:
         assert "is not a field" in (await refused(http, body(best_of=1)))["message"]

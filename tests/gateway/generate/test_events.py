@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from service.api.errors import ErrorAnswer
 from service.api.streams import KEEP_ALIVE, frame, kept_alive
-from service.errors import NotReady
-from service.messages.wire import Chunk, Ending, Failure
+from service.messages.wire import Chunk, Ending
 from tests.gateway.doubles import STATS, Scripted
 from tests.gateway.generate.helpers import body, frames
-from tests.gateway.helpers import assert_shape, over, page
+from tests.gateway.helpers import over, page
 
 FIRST = Chunk(0, "a", (1,), STATS)
 
@@ -97,19 +95,6 @@ class TestKeepAlive:
 
 
 class TestStreams:
-    @pytest.mark.parametrize("thrown", [False, True])
-    async def test_an_error_is_the_last_frame_and_counted(self, thrown: bool) -> None:
-        error = NotReady("the replica is gone", retry_after=1.0)
-        async with over(Scripted(FIRST, error if thrown else Failure(error))) as http:
-            http.headers["x-request-id"] = "r1"
-            (first, _), (last, data) = await frames(http, body())
-            rejected = (await page(http))("mrp_request_rejected_total", reason="not_ready")
-        assert (first, last) == ("block", "error")
-        assert_shape(ErrorAnswer, data)
-        detail = {"code": "not_ready", "message": "the replica is gone", "param": None, "request_id": "r1"}
-        assert data == {"error": detail}
-        assert rejected == 1
-
     async def test_an_unexpected_error_tells_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
         async with over(Scripted(FIRST, RuntimeError("the secret"))) as http:
             http.headers["x-request-id"] = "r1"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from service.decode.modes import Static
+from service.engine.request import SamplingParams
 from service.errors import DecodingFailed, EngineFailed, NotReady, QueueFull
+from service.ipc.data import Arrival
+from service.messages.wire import Answer, ReplicaRequest
 from service.replica.replica import Replica
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Scripted
 from tests.gateway.engines import an_hour_passes, failing
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, problem, refused, streamed, words
-from tests.gateway.helpers import idle, over
+from tests.gateway.helpers import idle, over, read
+from tests.gathered import gathered
 
 #: what an error says that nobody foresaw; it may quote a prompt
 MARK = "xylophone"
@@ -99,3 +106,21 @@ class TestUnexpected:
     async def test_errors_of_a_backend_are_answers(self, error: Exception, status: int) -> None:
         async with over(Scripted(error)) as http:
             await refused(http, body(), status)
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+async def test_the_wall_clock_of_a_replica_does_not_matter(
+    make_generator: MakeGenerator, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    """No time limit and no statistic depends on it."""
+    now, waited_s = time.time, 2.0
+    monkeypatch.setattr(time, "time", lambda: now() + ahead)
+    generator, began = make_generator(), time.monotonic()
+    arrived = Arrival.ago(waited_s)
+    request = ReplicaRequest("r", Static(), SamplingParams(), 16, 60.0, arrived, token_ids=tuple(PROMPT))
+    answer = await gathered(generator.stream(request))
+    most_s = waited_s + time.monotonic() - began
+    assert isinstance(answer, Answer)
+    stats = answer.ending.stats
+    assert waited_s <= stats.queue_s <= (stats.first_block_s or 0) <= stats.total_s <= most_s
+    assert waited_s <= read(generator.snapshot().families, "mrp_request_queue_time_seconds_sum") <= most_s

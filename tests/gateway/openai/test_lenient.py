@@ -11,17 +11,7 @@ import pytest
 
 from service.api.fields import IgnoredFields, IgnoredFieldsLog
 from service.replica.replica import Replica
-from tests.gateway.apis import (
-    APIS,
-    CHAT,
-    COMPLETIONS,
-    MESSAGES,
-    RESPONSES,
-    ask,
-    chat,
-    refused,
-    user,
-)
+from tests.gateway.apis import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, ask, chat, refused, user
 from tests.gateway.helpers import over
 
 USER = user("w5")

@@ -20,10 +20,7 @@ from tests.gateway.apis import CHAT, COMPLETIONS, ask, chat, choices, completion
 def test_a_chunk_gives_each_token_its_offset() -> None:
     pieces = tuple(TokenText(f"{token}", b"%d" % token, f"{token}") for token in (21, 30))
     part = Chunk(0, "2130", (21, 30), Stats(), pieces=pieces, step_map=(TokenStep(21, 2, -2.5), TokenStep(30, 1, -0.5)))
-    assert token_logprobs(part, offset=7) == [
-        TokenLogprob("21", -2.5, b"21", 7),
-        TokenLogprob("30", -0.5, b"30", 9),
-    ]
+    assert token_logprobs(part, offset=7) == [TokenLogprob("21", -2.5, b"21", 7), TokenLogprob("30", -0.5, b"30", 9)]
 
 
 @pytest.mark.parametrize("mode", MODES)
