@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ class EngineGate:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._left, self._forwards, self._waits = 0, 0, False
-        self.deps = over_runners(lambda runner: _GatedRunner(runner, self))
+        self.deps = hooked(before=self._wait)
 
     def let(self, forwards: int) -> None:
         """Allows `forwards` more forwards."""
@@ -43,7 +44,7 @@ class EngineGate:
         with self._changed:
             return self._waits and self._forwards == number
 
-    def wait_for_forward(self) -> None:
+    def _wait(self) -> None:
         """Called on the engine's thread, before a forward."""
         with self._changed:
             self._forwards, self._waits = self._forwards + 1, True
@@ -51,53 +52,52 @@ class EngineGate:
             self._left, self._waits = self._left - 1, False
 
 
-class _GatedRunner(Around):
-    def __init__(self, runner: CheckpointRunner, gate: EngineGate) -> None:
+class _HookedRunner(Around):
+    """Calls `before` and `after` around each forward of the backbone."""
+
+    def __init__(
+        self,
+        runner: CheckpointRunner,
+        before: Callable[[], None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(runner)
-        self.gate = gate
+        self._before, self._after = before, after
 
     def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        self.gate.wait_for_forward()
-        return super().evaluate(rows)
+        if self._before:
+            self._before()
+        predictions = super().evaluate(rows)
+        if self._after:
+            self._after()
+        return predictions
 
 
-class _FailingRunner(Around):
-    def __init__(self, runner: CheckpointRunner, after: int, saying: str) -> None:
-        super().__init__(runner)
-        self.left, self.saying = after, saying
-
-    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        if not self.left:
-            raise ZeroDivisionError(self.saying)
-        self.left -= 1
-        return super().evaluate(rows)
-
-
-class _LateRunner(Around):
-    def __init__(self, runner: CheckpointRunner, after: int, clock: Clock) -> None:
-        super().__init__(runner)
-        self.left, self.clock = after, clock
-
-    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        readings = super().evaluate(rows)
-        self.left -= 1
-        if not self.left:
-            self.clock.now = 3600.0
-        return readings
-
-
-def over_runners(make: Callable[[CheckpointRunner], Around], clock: Clock | None = None) -> EngineDeps:
-    """EngineDeps of an engine with a runner that `make` wraps around the real one."""
+def hooked(clock: Clock | None = None, **hooks: Callable[[], None]) -> EngineDeps:
+    """EngineDeps of an engine whose forwards have hooks, `before` or `after`."""
     clocks: dict[str, Any] = {"clock": clock} if clock else {}
-    return EngineDeps(**clocks, costs=FAIR, runner=lambda *arguments: make(CheckpointRunner(*arguments)))
+    return EngineDeps(
+        **clocks, costs=FAIR, runner=lambda *arguments: _HookedRunner(CheckpointRunner(*arguments), **hooks)
+    )
 
 
-def failing(after: int, saying: str = "a bug") -> EngineDeps:
-    """The engine fails after `count` forwards, with an error that has a message."""
-    return over_runners(lambda runner: _FailingRunner(runner, after, saying))
+def failing(after: int, message: str = "a bug") -> EngineDeps:
+    """The engine fails after some forwards, with an error that has a message."""
+    forwards = itertools.count()
+
+    def fail() -> None:
+        if next(forwards) >= after:
+            raise ZeroDivisionError(message)
+
+    return hooked(before=fail)
 
 
 def an_hour_passes(after: int) -> EngineDeps:
     """No time passes for the engine during the first forwards; after them an hour passes at once."""
-    clock = Clock()
-    return over_runners(lambda runner: _LateRunner(runner, after, clock), clock)
+    clock, forwards = Clock(), itertools.count(1)
+
+    def pass_an_hour() -> None:
+        if next(forwards) == after:
+            clock.now = 3600.0
+
+    return hooked(clock, after=pass_an_hour)

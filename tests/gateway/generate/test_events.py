@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from service.api.streams import KEEP_ALIVE, frame, kept_alive
+from service.api.streams import KEEP_ALIVE, FrameStream, first_of, frame, kept_alive
 from service.messages.wire import Chunk, Ending
 from tests.gateway.doubles import STATS, Scripted
 from tests.gateway.generate.helpers import body, frames
@@ -121,3 +123,51 @@ class TestStreams:
         async with over(Scripted(*items, Ending("stop", 3, 1, STATS))) as http:
             *blocks, _ = await frames(http, body())
         assert "".join(block["text"] for _, block in blocks) == text
+
+
+class SilentItems:
+    """Items that never come. `closed`: whether their generator has ended."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def all(self) -> AsyncGenerator[int]:
+        try:
+            await asyncio.Event().wait()
+            yield 1
+        finally:
+            self.closed = True
+
+
+@pytest.mark.parametrize("sent", [0, 1])
+async def test_the_items_end_if_the_status_or_the_next_message_cannot_be_sent(sent: int) -> None:
+    items, messages = SilentItems(), list[object]()
+    generator = items.all()
+    first = await first_of(generator, 0.01)
+    assert not first.done()
+
+    async def frames() -> AsyncGenerator[bytes]:
+        yield b"a comment"
+        yield str(await first).encode()
+
+    async def send(message: object) -> None:
+        if len(messages) == sent:
+            raise ClientDisconnect
+        messages.append(message)
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+    await FrameStream(frames(), first, generator, {})(scope, receive, send)
+    assert items.closed
+    assert first.cancelled()
+
+
+async def test_an_error_before_the_status_closes_the_items() -> None:
+    async def broken() -> AsyncGenerator[int]:
+        raise ValueError
+        yield 1
+
+    with pytest.raises(ValueError):  # noqa: PT011 - it has no text
+        await first_of(broken(), 1)

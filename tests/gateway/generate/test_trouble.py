@@ -42,7 +42,7 @@ class TestLoad:
     async def test_a_failed_engine_tells_the_line_and_no_message(
         self, make_generator: MakeGenerator, caplog: pytest.LogCaptureFixture
     ) -> None:
-        async with over(make_generator("r7", deps=failing(after=0, saying=MARK)), max_failovers=0) as http:
+        async with over(make_generator("r7", deps=failing(after=0, message=MARK)), max_failovers=0) as http:
             assert (await http.get("/health")).json() == {"status": "ok", "replicas_ready": 1}
             detail = problem(await http.post(GENERATE, json=body()), 500)
             line = detail["message"].removeprefix("the engine stopped: ")
