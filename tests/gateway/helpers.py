@@ -31,12 +31,16 @@ def client(app: ASGIApp, **headers: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
 
 
+def application(backend: Backend | Replica, *, listens: bool = False, **settings: Any) -> ASGIApp:
+    """An ingress over a backend. `listens`: on the host of its settings."""
+    backend = LocalBackend(backend) if isinstance(backend, Replica) else backend
+    chosen = Settings(**settings)
+    return Ingress("i0", chosen, backend).app(answers_request_id=True, host=chosen.host if listens else None)
+
+
 def over(backend: Backend | Replica, *, listens: bool = False, **settings: Any) -> httpx.AsyncClient:
     """A client of a fresh ingress over a backend. Answers without a limit are short."""
-    backend = LocalBackend(backend) if isinstance(backend, Replica) else backend
-    chosen = Settings(**{"default_max_tokens": 256, **settings})
-    host = chosen.host if listens else None
-    return client(Ingress("i0", chosen, backend).app(answers_request_id=True, host=host))
+    return client(application(backend, listens=listens, **{"default_max_tokens": 256, **settings}))
 
 
 async def page(http: httpx.AsyncClient) -> Callable[..., float]:

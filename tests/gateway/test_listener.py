@@ -186,7 +186,7 @@ async def test_a_cancellation_by_the_server_is_raised() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_nothing_is_left_of_a_request_whose_client_has_left(
+async def test_a_client_that_leaves_frees_its_request_everywhere(
     make_generator: MakeGenerator, gate: EngineGate, unused_tcp_port: int, stream: bool
 ) -> None:
     generator = make_generator(deps=gate.deps)

@@ -11,12 +11,11 @@ from urllib.parse import urlsplit
 
 from service.demo import CHECKPOINT
 from service.engine import EngineDeps
-from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
 from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.engine.helpers import FAIR
-from tests.gateway.local import LocalBackend
+from tests.gateway.helpers import application
 from tests.replicas import local_generator
 from tests.serving import listening
 
@@ -52,7 +51,7 @@ def demo_server() -> Iterator[tuple[Replica, str]]:
     settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=16384)
     replica = local_generator("r0", load_checkpoint(CHECKPOINT), settings, deps=EngineDeps(costs=FAIR))
     try:
-        with listening(Ingress("i0", Settings(), LocalBackend(replica)).app(answers_request_id=True)) as url:
+        with listening(application(replica)) as url:
             yield replica, url
     finally:
         replica.close()

@@ -13,11 +13,9 @@ import pytest
 from starlette.types import ASGIApp
 
 from dev.pictures.style import STATES
-from service.gateway.ingress import Ingress
 from service.gateway.playground.routes import files
-from service.settings.settings import Settings
 from tests.gateway.doubles import Scripted
-from tests.gateway.helpers import client, over
+from tests.gateway.helpers import application, client, over
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "service" / "gateway" / "playground" / "page"
@@ -30,7 +28,7 @@ ADDRESSES = {name: "/" if name == "index.html" else f"/playground/{name}" for na
 @pytest.fixture(scope="module")
 def app() -> ASGIApp:
     """One application for all that only read."""
-    return Ingress("i0", Settings(), Scripted()).app(answers_request_id=True)
+    return application(Scripted())
 
 
 @pytest.fixture

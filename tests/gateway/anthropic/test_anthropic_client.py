@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from service.gateway.ingress import Ingress
 from service.replica.replica import Replica
-from service.settings.settings import Settings
-from tests.gateway.local import LocalBackend
+from tests.gateway.helpers import application
 
 anthropic = pytest.importorskip("anthropic", reason="the extra `dev` installs Anthropic's client")
 httpx2 = pytest.importorskip("httpx2")
@@ -70,7 +68,7 @@ async def test_errors_are_the_clients_own(client: Any) -> None:
 
 async def test_a_loop_with_a_tool_that_adds(chatting: Replica) -> None:
     """Asked, called, answered, asked again: with the client's own blocks and its stream helper."""
-    app = Ingress("i0", Settings(), LocalBackend(chatting)).app(answers_request_id=True)
+    app = application(chatting)
     schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}
     tools: Any = [{"name": "add", "description": "Adds 1.", "input_schema": schema | {"additionalProperties": False}}]
     fields: Any = {"model": "golden", "max_tokens": 120, "tools": tools, "extra_body": {"mode": "static", "seed": 2}}

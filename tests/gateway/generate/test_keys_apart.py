@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.admission.keys import ApiKey
-from service.gateway.ingress import Ingress
+from service.gateway.backend import Backend
 from service.messages.wire import Items, ReplicaRequest
 from service.replica.replica import Replica
 from service.routing.keys import prefix_keys
-from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import LosesFirst
 from tests.gateway.generate.helpers import GENERATE, PROMPT, body, read_frames
-from tests.gateway.helpers import client
+from tests.gateway.helpers import over
 from tests.gateway.local import LocalBackend
 
 KEYS = ("alice-secret", "bob-secret")
@@ -38,8 +37,8 @@ class RecordingBackend(LocalBackend):
         return super().stream(request)
 
 
-def service(backend: LocalBackend, **settings: Any) -> httpx.AsyncClient:
-    return client(Ingress("i0", Settings(api_keys=KEYS, **settings), backend).app(answers_request_id=True))
+def service(backend: Backend | Replica, **settings: Any) -> httpx.AsyncClient:
+    return over(backend, api_keys=KEYS, **settings)
 
 
 async def stats(http: httpx.AsyncClient, key: str, **fields: Any) -> dict[str, Any]:
@@ -58,12 +57,12 @@ ALICE, BOB = KEYS
 
 class TestPrefixCache:
     async def test_a_key_gets_no_cached_tokens_of_another(self, make_generator: MakeGenerator) -> None:
-        async with service(LocalBackend(make_generator())) as http:
+        async with service(make_generator()) as http:
             assert [await cached(http, key) for key in (ALICE, ALICE, BOB, BOB)] == [0, CACHED, 0, CACHED]
 
     async def test_a_prompt_of_another_key_takes_its_full_prefill(self, make_generator: MakeGenerator) -> None:
         """So the time to the first block tells nothing either."""
-        async with service(LocalBackend(make_generator())) as http:
+        async with service(make_generator()) as http:
             new = await stats(http, BOB, prompt_token_ids=[1, 2, 3, 4, 5, 6, 7, 8])
             await stats(http, ALICE)
             repeated = await stats(http, BOB)
@@ -72,13 +71,13 @@ class TestPrefixCache:
 
     async def test_salts_part_further_and_no_salt_meets_another_key(self, make_generator: MakeGenerator) -> None:
         """Keys of the setting are named key-1 and key-2."""
-        async with service(LocalBackend(make_generator())) as http:
+        async with service(make_generator()) as http:
             assert [await cached(http, ALICE, cache_salt=salt) for salt in ("s", "t", "s")] == [0, 0, CACHED]
             for salt in ("s", "key-1s", "key-1\x00s", "key-1:s", "5:key-1s", "key-1", '["key-1", "s"]'):
                 assert await cached(http, BOB, cache_salt=salt) == 0
 
     async def test_openais_routes_part_keys(self, make_generator: MakeGenerator) -> None:
-        async with service(LocalBackend(make_generator()), served_model_name="golden") as http:
+        async with service(make_generator(), served_model_name="golden") as http:
             request = {"model": "golden", "prompt": PROMPT, "max_tokens": 4, "mode": "static"}
             counts = []
             for key in (ALICE, ALICE, BOB):
@@ -87,13 +86,12 @@ class TestPrefixCache:
         assert counts == [0, CACHED, 0]
 
     async def test_the_setting_shares_the_cache(self, make_generator: MakeGenerator) -> None:
-        async with service(LocalBackend(make_generator()), share_prefixes_between_keys=True) as http:
+        async with service(make_generator(), share_prefixes_between_keys=True) as http:
             assert [await cached(http, key) for key in (ALICE, BOB)] == [0, CACHED]
             assert [await cached(http, key, cache_salt="s") for key in (ALICE, BOB)] == [0, CACHED]
 
     async def test_without_keys_all_clients_share(self, make_generator: MakeGenerator) -> None:
-        app = Ingress("i0", Settings(), LocalBackend(make_generator())).app(answers_request_id=True)
-        async with client(app) as http:
+        async with over(make_generator()) as http:
             assert [await cached(http, key) for key in (ALICE, BOB)] == [0, CACHED]
 
     async def test_a_continued_answer_is_cached_for_its_key(self, make_generator: MakeGenerator) -> None:
@@ -155,7 +153,7 @@ def test_without_a_key_a_salt_is_as_it_is() -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models"])
 async def test_public_pages_name_no_key_and_no_prompt(make_generator: MakeGenerator, path: str) -> None:
-    async with service(LocalBackend(make_generator())) as http:
+    async with service(make_generator()) as http:
         for key in KEYS:
             await stats(http, key, prompt_token_ids=None, prompt="w17 xylophone", cache_salt="tambourine")
         text = (await http.get(path, headers={"x-api-key": BOB})).text

@@ -18,7 +18,7 @@ from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import AsgiClient
 from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import CASES, ask, body, golden_body, read_frames
-from tests.gateway.helpers import client, eventually, idle, over, page, read
+from tests.gateway.helpers import application, client, eventually, idle, over, page, read
 from tests.gateway.local import LocalBackend
 
 LONG = body(max_new_tokens=1900, ignore_eos=True)
@@ -72,7 +72,7 @@ class TestStreams:
         self, make_generator: MakeGenerator, gate: EngineGate
     ) -> None:
         generator = make_generator(deps=gate.deps)
-        app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
+        app = application(generator)
         asgi_client = AsgiClient(LONG | {"stream": True}, stays=True)
         task = asyncio.ensure_future(asgi_client.request(app))
         await gate.holds()
@@ -84,7 +84,7 @@ class TestStreams:
 
     async def test_other_requests_are_not_affected(self, make_generator: MakeGenerator) -> None:
         generator = make_generator()
-        app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
+        app = application(generator)
         async with over(generator) as http:
             staying = [asyncio.ensure_future(ask(http, golden_body(case))) for case in CASES[::5]]
             await asyncio.gather(*(AsgiClient(LONG | {"stream": True}).request(app) for _ in range(3)))

@@ -21,11 +21,9 @@ from service.api.parse import RequestContext, parse_generate
 from service.api.protocol import REQUESTS, GenerateQuality
 from service.api.score.protocol import ScoreRequest
 from service.errors import MAX_MESSAGE, InvalidRequest
-from service.gateway.ingress import Ingress
-from service.settings.settings import Settings
 from tests.gateway.doubles import CARD, Scripted
 from tests.gateway.generate.helpers import GENERATE, problem
-from tests.gateway.helpers import keys_file, over
+from tests.gateway.helpers import application, keys_file, over
 
 MODELS = [*REQUESTS.values(), GenerateQuality, ChatRequest, CompletionRequest, ResponsesRequest]
 MODELS += [MessagesRequest, CountRequest, ScoreRequest]
@@ -69,7 +67,7 @@ def test_the_first_wrong_item_ends_the_reading_of_its_list(model: type[BaseModel
 
 @pytest.fixture(scope="module")
 def app() -> ASGIApp:
-    return Ingress("i0", Settings(), Scripted()).app(answers_request_id=True)
+    return application(Scripted())
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)

@@ -24,7 +24,7 @@ from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import STATS, AsgiClient, Scripted
 from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body
-from tests.gateway.helpers import over, read, replica_request_of
+from tests.gateway.helpers import application, over, read, replica_request_of
 from tests.gateway.local import LocalBackend
 
 MARK, KEY = "xylophone", "sk-tambourine"
@@ -190,7 +190,7 @@ class TestErrorsAfterTheAnswerBegan:
         if stream == "frames":
             monkeypatch.setattr(streams, "kept_alive", broken)
         backend = (Scripted if stream == "frames" else Unclosable)(Chunk(0, "a", (1,), STATS), hangs=True)
-        app = Ingress("i0", Settings(), backend).app(answers_request_id=True)
+        app = application(backend)
         await AsgiClient(body(stream=True)).request(app)
         (record,) = errors()
         assert "builtins.ValueError" in record.exception

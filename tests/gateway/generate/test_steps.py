@@ -11,15 +11,12 @@ import pytest
 
 from service.api.answers import BlockFrame, StepFrame
 from service.errors import ReplicaLost
-from service.gateway.ingress import Ingress
 from service.messages.wire import Chunk, Ending, Progress
-from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import STATS, AsgiClient, LosesFirst, Scripted
 from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import CASES, GENERATE, body, essence, frames, golden_body, refused, streamed
-from tests.gateway.helpers import assert_shape, over
-from tests.gateway.local import LocalBackend
+from tests.gateway.helpers import application, assert_shape, over
 
 STEP = {"block": 0, "kind": "denoise", "revealed": [(0, 5, 0.5)], "revoked": [], "drafted": [], "accepted": 0}
 PICKED = Progress(0, 0, (STEP,), {5: " five"}, 3, 0.0015)
@@ -76,7 +73,7 @@ async def test_only_the_first_block_has_positions_of_the_prompt(http: httpx.Asyn
 
 
 async def test_a_step_is_sent_before_the_next_forward_is_made(make_generator: MakeGenerator, gate: EngineGate) -> None:
-    app = Ingress("i0", Settings(), LocalBackend(make_generator(deps=gate.deps))).app(answers_request_id=True)
+    app = application(make_generator(deps=gate.deps))
     asgi_client = AsgiClient(body(prompt_token_ids=[7], stream=True, stream_steps=True), stays=True)
     task = asyncio.ensure_future(asgi_client.request(app))
     gate.let(1)

@@ -12,13 +12,10 @@ import pytest
 from starlette.types import ASGIApp
 
 from service.api.openai.responses.protocol import ResponseObject
-from service.gateway.ingress import Ingress
 from service.replica.replica import Replica
-from service.settings.settings import Settings
 from tests.gateway.apis import CHAT, RESPONSES, ask, chat, essence, response, stream_events
 from tests.gateway.conftest import openai_client
-from tests.gateway.helpers import assert_shape
-from tests.gateway.local import LocalBackend
+from tests.gateway.helpers import application, assert_shape
 
 NUMBER = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}
 NUMBER |= {"additionalProperties": False}
@@ -87,7 +84,7 @@ async def test_openais_client_reads_it(app: ASGIApp) -> None:
 
 
 async def test_a_tool_is_called_and_its_result_is_read_by_openais_client(chatting: Replica) -> None:
-    app = Ingress("i0", Settings(), LocalBackend(chatting)).app(answers_request_id=True)
+    app = application(chatting)
     fields: Any = {"model": "golden", "tools": [ADD], "max_output_tokens": 120}
     fields |= {"tool_choice": "required", "parallel_tool_calls": False, "extra_body": {"mode": "static", "seed": 2}}
     conversation: Any = [{"role": "user", "content": "add"}]

@@ -9,11 +9,9 @@ import pytest
 
 from service.api.streams import all_of, merged
 from service.errors import QueueFull
-from service.gateway.ingress import Ingress
-from service.settings.settings import Settings
 from tests.gateway.apis import COMPLETIONS, ask, chunk, completion, ending, refused
 from tests.gateway.doubles import AsgiClient, Scripted
-from tests.gateway.helpers import over
+from tests.gateway.helpers import application, over
 
 
 async def test_each_prompt_and_choice_is_a_request_with_a_seed_of_its_own() -> None:
@@ -32,7 +30,7 @@ async def test_each_prompt_and_choice_is_a_request_with_a_seed_of_its_own() -> N
 async def test_a_client_that_leaves_ends_all_its_requests(stream: bool) -> None:
     backend = Scripted(chunk(), hangs=True)
     backend.waiting_for = 3
-    app = Ingress("i0", Settings(), backend).app(answers_request_id=True)
+    app = application(backend)
     asgi_client = AsgiClient(completion(n=3, stream=stream), path=COMPLETIONS, stays=not stream)
     task = asyncio.ensure_future(asgi_client.request(app))
     await backend.all_hang.wait()
