@@ -17,6 +17,9 @@ RAY = (
     "tests/deploy/test_image.py",
 )
 
+#: files whose tests share an engine's process or a browser: one worker runs all of a file
+SHARED = ("tests/gateway/generate/test_engine_process.py", "tests/playground/test_page.py")
+
 
 def one_worker_for_ray(config: pytest.Config, log: Any) -> Any:
     """A scheduler. Ray's processes need the cores by themselves, and two clusters would disturb each other."""
@@ -24,6 +27,7 @@ def one_worker_for_ray(config: pytest.Config, log: Any) -> Any:
 
     class OneWorkerForRay(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "ray" if nodeid.startswith(RAY) else nodeid
+            file = nodeid.partition("::")[0]
+            return "ray" if nodeid.startswith(RAY) else file if file in SHARED else nodeid
 
     return OneWorkerForRay(config, log)

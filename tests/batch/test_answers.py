@@ -18,7 +18,7 @@ from service.errors import CheckpointError, MrpServeError
 from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.engine.helpers import FAIR
-from tests.gateway.engines import Held, failing
+from tests.gateway.engines import EngineGate, failing
 from tests.replicas import load_replica
 from tests.tiny import GOLDEN
 
@@ -131,7 +131,7 @@ async def test_a_wrong_line_has_its_error_and_the_others_their_answers(replicas:
 
 
 async def test_lines_are_read_only_when_an_engine_has_room(started: list[Replica]) -> None:
-    held = Held()
+    held = EngineGate()
     DEPS.append(held.deps)
     replicas = await BatchReplicas.start([SETTINGS])
     read: list[int] = []

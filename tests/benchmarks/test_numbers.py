@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from service.engine.gil_and_gc import tune_interpreter
 
 from benchmarks import machine, speed, steps
 from benchmarks.evaluation import Variant, evaluate
@@ -36,6 +35,7 @@ from service.decode.modes import Dynamic, Remask, Speculative, Static
 from service.engine import Engine, EngineConfig, SamplingParams
 from service.engine.forward.runner import CheckpointRunner
 from service.errors import CheckpointError, InvalidRequest, SettingsError
+from service.ipc.connections import tune_interpreter
 from service.model import LoadOptions, load_checkpoint, parse_config
 from service.quality.calibration.prompts import PromptTask
 from tests.clock import Clock

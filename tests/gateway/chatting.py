@@ -23,13 +23,13 @@ _CONTROL = ("<|im_start|>", "<|MASK|>", "<|im_end|>")
 def tokenizer() -> Tokenizer:
     """512 tokens: bytes, the marks, which are text, words that nothing merges to, and control tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
-    made.add_tokens([f"{number}é😀" for number in range(256 + len(MARKS), 508)])
-    made.add_special_tokens([AddedToken(name, special=True) for name in _CONTROL])
-    return made
+    qwen3 = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
+    qwen3.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    qwen3.decoder = decoders.ByteLevel()
+    qwen3.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
+    qwen3.add_tokens([f"{number}é😀" for number in range(256 + len(MARKS), 508)])
+    qwen3.add_special_tokens([AddedToken(name, special=True) for name in _CONTROL])
+    return qwen3
 
 
 def give_qwen3(folder: Path, template: str = QWEN3, name: str = "sdar-mrp-random-a") -> Path:
@@ -50,5 +50,5 @@ def liking(checkpoint: Checkpoint, *marks: str) -> Checkpoint:
     head = checkpoint.backbone.head
     with torch.no_grad():
         for number, mark in enumerate(marks):
-            head[256 + MARKS.index(mark)] = head[_POPULAR] * (1.2 + number / 10)
+            head[tokenizer().token_to_id(mark)] = head[_POPULAR] * (1.2 + number / 10)
     return checkpoint

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -19,7 +20,8 @@ from service.model import Checkpoint, load_checkpoint
 from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.engine.helpers import FAIR
-from tests.gateway.chatting import give_qwen3
+from tests.gateway.chatting import give_qwen3, liking
+from tests.gateway.engines import EngineGate
 from tests.gateway.helpers import client
 from tests.gateway.local import LocalBackend
 from tests.replicas import local_generator
@@ -30,7 +32,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}w2{% endif %}"
 )
 
-#: what forwards cost is said, not measured
+#: engines that do not measure the cost of forwards
 UNMEASURED = EngineDeps(costs=FAIR)
 
 MakeGenerator = Callable[..., Replica]
@@ -62,34 +64,59 @@ def generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[Replica]:
     generator.close()
 
 
+@pytest.fixture(scope="session")
+def other(settings: Settings, checkpoint: Checkpoint) -> Iterator[Replica]:
+    """A second replica of the same checkpoint."""
+    generator = local_generator("r1", checkpoint, settings, deps=UNMEASURED)
+    yield generator
+    generator.close()
+
+
 @pytest.fixture
 def make_generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[MakeGenerator]:
     """make_generator(name, checkpoint, deps, **settings) -> a fresh one, closed after the test."""
-    made: list[Replica] = []
+    generators: list[Replica] = []
 
     def make(
         name: str = "r0", model: Checkpoint = checkpoint, deps: EngineDeps = UNMEASURED, **changes: Any
     ) -> Replica:
-        made.append(local_generator(name, model, settings.model_copy(update=changes), deps=deps))
-        return made[-1]
+        generators.append(local_generator(name, model, settings.model_copy(update=changes), deps=deps))
+        return generators[-1]
 
     yield make
-    for generator in made:
+    for generator in generators:
         generator.close()
 
 
 @pytest.fixture
-def byte_checkpoint(settings: Settings, tmp_path: Path) -> Checkpoint:
+def gate(make_generator: MakeGenerator) -> Iterator[EngineGate]:
+    """A gate of an engine, opened before the engine is closed."""
+    gate = EngineGate()
+    yield gate
+    gate.release()
+
+
+@pytest.fixture(scope="session")
+def byte_checkpoint(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """The golden one with one token a byte: a random model writes broken and whole characters over all borders."""
+    folder = tmp_path_factory.mktemp("bytes")
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens([f"{number}é😀" for number in range(256, 508)])
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<|pad|>", "<|MASK|>", "<|eos|>")])
-    shutil.copytree(settings.model, tmp_path, dirs_exist_ok=True)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    return load_checkpoint(tmp_path)
+    shutil.copytree(settings.model, folder, dirs_exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return load_checkpoint(folder)
+
+
+@pytest.fixture(scope="session")
+def bytewise(settings: Settings, byte_checkpoint: Checkpoint) -> Iterator[Replica]:
+    """A replica of it."""
+    generator = local_generator("r0", byte_checkpoint, settings, deps=UNMEASURED)
+    yield generator
+    generator.close()
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +131,47 @@ async def http(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-@pytest.fixture(scope="module")
-def chatting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+@pytest.fixture(scope="session")
+def qwen3_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Of a golden checkpoint that chats, thinks and calls tools as Qwen3 does."""
-    path = give_qwen3(tmp_path_factory.mktemp("chatting") / "golden")
-    settings = Settings(model=str(path), device="cpu", dtype="float32", kv_cache_tokens=8192)
-    generator = local_generator("r0", load_checkpoint(path), settings, deps=UNMEASURED)
+    folder = give_qwen3(tmp_path_factory.mktemp("qwen3") / "golden")
+    sizes: dict[str, Any] = {"kv_cache_tokens": 16384, "max_model_len": 4096, "default_max_tokens": 256}
+    return Settings(model=str(folder), device="cpu", dtype="float32", **sizes)
+
+
+@pytest.fixture(scope="session")
+def chatting(qwen3_settings: Settings) -> Iterator[Replica]:
+    settings = qwen3_settings.model_copy(update={"max_model_len": None})
+    generator = local_generator("r0", load_checkpoint(settings.model), settings, deps=UNMEASURED)
     yield generator
     generator.close()
+
+
+@pytest.fixture(scope="session")
+def callers(qwen3_settings: Settings) -> Iterator[tuple[Replica, Replica]]:
+    """Two replicas that often begin a call, and end their thinking."""
+    checkpoint = liking(load_checkpoint(qwen3_settings.model), "<tool_call>", "</think>")
+    generators = [local_generator(name, checkpoint, qwen3_settings, deps=UNMEASURED) for name in ("r0", "r1")]
+    yield generators[0], generators[1]
+    for generator in generators:
+        generator.close()
+
+
+@pytest.fixture
+def caller(callers: tuple[Replica, Replica]) -> Replica:
+    return callers[0]
+
+
+def openai_client(app: ASGIApp) -> openai.AsyncOpenAI:
+    """OpenAI's client, unmodified, of an application in this process."""
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app))
+    return openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, http_client=http)
+
+
+@pytest.fixture
+async def qwen3(qwen3_settings: Settings, caller: Replica) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's client of a replica that often begins a call."""
+    async with openai_client(
+        Ingress("i0", qwen3_settings, LocalBackend(caller)).app(answers_request_id=True)
+    ) as client:
+        yield client

@@ -1,4 +1,4 @@
-"""Replicas that die, clients that leave, and replicas whose answers a test scripts."""
+"""Replicas that are lost, clients that leave, and replicas whose answers a test scripts."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from service.quality.schema import Band
 from service.replica.replica import Replica
 from service.routing.failover import FailoverPolicy
 from service.settings.settings import Settings
-from tests.gateway.generate.helpers import GENERATE
+from tests.gateway.apis import GENERATE
 from tests.gateway.local import LocalBackend
 
-# --- replicas that die -----------------------------------------------------------------------------
+# --- replicas that are lost ------------------------------------------------------------------------
 
 
-class Dying(LocalBackend):
+class LosesFirst(LocalBackend):
     """Two replicas. The first is lost after some items of an answer, the second takes the next attempt.
 
     A whole answer is lost before its last item.
@@ -52,12 +52,12 @@ class Dying(LocalBackend):
 
     async def stream(self, request: ReplicaRequest) -> Items:
         self.requests.append(request)
-        dies = len(self.requests) == 1
-        items = (self._first if dies else super()).stream(request)
-        left = self._after if dies else sys.maxsize
+        is_first = len(self.requests) == 1
+        items = (self._first if is_first else super()).stream(request)
+        left = self._after if is_first else sys.maxsize
         async with aclosing(items):
             async for item in items:
-                if not left or (dies and request.together > 1 and _is_last(item)):
+                if not left or (is_first and request.together > 1 and _is_last(item)):
                     raise ReplicaLost("killed", retry_after=1.0)
                 left -= 1
                 yield item
@@ -70,37 +70,47 @@ def _is_last(item: object) -> bool:
 # --- clients that leave ----------------------------------------------------------------------------
 
 
-class Visitor:
-    """One request at the level of ASGI. Its client leaves after the first block, or when the test says so."""
+class AsgiClient:
+    """One request at the level of ASGI. Its client leaves with the first block, or `stays` until `leaves` is set."""
 
     def __init__(
-        self, request: Mapping[str, Any], version: str = "2.3", stays: bool = False, headers: Mapping[str, str] = {}
+        self,
+        request: Mapping[str, Any],
+        version: str = "2.3",
+        stays: bool = False,
+        headers: Mapping[str, str] = {},
+        path: str = GENERATE,
     ) -> None:
-        self.body, self.version, self.stays = json.dumps(request).encode(), version, stays
-        self.headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        self.sent = b""
-        self.got_block, self._asked = asyncio.Event(), False
+        self.version, self.stays = version, stays
+        self.scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "root_path": ""}
+        self.scope |= {"headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()]}
+        self._bodies = [json.dumps(request).encode()]
+        #: what the application has sent of the body
+        self.content = b""
+        self.got_event, self.got_block, self.leaves = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def visit(self, app: ASGIApp) -> None:
-        scope = {"type": "http", "method": "POST", "path": GENERATE, "headers": self.headers, "query_string": b""}
-        await app(scope | {"root_path": "", "asgi": {"spec_version": self.version}}, self._receive, self._send)
+    async def request(self, app: ASGIApp) -> None:
+        await app(self.scope | {"asgi": {"spec_version": self.version}}, self.receive, self.send)
 
-    async def _receive(self) -> dict[str, Any]:
-        if not self._asked:
-            self._asked = True
-            return {"type": "http.request", "body": self.body, "more_body": False}
-        await (asyncio.Event() if self.stays else self.got_block).wait()
+    async def receive(self) -> dict[str, Any]:
+        if self._bodies:
+            return {"type": "http.request", "body": self._bodies.pop(), "more_body": False}
+        await self.leaves.wait()
         return {"type": "http.disconnect"}
 
-    async def _send(self, message: Any) -> None:
-        if self.got_block.is_set() and not self.stays and self.version >= "2.4":
+    async def send(self, message: Any) -> None:
+        if self.leaves.is_set() and self.version >= "2.4":
             raise OSError("the client has left")
-        self.sent += message.get("body", b"")
-        if b"event: block" in self.sent:
+        self.content += message.get("body", b"")
+        if b"event:" in self.content:
+            self.got_event.set()
+        if b"event: block" in self.content:
             self.got_block.set()
+            if not self.stays:
+                self.leaves.set()
 
 
-# --- replicas that say what a test wants -----------------------------------------------------------
+# --- replicas whose answers a test scripts -----------------------------------------------------------
 
 CARD = ModelCard(
     name="golden",
@@ -168,8 +178,8 @@ class Scripted:
     async def announce(self, weights: Weights) -> None:
         pass
 
-    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
-        return [own], []
+    async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+        return [ingress], []
 
 
 # --- pipelines without HTTP ------------------------------------------------------------------------
@@ -183,5 +193,5 @@ def pipeline(backend: Backend, policy: FailoverPolicy | None = None) -> RequestP
 
 
 def free() -> TokenCharge:
-    """The charge of a request that nobody pays."""
+    """The charge of a request that no key pays."""
     return TokenCharge(lambda _: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -17,13 +18,13 @@ from tests.gateway.helpers import eventually
 from tests.runners import RunnerWrapper
 
 
-class Held:
-    """Holds an engine before its first forward. `deps`: the dependencies of an engine that is held."""
+class EngineGate:
+    """A gate before each forward of an engine, closed at first. `deps`: the dependencies of such an engine."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._left, self._begun, self._waits = 0, 0, False
-        self.deps = over_runners(lambda runner: _HeldRunner(runner, self))
+        self._left, self._forwards, self._waits = 0, 0, False
+        self.deps = hooked(before=self._wait)
 
     def let(self, forwards: int) -> None:
         """Allows `forwards` more forwards."""
@@ -32,7 +33,7 @@ class Held:
             self._changed.notify()
 
     def release(self) -> None:
-        """Releases the engine for good."""
+        """Opens the gate for good."""
         self.let(sys.maxsize)
 
     async def holds(self, before: int = 1) -> None:
@@ -41,63 +42,62 @@ class Held:
 
     def _waits_before(self, number: int) -> bool:
         with self._changed:
-            return self._waits and self._begun == number
+            return self._waits and self._forwards == number
 
-    def pass_one(self) -> None:
+    def _wait(self) -> None:
         """Called on the engine's thread, before a forward."""
         with self._changed:
-            self._begun, self._waits = self._begun + 1, True
+            self._forwards, self._waits = self._forwards + 1, True
             assert self._changed.wait_for(lambda: self._left > 0, 20)
             self._left, self._waits = self._left - 1, False
 
 
-class _HeldRunner(RunnerWrapper):
-    def __init__(self, runner: CheckpointRunner, held: Held) -> None:
+class _HookedRunner(RunnerWrapper):
+    """Calls `before` and `after` around each forward of the backbone."""
+
+    def __init__(
+        self,
+        runner: CheckpointRunner,
+        before: Callable[[], None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(runner)
-        self.held = held
+        self._before, self._after = before, after
 
     def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        self.held.pass_one()
-        return super().evaluate(rows)
+        if self._before:
+            self._before()
+        predictions = super().evaluate(rows)
+        if self._after:
+            self._after()
+        return predictions
 
 
-class _FailingRunner(RunnerWrapper):
-    def __init__(self, runner: CheckpointRunner, after: int, saying: str) -> None:
-        super().__init__(runner)
-        self.left, self.saying = after, saying
-
-    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        if not self.left:
-            raise ZeroDivisionError(self.saying)
-        self.left -= 1
-        return super().evaluate(rows)
-
-
-class _LateRunner(RunnerWrapper):
-    def __init__(self, runner: CheckpointRunner, after: int, clock: Clock) -> None:
-        super().__init__(runner)
-        self.left, self.clock = after, clock
-
-    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        readings = super().evaluate(rows)
-        self.left -= 1
-        if not self.left:
-            self.clock.now = 3600.0
-        return readings
-
-
-def over_runners(make: Callable[[CheckpointRunner], RunnerWrapper], clock: Clock | None = None) -> EngineDeps:
-    """EngineDeps of an engine with a runner that `make` wraps around the real one."""
+def hooked(clock: Clock | None = None, **hooks: Callable[[], None]) -> EngineDeps:
+    """EngineDeps of an engine whose forwards have hooks, `before` or `after`."""
     clocks: dict[str, Any] = {"clock": clock} if clock else {}
-    return EngineDeps(**clocks, costs=FAIR, runner=lambda *arguments: make(CheckpointRunner(*arguments)))
+    return EngineDeps(
+        **clocks, costs=FAIR, runner=lambda *arguments: _HookedRunner(CheckpointRunner(*arguments), **hooks)
+    )
 
 
-def failing(after: int, saying: str = "a bug") -> EngineDeps:
-    """The engine fails after `count` forwards, with an error that has a message."""
-    return over_runners(lambda runner: _FailingRunner(runner, after, saying))
+def failing(after: int, message: str = "a bug") -> EngineDeps:
+    """The engine fails after some forwards, with an error that has a message."""
+    forwards = itertools.count()
+
+    def fail() -> None:
+        if next(forwards) >= after:
+            raise ZeroDivisionError(message)
+
+    return hooked(before=fail)
 
 
 def an_hour_passes(after: int) -> EngineDeps:
     """No time passes for the engine during the first forwards; after them an hour passes at once."""
-    clock = Clock()
-    return over_runners(lambda runner: _LateRunner(runner, after, clock), clock)
+    clock, forwards = Clock(), itertools.count(1)
+
+    def pass_an_hour() -> None:
+        if next(forwards) == after:
+            clock.now = 3600.0
+
+    return hooked(clock, after=pass_an_hour)

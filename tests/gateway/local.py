@@ -38,9 +38,9 @@ class LocalBackend:
     async def announce(self, weights: Weights) -> None:
         """There is one ingress."""
 
-    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+    async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """This process's two."""
-        return [own], [self._generator.snapshot()]
+        return [ingress], [self._generator.snapshot()]
 
 
 class LinkedBackend(LocalBackend):

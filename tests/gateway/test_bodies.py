@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -13,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 from starlette.types import Message
 
 from service.errors import NotReady, SlowBody
@@ -25,7 +23,7 @@ from service.messages.wire import Chunk, Ending
 from service.settings.settings import Settings
 from tests.clock import Clock
 from tests.gateway.doubles import STATS, Scripted
-from tests.gateway.helpers import eventually
+from tests.gateway.helpers import eventually, keys_file
 
 PATHS = ["/generate", "/v1/completions", "/v1/messages", "/v1/score", "/admin/pause"]
 WHOLE = json.dumps({"model": "golden", "prompt": "a", "max_tokens": 4}).encode()
@@ -34,11 +32,7 @@ WHOLE = json.dumps({"model": "golden", "prompt": "a", "max_tokens": 4}).encode()
 @pytest.fixture
 def ingress(tmp_path: Path) -> Ingress:
     """With keys `a` (4 requests a minute), `b` and an administrator's."""
-    path = tmp_path / "keys.yaml"
-    names = {"a": 4, "b": None}
-    entries = [{"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest()} for name in names]
-    entries[0]["requests_per_minute"] = 4  # type: ignore[assignment]
-    path.write_text(yaml.safe_dump(entries), "utf-8")
+    path = keys_file(tmp_path, a={"requests_per_minute": 4}, b={})
     settings = Settings(api_keys_file=path, admin_keys=("root",), served_model_name="golden")
     backend = Scripted(Chunk(0, "x", (1,), STATS), Ending("stop", 1, 1, STATS))
     return Ingress("i0", settings, backend)
@@ -77,8 +71,8 @@ class Sender:
         return int(head.split()[1]), json.loads(content)
 
 
-class TestAKey:
-    async def test_loses_its_slowest_body_beyond_its_share(
+class TestKeys:
+    async def test_a_key_loses_its_slowest_body_beyond_its_share(
         self, port: int, ingress: Ingress, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(bodies, "MOST_OF_A_KEY", 3)
@@ -94,16 +88,16 @@ class TestAKey:
             assert (await sender.answer())[0] == 200
         assert len(ingress._bodies) == ingress._bodies.size == 0
 
-    async def test_pays_for_a_request_when_its_head_has_come(self, port: int, ingress: Ingress) -> None:
-        begun = [await Sender.begin(port, "a") for _ in range(4)]
+    async def test_a_request_counts_when_its_head_has_come(self, port: int, ingress: Ingress) -> None:
+        senders = [await Sender.begin(port, "a") for _ in range(4)]
         await eventually(lambda: len(ingress._bodies) == 4)
         status, body = await (await Sender.begin(port, "a")).answer()
         assert (status, body["error"]["code"]) == (429, "rate_limited")
-        for sender in begun:
+        for sender in senders:
             sender.send(WHOLE[1:])
             assert (await sender.answer())[0] == 200
 
-    async def test_does_not_pay_for_what_the_service_does_not_take(self, port: int, ingress: Ingress) -> None:
+    async def test_a_request_that_the_service_refuses_does_not_count(self, port: int, ingress: Ingress) -> None:
         ingress._backend.down = NotReady("loading", retry_after=1.0)  # type: ignore[attr-defined]
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers={"X-Api-Key": "a"}) as http:
             for _ in range(8):
@@ -129,7 +123,7 @@ async def test_without_a_key_no_body_is_read(path: str, ingress: Ingress) -> Non
 class TestBytes:
     """Of all bodies together, with a clock that the test sets."""
 
-    async def test_the_tenant_with_the_most_loses_its_slowest(self, clock: Clock) -> None:
+    async def test_the_tenant_with_the_most_bytes_loses_its_slowest_body(self, clock: Clock) -> None:
         all_bodies = Bodies(100, clock)
         with ExitStack() as stack:
             feeds = {name: Feed() for name in ("a1", "a2", "b1")}
@@ -189,7 +183,7 @@ class Feed:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_drain_ends_bodies_that_still_come(
+async def test_a_drain_ends_unfinished_bodies(
     port: int, ingress: Ingress, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "service.requests")

@@ -19,7 +19,7 @@ from service.gateway.http.middleware import CancelOnDisconnect
 from service.gateway.ingress import Ingress
 from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.engines import Held
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import body
 from tests.gateway.helpers import eventually, idle
 from tests.gateway.local import LocalBackend
@@ -29,14 +29,14 @@ class Application:
     """Answers when the test says so. Notes what becomes of its requests."""
 
     def __init__(self) -> None:
-        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+        self.requested, self.answers = asyncio.Event(), asyncio.Event()
         self.ended: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
             body = await request.body()
-            self.asked.set()
+            self.requested.set()
             if scope["path"] == "/stream":
                 await StreamingResponse(self._parts())(scope, receive, send)
             else:
@@ -91,21 +91,21 @@ def post(path: str, body: bytes = b"hello") -> bytes:
     return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
 
 
-async def test_it_answers_on_kept_connections(app: Application, port: int) -> None:
+async def test_a_kept_connection_answers_several_requests(app: Application, port: int) -> None:
     app.answers.set()
     async with client(port) as http:
         assert [(await http.post("/", content=text)).text for text in ("one", "two")] == ["one", "two"]
     assert app.ended == ["answered", "answered"]
 
 
-async def test_who_leaves_before_the_answer_ends_the_request(app: Application, port: int) -> None:
+async def test_a_client_that_leaves_before_the_answer_ends_the_request(app: Application, port: int) -> None:
     writer = await connect(port, post("/"))
-    await app.asked.wait()
+    await app.requested.wait()
     writer.close()
     await eventually(lambda: app.ended == ["cancelled"])
 
 
-async def test_who_leaves_within_a_body_ends_the_request(app: Application, port: int) -> None:
+async def test_a_client_that_leaves_within_a_body_ends_the_request(app: Application, port: int) -> None:
     writer = await connect(port, post("/")[:-3])
     writer.close()
     async with client(port) as http:  # the server goes on
@@ -117,27 +117,27 @@ async def test_who_leaves_within_a_body_ends_the_request(app: Application, port:
 async def test_a_stream_ends_when_its_client_leaves(app: Application, port: int) -> None:
     async with client(port) as http, http.stream("POST", "/stream") as response:
         assert await anext(response.aiter_raw()) == b"first "
-    app.asked.clear()
+    app.requested.clear()
     await eventually(lambda: len(app.ended) == 1)
     assert not app.answers.is_set()
 
 
-async def test_its_end_waits_for_requests_and_takes_no_more(app: Application, unused_tcp_port: int) -> None:
+async def test_closing_waits_for_requests_and_takes_no_more(app: Application, unused_tcp_port: int) -> None:
     listener = await Listener.start(app, "127.0.0.1", unused_tcp_port)
     assert listener.listens
     async with client(unused_tcp_port) as http:
-        asked = asyncio.create_task(http.post("/", content="slow"))
-        await app.asked.wait()
+        answer = asyncio.create_task(http.post("/", content="slow"))
+        await app.requested.wait()
         closing = asyncio.create_task(listener.close(60.0))
         while await accepts(unused_tcp_port):
             await asyncio.sleep(0.01)
         app.answers.set()
-        assert (await asked).text == "slow"
+        assert (await answer).text == "slow"
     await closing
     assert not listener.listens
 
 
-async def test_a_taken_address(app: Application) -> None:
+async def test_a_taken_address_is_an_error(app: Application) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -150,8 +150,7 @@ async def test_small_packets_are_sent_at_once(unused_tcp_port: int) -> None:
 
     class Protocol(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            made = transport.get_extra_info("socket")
-            accepted.set_result(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            accepted.set_result(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
     bound = bind("127.0.0.1", unused_tcp_port)
     async with await asyncio.get_running_loop().create_server(Protocol, sock=bound):
@@ -160,7 +159,7 @@ async def test_small_packets_are_sent_at_once(unused_tcp_port: int) -> None:
         writer.close()
 
 
-async def test_signals_stay_with_the_process(app: Application, port: int) -> None:
+async def test_the_handlers_of_signals_stay(app: Application, port: int) -> None:
     app.answers.set()
     before = signal.getsignal(signal.SIGTERM)
     async with client(port) as http:
@@ -168,13 +167,13 @@ async def test_signals_stay_with_the_process(app: Application, port: int) -> Non
         assert signal.getsignal(signal.SIGTERM) is before
 
 
-async def test_who_else_cancels_is_heard() -> None:
+async def test_a_cancellation_by_the_server_is_raised() -> None:
     """A server that ends cancels its requests. Then the application's end is not the client's leaving."""
-    held = asyncio.Event()
+    gate = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
-        await held.wait()
+        await gate.wait()
 
     async def stays() -> dict[str, object]:
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -187,19 +186,18 @@ async def test_who_else_cancels_is_heard() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_nothing_is_left_of_a_request_whose_client_has_left(
-    make_generator: MakeGenerator, unused_tcp_port: int, stream: bool
+async def test_a_client_that_leaves_frees_its_request_everywhere(
+    make_generator: MakeGenerator, gate: EngineGate, unused_tcp_port: int, stream: bool
 ) -> None:
-    held = Held()
-    generator = make_generator(deps=held.deps)
+    generator = make_generator(deps=gate.deps)
     ingress = Ingress("i0", Settings(), LocalBackend(generator))
     listener = await Listener.start(ingress.app(answers_request_id=True), "127.0.0.1", unused_tcp_port)
-    asked = json.dumps(body(max_new_tokens=1900, ignore_eos=True, stream=stream)).encode()
-    writer = await connect(unused_tcp_port, post("/generate", asked))
-    await held.holds()
+    content = json.dumps(body(max_new_tokens=1900, ignore_eos=True, stream=stream)).encode()
+    writer = await connect(unused_tcp_port, post("/generate", content))
+    await gate.holds()
     assert (ingress.snapshot().in_flight, generator.snapshot().in_flight) == (1, 1)
     writer.close()
     await eventually(lambda: ingress.snapshot().in_flight == 0)
-    held.release()
+    gate.release()
     await eventually(lambda: idle(generator))
     await listener.close(5.0)

@@ -1,27 +1,32 @@
-"""Clients that read slowly or not at all: places, memory and connections come back. Virtual time, but for the last."""
+"""Clients that read slowly or not at all: slots, memory and connections come back. Virtual time, but for the last."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from starlette.types import Send
 
-from service.engine.request import Sharing
+from service.admission.controller import AdmissionController
 from service.errors import NotReady, ReplicaLost, SlowReader
+from service.gateway.draining import Draining
 from service.gateway.http import guarded
 from service.gateway.http.guarded import LEAST_BYTES, LIMIT_S, WriteLimit
 from service.gateway.http.listener import Listener
+from service.gateway.pipeline import RequestPipeline
 from service.gateway.slow_readers import GRACE_S, SlowReaders
 from service.ipc import data
-from service.messages.wire import Answering, Chunk, Ending
+from service.messages.wire import Answering, Chunk, Ending, ReplicaRequest
+from service.routing.failover import FailoverPolicy
+from service.settings.settings import Settings
 from tests.admission.overload import BLOCK, request
-from tests.admission.test_charges import Client, Shop
 from tests.admission.virtual import now, run
-from tests.gateway.doubles import STATS
+from tests.gateway.doubles import CARD, STATS, free
 from tests.gateway.helpers import eventually
 
 BLOCKS = 8
@@ -32,106 +37,122 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "time", SimpleNamespace(monotonic=now))
 
 
-def stream(shop: Shop, timeout_s: float = 1e6, fails_at: int | None = None, tenant: str = "") -> Answering:
-    """An answer of eight blocks, a block a second."""
-    shop.count += 1
-    if fails_at is not None:
-        shop.replicas.fails_at[str(shop.count)] = fails_at
-    asked = request(shop.count, BLOCKS, timeout_s, sharing=Sharing(tenant))
-    return shop.answers.stream(asked, shop.charge())
+class Service:
+    """A pipeline over replicas that make a block a second. `pipeline.stream` is the answer that a client reads."""
+
+    def __init__(self, slots: int, readers: SlowReaders | None = None) -> None:
+        self.admission = AdmissionController(
+            Settings(max_queue_s=1e6, max_waiting=10**6), asyncio.get_running_loop().time
+        )
+        self.admission.serves(replace(CARD, slots=slots, max_model_len=10**9))
+        self.draining, self.count, self.fails_at = Draining(), 0, sys.maxsize
+        backend = SimpleNamespace(stream=self._blocks, note_error=lambda error: None)
+        self.pipeline = RequestPipeline(backend, self.admission, self.draining, FailoverPolicy(0))  # type: ignore[arg-type]
+        if readers is not None:
+            self.pipeline._readers = readers
+
+    async def _blocks(self, replica_request: ReplicaRequest) -> Answering:
+        for index in range(BLOCKS):
+            await asyncio.sleep(1)
+            if index == self.fails_at:
+                raise ReplicaLost("gone")
+            yield Chunk(index, "", (1,) * BLOCK, STATS)
+        yield Ending("length", 1, BLOCKS * BLOCK, STATS)
+
+    def answer(self, timeout_s: float = 1e6, tenant: str = "") -> Answering:
+        """An answer of eight blocks, a block a second."""
+        self.count += 1
+        return self.pipeline.stream(request(self.count, BLOCKS, timeout_s, tenant=tenant), free())
+
+    @property
+    def used_slots(self) -> int:
+        return self.admission._slots.used
 
 
-def in_shop(script: Callable[[Shop], Awaitable[object]], places: int = 1) -> None:
+def simulate(
+    script: Callable[[Service], Awaitable[object]], slots: int = 1, readers: SlowReaders | None = None
+) -> None:
+    """Runs a script in virtual time. Afterwards all memory and slots are free."""
+
     async def main() -> None:
-        shop = Shop(places)
-        await script(shop)
-        assert shop.answers._readers.waiting_bytes == 0
-        assert shop.door._slots.used == 0
+        service = Service(slots, readers)
+        await script(service)
+        assert service.pipeline._readers.waiting_bytes == 0
+        assert service.used_slots == 0
 
     run(main())
 
 
-def test_the_place_is_free_when_the_replica_has_answered() -> None:
-    """Whoever reads. The reader gets everything later."""
+def test_the_slot_is_free_when_the_replica_has_answered() -> None:
+    """However slowly the client reads. It gets everything later."""
 
-    async def script(shop: Shop) -> None:
-        async with aclosing(stream(shop)) as items:
-            read = [await anext(items)]
-            other = await shop.ask(Client(BLOCK), stream=True)
-            assert other.ended
+    async def script(service: Service) -> None:
+        async with aclosing(service.answer()) as items:
+            received = [await anext(items)]
+            async with aclosing(service.answer()) as other:
+                await anext(other)
             assert now() == pytest.approx(BLOCKS + 1, abs=1)
-            read += [item async for item in items]
-        assert [item.index for item in read if isinstance(item, Chunk)] == list(range(BLOCKS))
-        assert isinstance(read[-1], Ending)
+            received += [item async for item in items]
+        assert [item.index for item in received if isinstance(item, Chunk)] == list(range(BLOCKS))
+        assert isinstance(received[-1], Ending)
 
-    in_shop(script)
-
-
-def test_who_reads_takes_the_items_itself() -> None:
-    async def script(shop: Shop) -> None:
-        async with aclosing(stream(shop)) as items:
-            async for _ in items:
-                [relay] = shop.answers._readers._relays
-                assert relay._relaying is None
-
-    in_shop(script)
+    simulate(script)
 
 
 @pytest.mark.parametrize("reads", [1, 3])
-def test_who_reads_a_little_holds_no_place_either(reads: int) -> None:
-    """A block now and then: the replica is at its end long before."""
-
-    async def script(shop: Shop) -> None:
-        async with aclosing(stream(shop)) as items:
+def test_a_client_that_reads_a_little_holds_no_slot(reads: int) -> None:
+    async def script(service: Service) -> None:
+        async with aclosing(service.answer()) as items:
             for _ in range(reads):
                 await anext(items)
                 await asyncio.sleep(4)
             await asyncio.sleep(BLOCKS)
-            assert shop.door._slots.used == 0
+            assert service.used_slots == 0
 
-    in_shop(script)
+    simulate(script)
 
 
 def test_an_error_comes_after_the_blocks_before_it() -> None:
-    async def script(shop: Shop) -> None:
-        items = stream(shop, fails_at=4)  # its error is a ReplicaLost
+    async def script(service: Service) -> None:
+        service.fails_at = 4
+        items = service.answer()
         await anext(items)
         await asyncio.sleep(10)
-        read = [await anext(items) for _ in range(3)]
+        received = [await anext(items) for _ in range(3)]
         with pytest.raises(ReplicaLost):
             await anext(items)
-        assert [chunk.index for chunk in read if isinstance(chunk, Chunk)] == [1, 2, 3]
+        assert [chunk.index for chunk in received if isinstance(chunk, Chunk)] == [1, 2, 3]
 
-    in_shop(script)
+    simulate(script)
 
 
-def test_who_leaves_ends_the_answer() -> None:
-    async def script(shop: Shop) -> None:
-        items = stream(shop)
+def test_a_client_that_leaves_ends_the_answer() -> None:
+    async def script(service: Service) -> None:
+        items = service.answer()
         await anext(items)
         await asyncio.sleep(2)
-        assert shop.door._slots.used == 1
+        assert service.used_slots == 1
         await items.aclose()
-        assert (shop.door._slots.used, shop.answers.in_flight, now()) == (0, 0, 3)
+        assert (service.used_slots, service.pipeline.in_flight, now()) == (0, 0, 3)
 
-    in_shop(script)
+    simulate(script)
 
 
-def test_a_cut_reaches_who_does_not_read() -> None:
-    async def script(shop: Shop) -> None:
-        items = stream(shop)
+def test_a_drain_cuts_an_answer_that_is_not_read() -> None:
+    async def script(service: Service) -> None:
+        items = service.answer()
         await anext(items)
         await asyncio.sleep(2)
-        shop.draining.abort()
+        service.draining.abort()
         with pytest.raises(NotReady, match="shut down"):
-            [item async for item in items]
+            _ = [item async for item in items]
 
-    in_shop(script)
+    simulate(script)
 
 
-def test_past_its_time_limit_an_answer_is_given_up() -> None:
-    async def script(shop: Shop) -> None:
-        items = stream(shop, timeout_s=20)
+def test_an_answer_that_is_not_read_ends_after_its_time_limit() -> None:
+    async def script(service: Service) -> None:
+        items = service.answer(timeout_s=20)
         await anext(items)
         await asyncio.sleep(1)
         for _ in range(3):
@@ -140,34 +161,34 @@ def test_past_its_time_limit_an_answer_is_given_up() -> None:
         with pytest.raises(SlowReader, match="not read 60 s after its timeout_s"):
             await anext(items)
 
-    in_shop(script)
+    simulate(script)
 
 
-def test_the_tenant_with_the_most_loses_its_longest() -> None:
-    async def script(shop: Shop) -> None:
-        shop.answers._readers = SlowReaders(most_bytes=1600)
-        streams = {name: stream(shop, tenant=name[0]) for name in ("a1", "a2", "a3", "b")}
-        for items in streams.values():
+def test_the_tenant_with_the_most_bytes_loses_its_longest_answer() -> None:
+    readers = SlowReaders(most_bytes=1600)
+
+    async def script(service: Service) -> None:
+        answers = {name: service.answer(tenant=name[0]) for name in ("a1", "a2", "a3", "b")}
+        for items in answers.values():
             await anext(items)
-        readers = shop.answers._readers
         sizes = []
-        while shop.door._slots.used:
+        while service.used_slots:
             await asyncio.sleep(0.5)
             sizes.append(readers.waiting_bytes)
         assert 1300 < max(sizes) <= 1600
-        assert len([item async for item in streams.pop("b")]) == BLOCKS
+        assert len([item async for item in answers.pop("b")]) == BLOCKS
         lost = 0
-        for items in streams.values():
+        for items in answers.values():
             try:
                 assert len([item async for item in items]) == BLOCKS
             except SlowReader:
                 lost += 1
         assert 0 < lost < 3
 
-    in_shop(script, places=4)
+    simulate(script, slots=4, readers=readers)
 
 
-def test_nothing_comes_after_what_was_given_up() -> None:
+def test_nothing_comes_after_an_answer_was_given_up() -> None:
     """All blocks have come at once, so the task that takes them does not wait between them."""
 
     async def blocks() -> Answering:
@@ -210,7 +231,7 @@ class Pipe:
 
 class TestWriteLimit:
     @pytest.mark.parametrize(("takes", "aborted"), [(0, True), (LEAST_BYTES - 1, True), (LEAST_BYTES, False)])
-    def test_a_minute_takes_at_least_so_much(self, takes: int, aborted: bool) -> None:
+    def test_a_minute_must_take_some_bytes(self, takes: int, aborted: bool) -> None:
         async def main() -> None:
             limit = WriteLimit(pipe := Pipe())  # type: ignore[arg-type]
             limit.paused()
@@ -221,7 +242,7 @@ class TestWriteLimit:
 
         run(main())
 
-    def test_who_has_taken_enough_is_not_watched(self) -> None:
+    def test_a_connection_that_takes_its_bytes_stays(self) -> None:
         async def main() -> None:
             limit = WriteLimit(pipe := Pipe())  # type: ignore[arg-type]
             limit.paused()
@@ -232,7 +253,7 @@ class TestWriteLimit:
 
         run(main())
 
-    def test_a_connection_that_closes(self) -> None:
+    def test_a_closing_connection_is_aborted_if_bytes_are_left(self) -> None:
         async def main() -> None:
             limit = WriteLimit(pipe := Pipe())  # type: ignore[arg-type]
             limit.closing()

@@ -1,4 +1,4 @@
-"""What anybody may ask for is made at most so many times a second."""
+"""A value that any client may request is computed at most so many times a second."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from tests.clock import Clock
 
 class Counter:
     def __init__(self) -> None:
-        self.made = 0
+        self.count = 0
 
     async def __call__(self) -> int:
-        self.made += 1
+        self.count += 1
         await asyncio.sleep(0)
-        return self.made
+        return self.count
 
 
-async def test_whoever_asks_seldom_gets_new_values(clock: Clock) -> None:
+async def test_a_rare_caller_gets_new_values(clock: Clock) -> None:
     throttled = Throttled(Counter(), clock)
     assert [await throttled() for _ in range(10)] == list(range(1, 11))
 
 
-async def test_whoever_asks_often_gets_the_last_one(clock: Clock) -> None:
-    made = Counter()
-    throttled = Throttled(made, clock)
+async def test_a_frequent_caller_gets_the_last_value(clock: Clock) -> None:
+    counter = Counter()
+    throttled = Throttled(counter, clock)
     for _ in range(1000):
         await throttled()
-    before = made.made
+    before = counter.count
     assert before <= 22
     clock.now += 1.0
     for _ in range(1000):
         await throttled()
-    assert 9 <= made.made - before <= 11
+    assert 9 <= counter.count - before <= 11
 
 
-async def test_all_at_once_get_one_value(clock: Clock) -> None:
-    made = Counter()
-    throttled = Throttled(made, clock)
-    assert {await one for one in [asyncio.ensure_future(throttled()) for _ in range(50)]} == {1}
+async def test_concurrent_callers_get_one_value(clock: Clock) -> None:
+    counter = Counter()
+    throttled = Throttled(counter, clock)
+    assert set(await asyncio.gather(*(throttled() for _ in range(50)))) == {1}
 
 
-async def test_who_leaves_takes_nothing_from_others(clock: Clock) -> None:
+async def test_a_cancelled_caller_leaves_the_value_to_others(clock: Clock) -> None:
     throttled = Throttled(Counter(), clock)
     first, second = asyncio.ensure_future(throttled()), asyncio.ensure_future(throttled())
     await asyncio.sleep(0)
@@ -52,7 +52,7 @@ async def test_who_leaves_takes_nothing_from_others(clock: Clock) -> None:
     assert await second == 1
 
 
-async def test_errors_are_values_too(clock: Clock) -> None:
+async def test_an_error_is_raised_for_every_caller(clock: Clock) -> None:
     async def fail() -> int:
         raise ValueError("no")
 

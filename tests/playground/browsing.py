@@ -1,12 +1,23 @@
-"""A visit of the page: what tests do there, and what they read."""
+"""The page in a browser: what a visitor does there, and what a visitor sees."""
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+from service.demo import CHECKPOINT
+from service.engine import EngineDeps
+from service.model import load_checkpoint
+from service.replica.replica import Replica
+from service.settings.settings import Settings
+from tests.engine.helpers import FAIR
+from tests.gateway.helpers import application
+from tests.replicas import local_generator
+from tests.serving import listening
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, ConsoleMessage
@@ -14,15 +25,40 @@ if TYPE_CHECKING:
 _SOON_MS = 150_000
 #: what Debian, other distributions and Google call it
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+#: the states of the cells and the numbers of the first lane at a position of the slider
+_MOMENT = """at => {
+    const slider = document.getElementById('slider');
+    slider.value = at;
+    slider.dispatchEvent(new Event('input'));
+    const lane = document.querySelector('[data-lane=A]');
+    return {
+        block: lane.querySelector('.where').textContent,
+        states: [...lane.querySelectorAll('.cell')].map(cell => cell.className.split(' ')[1]),
+        forwards: lane.querySelector("[data-number='forwards'] dd").textContent,
+        answer: lane.querySelector('[data-answer]').textContent,
+    };
+}"""
 
 
-def program() -> str | None:
+def browser_program() -> str | None:
     """The path of a Chromium, None if there is none."""
     return next(filter(None, map(shutil.which, _BROWSERS)), None)
 
 
-class Visit:
-    """The page at `url` in a browser of its own. `ready`: whether it is expected to learn what is served."""
+@contextmanager
+def demo_server() -> Iterator[tuple[Replica, str]]:
+    """A replica of the demo, and the address of a server over it."""
+    settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=16384)
+    replica = local_generator("r0", load_checkpoint(CHECKPOINT), settings, deps=EngineDeps(costs=FAIR))
+    try:
+        with listening(application(replica)) as url:
+            yield replica, url
+    finally:
+        replica.close()
+
+
+class PlaygroundPage:
+    """The playground in a tab of a browser. `ready`: whether it is expected to learn what is served."""
 
     def __init__(self, context: BrowserContext, url: str, ready: bool = True) -> None:
         self.context, self.url = context, url
@@ -30,14 +66,19 @@ class Visit:
         self.complaints: list[str] = []
         #: what a browser writes to the console by itself when the server refuses a request
         self.expected: tuple[str, ...] = ()
-        self.page = context.new_page()
-        self.page.set_default_timeout(_SOON_MS)
-        self.page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
-        self.page.on("console", self._note)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.goto(url)
+        self.tab = context.new_page()
+        self.tab.set_default_timeout(_SOON_MS)
+        self.tab.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
+        self.tab.on("console", self._note)
+        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.open(url, ready)
+
+    def open(self, url: str, ready: bool = True) -> None:
+        """Loads the page anew, even if only the part behind `#` differs."""
+        self.tab.goto("about:blank")
+        self.tab.goto(url)
         if ready:
-            self.page.wait_for_selector("#run:enabled")
+            self.tab.wait_for_selector("#run:enabled")
 
     def _note(self, message: ConsoleMessage) -> None:
         if message.type in {"error", "warning"}:
@@ -45,67 +86,67 @@ class Visit:
 
     def check(self) -> None:
         """No complaint in the console, no request to another host."""
-        left = [one for one in self.complaints if not any(part in one for part in self.expected)]
-        assert left == []
+        unexpected = [text for text in self.complaints if not any(part in text for part in self.expected)]
+        assert unexpected == []
         assert self.hosts <= {urlsplit(self.url).netloc, ""}
 
     # --- what a visitor does -----------------------------------------------------------------------
 
-    def ask(self, prompt: str, kind: str = "chat") -> None:
-        self.page.fill("#prompt", prompt)
-        self.page.check(f"#kind-{kind}", force=True)
+    def fill(self, prompt: str, kind: str = "chat") -> None:
+        self.tab.fill("#prompt", prompt)
+        self.tab.check(f"#kind-{kind}", force=True)
 
     def choose(self, mode: str, knobs: dict[str, Any], lane: int = 0) -> None:
-        plan = self.page.locator(".plan").nth(lane)
+        plan = self.tab.locator(".plan").nth(lane)
         plan.get_by_label("Mode", exact=True).check(force=True)
         plan.locator("select").first.select_option(mode)
         for name, value in knobs.items():
             plan.get_by_label(name, exact=True).fill(str(value))
             plan.get_by_label(name, exact=True).blur()
 
+    def choose_quality(self, quality: str | None = None, lane: int = 0) -> None:
+        plan = self.tab.locator(".plan").nth(lane)
+        plan.get_by_label("Quality", exact=True).check(force=True)
+        if quality:
+            plan.locator(".choice label", has_text=quality).first.click()
+
     def run(self, lanes: int = 1) -> None:
         """Runs what stands in the form, until it is complete."""
-        self.page.click("#run")
-        self.until(f"document.querySelectorAll('.status.good').length === {lanes}")
-        self.page.wait_for_selector("#run:enabled")
+        self.tab.click("#run")
+        self.wait(lambda: self.tab.evaluate("document.querySelectorAll('.status.good').length") == lanes)
+        self.tab.wait_for_selector("#run:enabled")
         self.seek(1_000_000)
 
-    def until(self, condition: str) -> None:
-        """Waits until an expression is true. Playwright's own way evaluates texts, which the page's policy refuses."""
-        self.wait(lambda: bool(self.page.evaluate(condition)))
+    def run_to_error(self) -> str:
+        """Runs what stands in the form, and returns the error that the page shows."""
+        self.tab.click("#run")
+        self.tab.wait_for_selector(".status.bad")
+        return self.tab.locator("#notice .error").inner_text()
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Waits until a condition is true, while the browser goes on."""
+        """Waits until a condition is true, while the browser goes on.
+
+        Playwright's own way evaluates texts, which the page's policy refuses.
+        """
         end = time.monotonic() + _SOON_MS / 1000
         while not condition():
             assert time.monotonic() < end
-            self.page.wait_for_timeout(10)
+            self.tab.wait_for_timeout(10)
 
-    def seek(self, at: int) -> None:
-        """Moves the slider."""
-        self.page.evaluate(
-            "at => { const slider = document.getElementById('slider'); slider.value = at;"
-            "slider.dispatchEvent(new Event('input')); }",
-            at,
-        )
+    def seek(self, at: int) -> dict[str, Any]:
+        """Moves the slider. Returns what the first lane shows there."""
+        moment: dict[str, Any] = self.tab.evaluate(_MOMENT, at)
+        return moment
 
     # --- what a visitor sees -----------------------------------------------------------------------
 
     def answer(self, lane: str = "A") -> str:
         """The text that screen readers get: the API's own."""
-        return self.page.locator(f"[data-answer={lane}]").text_content() or ""
+        return self.tab.locator(f"[data-answer={lane}]").text_content() or ""
 
-    def flow(self, lane: str = "A") -> str:
+    def flow(self) -> str:
         """The text that is seen: the tokens' own."""
-        return self.page.locator(f"[data-lane={lane}] .flow").text_content() or ""
+        return self.tab.locator("[data-lane=A] .flow").text_content() or ""
 
-    def number(self, name: str, lane: str = "A") -> str:
-        return self.page.locator(f"[data-lane={lane}] [data-number='{name}'] dd").inner_text()
-
-    def states(self, lane: str = "A") -> list[str]:
-        """The states of the block's cells."""
-        names = self.page.locator(f"[data-lane={lane}] .cell").evaluate_all("all => all.map(one => one.className)")
-        return [name.split()[1] for name in names]
-
-    def notice(self) -> str:
-        return self.page.locator("#notice .error").inner_text()
+    def number(self, name: str) -> str:
+        return self.tab.locator(f"[data-lane=A] [data-number='{name}'] dd").inner_text()

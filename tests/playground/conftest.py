@@ -9,23 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from service.demo import CHECKPOINT
-from service.engine import EngineDeps
 from service.gateway.backend import Backend
 from service.gateway.ingress import Ingress
-from service.model import load_checkpoint
 from service.replica.replica import Replica
 from service.settings.settings import Settings
-from tests.engine.helpers import FAIR
-from tests.gateway.local import LocalBackend
-from tests.playground.browsing import Visit, program
-from tests.replicas import local_generator
+from tests.playground.browsing import PlaygroundPage, browser_program, demo_server
 from tests.serving import listening
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-_WIDE = {"width": 1360, "height": 900}
+OpenPage = Callable[..., PlaygroundPage]
+Serve = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +29,7 @@ def browser() -> Iterator[Browser]:
 
     Playwright's loop runs in this thread until the module ends, so asynchronous tests stand in other modules.
     """
-    if (path := program()) is None or find_spec("playwright") is None:
+    if (path := browser_program()) is None or find_spec("playwright") is None:
         pytest.skip("no Chromium here, or no playwright: `apt-get install chromium` and `make install`")
     from playwright.sync_api import sync_playwright
 
@@ -45,20 +40,19 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[Replica]:
-    settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=16384)
-    generator = local_generator("r0", load_checkpoint(CHECKPOINT), settings, deps=EngineDeps(costs=FAIR))
-    yield generator
-    generator.close()
+def demo_and_url() -> Iterator[tuple[Replica, str]]:
+    with demo_server() as served:
+        yield served
 
 
-@pytest.fixture(scope="module")
-def url(demo: Replica) -> Iterator[str]:
-    with listening(Ingress("i0", Settings(), LocalBackend(demo)).app(answers_request_id=True)) as url:
-        yield url
+@pytest.fixture
+def demo(demo_and_url: tuple[Replica, str]) -> Replica:
+    return demo_and_url[0]
 
 
-Serve = Callable[..., str]
+@pytest.fixture
+def url(demo_and_url: tuple[Replica, str]) -> str:
+    return demo_and_url[1]
 
 
 @pytest.fixture
@@ -73,22 +67,44 @@ def serve() -> Iterator[Serve]:
         yield serve
 
 
+def new_page(browser: Browser, url: str, ready: bool = True, **options: Any) -> PlaygroundPage:
+    """The playground in a context of its own: its storage is empty."""
+    size = {"width": 1360, "height": 900}
+    context = browser.new_context(**{"viewport": size, "reduced_motion": "reduce", **options})
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    return PlaygroundPage(context, url, ready)
+
+
 @pytest.fixture
-def visit(browser: Browser, url: str, serve: Serve) -> Iterator[Callable[..., Visit]]:
-    """visit(**options) -> the page, open in a fresh browser. Checks what every visit must keep when the test ends.
+def open_page(browser: Browser, url: str, serve: Serve) -> Iterator[OpenPage]:
+    """open_page(url, ready, **options) -> the page in a context of its own, checked when the test ends.
 
     It needs `serve`, so that pages close before their servers do.
     """
-    visits: list[Visit] = []
+    pages: list[PlaygroundPage] = []
 
-    def visit(at: str = url, ready: bool = True, **options: Any) -> Visit:
-        context = browser.new_context(**{"viewport": _WIDE, "reduced_motion": "reduce", **options})
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
-        visits.append(Visit(context, at, ready))
-        return visits[-1]
+    def open_page(at: str = url, ready: bool = True, **options: Any) -> PlaygroundPage:
+        pages.append(new_page(browser, at, ready, **options))
+        return pages[-1]
 
-    yield visit
-    for one in visits:
-        one.context.close()
-    for one in visits:
-        one.check()
+    yield open_page
+    for page in pages:
+        page.context.close()
+    for page in pages:
+        page.check()
+
+
+@pytest.fixture(scope="module")
+def shared_page(browser: Browser, demo_and_url: tuple[Replica, str]) -> Iterator[PlaygroundPage]:
+    page = new_page(browser, demo_and_url[1])
+    yield page
+    page.context.close()
+
+
+@pytest.fixture
+def page(shared_page: PlaygroundPage) -> Iterator[PlaygroundPage]:
+    """The page of the demo, loaded anew in one context for all tests, checked when the test ends."""
+    shared_page.expected, shared_page.complaints = (), []
+    shared_page.open(shared_page.url)
+    yield shared_page
+    shared_page.check()

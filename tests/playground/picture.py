@@ -6,22 +6,12 @@ Without playwright or a browser it says so and leaves the pictures as they are.
 from __future__ import annotations
 
 import sys
-from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 
 from PIL import Image
 
-from service.demo import CHECKPOINT
-from service.engine import EngineDeps
-from service.gateway.ingress import Ingress
-from service.model import load_checkpoint
-from service.settings.settings import Settings
-from tests.engine.helpers import FAIR
-from tests.gateway.local import LocalBackend
-from tests.playground.browsing import Visit, program
-from tests.replicas import local_generator
-from tests.serving import listening
+from tests.playground.browsing import PlaygroundPage, browser_program, demo_server
 
 SIZE = {"width": 1280, "height": 1230}
 #: races before the one that is photographed, and at most
@@ -32,48 +22,44 @@ _DISTURBED = 1.1
 
 def main(folder: Path) -> None:
     """Photographs a race on the demo, light and dark."""
-    browser = program()
+    browser = browser_program()
     if browser is None or find_spec("playwright") is None:
         sys.stderr.write("no picture of the playground: Chromium or playwright is missing\n")
         return
     from playwright.sync_api import sync_playwright
 
-    settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=16384)
-    generator = local_generator("r0", load_checkpoint(CHECKPOINT), settings, deps=EngineDeps(costs=FAIR))
-    app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
-    with closing(generator), listening(app) as url, sync_playwright() as playwright:
+    with demo_server() as (_, url), sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         for scheme, name in (("light", "playground.png"), ("dark", "playground-dark.png")):
             context = chromium.new_context(viewport=SIZE, color_scheme=scheme, reduced_motion="reduce")
-            one = Visit(context, url)
-            one.page.check("#race")
-            _race(one)
-            one.page.check("#by-ms", force=True)
-            _seek_drafts(one)
-            one.page.locator("[data-lane=A] .cell.accepted").first.hover()
-            one.page.screenshot(path=folder / name)
+            page = PlaygroundPage(context, url)
+            page.tab.check("#race")
+            _race(page)
+            page.tab.check("#by-ms", force=True)
+            _seek_drafts(page)
+            page.tab.locator("[data-lane=A] .cell.accepted").first.hover()
+            page.tab.screenshot(path=folder / name)
             with Image.open(folder / name) as shot:
                 shot.convert("RGB").save(folder / name, optimize=True)
         chromium.close()
 
 
-def _race(visit: Visit) -> None:
+def _race(page: PlaygroundPage) -> None:
     """Races until both plans take nearly their least time, so that other work on the machine decides nothing."""
     least = [float("inf")] * 2
     for number in range(_MOST_RACES):
-        visit.run(lanes=2)
-        times = [float(text) for text in visit.page.locator("tbody tr").last.locator("td").all_inner_texts()]
+        page.run(lanes=2)
+        times = [float(text) for text in page.tab.locator("tbody tr").last.locator("td").all_inner_texts()]
         least = list(map(min, times, least))
         if number >= _LEAST_RACES and all(map(lambda ms, best: ms <= best * _DISTURBED, times, least)):
             return
     raise RuntimeError(f"other work disturbed {_MOST_RACES} races")
 
 
-def _seek_drafts(visit: Visit) -> None:
+def _seek_drafts(page: PlaygroundPage) -> None:
     """The last moment in which the first lane has drafts beside accepted ones."""
-    for at in reversed(range(int(visit.page.get_attribute("#slider", "max") or 0))):
-        visit.seek(at)
-        if {"draft", "accepted"} <= set(visit.states()):
+    for at in reversed(range(int(page.tab.get_attribute("#slider", "max") or 0))):
+        if {"draft", "accepted"} <= set(page.seek(at)["states"]):
             return
     raise RuntimeError("the first lane never has drafts beside accepted ones")
 

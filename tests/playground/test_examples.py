@@ -49,7 +49,7 @@ def test_texts_and_chats_of_the_hubs_form(tmp_path: Path) -> None:
         "",
     ],
 )
-def test_what_is_no_prompt_is_left_out(tmp_path: Path, front: str) -> None:
+def test_an_entry_without_a_prompt_is_left_out(tmp_path: Path, front: str) -> None:
     assert card(tmp_path, front) == ()
 
 

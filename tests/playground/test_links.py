@@ -51,28 +51,27 @@ def opened(folder: Path, *links: str) -> list[dict[str, Any]]:
         (folder / name).write_bytes(content)
     (folder / "package.json").write_text('{"type": "module"}', "utf-8")
     (folder / "run.js").write_text(SCRIPT, "utf-8")
-    given = to_json({"model": model_json(CARD), "links": links}).decode()
-    command = [NODE or "", "run.js", given]
+    command = [NODE or "", "run.js", to_json({"model": model_json(CARD), "links": links}).decode()]
     run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
-    made: list[dict[str, Any]] = json.loads(run.stdout)
-    return made
+    states: list[dict[str, Any]] = json.loads(run.stdout)
+    return states
 
 
-def test_of_a_plan_only_its_modes_knobs_with_numbers_or_choices(tmp_path: Path) -> None:
+def test_a_plan_of_a_link_keeps_only_its_modes_knobs_with_numbers_or_choices(tmp_path: Path) -> None:
     values = (CODE, None, True, [1], {"a": 1}, "auto")
     wrong = [link({"mode": "static", "knobs": {"tokens_per_step": value}}) for value in values]
     plan = {"mode": "static", "knobs": {"tokens_per_step": 2, **TAKEN}, "prompt": "another", "max_new_tokens": 9}
-    right, *others = opened(tmp_path, link(plan), *wrong)
+    right, *without = opened(tmp_path, link(plan), *wrong)
     assert right["state"]["plans"] == [{"mode": "static", "knobs": {"tokens_per_step": 2}}]
     chat = [{"role": "user", "content": "the prompt"}]
     assert right["body"] == {"mode": "static", "tokens_per_step": 2, "messages": chat}
-    assert [made["state"]["plans"] for made in others] == [[{"mode": "static", "knobs": {}}]] * len(values)
+    assert [page["state"]["plans"] for page in without] == [[{"mode": "static", "knobs": {}}]] * len(values)
 
 
-def test_what_is_no_plan_is_left_out(tmp_path: Path) -> None:
+def test_a_link_without_a_plan_of_the_model_is_ignored(tmp_path: Path) -> None:
     wrong = [None, 1, {}, {"mode": "toString"}, {"quality": "toString"}, {"quality": "none"}, {"mode": ["static"]}]
-    [made] = opened(tmp_path, link(*wrong, {"quality": "lossless", "mode": "static", "knobs": {"seed": 1}}))
-    assert made["state"]["plans"] == [{"quality": "lossless"}]
+    [page] = opened(tmp_path, link(*wrong, {"quality": "lossless", "mode": "static", "knobs": {"seed": 1}}))
+    assert page["state"]["plans"] == [{"quality": "lossless"}]
 
 
 @pytest.mark.parametrize("kind", ["chat", "plain"])
@@ -83,9 +82,9 @@ def test_the_snippets_are_one_call_with_literals(tmp_path: Path, kind: str) -> N
         "OpenAI client": {"openai.OpenAI", create, "print"},
     }
     links = [link({"mode": "static"}, kind=kind, prompt=f'"""\\{CODE}', **fields) for fields in FIELDS]
-    for made in opened(tmp_path, *links):
+    for page in opened(tmp_path, *links):
         for name, expected in calls.items():
-            nodes = list(ast.walk(ast.parse(made["ways"][name])))
+            nodes = list(ast.walk(ast.parse(page["ways"][name])))
             assert {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)} == expected
             names = {node.id for node in nodes if isinstance(node, ast.Name)}
             assert names <= {"httpx", "openai", "os", "client", "answer", "print"}

@@ -21,12 +21,11 @@ from azure.ai.inference.models import (
     UserMessage,
 )
 from azure.core.credentials import AzureKeyCredential
-from parts import DEMO, KEY, LONG, MODEL, STORY, TOOLS, fails, part, run
+from parts import DEMO, KEY, LONG, MODEL, SCHEMA, STORY, TOOLS, fails, part, run
 
 client = ChatCompletionsClient(endpoint=f"{DEMO}v1", credential=AzureKeyCredential(KEY))
-asked = ChatCompletionsClient(endpoint=f"{TOOLS}v1", credential=AzureKeyCredential(KEY))
+caller = ChatCompletionsClient(endpoint=f"{TOOLS}v1", credential=AzureKeyCredential(KEY))
 MESSAGES = [UserMessage(STORY)]
-SCHEMA = {"type": "object", "properties": {"name": {"enum": ["Tom", "Ann"]}}, "required": ["name"]}
 FIND = {
     "model": MODEL,
     "messages": MESSAGES,
@@ -63,16 +62,16 @@ def structured():
 
 @part
 def tools():
-    answer = asked.complete(**FIND)
+    answer = caller.complete(**FIND)
     calls = answer.choices[0].message.tool_calls
     assert json.loads(calls[0].function.arguments)["name"] in ("Tom", "Ann")
     messages = [*MESSAGES, AssistantMessage(tool_calls=calls), ToolMessage("5", tool_call_id=calls[0].id)]
-    assert asked.complete(messages=messages, model=MODEL, tools=FIND["tools"], max_tokens=50).choices
+    assert caller.complete(messages=messages, model=MODEL, tools=FIND["tools"], max_tokens=50).choices
 
 
 @part
 def a_stream_of_tools():
-    chunks = asked.complete(**FIND, stream=True)
+    chunks = caller.complete(**FIND, stream=True)
     calls = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or []]
     assert json.loads("".join(call.function.arguments for call in calls))["name"] in ("Tom", "Ann")
 

@@ -100,9 +100,9 @@ def responses():
 
 @part
 def stream():
-    told = b.stream.Tell(STORY)
-    assert list(told)
-    assert "6" in told.get_final_response()
+    pieces = b.stream.Tell(STORY)
+    assert list(pieces)
+    assert "6" in pieces.get_final_response()
 
 
 @part

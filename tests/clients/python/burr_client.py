@@ -9,17 +9,13 @@
 
 import openai
 from burr.core import ApplicationBuilder, State, action
-from parts import DEMO, KEY, MODEL, STORY, part, run
+from parts import DEMO, KEY, MESSAGES, MODEL, part, run
 
 
 @action(reads=[], writes=["answer"])
 def ask(state: State) -> State:
     c = openai.OpenAI(base_url=f"{DEMO}v1", api_key=KEY)
-    return state.update(
-        answer=c.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": STORY}])
-        .choices[0]
-        .message.content
-    )
+    return state.update(answer=c.chat.completions.create(model=MODEL, messages=MESSAGES).choices[0].message.content)
 
 
 @part

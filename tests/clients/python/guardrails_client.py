@@ -7,14 +7,12 @@
 """Guardrails: a guard calls LiteLLM with an `api_base`."""
 
 from guardrails import Guard
-from parts import DEMO, KEY, MODEL, STORY, part, run
+from parts import DEMO, KEY, MESSAGES, MODEL, part, run
 
 
 @part
 def guard():
-    answer = Guard()(
-        model=f"openai/{MODEL}", api_base=f"{DEMO}v1", api_key=KEY, messages=[{"role": "user", "content": STORY}]
-    )
+    answer = Guard()(model=f"openai/{MODEL}", api_base=f"{DEMO}v1", api_key=KEY, messages=MESSAGES)
     assert "6" in answer.raw_llm_output
 
 

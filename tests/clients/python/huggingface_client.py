@@ -9,11 +9,9 @@
 import json
 
 from huggingface_hub import InferenceClient
-from parts import DEMO, KEY, MODEL, STORY, part, run
+from parts import DEMO, KEY, MESSAGES, MODEL, SCHEMA, part, run
 
 client = InferenceClient(base_url=f"{DEMO}v1", api_key=KEY)
-MESSAGES = [{"role": "user", "content": STORY}]
-SCHEMA = {"type": "object", "properties": {"name": {"enum": ["Tom", "Ann"]}}, "required": ["name"]}
 
 
 @part

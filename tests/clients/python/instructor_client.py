@@ -12,7 +12,7 @@ from typing import Literal
 import anthropic
 import instructor
 import openai
-from parts import DEMO, KEY, MODEL, STORY, TOOLS, part, run
+from parts import DEMO, KEY, MESSAGES, MODEL, TOOLS, part, run
 from pydantic import BaseModel
 
 
@@ -29,33 +29,32 @@ class Names(BaseModel):
     names: set[Literal["Tom", "Ann"]]
 
 
-MESSAGES = [{"role": "user", "content": STORY}]
-
-
-def asked(mode, base=DEMO):
+def completions(mode, base=DEMO):
     client = openai.OpenAI(base_url=f"{base}v1", api_key=KEY)
     return instructor.from_openai(client, mode=mode).chat.completions
 
 
 @part
 def json_schema():
-    assert asked(instructor.Mode.JSON_SCHEMA).create(model=MODEL, messages=MESSAGES, response_model=Apples)
+    assert completions(instructor.Mode.JSON_SCHEMA).create(model=MODEL, messages=MESSAGES, response_model=Apples)
 
 
 @part
 def tools():
-    assert asked(instructor.Mode.TOOLS, TOOLS).create(model=MODEL, messages=MESSAGES, response_model=Apples)
+    assert completions(instructor.Mode.TOOLS, TOOLS).create(model=MODEL, messages=MESSAGES, response_model=Apples)
 
 
 @part
 def partial():
-    answers = asked(instructor.Mode.JSON_SCHEMA).create_partial(model=MODEL, messages=MESSAGES, response_model=Apples)
+    answers = completions(instructor.Mode.JSON_SCHEMA).create_partial(
+        model=MODEL, messages=MESSAGES, response_model=Apples
+    )
     assert list(answers)[-1].name
 
 
 @part
 def a_set():
-    assert asked(instructor.Mode.TOOLS, TOOLS).create(model=MODEL, messages=MESSAGES, response_model=Names)
+    assert completions(instructor.Mode.TOOLS, TOOLS).create(model=MODEL, messages=MESSAGES, response_model=Names)
 
 
 @part

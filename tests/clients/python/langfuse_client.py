@@ -9,7 +9,7 @@
 
 import os
 
-from parts import DEMO, KEY, MODEL, STORY, part, run
+from parts import DEMO, KEY, MESSAGES, MODEL, part, run
 
 os.environ["LANGFUSE_TRACING_ENABLED"] = "false"
 from langfuse.openai import openai
@@ -20,9 +20,7 @@ def wrapped():
     c = openai.OpenAI(base_url=f"{DEMO}v1", api_key=KEY)
     assert (
         "6"
-        in c.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": STORY}], name="x", metadata={"a": "b"}
-        )
+        in c.chat.completions.create(model=MODEL, messages=MESSAGES, name="x", metadata={"a": "b"})
         .choices[0]
         .message.content
     )

@@ -7,11 +7,11 @@
 """LiteLLM: `api_base` and a prefix such as `openai/`; its Router falls back where a prompt is too long."""
 
 import litellm
-from parts import DEMO, KEY, LONG, MODEL, STORY, fails, part, run
+from parts import DEMO, KEY, LONG, MESSAGES, MODEL, STORY, fails, part, run
 
 litellm.suppress_debug_info = True
-ASKED = {"messages": [{"role": "user", "content": STORY}], "api_key": KEY}
-OPENAI = {"model": f"openai/{MODEL}", "api_base": f"{DEMO}v1", **ASKED}
+OPTIONS = {"messages": MESSAGES, "api_key": KEY}
+OPENAI = {"model": f"openai/{MODEL}", "api_base": f"{DEMO}v1", **OPTIONS}
 
 
 @part
@@ -38,8 +38,8 @@ def effort():
 
 @part
 def anthropic():
-    asked = {**OPENAI, "model": f"anthropic/{MODEL}", "api_base": DEMO.rstrip("/"), "max_tokens": 200}
-    assert "6" in litellm.completion(**asked).choices[0].message.content
+    request = {**OPENAI, "model": f"anthropic/{MODEL}", "api_base": DEMO.rstrip("/"), "max_tokens": 200}
+    assert "6" in litellm.completion(**request).choices[0].message.content
 
 
 @part

@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 
-from parts import DEMO, KEY, LONG, MODEL, STORY, part, run
+from parts import DEMO, KEY, LONG, MESSAGES, MODEL, STORY, part, run
 
 CONFIG = f"""
 model_list:
@@ -50,19 +50,19 @@ for _ in range(120):
         break
     except OSError:
         time.sleep(0.5)
-ASKED = {"model": "demo", "messages": [{"role": "user", "content": STORY}]}
+OPTIONS = {"model": "demo", "messages": MESSAGES}
 
 
 @part
 def chat():
-    status, answer = post(f"{url}/v1/chat/completions", ASKED)
+    status, answer = post(f"{url}/v1/chat/completions", OPTIONS)
     assert status == 200
     assert "6" in answer["choices"][0]["message"]["content"]
 
 
 @part
 def anthropic():
-    status, answer = post(f"{url}/v1/messages", {**ASKED, "max_tokens": 100})
+    status, answer = post(f"{url}/v1/messages", {**OPTIONS, "max_tokens": 100})
     assert status == 200
     assert "6" in answer["content"][0]["text"]
 
@@ -76,7 +76,7 @@ def responses():
 
 @part
 def a_refusal():
-    status, answer = post(f"{url}/v1/chat/completions", {**ASKED, "messages": [{"role": "user", "content": LONG}]})
+    status, answer = post(f"{url}/v1/chat/completions", {**OPTIONS, "messages": [{"role": "user", "content": LONG}]})
     assert status == 400, (status, answer)
 
 

@@ -9,13 +9,11 @@
 from typing import Literal
 
 from mistralai.client import Mistral
-from parts import DEMO, KEY, LONG, MODEL, STORY, TOOLS, fails, part, run
+from parts import DEMO, KEY, LONG, MESSAGES, MODEL, SCHEMA, TOOLS, fails, part, run
 from pydantic import BaseModel
 
 client = Mistral(server_url=DEMO, api_key=KEY)
-MESSAGES = [{"role": "user", "content": STORY}]
-PARAMETERS = {"type": "object", "properties": {"name": {"enum": ["Tom", "Ann"]}}, "required": ["name"]}
-FIND = {"type": "function", "function": {"name": "find", "description": "Finds.", "parameters": PARAMETERS}}
+FIND = {"type": "function", "function": {"name": "find", "description": "Finds.", "parameters": SCHEMA}}
 
 
 class Name(BaseModel):
@@ -48,12 +46,12 @@ def structured():
 
 @part
 def tools():
-    with Mistral(server_url=TOOLS, api_key=KEY) as asked:
-        first = asked.chat.complete(model=MODEL, messages=MESSAGES, tools=[FIND], tool_choice="any", max_tokens=300)
+    with Mistral(server_url=TOOLS, api_key=KEY) as caller:
+        first = caller.chat.complete(model=MODEL, messages=MESSAGES, tools=[FIND], tool_choice="any", max_tokens=300)
         message = first.choices[0].message
         assert message.tool_calls[0].function.name == "find"
         result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "5", "name": "find"}
-        assert asked.chat.complete(model=MODEL, messages=[*MESSAGES, message, result], tools=[FIND], max_tokens=50)
+        assert caller.chat.complete(model=MODEL, messages=[*MESSAGES, message, result], tools=[FIND], max_tokens=50)
 
 
 @part

@@ -19,6 +19,8 @@ from typing import Any
 DEMO, TOOLS, MODEL = os.environ["DEMO"], os.environ["TOOLS"], os.environ["MODEL"]
 KEY = "none"
 STORY = "Tom has 5 apples, gets 3, loses 2."
+MESSAGES = [{"role": "user", "content": STORY}]
+SCHEMA = {"type": "object", "properties": {"name": {"enum": ["Tom", "Ann"]}}, "required": ["name"]}
 #: more tokens than the context of the demo has
 LONG = "Tom has 5 apples. " * 600
 _PARTS: list[Callable[[], Any]] = []

@@ -6,19 +6,14 @@
 # ///
 """Portkey: `Portkey(base_url=…)`."""
 
-from parts import DEMO, KEY, MODEL, STORY, part, run
+from parts import DEMO, KEY, MESSAGES, MODEL, part, run
 from portkey_ai import Portkey
 
 
 @part
 def chat():
     c = Portkey(base_url=f"{DEMO}v1", api_key=KEY)
-    assert (
-        "6"
-        in c.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": STORY}])
-        .choices[0]
-        .message.content
-    )
+    assert "6" in c.chat.completions.create(model=MODEL, messages=MESSAGES).choices[0].message.content
 
 
 run()

@@ -8,12 +8,10 @@
 
 import json
 
-from parts import DEMO, KEY, LONG, MODEL, STORY, TOOLS, fails, part, run
+from parts import DEMO, KEY, LONG, MESSAGES, MODEL, SCHEMA, STORY, TOOLS, fails, part, run
 from together import Together
 
 client = Together(base_url=DEMO, api_key=KEY)
-MESSAGES = [{"role": "user", "content": STORY}]
-SCHEMA = {"type": "object", "properties": {"name": {"enum": ["Tom", "Ann"]}}, "required": ["name"]}
 FIND = {
     "model": MODEL,
     "messages": MESSAGES,
@@ -49,8 +47,8 @@ def structured():
 
 @part
 def tools():
-    asked = Together(base_url=TOOLS, api_key=KEY)
-    answer = asked.chat.completions.create(**FIND)
+    caller = Together(base_url=TOOLS, api_key=KEY)
+    answer = caller.chat.completions.create(**FIND)
     assert json.loads(answer.choices[0].message.tool_calls[0].function.arguments)["name"] in ("Tom", "Ann")
 
 

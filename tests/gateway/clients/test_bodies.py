@@ -7,18 +7,20 @@ has a constraint.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from service.gateway.ingress import Ingress
+from service.model import load_checkpoint
 from service.replica.replica import Replica
 from service.settings.settings import Settings
-from tests.gateway.helpers import client
-from tests.gateway.local import LocalBackend
+from tests.gateway.chatting import liking
+from tests.gateway.conftest import UNMEASURED
+from tests.gateway.helpers import over
+from tests.replicas import local_generator
 
 CLIENTS = {file.stem: json.loads(file.read_text("utf-8")) for file in sorted(Path(__file__).parent.glob("*.json"))}
 REQUESTS = [
@@ -30,15 +32,26 @@ REQUESTS = [
 LAST = ("data: [DONE]", "event: message_stop", "event: response.completed", "event: response.incomplete")
 
 
+@pytest.fixture(scope="module")
+def terse(qwen3_settings: Settings) -> Iterator[Replica]:
+    """A replica that chats as Qwen3 does and soon ends its answers: clients allow thousands of tokens."""
+    settings = qwen3_settings.model_copy(update={"max_model_len": None})
+    checkpoint = liking(load_checkpoint(settings.model), "<|im_end|>")
+    generator = local_generator("r0", checkpoint, settings, deps=UNMEASURED)
+    yield generator
+    generator.close()
+
+
 @pytest.fixture
-async def http(chatting: Replica) -> AsyncIterator[httpx.AsyncClient]:
-    settings = Settings(default_max_tokens=16, allowed_origins=("https://chat.example",))
-    async with client(Ingress("i0", settings, LocalBackend(chatting)).app(answers_request_id=True)) as http:
+async def http(terse: Replica) -> AsyncIterator[httpx.AsyncClient]:
+    async with over(terse, default_max_tokens=16, allowed_origins=("https://chat.example",)) as http:
         yield http
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-async def test_a_request(http: httpx.AsyncClient, request_: dict[str, Any]) -> None:
+async def test_a_client_gets_the_answer_or_the_error_that_it_understands(
+    http: httpx.AsyncClient, request_: dict[str, Any]
+) -> None:
     method, body = request_.get("method", "POST"), request_["body"]
     response = await http.request(method, request_["path"], json=body, headers=request_.get("headers", {}))
     assert response.status_code == request_.get("status", 200), response.text
@@ -60,6 +73,6 @@ async def test_a_request(http: httpx.AsyncClient, request_: dict[str, Any]) -> N
             assert "constraint_met" in answer["choices"][0]
 
 
-def test_every_file_says_where_its_requests_were_seen() -> None:
+def test_every_file_names_the_source_of_its_requests() -> None:
     for content in CLIENTS.values():
         assert content["client"] and content["version"] and content["seen"] and content["requests"]  # noqa: PT018

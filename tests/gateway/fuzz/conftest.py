@@ -13,7 +13,7 @@ from service.gateway.ingress import Ingress
 from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.gateway.chatting import give_qwen3
-from tests.gateway.conftest import give_template
+from tests.gateway.conftest import UNMEASURED, give_template
 from tests.gateway.local import LocalBackend
 from tests.replicas import load_replica
 from tests.serving import listening
@@ -25,13 +25,13 @@ MODEL_LENGTH = 300
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     path = give_template(tmp_path_factory.mktemp("checkpoint") / "golden")
-    given: dict[str, Any] = {"max_model_len": MODEL_LENGTH, "max_body_bytes": 65536, "admin_keys": ("boss",)}
-    return Settings(model=str(path), device="cpu", dtype="float32", **given)
+    limits: dict[str, Any] = {"max_model_len": MODEL_LENGTH, "max_body_bytes": 65536, "admin_keys": ("boss",)}
+    return Settings(model=str(path), device="cpu", dtype="float32", **limits)
 
 
 @pytest.fixture(scope="session")
 def generator(settings: Settings) -> Iterator[Replica]:
-    generator = load_replica("r0", settings)
+    generator = load_replica("r0", settings, UNMEASURED)
     yield generator
     generator.close()
 
@@ -53,7 +53,7 @@ def tools_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where a checkpoint that knows tools and thinks is served."""
     folder = give_qwen3(tmp_path_factory.mktemp("tools") / "golden")
     settings = Settings(model=str(folder), device="cpu", dtype="float32", max_model_len=2048, kv_cache_tokens=8192)
-    generator = load_replica("r0", settings)
+    generator = load_replica("r0", settings, UNMEASURED)
     with listening(Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)) as address:
         yield address.rstrip("/")
     generator.close()

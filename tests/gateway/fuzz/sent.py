@@ -22,17 +22,17 @@ EXPECTED = {"answered", "too late", "refused as documented"}
 async def send(url: str, count: int, seed: int) -> Counter[str]:
     """How many requests got which answer; whatever is neither an answer nor a documented refusal is shown whole."""
     seen: Counter[str] = Counter()
-    places = asyncio.Semaphore(_TOGETHER)
+    slots = asyncio.Semaphore(_TOGETHER)
     async with httpx.AsyncClient(base_url=url, timeout=600) as http:
         served = await _served(http)
 
-        async def one(number: int) -> None:
+        async def send_one(number: int) -> None:
             route, body = valid_request(random.Random(f"{seed}.{number}"), served)
-            async with places:
+            async with slots:
                 response = await http.post(route, json=body)
             seen[_verdict(route, body, response)] += 1
 
-        await asyncio.gather(*map(one, range(count)))
+        await asyncio.gather(*map(send_one, range(count)))
         failovers = (await page(http))("mrp_request_failovers_total")
         assert failovers == 0
     return seen

@@ -40,7 +40,7 @@ def answered(http: httpx.Client) -> None:
         HEAD + b"Expect: 100-continue\r\nContent-Length: 10\r\n\r\n",
     ],
 )
-def test_a_connection_cut_midway_harms_nobody(url: str, http: httpx.Client, sent: bytes) -> None:
+def test_a_connection_cut_midway_harms_no_other(url: str, http: httpx.Client, sent: bytes) -> None:
     with connected(url) as connection:
         connection.sendall(sent)
         answered(http)  # while it hangs
@@ -68,7 +68,7 @@ def test_a_chunked_body_is_a_body(url: str) -> None:
         HEAD + b"X: " + b"y" * 200_000 + b"\r\n\r\n",
     ],
 )
-def test_what_is_no_http_is_refused(url: str, http: httpx.Client, sent: bytes) -> None:
+def test_bytes_that_are_no_http_are_refused(url: str, http: httpx.Client, sent: bytes) -> None:
     with connected(url) as connection:
         try:
             connection.sendall(sent)

@@ -119,19 +119,19 @@ def violations(url: str, max_examples: int, phases: tuple[str, ...]) -> tuple[Co
     )
     schema = schemathesis.openapi.from_dict(schema_of_this_model(url), config=config)
     cases: Counter[str] = Counter()
-    found: list[str] = []
+    faults: list[str] = []
     for event in from_schema(schema).execute():
         if isinstance(event, events.NonFatalError | events.FatalError):
-            found.append(str(getattr(event, "value", None) or event))
+            faults.append(str(getattr(event, "value", None) or event))
         if isinstance(event, events.ScenarioFinished):
-            _read(event, cases, found)
-    return cases, found
+            _add_faults(event, cases, faults)
+    return cases, faults
 
 
-def _read(event: events.ScenarioFinished, cases: Counter[str], found: list[str]) -> None:
+def _add_faults(event: events.ScenarioFinished, cases: Counter[str], faults: list[str]) -> None:
     for case, interaction in event.recorder.interactions.items():
         if interaction.response is None:
-            found.append(f"no answer: {_asked(interaction)}")
+            faults.append(f"no answer: {_request_of(interaction)}")
             continue
         cases[f"{event.recorder.cases[case].value.operation.label} {interaction.response.status_code}"] += 1
     for case, checks in event.recorder.checks.items():
@@ -141,13 +141,13 @@ def _read(event: events.ScenarioFinished, cases: Counter[str], found: list[str])
             interaction = event.recorder.interactions[case]
             if interaction.response is None:
                 continue
-            said = interaction.response.content.decode("utf-8", "replace")
+            content = interaction.response.content.decode("utf-8", "replace")
             if check.name == "positive_data_acceptance" and BEYOND_THE_SCHEMA.search(_message(interaction.response)):
                 continue
-            found.append(f"{check.failure_info.failure.title}: {_asked(interaction)} -> {said[:300]}")
+            faults.append(f"{check.failure_info.failure.title}: {_request_of(interaction)} -> {content[:300]}")
 
 
-def _asked(interaction: Any) -> str:
+def _request_of(interaction: Any) -> str:
     request = interaction.request
     return f"{request.method} {request.uri} {request.body!r}"[:600]
 
@@ -163,15 +163,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 
 def test_a_few_cases_of_every_route(url: str) -> None:
-    cases, found = violations(url, 2, ("examples", "fuzzing"))
-    assert not found, "\n".join(found)
+    cases, faults = violations(url, 2, ("examples", "fuzzing"))
+    assert not faults, "\n".join(faults)
     assert cases.total() >= 20
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_many_cases(url: str) -> None:
-    cases, found = violations(url, 900, ("examples", "coverage", "fuzzing", "stateful"))
+    cases, faults = violations(url, 900, ("examples", "coverage", "fuzzing", "stateful"))
     print(f"\n{cases.total()} cases: {dict(sorted(cases.items()))}")  # noqa: T201
-    assert not found, "\n".join(found)
+    assert not faults, "\n".join(faults)
     assert cases.total() >= 5000

@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator
 
 import httpx
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from service.api.streams import frame
 from service.decode.modes import MODES
+from tests.gateway.apis import CHAT, COMPLETIONS, MESSAGES, Api, each_foreign_api
 from tests.gateway.fuzz.test_bodies import FEW, any_json, whole
 
 _LINE_END = re.compile("\r\n|\n|\r")
@@ -72,47 +72,20 @@ def test_a_stream_is_the_whole_answer(
     }
 
 
-@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
-@FEW
-@given(seed=st.integers(0, 2**62), length=st.integers(1, 30), n=st.integers(1, 3))
-def test_openais_stream_is_the_whole_answer(http: httpx.Client, route: str, seed: int, length: int, n: int) -> None:
-    body = {**whole(route, "w5 w6 w7"), "seed": seed, "max_tokens": length, "n": n, "temperature": 0.9}
-    answer = http.post(route, json=body).json()
-    content = http.post(route, json={**body, "stream": True, "stream_options": {"include_usage": True}}).content
-    *frames, (_, last) = events(content)
-    assert last == "[DONE]"
-    assert {name for name, _ in frames} == {"message"}
-    texts = [""] * n
-    for data in (json.loads(data) for _, data in frames):
-        for choice in data["choices"]:
-            texts[choice["index"]] += choice.get("text") or choice.get("delta", {}).get("content") or ""
-    told = [choice.get("text", choice.get("message", {}).get("content")) for choice in answer["choices"]]
-    assert texts == told
-    assert json.loads(frames[-1][1])["usage"] == answer["usage"]
-
-
+@each_foreign_api
 @FEW
 @given(seed=st.integers(0, 2**62), length=st.integers(1, 30), stop=st.sampled_from([None, "w1", " ", "9"]))
-def test_anthropics_stream_is_the_whole_answer(http: httpx.Client, seed: int, length: int, stop: str | None) -> None:
-    body = {**whole("/v1/messages", "w5 w6 w7"), "seed": seed, "max_tokens": length, "temperature": 0.9}
-    body |= {"stop_sequences": [stop]} if stop else {}
-    answer = http.post("/v1/messages", json=body).json()
-    told = [json.loads(data) for _, data in events(http.post("/v1/messages", json={**body, "stream": True}).content)]
-    deltas = [event["delta"] for event in told if event["type"] == "content_block_delta"]
-    assert "".join(delta["text"] for delta in deltas) == "".join(block["text"] for block in answer["content"])
-    assert told[-2]["delta"] == {name: answer[name] for name in ("stop_reason", "stop_sequence")}
-    assert told[-2]["usage"]["output_tokens"] == answer["usage"]["output_tokens"]
-
-
-@FEW
-@given(seed=st.integers(0, 2**62), length=st.integers(1, 30))
-def test_the_stream_of_responses_is_the_whole_answer(http: httpx.Client, seed: int, length: int) -> None:
-    body = {**whole("/v1/responses", "w5 w6 w7"), "seed": seed, "max_output_tokens": length, "temperature": 0.9}
-    answer = http.post("/v1/responses", json=body).json()
-    told = [json.loads(data) for _, data in events(http.post("/v1/responses", json={**body, "stream": True}).content)]
-    deltas = "".join(event["delta"] for event in told if event["type"] == "response.output_text.delta")
-    assert deltas == "".join(part["text"] for item in answer["output"] for part in item["content"])
-    assert (told[-1]["response"]["status"], told[-1]["response"]["usage"]["output_tokens"]) == (
-        answer["status"],
-        answer["usage"]["output_tokens"],
-    )
+def test_a_stream_of_another_api_is_the_whole_answer(
+    http: httpx.Client, api: Api, seed: int, length: int, stop: str | None
+) -> None:
+    body = {**whole(api.path, "w5 w6 w7"), "seed": seed, api.limit: length, "temperature": 0.9}
+    body |= {"stop_sequences" if api.path == MESSAGES else "stop": [stop]} if stop else {}
+    body |= {"stream_options": {"include_usage": True}} if api.path in {COMPLETIONS, CHAT} else {}
+    answer = http.post(api.path, json={name: body[name] for name in body if name != "stream_options"}).json()
+    parts = [data for _, data in events(http.post(api.path, json={**body, "stream": True}).content)]
+    stream = [json.loads(part) for part in parts if part != "[DONE]"]
+    assert "".join(map(api.delta, stream)) == api.text(answer)
+    last = next(event for event in reversed(stream) if "usage" in event or "response" in event)
+    usage = last["usage"] if "usage" in last else last["response"]["usage"]
+    output = "completion_tokens" if api.path in {COMPLETIONS, CHAT} else "output_tokens"
+    assert usage[output] == answer["usage"][output]

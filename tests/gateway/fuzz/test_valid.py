@@ -14,9 +14,9 @@ from tests.gateway.fuzz.sent import EXPECTED, send
 
 
 async def test_some_dozens_of_valid_requests(url: str, generator: Replica) -> None:
-    seen = await send(url, 80, seed=1)
+    seen = await send(url, 48, seed=1)
     assert set(seen) <= EXPECTED, "\n".join(seen)
-    assert seen["answered"] > 60
+    assert seen["answered"] > 36
     assert generator.status().failure is None
 
 

@@ -57,31 +57,30 @@ def valid_request(rng: random.Random, served: Served) -> tuple[str, dict[str, An
 def _other_chat(rng: random.Random, route: str, body: dict[str, Any], tokens: int) -> dict[str, Any]:
     messages = _messages(rng)
     if route == "/v1/responses":
-        own = {
+        fields = {
             "max_output_tokens": tokens,
             "input": rng.choice([messages, "w5"]),
             "instructions": rng.choice(["w1", None]),
         }
-        return body | own | {"temperature": min(_WARMEST, body.get("temperature", 0))}
+        return body | fields | {"temperature": min(_WARMEST, body.get("temperature", 0))}
     stop = [body.pop("stop")] if "stop" in body else []
-    own = {"max_tokens": rng.choice([tokens, 10**6]), "messages": messages, "system": rng.choice(["w1", []])}
-    own["stop_sequences"] = stop[0] if stop and isinstance(stop[0], list) else stop
-    return body | own | {"temperature": min(1, body.get("temperature", 0))}
+    fields = {"max_tokens": rng.choice([tokens, 10**6]), "messages": messages, "system": rng.choice(["w1", []])}
+    fields["stop_sequences"] = stop[0] if stop and isinstance(stop[0], list) else stop
+    return body | fields | {"temperature": min(1, body.get("temperature", 0))}
 
 
 def _question(rng: random.Random, served: Served, prompt: list[int]) -> dict[str, Any]:
-    """Places anywhere in a text, in any form."""
+    """Masked positions anywhere in a text, in any form."""
     marked = [None if rng.random() < 16 / len(prompt) else token for token in prompt]
     marked = marked if marked.count(None) <= 32 else prompt
     items: list[dict[str, Any]] = [{"prompt_token_ids": marked}, {"prompt": rng.choice(_TEXTS)}]
     items.append({"prompt": "w5 w6 ?? w7 ??", "mark": "??"})
     if served.chat:
         items.append({"messages": _messages(rng)})
-    asked = rng.choice([{"labels": ["w7", "w8"]}, {"label_token_ids": served.allowed[:100]}, {"top_logprobs": 20}])
-    shared = {
-        name: one for name, one in _shared(rng, served).items() if name in ("timeout_s", "cache_salt", "priority")
-    }
-    return {"model": served.model, "items": rng.choices(items, k=rng.choice([1, 1, 4])), **asked, **shared}
+    labels = rng.choice([{"labels": ["w7", "w8"]}, {"label_token_ids": served.allowed[:100]}, {"top_logprobs": 20}])
+    names = ("timeout_s", "cache_salt", "priority")
+    shared = {name: value for name, value in _shared(rng, served).items() if name in names}
+    return {"model": served.model, "items": rng.choices(items, k=rng.choice([1, 1, 4])), **labels, **shared}
 
 
 def _some_prompt(rng: random.Random, prompt: list[int], chat: bool) -> dict[str, Any]:

@@ -14,17 +14,22 @@ from tests.gateway.generate.helpers import GENERATE, body, problem
 from tests.gateway.helpers import over
 
 
-class TestSizes:
-    @pytest.fixture
-    async def small(self, generator: Replica) -> AsyncIterator[httpx.AsyncClient]:
-        async with over(generator, max_body_bytes=200) as http:
-            yield http
+@pytest.fixture(scope="module")
+def locked(generator: Replica) -> httpx.AsyncClient:
+    return over(generator, api_keys=("first", "second"))
 
-    async def test_declared(self, small: httpx.AsyncClient) -> None:
+
+@pytest.fixture(scope="module")
+def small(generator: Replica) -> httpx.AsyncClient:
+    return over(generator, max_body_bytes=200)
+
+
+class TestBodySizes:
+    async def test_a_declared_size_is_refused(self, small: httpx.AsyncClient) -> None:
         detail = problem(await small.post(GENERATE, content=b"x" * 201), 413)
         assert (detail["code"], detail["message"]) == ("body_too_large", "the body has 201 bytes, allowed are 200")
 
-    async def test_declared_falsely_or_in_chunks(self, small: httpx.AsyncClient) -> None:
+    async def test_a_wrong_size_or_none_is_refused_while_it_comes(self, small: httpx.AsyncClient) -> None:
         async def chunks() -> AsyncIterator[bytes]:
             for _ in range(300):
                 yield b"x"
@@ -33,26 +38,21 @@ class TestSizes:
             detail = problem(await small.post(GENERATE, content=chunks(), headers=headers), 413)
             assert detail["message"] == "the body has more than 200 bytes, allowed are 200"
 
-    async def test_at_the_limit(self, small: httpx.AsyncClient) -> None:
+    async def test_a_body_at_the_limit_is_read(self, small: httpx.AsyncClient) -> None:
         content = json.dumps(body()).encode().ljust(200)
         assert (await small.post(GENERATE, content=content)).status_code == 200
         assert problem(await small.post(GENERATE, content=content + b" "), 413)
 
-    async def test_the_default_is_a_mebibyte(self, http: httpx.AsyncClient) -> None:
+    async def test_the_default_limit_is_a_mebibyte(self, http: httpx.AsyncClient) -> None:
         assert "allowed are 1048576" in problem(await http.post(GENERATE, content=b" " * (2**20 + 1)), 413)["message"]
 
 
 class TestKeys:
     ROUTES = (("POST", GENERATE), ("GET", "/v1/models"))
 
-    @pytest.fixture
-    async def locked(self, generator: Replica) -> AsyncIterator[httpx.AsyncClient]:
-        async with over(generator, api_keys=("first", "second")) as http:
-            yield http
-
     @pytest.mark.parametrize(("method", "path"), ROUTES)
     @pytest.mark.parametrize(
-        ("headers", "said"),
+        ("headers", "message"),
         [
             ({}, "the API key is missing"),
             ({"Authorization": "Bearer wrong"}, "the API key is wrong"),
@@ -66,13 +66,13 @@ class TestKeys:
             ({"x-api-key": "first", "Authorization": "Bearer wrong"}, "the API key is wrong"),
         ],
     )
-    async def test_missing_or_wrong(
-        self, locked: httpx.AsyncClient, method: str, path: str, headers: dict[str, str], said: str
+    async def test_a_missing_or_wrong_key_is_refused(
+        self, locked: httpx.AsyncClient, method: str, path: str, headers: dict[str, str], message: str
     ) -> None:
         response = await locked.request(method, path, headers=headers)
         detail = problem(response, 401)
         assert detail["code"] == "unauthorized"
-        assert detail["message"] == f"{said}; send `Authorization: Bearer <key>`"
+        assert detail["message"] == f"{message}; send `Authorization: Bearer <key>`"
         assert response.headers["www-authenticate"] == "Bearer"
 
     @pytest.mark.parametrize(
@@ -85,25 +85,21 @@ class TestKeys:
             {"X-Api-Key": "second", "Authorization": "Basic x"},
         ],
     )
-    async def test_right(self, locked: httpx.AsyncClient, headers: dict[str, str]) -> None:
+    async def test_a_right_key_is_accepted(self, locked: httpx.AsyncClient, headers: dict[str, str]) -> None:
         assert (await locked.get("/v1/models", headers=headers)).status_code == 200
         assert (await locked.post(GENERATE, json=body(max_new_tokens=1), headers=headers)).status_code == 200
 
-    async def test_are_asked_for_before_anything_else(self, locked: httpx.AsyncClient) -> None:
+    async def test_the_key_is_checked_before_the_body(self, locked: httpx.AsyncClient) -> None:
         problem(await locked.post(GENERATE, content=b"{" * 2**21), 401)
 
-    async def test_are_needed_by_every_route_but_those_for_operators(self, locked: httpx.AsyncClient) -> None:
+    async def test_every_route_needs_a_key_but_those_for_operators(self, locked: httpx.AsyncClient) -> None:
         paths = (await locked.get("/openapi.json")).json()["paths"]
         routes = [(method, path.replace("{model_id}", "demo")) for path in paths for method in paths[path]]
-        found = {path for method, path in routes if (await locked.request(method, path, json={})).status_code != 401}
+        public = {path for method, path in routes if (await locked.request(method, path, json={})).status_code != 401}
         assert len(routes) > 8
-        assert found == {"/live", "/health", "/metrics"}
+        assert public == {"/live", "/health", "/metrics"}
 
-    @pytest.mark.parametrize("path", ["/health", "/metrics", "/openapi.json"])
-    async def test_health_and_metrics_are_open(self, locked: httpx.AsyncClient, path: str) -> None:
-        assert (await locked.get(path)).status_code == 200
-
-    async def test_beyond_ascii(self, generator: Replica) -> None:
+    async def test_a_key_may_have_letters_beyond_ascii(self, generator: Replica) -> None:
         async with over(generator, api_keys=("schlüssel",)) as http:
             header = {b"Authorization": "Bearer schlüssel".encode()}
             assert (await http.get("/v1/models", headers=header)).status_code == 200
@@ -121,7 +117,7 @@ class TestRoutes:
             ("POST", "/health", 405, "method_not_allowed"),
         ],
     )
-    async def test_that_are_not_there(
+    async def test_an_unknown_route_or_method_is_named(
         self, http: httpx.AsyncClient, method: str, path: str, status: int, code: str
     ) -> None:
         response = await http.request(method, path)
@@ -142,7 +138,7 @@ class TestRoutes:
             ("/nope/", None),
         ],
     )
-    async def test_a_slash_too_many_is_told(self, http: httpx.AsyncClient, path: str, hint: str | None) -> None:
+    async def test_a_slash_too_many_gets_a_hint(self, http: httpx.AsyncClient, path: str, hint: str | None) -> None:
         response = await http.post("http://test" + path, json={})
         assert response.status_code == 404
         message = response.json()["error"]["message"]
@@ -153,25 +149,24 @@ class TestRequestIds:
     ROUTES = (("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/models"), ("GET", "/nope"), ("POST", GENERATE))
 
     @pytest.mark.parametrize(("method", "path"), ROUTES)
-    async def test_on_every_response(self, http: httpx.AsyncClient, method: str, path: str) -> None:
+    async def test_every_response_has_an_id(self, http: httpx.AsyncClient, method: str, path: str) -> None:
         made = {(await http.request(method, path)).headers["x-request-id"] for _ in range(3)}
         assert len(made) == 3
-        kept = await http.request(method, path, headers={"X-Request-Id": "mine-1.2:3_"})
-        assert kept.headers["x-request-id"] == "mine-1.2:3_"
+        again = await http.request(method, path, headers={"X-Request-Id": "mine-1.2:3_"})
+        assert again.headers["x-request-id"] == "mine-1.2:3_"
 
     @pytest.mark.parametrize(
-        ("sent", "kept"),
-        [("<b>a</b>\t!", "bab"), ("x" * 500, "x" * 128), ("a,b;c=d\u00e9", "abcd")],
+        ("sent", "request_id"), [("<b>a</b>\t!", "bab"), ("x" * 500, "x" * 128), ("a,b;c=d\u00e9", "abcd")]
     )
-    async def test_are_cleaned(self, http: httpx.AsyncClient, sent: str, kept: str) -> None:
+    async def test_an_id_of_the_client_is_cleaned(self, http: httpx.AsyncClient, sent: str, request_id: str) -> None:
         response = await http.post(GENERATE, json={}, headers={b"X-Request-Id": sent.encode("latin-1")})
-        assert problem(response, 422)["request_id"] == kept
+        assert problem(response, 422)["request_id"] == request_id
 
-    async def test_of_which_nothing_is_left_are_made(self, http: httpx.AsyncClient) -> None:
+    async def test_an_id_of_which_nothing_is_left_is_replaced(self, http: httpx.AsyncClient) -> None:
         assert len((await http.get("/health", headers={"X-Request-Id": "<>?"})).headers["x-request-id"]) == 16
 
-    async def test_stand_on_streams_too_and_may_be_used_twice(self, http: httpx.AsyncClient) -> None:
+    async def test_streams_have_an_id_and_it_may_be_used_twice(self, http: httpx.AsyncClient) -> None:
         headers = {"X-Request-Id": "same"}
-        asked = [http.post(GENERATE, json=body(stream=True), headers=headers) for _ in range(3)]
-        answers = await asyncio.gather(*asked)
+        requests = [http.post(GENERATE, json=body(stream=True), headers=headers) for _ in range(3)]
+        answers = await asyncio.gather(*requests)
         assert [(answer.status_code, answer.headers["x-request-id"]) for answer in answers] == [(200, "same")] * 3

@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from service.errors import NotReady
 from service.gateway.ingress import Ingress
@@ -18,9 +17,9 @@ from service.messages.wire import Failure, Items, ReplicaRequest
 from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.engines import Held
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import GENERATE, ask, body, problem, refused
-from tests.gateway.helpers import client, eventually, over, page
+from tests.gateway.helpers import client, eventually, keys_file, over, page
 from tests.gateway.local import LocalBackend
 
 
@@ -29,101 +28,100 @@ class Counting(LocalBackend):
 
     def __init__(self, generator: Replica) -> None:
         super().__init__(generator)
-        self.asked: list[ReplicaRequest] = []
+        self.requests: list[ReplicaRequest] = []
 
     def stream(self, request: ReplicaRequest) -> Items:
-        self.asked.append(request)
+        self.requests.append(request)
         return super().stream(request)
 
 
 async def queued(http: httpx.AsyncClient, count: int) -> None:
-    """Waits until so many requests wait for a place."""
+    """Waits until so many requests are in the queue."""
     async with asyncio.timeout(20):
         while (await page(http))("mrp_num_requests_waiting", replica="queue") != count:
             await asyncio.sleep(0.002)
 
 
 @pytest.fixture
-def held(make_generator: MakeGenerator) -> tuple[Counting, Held]:
-    """One that decodes one request at a time, takes two, and does nothing before it is released."""
-    held = Held()
-    return Counting(make_generator(deps=held.deps, max_num_seqs=1)), held
+def backend(make_generator: MakeGenerator, gate: EngineGate) -> Counting:
+    """A replica that decodes one request at a time, takes two, and makes no forward before the gate is open."""
+    return Counting(make_generator(deps=gate.deps, max_num_seqs=1))
 
 
-def asking(http: httpx.AsyncClient, **fields: Any) -> asyncio.Task[dict[str, Any]]:
+def request(http: httpx.AsyncClient, **fields: Any) -> asyncio.Task[dict[str, Any]]:
     return asyncio.ensure_future(ask(http, body(**fields)))
 
 
 class TestQueue:
-    async def test_a_full_one(self, held: tuple[Counting, Held]) -> None:
-        async with over(held[0], max_waiting=2) as http:
-            tasks = [asking(http) for _ in range(4)]
+    async def test_a_full_queue_refuses_with_429(self, backend: Counting, gate: EngineGate) -> None:
+        async with over(backend, max_waiting=2) as http:
+            tasks = [request(http) for _ in range(4)]
             await queued(http, 2)
             response = await http.post(GENERATE, json=body())
             detail = problem(response, 429)
             assert (detail["code"], detail["message"]) == ("queue_full", "2 requests are waiting, allowed are 2")
             assert response.headers["retry-after"] == "1"  # the rate is known after a second
             assert (await refused(http, body(seed=1), 429))["code"] == "queue_full"
-            assert len(held[0].asked) == 2
-            held[1].release()
+            assert len(backend.requests) == 2
+            gate.release()
             answers = await asyncio.gather(*tasks)
             assert len({tuple(answer["token_ids"]) for answer in answers}) == 1
             await ask(http, body())
 
-    async def test_who_has_a_place_is_not_refused_by_the_replica(self, make_generator: MakeGenerator) -> None:
+    async def test_an_admitted_request_is_not_refused_by_the_replica(
+        self, make_generator: MakeGenerator, gate: EngineGate
+    ) -> None:
         """Eight requests are decoded and two wait in the engine, although only one may wait at the ingress."""
-        held = Held()
-        generator = make_generator(deps=held.deps, max_num_seqs=8, max_waiting=1)
+        generator = make_generator(deps=gate.deps, max_num_seqs=8, max_waiting=1)
         async with over(generator, max_waiting=1) as http:
-            tasks = [asking(http, seed=seed) for seed in range(11)]
+            tasks = [request(http, seed=seed) for seed in range(11)]
             await queued(http, 1)
             assert (await refused(http, body(), 429))["code"] == "queue_full"
-            held.release()
+            gate.release()
             assert len(await asyncio.gather(*tasks)) == 11
 
-    async def test_by_priority(self, held: tuple[Counting, Held]) -> None:
-        backend, engine = held
+    async def test_the_queue_is_ordered_by_priority(self, backend: Counting, gate: EngineGate) -> None:
         async with over(backend) as http:
-            tasks = [asking(http, seed=seed) for seed in (0, 1)]
-            await engine.holds()
+            tasks = [request(http, seed=seed) for seed in (0, 1)]
+            await gate.holds()
             await queued(http, 0)
             for count, (seed, priority) in enumerate([(2, 9), (3, 5), (4, 0), (5, 5)], 1):
-                tasks.append(asking(http, seed=seed, priority=priority))
+                tasks.append(request(http, seed=seed, priority=priority))
                 await queued(http, count)
-            engine.release()
+            gate.release()
             await asyncio.gather(*tasks)
-        assert [request.sampling.seed for request in backend.asked][2:] == [4, 3, 5, 2]
+        assert [request.sampling.seed for request in backend.requests][2:] == [4, 3, 5, 2]
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_who_leaves_it_is_gone_at_once(self, held: tuple[Counting, Held], stream: bool) -> None:
-        backend, engine = held
+    async def test_a_client_that_leaves_the_queue_frees_its_position(
+        self, backend: Counting, gate: EngineGate, stream: bool
+    ) -> None:
         async with over(backend) as http:
-            tasks = [asking(http) for _ in range(2)]
-            await engine.holds()
+            tasks = [request(http) for _ in range(2)]
+            await gate.holds()
             leaving = asyncio.ensure_future(http.post(GENERATE, json=body(stream=stream)))
             await queued(http, 1)
             leaving.cancel()
             await asyncio.gather(leaving, return_exceptions=True)
             await queued(http, 0)
-            engine.release()
+            gate.release()
             await asyncio.gather(*tasks)
             await ask(http, body())
-        assert len(backend.asked) == 3
+        assert len(backend.requests) == 3
 
-    async def test_who_is_late_in_it_is_told_so(self, held: tuple[Counting, Held]) -> None:
-        backend, engine = held
+    async def test_a_time_limit_that_passes_in_the_queue_is_an_error(self, backend: Counting, gate: EngineGate) -> None:
         async with over(backend) as http:
-            tasks = [asking(http) for _ in range(2)]
-            await engine.holds()
+            tasks = [request(http) for _ in range(2)]
+            await gate.holds()
             detail = await refused(http, body(timeout_s=0.05), 504)
             assert (detail["code"], detail["param"]) == ("deadline_exceeded", "timeout_s")
             assert detail["message"] == "timeout_s is 0.05, nothing was decoded by then"
             await queued(http, 0)
-            engine.release()
+            gate.release()
             await asyncio.gather(*tasks)
-        assert len(backend.asked) == 2
+        assert len(backend.requests) == 2
 
-    async def test_failures_give_their_places_on(self, make_generator: MakeGenerator) -> None:
+    async def test_a_failed_request_frees_its_slot(self, make_generator: MakeGenerator) -> None:
         class Failing(Counting):
             async def stream(self, request: ReplicaRequest) -> Items:
                 async for _ in super().stream(request):
@@ -136,8 +134,10 @@ class TestQueue:
             assert (await page(http))("mrp_queue_blocks_left") == 0
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_a_server_that_stops_ends_those_who_wait(self, held: tuple[Counting, Held], stream: bool) -> None:
-        ingress = Ingress("i0", Settings(), held[0])
+    async def test_a_server_that_stops_ends_queued_requests(
+        self, backend: Counting, gate: EngineGate, stream: bool
+    ) -> None:
+        ingress = Ingress("i0", Settings(), backend)
         async with client(ingress.app(answers_request_id=True)) as http:
             tasks = [asyncio.ensure_future(http.post(GENERATE, json=body(stream=stream))) for _ in range(3)]
             await queued(http, 1)
@@ -145,10 +145,12 @@ class TestQueue:
             for response in await asyncio.gather(*tasks):
                 assert problem(response, 503)["message"].startswith("the server shut down")
             await queued(http, 0)
-        held[1].release()
+        gate.release()
 
-    async def test_the_answers_of_one_request_wait_like_any(self, held: tuple[Counting, Held]) -> None:
-        async with over(held[0], served_model_name="golden") as http:
+    async def test_several_answers_of_one_request_wait_like_several_requests(
+        self, backend: Counting, gate: EngineGate
+    ) -> None:
+        async with over(backend, served_model_name="golden") as http:
             model = (await http.get("/v1/models")).json()["data"][0]["id"]
             wanted = {
                 "model": model,
@@ -161,24 +163,18 @@ class TestQueue:
             task = asyncio.ensure_future(http.post("/v1/completions", json=wanted))
             await queued(http, 3)
             assert (await page(http))("mrp_queue_blocks_left") == 5
-            held[1].release()
+            gate.release()
             assert len((await task).json()["choices"]) == 5
-        assert {(request.sharing.priority, request.session) for request in held[0].asked} == {(2, "k")}
+        assert {(request.priority, request.session) for request in backend.requests} == {(2, "k")}
 
 
 @pytest.fixture
 def keyed(tmp_path: Path, generator: Replica) -> Callable[..., tuple[Counting, httpx.AsyncClient]]:
-    """keyed(name={…}, …) -> an ingress with a key of that name and these limits, and what it asks for."""
+    """keyed(name={…}, …) -> the backend and a client of an ingress with keys of these names and limits."""
 
     def make(backend: Counting | None = None, **keys: dict[str, Any]) -> tuple[Counting, httpx.AsyncClient]:
-        path = tmp_path / "keys.yaml"
-        entries = [
-            {"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest(), **limits}
-            for name, limits in keys.items()
-        ]
-        path.write_text(yaml.safe_dump(entries), "utf-8")
         backend = backend or Counting(generator)
-        ingress = Ingress("i0", Settings(api_keys_file=path), backend)
+        ingress = Ingress("i0", Settings(api_keys_file=keys_file(tmp_path, **keys)), backend)
         return backend, client(ingress.app(answers_request_id=True))
 
     return make
@@ -189,29 +185,28 @@ def key(name: str) -> dict[str, str]:
 
 
 class TestKeys:
-    async def test_a_request_is_its_keys(self, keyed: Callable) -> None:
+    async def test_a_request_has_the_tenant_and_weight_of_its_key(self, keyed: Callable) -> None:
         backend, http = keyed(a={"weight": 3}, b={})
         async with http:
             for name in ("a", "b"):
                 response = await http.post(GENERATE, json=body(), headers=key(name))
                 assert response.status_code == 200
             assert problem(await http.post(GENERATE, json=body(), headers=key("c")), 401)
-        assert [(request.sharing.tenant, request.sharing.tenant_share) for request in backend.asked] == [
-            ("a", 3.0),
-            ("b", 1.0),
-        ]
+        assert [(request.tenant, request.weight) for request in backend.requests] == [("a", 3.0), ("b", 1.0)]
 
-    async def test_a_flood_of_one_does_not_hold_up_another(self, held: tuple[Counting, Held], keyed: Callable) -> None:
-        backend, http = keyed(held[0], flood={}, other={})
+    async def test_a_flood_of_one_does_not_hold_up_another(
+        self, backend: Counting, gate: EngineGate, keyed: Callable
+    ) -> None:
+        _, http = keyed(backend, flood={}, other={})
         async with http:
             tasks = [asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("flood"))) for _ in range(8)]
             await queued(http, 7)
             tasks.append(asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("other"))))
-            await eventually(lambda: [request.sharing.tenant for request in backend.asked] == ["flood", "other"])
-            held[1].release()
+            await eventually(lambda: [request.tenant for request in backend.requests] == ["flood", "other"])
+            gate.release()
             assert {response.status_code for response in await asyncio.gather(*tasks)} == {200}
 
-    async def test_requests_a_minute(self, keyed: Callable) -> None:
+    async def test_requests_a_minute_are_limited(self, keyed: Callable) -> None:
         _, http = keyed(a={"requests_per_minute": 2}, b={})
         async with http:
             for _ in range(2):
@@ -226,7 +221,7 @@ class TestKeys:
             openai = await http.post("/v1/completions", json={"model": "x", "prompt": "x"}, headers=key("a"))
             assert openai.status_code == 429  # before the body is read, so wrong bodies cannot get around the limit
 
-    async def test_tokens_a_minute_are_those_that_were_used(self, keyed: Callable) -> None:
+    async def test_tokens_a_minute_count_the_used_tokens(self, keyed: Callable) -> None:
         """8 + 16 are used by each: the key is out after the second."""
         _, http = keyed(a={"tokens_per_minute": 50})
         async with http:

@@ -16,7 +16,7 @@ from tests.gateway.helpers import assert_shape
 
 class TestGolden:
     @pytest.mark.parametrize("number", range(len(CASES)))
-    async def test_at_once_and_streamed(self, http: httpx.AsyncClient, number: int) -> None:
+    async def test_a_golden_decode_is_answered_whole_and_streamed(self, http: httpx.AsyncClient, number: int) -> None:
         case = CASES[number]
         request = golden_body(case, seed=number)
         answer = await ask(http, request)
@@ -44,10 +44,12 @@ class TestGolden:
         assert 0 <= stats["drafts_accepted"] <= stats["drafts_proposed"]
         assert 0 <= stats["queue_ms"] <= stats["first_block_ms"] <= stats["total_ms"]
 
-    def test_they_cover_every_mode_of_the_independent_implementation(self) -> None:
+    def test_golden_decodes_cover_every_mode_of_the_independent_implementation(self) -> None:
         assert {case["mode"] for case in CASES} == {"static", "dynamic", "direct", "speculative", "remask"}
 
-    async def test_many_at_once_are_as_alone(self, http: httpx.AsyncClient, generator: Replica) -> None:
+    async def test_many_requests_at_once_are_answered_as_alone(
+        self, http: httpx.AsyncClient, generator: Replica
+    ) -> None:
         answers = await asyncio.gather(*(ask(http, golden_body(case)) for case in CASES))
         assert [answer["token_ids"] for answer in answers] == [case["token_ids"] for case in CASES]
         assert generator.snapshot().in_flight == 0
@@ -55,7 +57,7 @@ class TestGolden:
 
 class TestFrames:
     @pytest.mark.parametrize("trace", [False, True])
-    async def test_are_of_their_schemas(self, http: httpx.AsyncClient, trace: bool) -> None:
+    async def test_frames_have_their_schemas(self, http: httpx.AsyncClient, trace: bool) -> None:
         *blocks, (last, done) = await frames(http, body(return_trace=trace, max_new_tokens=33, ignore_eos=True))
         assert last == "done"
         assert_shape(Done, done)
@@ -65,7 +67,7 @@ class TestFrames:
             assert ("trace" in block) == trace
         assert [block["index"] for _, block in blocks] == [0, 1, 2, 3, 4]
 
-    async def test_running_stats_only_grow_and_end_in_the_last(self, http: httpx.AsyncClient) -> None:
+    async def test_statistics_of_frames_only_grow(self, http: httpx.AsyncClient) -> None:
         *blocks, (_, done) = await frames(http, body(max_new_tokens=33, ignore_eos=True))
         counts = [frame["stats"]["forwards"]["denoise"] for _, frame in blocks]
         assert counts == sorted(set(counts))
@@ -100,7 +102,7 @@ def replay(prompt: list[int], trace: list[dict[str, Any]]) -> list[int]:
 
 class TestTrace:
     @pytest.mark.parametrize("number", range(0, len(CASES), 3))
-    async def test_replays_to_the_tokens(self, http: httpx.AsyncClient, number: int) -> None:
+    async def test_a_trace_replays_to_the_tokens(self, http: httpx.AsyncClient, number: int) -> None:
         case = CASES[number]
         answer = await ask(http, golden_body(case, return_trace=True, seed=0))
         assert_shape(GenerateAnswer, answer)
@@ -115,5 +117,5 @@ class TestTrace:
         again = await streamed(http, golden_body(case, return_trace=True, seed=0))
         assert essence(again) == essence(answer)
 
-    async def test_only_where_asked_for(self, http: httpx.AsyncClient) -> None:
+    async def test_the_trace_is_optional(self, http: httpx.AsyncClient) -> None:
         assert "trace" not in await ask(http, body())

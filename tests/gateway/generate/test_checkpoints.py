@@ -170,10 +170,6 @@ class TestChat:
 class TestBytes:
     """One token a byte, so that a random model writes broken and whole characters over all borders."""
 
-    @pytest.fixture
-    def bytewise(self, make_generator: MakeGenerator, byte_checkpoint: Checkpoint) -> Replica:
-        return make_generator("r0", byte_checkpoint)
-
     @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
     async def test_frames_hold_whole_characters(self, bytewise: Replica, seed: int) -> None:
         request = body(temperature=3, seed=seed, max_new_tokens=64, ignore_eos=True)
@@ -205,7 +201,7 @@ def test_without_a_tokenizer(make_generator: MakeGenerator, tmp_path: Path, chec
 
 
 class TestModels:
-    async def test_what_is_said(self, http: httpx.AsyncClient) -> None:
+    async def test_a_model_has_its_name_modes_and_defaults(self, http: httpx.AsyncClient) -> None:
         answer = (await http.get("/v1/models")).json()
         assert answer["object"] == "list"
         (model,) = answer["data"]
@@ -228,9 +224,9 @@ class TestModels:
         }
         assert (model["max_model_len"], model["chat_template"]) == (2048, True)
 
-    async def test_the_name_is_the_operators(self, make_generator: MakeGenerator) -> None:
+    async def test_the_operator_may_name_the_model(self, make_generator: MakeGenerator) -> None:
         async with over(make_generator(served_model_name=("mine",))) as http:
             assert (await ask(http, body(max_new_tokens=1)))["model"] == "mine"
 
-    async def test_health(self, http: httpx.AsyncClient) -> None:
+    async def test_health_counts_the_replicas(self, http: httpx.AsyncClient) -> None:
         assert (await http.get("/health")).json() == {"status": "ok", "replicas_ready": 1}

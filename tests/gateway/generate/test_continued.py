@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from service.api.generate import parse_generate_request
-from service.api.parse import RequestContext
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import EngineFailed, ReplicaLost
@@ -21,15 +19,13 @@ from service.messages.wire import Chunk, Ending, Failure, Items, ReplicaRequest,
 from service.model import Checkpoint
 from service.replica.replica import Replica
 from service.routing.failover import FailoverPolicy
-from service.settings.settings import Settings
-from tests.gateway.conftest import UNMEASURED, MakeGenerator
-from tests.gateway.doubles import Dying, free, pipeline
-from tests.gateway.engines import Held, failing
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.doubles import LosesFirst, free, pipeline
+from tests.gateway.engines import EngineGate, failing
 from tests.gateway.generate.helpers import PROMPT, ask, body, essence, streamed
-from tests.gateway.helpers import over, page
+from tests.gateway.helpers import over, page, replica_request_of
 from tests.gateway.local import LocalBackend
 from tests.gathered import gathered
-from tests.replicas import local_generator
 
 #: every mode, with knobs that make it work for its tokens
 MODES: list[dict[str, Any]] = [
@@ -68,12 +64,6 @@ class Lost(LocalBackend):
         raise ReplicaLost("killed", retry_after=1.0)
 
 
-def replica_request_of(replica: Replica, request: Mapping[str, Any]) -> ReplicaRequest:
-    context = RequestContext(replica.status().card, 60.0)
-    [replica_request] = parse_generate_request({"mode": "static", **request, "stream": True}, context).requests
-    return replica_request
-
-
 async def items_of(backend: LocalBackend, request: ReplicaRequest) -> tuple[list[Chunk | Ending], list[str]]:
     """The items of an answer, and why attempts were made again."""
     again: list[str] = []
@@ -92,7 +82,7 @@ def timeless(item: Chunk | Ending) -> Chunk | Ending:
 
 async def assert_same_after_every_block(first: Replica, second: Replica, request: Mapping[str, Any]) -> int:
     """Loses the first replica after every block in turn. Returns the number of the answer's chunks."""
-    replica_request = replica_request_of(first, request)
+    replica_request = replica_request_of(first.status().card, request)
     whole, again = await items_of(LocalBackend(first), replica_request)
     *chunks, ending = whole
     assert isinstance(ending, Ending)
@@ -110,11 +100,9 @@ async def assert_same_after_every_block(first: Replica, second: Replica, request
     return len(chunks)
 
 
-@pytest.fixture(scope="module")
-def replicas(settings: Settings, checkpoint: Checkpoint, generator: Replica) -> Iterator[tuple[Replica, Replica]]:
-    other = local_generator("r1", checkpoint, settings, deps=UNMEASURED)
-    yield generator, other
-    other.close()
+@pytest.fixture
+def replicas(generator: Replica, other: Replica) -> tuple[Replica, Replica]:
+    return generator, other
 
 
 @pytest.mark.parametrize(
@@ -131,15 +119,18 @@ def replicas(settings: Settings, checkpoint: Checkpoint, generator: Replica) -> 
         for how, prompt, temperature in zip(HOW, PROMPTS, (0.9, 0.9, 0), strict=True)
     ],
 )
-async def test_every_mode(
+async def test_every_mode_continues(
     replicas: tuple[Replica, Replica], mode: dict[str, Any], temperature: float, prompt: list[int]
 ) -> None:
     request = body(prompt_token_ids=prompt, max_new_tokens=30, temperature=temperature, seed=3, ignore_eos=True)
-    assert await assert_same_after_every_block(*replicas, request | mode | {"return_trace": True}) >= 4
+    assert (
+        await assert_same_after_every_block(*replicas, request | mode | {"return_trace": True, "return_step_map": True})
+        >= 4
+    )
 
 
 @pytest.mark.parametrize("mode", MODES[1:7:2], ids=str)
-async def test_with_penalties_and_bad_words(replicas: tuple[Replica, Replica], mode: dict[str, Any]) -> None:
+async def test_penalties_and_bad_words_continue(replicas: tuple[Replica, Replica], mode: dict[str, Any]) -> None:
     """The tokens that other replicas have decoded are the answer's, not the prompt's."""
     fields = {"repetition_penalty": 1.3, "frequency_penalty": 0.9, "presence_penalty": -0.4, "min_tokens": 20}
     fields |= {"bad_words": ["w456", "w351 w112", "w7"], "logit_bias": {"8": 1.5}, "min_p": 0.01}
@@ -154,11 +145,11 @@ async def test_with_penalties_and_bad_words(replicas: tuple[Replica, Replica], m
         for mode in MODES[::2]
     ],
 )
-async def test_stop_tokens(replicas: tuple[Replica, Replica], mode: dict[str, Any]) -> None:
+async def test_a_stop_token_ends_a_continued_answer(replicas: tuple[Replica, Replica], mode: dict[str, Any]) -> None:
     request = body(max_new_tokens=40, temperature=0.9, seed=5, ignore_eos=True) | mode
-    items, _ = await items_of(LocalBackend(replicas[0]), replica_request_of(replicas[0], request))
+    items, _ = await items_of(LocalBackend(replicas[0]), replica_request_of(replicas[0].status().card, request))
     tokens = [token for chunk in items[:-1] for token in chunk.token_ids]
-    for token in sorted(set(tokens[9:30]))[:4]:
+    for token in sorted(set(tokens[9:30]))[:2]:
         await assert_same_after_every_block(*replicas, request | {"stop_token_ids": [token]})
 
 
@@ -169,7 +160,7 @@ async def test_stop_texts_over_the_borders_of_blocks(replicas: tuple[Replica, Re
     """A stop text that begins in one block and ends in the next, or that only begins. `number`: of the border."""
     request = body(prompt_token_ids=None, prompt="w17 w4 w5", max_new_tokens=32, temperature=0.9, seed=1)
     request["ignore_eos"] = True
-    items, _ = await items_of(LocalBackend(replicas[0]), replica_request_of(replicas[0], request))
+    items, _ = await items_of(LocalBackend(replicas[0]), replica_request_of(replicas[0].status().card, request))
     chunks = [item for item in items if isinstance(item, Chunk)]
     names = "".join(chunk.text for chunk in chunks).split()
     borders = list(itertools.accumulate(len(chunk.token_ids) for chunk in chunks))[:-1]
@@ -180,17 +171,19 @@ async def test_stop_texts_over_the_borders_of_blocks(replicas: tuple[Replica, Re
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
-async def test_halves_of_characters(make_generator: MakeGenerator, byte_checkpoint: Checkpoint, seed: int) -> None:
+async def test_a_character_may_be_cut_by_the_loss(
+    make_generator: MakeGenerator, byte_checkpoint: Checkpoint, seed: int
+) -> None:
     first, second = make_generator("r0", byte_checkpoint), make_generator("r1", byte_checkpoint)
     request = body(temperature=3, seed=seed, max_new_tokens=64, ignore_eos=True)
     await assert_same_after_every_block(first, second, request)
 
 
-async def test_over_http(replicas: tuple[Replica, Replica]) -> None:
+async def test_a_stream_over_http_continues(replicas: tuple[Replica, Replica]) -> None:
     request = body(max_new_tokens=30, temperature=0.9, seed=3, mode="remask", threshold=0.3, return_trace=True)
     async with over(replicas[1]) as http:
         whole = await streamed(http, request)
-    backend = Dying(*replicas, after=2)
+    backend = LosesFirst(*replicas, after=2)
     async with over(backend) as http:
         continued = await streamed(http, request)
         assert (await page(http))("mrp_request_failovers_total", reason="replica_lost") == 1
@@ -200,24 +193,21 @@ async def test_over_http(replicas: tuple[Replica, Replica]) -> None:
     assert stats["queue_ms"] <= stats["first_block_ms"] <= stats["total_ms"]
 
 
-async def test_whole_answers(replicas: tuple[Replica, Replica]) -> None:
+async def test_a_whole_answer_continues(replicas: tuple[Replica, Replica]) -> None:
     request = body(max_new_tokens=30, temperature=0.9, seed=3, mode="speculative", mrp_steps=2)
     async with over(replicas[1]) as http:
         whole = await ask(http, request)
-    async with over(Dying(*replicas, after=0)) as http:
+    async with over(LosesFirst(*replicas, after=0)) as http:
         assert essence(await ask(http, request)) == essence(whole)
         assert (await page(http))("mrp_request_failovers_total", reason="replica_lost") == 1
 
 
-@pytest.mark.parametrize("stop", [None, "w7 w7 w7"])
-async def test_a_long_whole_answer_goes_on_after_the_last_blocks_that_came(
-    replicas: tuple[Replica, Replica], stop: str | None
-) -> None:
-    size = replicas[0].status().card.block_size
-    request = body(max_new_tokens=40 * size, temperature=0.9, seed=3, ignore_eos=True, return_trace=True, stop=stop)
+async def test_a_long_whole_answer_continues_after_the_last_blocks_that_came(replicas: tuple[Replica, Replica]) -> None:
+    sampling = {"temperature": 0.9, "seed": 3, "ignore_eos": True, "stop": "w7 w7 w7"}
+    request = body(max_new_tokens=34 * replicas[0].status().card.block_size, return_trace=True, **sampling)
     async with over(replicas[1]) as http:
         whole = await ask(http, request)
-    backend = Dying(*replicas, after=2)
+    backend = LosesFirst(*replicas, after=2)
     async with over(backend) as http:
         assert essence(await ask(http, request)) == essence(whole)
     resume = backend.requests[1].resume
@@ -231,7 +221,7 @@ async def test_an_engine_that_fails_in_the_midst(make_generator: MakeGenerator, 
     request = body(max_new_tokens=30, seed=1)
     async with over(generator) as http:
         whole = await streamed(http, request)
-    backend = Dying(mortal, generator, after=99)
+    backend = LosesFirst(mortal, generator, after=99)
     async with over(backend) as http:
         assert essence(await streamed(http, request)) == essence(whole)
         assert (await page(http))("mrp_request_failovers_total", reason=EngineFailed.code) == 1
@@ -241,8 +231,8 @@ async def test_an_engine_that_fails_in_the_midst(make_generator: MakeGenerator, 
 async def refuses(replica: Replica) -> None:
     """Returns when a replica takes no requests any more."""
     for number in itertools.count():
-        asked = replace(replica_request_of(replica, body()), request_id=f"probe {number}")
-        task = asyncio.ensure_future(gathered(replica.stream(asked)))
+        probe = replace(replica_request_of(replica.status().card, body()), request_id=f"probe {number}")
+        task = asyncio.ensure_future(gathered(replica.stream(probe)))
         done, _ = await asyncio.wait({task}, timeout=0.01)
         task.cancel()
         if done:
@@ -250,20 +240,21 @@ async def refuses(replica: Replica) -> None:
             return
 
 
-async def test_a_replica_that_stops_in_the_midst(make_generator: MakeGenerator, generator: Replica) -> None:
-    held = Held()
-    mortal = make_generator("mortal", deps=held.deps)
+async def test_a_replica_that_stops_in_the_midst(
+    make_generator: MakeGenerator, gate: EngineGate, generator: Replica
+) -> None:
+    mortal = make_generator("mortal", deps=gate.deps)
     request = body(max_new_tokens=30, ignore_eos=True, seed=2, temperature=0.5)
     async with over(generator) as http:
         whole = await streamed(http, request)
-    backend = Dying(mortal, generator, after=999)
+    backend = LosesFirst(mortal, generator, after=999)
     async with over(backend) as http:
         answer = asyncio.ensure_future(streamed(http, request))
-        held.let(12)
-        await held.holds(before=13)
+        gate.let(12)
+        await gate.holds(before=13)
         closing = asyncio.ensure_future(asyncio.to_thread(mortal.close))
         await refuses(mortal)
-        held.release()
+        gate.release()
         await closing
         assert essence(await answer) == essence(whole)
         assert (await page(http))("mrp_request_failovers_total", reason="replica_stopping") == 1
@@ -271,7 +262,7 @@ async def test_a_replica_that_stops_in_the_midst(make_generator: MakeGenerator, 
 
 
 async def test_a_continued_answer_that_comes_too_late_is_a_time_out(generator: Replica) -> None:
-    """The replica has no time left. The answer is what was sent, and what was held back of it."""
+    """The replica has no time left. The answer is what was sent, and what was gate back of it."""
     resume = Resume((351, 17), 1, Stats(decoded_tokens=2))
     late = ReplicaRequest(
         request_id="late",

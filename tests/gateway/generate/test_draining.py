@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -12,23 +12,16 @@ from service.gateway.ingress import Ingress
 from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.doubles import Visitor
-from tests.gateway.engines import Held
+from tests.gateway.doubles import AsgiClient
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import GENERATE, ask, body, problem, refused
 from tests.gateway.helpers import client, eventually
 from tests.gateway.local import LocalBackend
 
 
 @pytest.fixture
-def held() -> Held:
-    return Held()
-
-
-@pytest.fixture
-def generator(make_generator: MakeGenerator, held: Held) -> Iterator[Replica]:
-    """It makes no forward before `held` lets it."""
-    yield make_generator(deps=held.deps)
-    held.release()
+def generator(make_generator: MakeGenerator, gate: EngineGate) -> Replica:
+    return make_generator(deps=gate.deps)
 
 
 @pytest.fixture
@@ -42,7 +35,7 @@ async def http(ingress: Ingress) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-async def test_it_is_alive_and_not_ready(ingress: Ingress, http: httpx.AsyncClient) -> None:
+async def test_a_draining_ingress_is_alive_and_not_ready(ingress: Ingress, http: httpx.AsyncClient) -> None:
     assert (await http.get("/live")).json() == {"status": "ok"}
     assert (await http.get("/health")).status_code == 200
     assert ingress.draining.begin() == 0
@@ -61,47 +54,47 @@ async def test_new_requests_are_refused_and_counted(ingress: Ingress, http: http
     assert 'mrp_request_rejected_total{reason="not_ready",replica="i0"} 3.0' in (await http.get("/metrics")).text
 
 
-async def test_requests_in_hand_are_finished(ingress: Ingress, http: httpx.AsyncClient, held: Held) -> None:
+async def test_requests_in_flight_are_finished(ingress: Ingress, http: httpx.AsyncClient, gate: EngineGate) -> None:
     answers = [
         asyncio.ensure_future(http.post(GENERATE, json=body(stream=stream, ignore_eos=True)))
         for stream in (True, False)
     ]
-    await held.holds()
+    await gate.holds()
     await eventually(lambda: ingress.draining.in_flight == 2)
     assert ingress.draining.begin() == 2
-    held.release()
+    gate.release()
     stream, whole = [await answer for answer in answers]
     assert "event: done" in stream.text
     assert len(whole.json()["token_ids"]) == 16
     assert ingress.draining.begin() == 0
 
 
-async def test_what_takes_too_long_is_cut_before_and_after_the_first_block(
-    ingress: Ingress, http: httpx.AsyncClient, generator: Replica, held: Held
+async def test_a_request_that_takes_too_long_is_cut_before_and_after_the_first_block(
+    ingress: Ingress, http: httpx.AsyncClient, generator: Replica, gate: EngineGate
 ) -> None:
-    held.let(8)  # a block
-    visitor = Visitor(body(stream=True, max_new_tokens=2000, ignore_eos=True), stays=True)
-    visit = asyncio.ensure_future(visitor.visit(ingress.app(answers_request_id=True)))
-    await visitor.got_block.wait()
-    await held.holds(before=9)
+    gate.let(8)  # a block
+    asgi_client = AsgiClient(body(stream=True, max_new_tokens=2000, ignore_eos=True), stays=True)
+    visit = asyncio.ensure_future(asgi_client.request(ingress.app(answers_request_id=True)))
+    await asgi_client.got_block.wait()
+    await gate.holds(before=9)
     whole = asyncio.ensure_future(http.post(GENERATE, json=body()))
     await eventually(lambda: ingress.draining.in_flight == 2)
     ingress.draining.abort()
     ingress.draining.abort()
     await visit
-    assert b'event: error\ndata: {"error":{"code":"not_ready","message":"the server shut down' in visitor.sent
+    assert b'event: error\ndata: {"error":{"code":"not_ready","message":"the server shut down' in asgi_client.content
     response = await whole
     assert problem(response, 503)["message"].startswith("the server shut down")
     assert int(response.headers["retry-after"]) >= 1
     assert ingress.draining.in_flight == 0
-    held.release()
+    gate.release()
     await eventually(lambda: generator.snapshot().in_flight == 0)
 
 
-async def test_answers_do_not_count_as_in_hand_once_they_are_sent(
-    ingress: Ingress, http: httpx.AsyncClient, held: Held
+async def test_an_answer_that_was_sent_is_not_in_flight(
+    ingress: Ingress, http: httpx.AsyncClient, gate: EngineGate
 ) -> None:
-    held.release()
+    gate.release()
     await ask(http, body())
     await refused(http, body(mode="none"))
     assert ingress.draining.in_flight == 0

@@ -1,4 +1,4 @@
-"""A replica whose engine has a process of its own: it answers as one in the same process does, and ends with it."""
+"""A replica whose engine has processes of its own: it answers as one in the same process does, and ends with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from service.api.generate import parse_generate_request
-from service.api.parse import RequestContext
 from service.constraints import Constraint
-from service.engine import BlockEvent, GenerationRequest
+from service.engine import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.request import LogprobsRequest
 from service.engine_process import client as client_module
 from service.engine_process.client import EngineProcessClient
@@ -27,7 +25,8 @@ from service.engine_process.messages import AT_REPLICA, EngineAlive, StepOutputs
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
 from service.ipc.connections import HEARTBEAT_TIMEOUT_S, POLL_S
 from service.messages.replica_status import CheckWeights, PauseState, SetPause, UpdateWeights
-from service.messages.wire import Chunk, Weights
+from service.messages.wire import Chunk, Items, ReplicaRequest, Weights
+from service.model import load_checkpoint
 from service.replica.metrics import ReplicaMetrics
 from service.replica.replica import Replica
 from service.replica.start import start_replica
@@ -35,43 +34,55 @@ from service.routing.failover import FailoverPolicy
 from service.settings.settings import Settings
 from service.telemetry.metrics import SumsData
 from tests.clock import Clock
+from tests.gateway.conftest import UNMEASURED, MakeGenerator
 from tests.gateway.doubles import free, pipeline
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, essence, golden_body, problem, streamed
-from tests.gateway.generate.test_ranks import ThenElsewhere
-from tests.gateway.helpers import eventually, idle, over, samples_of
+from tests.gateway.helpers import eventually, idle, over, replica_request_of, samples_of
+from tests.gateway.local import LocalBackend
 from tests.other_weights import other_weights
 from tests.parallel.test_failures import alive
 from tests.process_deps import path_of
+from tests.replicas import load_replica
 
-UNMEASURED = path_of("UNMEASURED")
+DEPS = path_of("UNMEASURED")
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-#: endings of the names of metrics that tell times
-TIMES = ("_seconds_sum", "_seconds_bucket", "_created")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def remote(settings: Settings) -> AsyncIterator[Replica]:
-    generator = await start_replica("r0", settings, UNMEASURED)
-    assert isinstance(generator._engine, EngineProcessClient)
-    yield generator
-    process = generator._engine.pid
-    generator.close()
+    """A replica whose engine has a process of its own."""
+    replica = await start_replica("r0", settings, DEPS)
+    assert isinstance(replica._engine, EngineProcessClient)
+    yield replica
+    process = replica._engine.pid
+    replica.close()
     assert not alive(process)
 
 
-async def start(settings: Settings, deps: str = UNMEASURED, **limits: float) -> EngineProcessClient:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def demo_remote() -> AsyncIterator[Replica]:
+    """The same for the demo, whose tokenizer can be constrained."""
+    replica = await start_replica("r0", Settings(device="cpu"), DEPS)
+    yield replica
+    replica.close()
+
+
+async def start(settings: Settings, deps: str = DEPS, **limits: float) -> EngineProcessClient:
     return await EngineProcessClient.start(settings, ReplicaMetrics().add_sums, deps, **limits)
 
 
-def request(name: str = "one", **fields: Any) -> GenerationRequest:
+def request(name: str = "r", **fields: Any) -> GenerationRequest:
     return GenerationRequest(name, tuple(PROMPT), max_new_tokens=16, **fields)
 
 
-async def blocks(engine: EngineProcessClient, asked: GenerationRequest) -> list[BlockEvent]:
-    async with aclosing(engine.generate(asked)) as items:
+async def block_events(items: AsyncGenerator[BlockEvent | BlockProgress]) -> list[BlockEvent]:
+    async with aclosing(items):
         return [item async for item in items if isinstance(item, BlockEvent)]
+
+
+async def blocks(engine: Any, request: GenerationRequest) -> list[BlockEvent]:
+    return await block_events(engine.generate(request))
 
 
 class TestAnswers:
@@ -90,322 +101,328 @@ class TestAnswers:
         ],
         ids=lambda fields: fields["mode"],
     )
-    async def test_it_answers_as_an_engine_in_the_same_process(
+    async def test_answers_equal_those_of_an_engine_in_the_same_process(
         self, remote: Replica, generator: Replica, fields: dict[str, Any]
     ) -> None:
-        asked = body(seed=3) | fields
-        async with over(remote) as there, over(generator) as here:
-            for ways in (ask, streamed):
-                assert essence(await ways(there, asked)) == essence(await ways(here, asked))
+        body_ = body(seed=3) | fields
+        async with over(remote) as there, over(generator) as local:
+            for read in (ask, streamed):
+                assert essence(await read(there, body_)) == essence(await read(local, body_))
+            steps = body_ | {"stream": True, "stream_steps": True}
+            texts = [(await http.post(GENERATE, json=steps)).text for http in (there, local)]
+        assert texts[0].count("event: step") == texts[1].count("event: step") > 1
 
-    async def test_steps_are_streamed(self, remote: Replica, generator: Replica) -> None:
-        async with over(remote) as there, over(generator) as here:
-            asked = body(mode="remask", stream=True, stream_steps=True)
-            [one, other] = [(await http.post(GENERATE, json=asked)).text for http in (there, here)]
-        assert one.count("event: step") == other.count("event: step") > 1
+    async def test_metrics_count_the_same(self, remote: Replica, make_generator: MakeGenerator) -> None:
+        def counts(replica: Replica) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+            text = "".join(family.head + family.samples for family in replica.snapshot().families)
+            times = ("_seconds_sum", "_seconds_bucket", "_created")
+            samples = [sample for sample in samples_of(text) if not sample.name.endswith(times)]
+            return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
 
-    async def test_metrics_count_the_same(self, settings: Settings, make_generator: Callable[..., Replica]) -> None:
-        local, remote = make_generator("r0"), await start_replica("r0", settings, UNMEASURED)
-        counted = []
-        for generator in (local, remote):
-            async with over(generator) as http:
+        added = []
+        for replica in (make_generator("r0"), remote):
+            before = counts(replica)
+            async with over(replica) as http:
                 for fields in ({"mode": "speculative", "mrp_steps": 2}, {"mode": "remask"}, {"max_new_tokens": 30}):
-                    await ask(http, body(**fields))
-            text = "".join(family.head + family.samples for family in generator.snapshot().families)
-            counted.append([s for s in samples_of(text) if not s.name.endswith(TIMES)])
-        remote.close()
-        assert counted[0] == counted[1]
-        assert any(sample.value > 1 for sample in counted[0])
+                    await ask(http, body(prompt_token_ids=[40, 41, 42, 43, 44, 45, 46, 47], **fields))
+            differences = {key: value - before.get(key, 0) for key, value in counts(replica).items()}
+            added.append({key: value for key, value in differences.items() if value})
+        assert added[0] == pytest.approx(added[1])
+        assert max(added[0].values()) > 1
 
-    async def test_counts_come_without_a_look_at_them(self, settings: Settings) -> None:
-        """Else they would fill the memory of a replica that nobody scrapes."""
-        counted: list[SumsData] = []
-        key = "generation_tokens_total", (("mode", "static"),)
-        engine = await EngineProcessClient.start(settings, counted.append, UNMEASURED)
-        await blocks(engine, request())
-        await eventually(lambda: sum(amounts.get(key, 0) for amounts, _ in counted) == 16)
-        engine.close()
-
-    async def test_an_error_of_counting_is_logged_and_ends_nothing(
+    async def test_counts_come_unasked_and_an_error_of_counting_ends_nothing(
         self, settings: Settings, caplog: pytest.LogCaptureFixture
     ) -> None:
-        engine = await EngineProcessClient.start(settings, lambda added: 1 / 0, UNMEASURED)  # type: ignore[arg-type,return-value]
-        await blocks(engine, request())
-        await eventually(lambda: "counts are lost: ZeroDivisionError in " in caplog.text)
-        assert (await blocks(engine, request("again")))[-1].finish_reason
-        assert engine._watching is not None
-        assert not engine._watching.done()
+        """Else the counts would fill the memory of a replica that nobody scrapes."""
+        counted: list[SumsData] = []
+
+        def add_sums(sums: SumsData) -> None:
+            counted.append(sums)
+            raise ZeroDivisionError
+
+        engine = await EngineProcessClient.start(settings, add_sums, DEPS)
+        key = "generation_tokens_total", (("mode", "static"),)
+        for number in (1, 2):
+            assert (await blocks(engine, request(str(number))))[-1].finish_reason
+            await eventually(lambda: sum(amounts.get(key, 0) for amounts, _ in counted) == 16 * number)  # noqa: B023
+        assert "counts are lost: ZeroDivisionError in " in caplog.text
         engine.close()
 
-    async def test_what_nobody_asks_for_stays_in_the_process(
+    async def test_steps_that_no_client_wants_stay_in_the_process(
         self, remote: Replica, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        came: list[StepOutputs] = []
+        outputs: list[StepOutputs] = []
         deliver = remote._engine._deliver  # type: ignore[attr-defined]
-        monkeypatch.setattr(remote._engine, "_deliver", lambda message: (came.append(message), deliver(message)))
+        monkeypatch.setattr(remote._engine, "_deliver", lambda message: (outputs.append(message), deliver(message)))
         async with over(remote) as http:
             await ask(http, body(max_new_tokens=60))
-            whole, came[:] = [len(message.items) for message in came if message.items], []
+            whole, outputs[:] = [len(message.items) for message in outputs if message.items], []
             await streamed(http, body(max_new_tokens=60))
-            blocks, came[:] = [item for message in came for item in message.items], []
+            items, outputs[:] = [item for message in outputs for item in message.items], []
             await ask(http, body(return_trace=True))
-        assert whole == [len(blocks)] != [1]
-        assert not any(block.steps for block in blocks)
-        assert all(block.steps for message in came for block in message.items)
+        assert whole == [len(items)] != [1]
+        assert not any(block.steps for block in items)
+        assert all(block.steps for message in outputs for block in message.items)
 
     async def test_log_probabilities(self, remote: Replica, generator: Replica) -> None:
-        asked = request("known", logprobs=LogprobsRequest(3, (7, 8)))
-        found = [
-            [pick.logprobs for one in await blocks(engine, asked) for step in one.steps for pick in step.revealed]
+        wanted = request("logprobs", logprobs=LogprobsRequest(3, (7, 8)))
+        there, local = [
+            [pick.logprobs for event in await blocks(engine, wanted) for step in event.steps for pick in step.revealed]
             for engine in (remote._engine, generator._engine)
         ]
-        assert found[0] == found[1]
-        assert all(len(known.top) == 3 and len(known.by_id) == 2 for known in found[0])
+        assert there == local
+        assert all(logprobs and len(logprobs.top) == 3 and len(logprobs.by_id) == 2 for logprobs in there)
 
-    async def test_grammars_are_compiled_where_the_engine_is(self) -> None:
-        there = await start_replica("r0", Settings(device="cpu"), UNMEASURED)
-        async with over(there) as http:
-            for fields, wanted in (({"regex": "(ab|cd){2}e"}, r"(ab|cd){2}e"), ({"choice": ["yes", "no"]}, "yes|no")):
-                asked = {"prompt": "Tom has 5 apples.", "max_new_tokens": 40, "mode": "static"} | fields
-                for ways in (ask, streamed):
-                    assert re.fullmatch(wanted, (await ways(http, asked))["text"])
+    async def test_grammars_are_compiled_in_the_engines_process(self, demo_remote: Replica) -> None:
+        async with over(demo_remote) as http:
+            for fields, pattern in (({"regex": "(ab|cd){2}e"}, r"(ab|cd){2}e"), ({"choice": ["yes", "no"]}, "yes|no")):
+                body_ = {"prompt": "Tom has 5 apples.", "max_new_tokens": 40, "mode": "static"} | fields
+                for read in (ask, streamed):
+                    assert re.fullmatch(pattern, (await read(http, body_))["text"])
             wrong = await http.post(GENERATE, json={"prompt": "Tom", "regex": "("})
             assert problem(wrong, 422)["param"] == "regex"
-        there.close()
 
-    async def test_who_leaves_before_the_grammar_is_compiled_frees_the_id(self) -> None:
-        engine = await start(Settings(device="cpu"))
+    async def test_a_client_that_leaves_before_the_grammar_is_compiled_frees_the_id(self, demo_remote: Replica) -> None:
+        engine: EngineProcessClient = demo_remote._engine  # type: ignore[assignment]
         digits = Constraint.regex("[0-9]{3}")
-        leaving = asyncio.create_task(anext(engine.generate(request("one"), digits)))  # type: ignore[arg-type]
-        await eventually(lambda: engine._compiling == {"one"})
+        leaving = asyncio.create_task(anext(engine.generate(request(), digits)))  # type: ignore[arg-type]
+        await eventually(lambda: engine._compiling == {"r"})
         assert not engine._requests  # no step is due
         with pytest.raises(InvalidRequest, match="is in use"):
-            await blocks(engine, request("one"))
+            await blocks(engine, request())
         leaving.cancel()
         await eventually(lambda: not engine._compiling)
-        again = request("one", stop_token_ids=frozenset(engine.info.config.eos_token_ids))
-        async with aclosing(engine.generate(again, digits)) as items:
-            events = [item async for item in items if isinstance(item, BlockEvent)]
+        again = request(stop_token_ids=frozenset(engine.info.config.eos_token_ids))
+        events = await block_events(engine.generate(again, digits))
         assert events[-1].constraint_met
         assert events[-1].stats.queue_s > 0
-        engine.close()
 
-    async def test_the_time_limit_holds_while_the_grammar_is_compiled(self) -> None:
-        engine = await start(Settings(device="cpu"))
-        async with aclosing(engine.generate(request(timeout_s=0.001), Constraint.regex("[0-9]{3}"))) as items:
-            [event] = [item async for item in items if isinstance(item, BlockEvent)]
+    async def test_the_time_limit_holds_while_the_grammar_is_compiled(self, demo_remote: Replica) -> None:
+        items = demo_remote._engine.generate(request(timeout_s=0.001), Constraint.regex("[0-9]{5}"))
+        [event] = await block_events(items)
         assert (event.finish_reason, event.token_ids) == ("timeout", ())
-        engine.close()
 
-    async def test_a_request_that_it_can_never_serve(self, remote: Replica) -> None:
+    async def test_a_request_that_can_never_be_served(self, remote: Replica) -> None:
         async with over(remote) as http:
             assert problem(await http.post(GENERATE, json=body(max_new_tokens=10**6)), 422)["param"] == "max_new_tokens"
 
-    async def test_a_client_that_leaves_frees_the_pages(self, remote: Replica) -> None:
-        engine = remote._engine
-        async with aclosing(engine.generate(GenerationRequest("leaves", (5, 6, 7), max_new_tokens=800))) as items:
-            async for _ in items:
-                break
-        await eventually(lambda: idle(remote))
-        assert (await blocks(engine, request("leaves")))[-1].finish_reason  # the id is free again
-
-    async def test_an_id_in_use(self, remote: Replica) -> None:
+    async def test_a_client_that_leaves_frees_the_pages_and_the_id(self, remote: Replica) -> None:
         engine = remote._engine
         async with aclosing(engine.generate(GenerationRequest("twice", (5, 6, 7), max_new_tokens=800))) as items:
             await anext(items)
             with pytest.raises(InvalidRequest, match="is in use"):
                 await blocks(engine, request("twice"))
         await eventually(lambda: idle(remote))
+        assert (await blocks(engine, request("twice")))[-1].finish_reason
 
 
-class TestWeights:
-    async def test_they_are_updated(self, settings: Settings, tmp_path: Path) -> None:
-        engine = await start(settings)
-        try:
-            before = await blocks(engine, request())
-            other = other_weights(tmp_path / "other", Path(settings.model))
-            with pytest.raises(CheckpointError):
-                await engine.control(CheckWeights(Weights(3, str(tmp_path), settings.model)))
-            checked = await engine.control(CheckWeights(Weights(3, str(other), settings.model)))
-            assert checked.weights is not None
-            assert checked.weights.mrp_version == 3
-            updated = await engine.control(UpdateWeights(checked.weights))
-            assert updated.weights == checked.weights
-            after = await blocks(engine, request())
-            assert {event.version for event in before} == {0}
-            assert {event.version for event in after} == {3}
-            assert [event.token_ids for event in after] != [event.token_ids for event in before]
-            again = await start(settings.model_copy(update={"model": str(other)}))
-            assert [e.token_ids for e in await blocks(again, request())] == [event.token_ids for event in after]
-            again.close()
-        finally:
-            engine.close()
+async def test_weights_are_updated(settings: Settings, make_generator: MakeGenerator, tmp_path: Path) -> None:
+    engine = await start(settings)
+    before = await blocks(engine, request())
+    other = other_weights(tmp_path / "other", Path(settings.model))
+    with pytest.raises(CheckpointError):
+        await engine.control(CheckWeights(Weights(3, str(tmp_path), settings.model)))
+    checked = await engine.control(CheckWeights(Weights(3, str(other), settings.model)))
+    assert checked.weights is not None
+    assert checked.weights.mrp_version == 3
+    updated = await engine.control(UpdateWeights(checked.weights))
+    assert updated.weights == checked.weights
+    after = await blocks(engine, request())
+    engine.close()
+    assert {event.version for event in before} == {0}
+    assert {event.version for event in after} == {3}
+    assert [event.token_ids for event in after] != [event.token_ids for event in before]
+    loaded = make_generator(model=load_checkpoint(other))._engine
+    assert [event.token_ids for event in await blocks(loaded, request())] == [event.token_ids for event in after]
 
 
-class TestEnds:
-    async def test_a_killed_process_loses_nothing_that_can_go_on_elsewhere(
-        self, settings: Settings, generator: Replica
-    ) -> None:
-        lost = await start_replica("lost", settings, path_of("HANGING_LATER"))
-        again: list[str] = []
-        wanted = body(max_new_tokens=400, temperature=0.7, seed=1, ignore_eos=True, stream=True)
-        [replica_request] = parse_generate_request(wanted, RequestContext(lost.status().card, 60.0)).requests
-        policy = FailoverPolicy(3, lambda error: again.append(error.code))
-        answers = pipeline(ThenElsewhere(lost, generator), policy)
-        tokens: list[int] = []
-        async with aclosing(answers.stream(replica_request, free())) as items:
+# --- ends ------------------------------------------------------------------------------------------
+
+
+class FirstAttempt(LocalBackend):
+    """First attempts go to one replica, the others to another."""
+
+    def __init__(self, first: Replica, other: Replica) -> None:
+        super().__init__(other)
+        self._first = LocalBackend(first)
+
+    async def stream(self, request: ReplicaRequest) -> Items:
+        async with aclosing((super() if request.attempt else self._first).stream(request)) as items:
             async for item in items:
-                if isinstance(item, Chunk):
-                    if not tokens:
-                        os.kill(lost._engine.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-                    tokens += item.token_ids
-        assert again == ["replica_lost"]
-        assert lost.status().failure == "the engine's process has ended (status -9)"
-        whole = [item async for item in generator.stream(replica_request)]
-        assert tokens == [token for item in whole if isinstance(item, Chunk) for token in item.token_ids]
-        with pytest.raises(ReplicaStopping, match="has ended"):
-            await blocks(lost._engine, request())
-        with pytest.raises(ReplicaStopping, match="has ended"):
-            await lost._engine.control(CheckWeights(Weights(1, settings.model, settings.model)))
-        lost.close()
+                yield item
 
-    async def test_closing_ends_what_waits(self, settings: Settings) -> None:
-        engine = await start(settings, path_of("HANGING"))
-        waiting = asyncio.create_task(blocks(engine, request()))
-        await eventually(lambda: bool(engine._requests))
-        engine.close()
-        with pytest.raises(ReplicaStopping, match="shutting down"):
-            await waiting
-        with pytest.raises(ReplicaStopping, match="shutting down"):
-            await blocks(engine, request())
-        assert engine.failure is None
 
-    async def test_an_engine_that_fails_says_where(self, settings: Settings) -> None:
-        engine = await start(settings, path_of("FAILING"))
-        with pytest.raises(EngineFailed, match=r"ZeroDivisionError in .*process_deps, line "):
-            await blocks(engine, request())
-        assert str(engine.failure).startswith("ZeroDivisionError in ")
-        with pytest.raises(ReplicaStopping, match="the engine stopped: ZeroDivisionError"):
-            await blocks(engine, request())
-        engine.close()
+async def assert_continued(first: Replica, other: Replica, kill: Callable[[], None]) -> None:
+    """Kills a process of the first replica after the first block. The answer is that of an undisturbed replica."""
+    reasons: list[str] = []
+    sampled = body(max_new_tokens=160, temperature=0.7, seed=1, ignore_eos=True)
+    replica_request = replica_request_of(first.status().card, sampled)
+    policy = FailoverPolicy(3, lambda error: reasons.append(error.code))
+    tokens: list[int] = []
+    async with aclosing(pipeline(FirstAttempt(first, other), policy).stream(replica_request, free())) as items:
+        async for item in items:
+            if isinstance(item, Chunk):
+                if not tokens:
+                    kill()
+                tokens += item.token_ids
+    assert reasons == ["replica_lost"]
+    whole = [item async for item in LocalBackend(other).stream(replica_request)]
+    assert tokens == [token for item in whole if isinstance(item, Chunk) for token in item.token_ids]
 
-    async def test_a_step_that_takes_too_long_ends_the_process(self, settings: Settings) -> None:
-        engine = await start(settings, path_of("HANGING"), stall_timeout_s=0.5)
-        with pytest.raises(ReplicaLost, match=r"the engine's step has taken .* s, allowed are 0.5"):
-            await blocks(engine, request())
-        await eventually(lambda: not alive(engine.pid))
-        assert "allowed are 0.5" in str(engine.failure)
-        engine.close()
 
-    @pytest.mark.parametrize("level", [0, 2])
-    async def test_a_process_that_stands_is_not_taken_for_hung(self, settings: Settings, level: int) -> None:
-        """Its thread reports while a request waits. Requests go on afterwards, or move on if it is killed."""
-        engine = await start(settings)
-        whole = await blocks(engine, request())
-        await engine.control(SetPause(PauseState(1, True, level)))
-        for name in ("b", "lost"):
-            waiting = asyncio.create_task(blocks(engine, request(name)))
-            await eventually(lambda: engine.state().num_waiting == 1)
-            for _ in range(3):
-                last = engine._last_step
-                await eventually(lambda: engine._last_step > last)  # noqa: B023 - called at once
-            assert (engine.failure, engine.state().paused, engine.state().sleep_level) == (None, True, level)
-            if name == "lost":
-                os.kill(engine.pid, signal.SIGKILL)
-                with pytest.raises(ReplicaLost):
-                    await waiting
-            else:
-                await engine.control(SetPause(PauseState(2)))
-                done = await waiting
-                assert [block.token_ids for block in done] == [block.token_ids for block in whole]
-                await eventually(lambda: not engine.state().paused)
-                await engine.control(SetPause(PauseState(3, True, level)))
-        engine.close()
+async def test_a_killed_process_loses_no_request_that_another_replica_can_continue(
+    settings: Settings, generator: Replica
+) -> None:
+    lost = await start_replica("lost", settings, path_of("HANGING_LATER"))
+    engine: EngineProcessClient = lost._engine  # type: ignore[assignment]
+    await assert_continued(lost, generator, lambda: os.kill(engine.pid, signal.SIGKILL))
+    assert lost.status().failure == "the engine's process has ended (status -9)"
+    with pytest.raises(ReplicaStopping, match="has ended"):
+        await blocks(engine, request())
+    with pytest.raises(ReplicaStopping, match="has ended"):
+        await engine.control(CheckWeights(Weights(1, settings.model, settings.model)))
+    lost.close()
 
-    async def test_closing_ends_a_process_that_stands(self, settings: Settings) -> None:
-        engine = await start(settings)
-        await engine.control(SetPause(PauseState(1, True, 1)))
-        waiting = asyncio.create_task(blocks(engine, request()))
+
+async def test_a_replica_of_two_ranks_answers_as_one_and_ends_with_a_rank(
+    settings: Settings, generator: Replica
+) -> None:
+    """The drafts are fixed: `auto` drafts by the past of its engine."""
+    pair = load_replica("pair", settings.model_copy(update={"tensor_parallel_size": 2}), UNMEASURED)
+    try:
+        (rank,) = pair._engine._core.ranks.pids  # type: ignore[union-attr]
+        async with over(pair) as there, over(generator) as local:
+            for plan in ({"mode": "static"}, {"mode": "speculative", "mrp_steps": 2}, {"mode": "remask"}):
+                body_ = body(**plan, max_new_tokens=24, temperature=0.9, seed=3, ignore_eos=True)
+                assert essence(await ask(there, body_)) == essence(await ask(local, body_))
+        assert pair.status().failure is None
+        await assert_continued(pair, generator, lambda: os.kill(rank, signal.SIGKILL))
+        assert pair.status().failure == "the process of rank 1 has ended"
+    finally:
+        pair.close()
+
+
+async def test_an_engine_that_fails_tells_the_line(settings: Settings) -> None:
+    engine = await start(settings, path_of("FAILING"))
+    with pytest.raises(EngineFailed, match=r"ZeroDivisionError in .*process_deps, line "):
+        await blocks(engine, request())
+    assert str(engine.failure).startswith("ZeroDivisionError in ")
+    with pytest.raises(ReplicaStopping, match="the engine stopped: ZeroDivisionError"):
+        await blocks(engine, request())
+    engine.close()
+
+
+async def test_a_step_that_takes_too_long_ends_the_process(settings: Settings) -> None:
+    engine = await start(settings, path_of("HANGING"), stall_timeout_s=0.5)
+    with pytest.raises(ReplicaLost, match=r"the engine's step has taken .* s, allowed are 0.5"):
+        await blocks(engine, request())
+    await eventually(lambda: not alive(engine.pid))
+    assert "allowed are 0.5" in str(engine.failure)
+    engine.close()
+
+
+async def test_a_long_step_is_no_silence_and_a_stopped_process_is_killed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await start(settings, path_of("HANGING"))
+    silences: list[float] = []
+    monkeypatch.setattr(engine._heartbeats, "observe", lambda: silences.append(engine._heartbeats.poll()))
+    waiting = asyncio.create_task(blocks(engine, request()))
+    await eventually(lambda: len(silences) > 3)
+    monkeypatch.undo()
+    monkeypatch.setattr(client_module, "HEARTBEAT_TIMEOUT_S", 1.0)
+    os.kill(engine.pid, signal.SIGSTOP)
+    with pytest.raises(ReplicaLost, match=r"the engine's process has been silent for .* s, allowed are 1"):
+        await waiting
+    await eventually(lambda: not alive(engine.pid))
+    assert "silent" in str(engine.failure)
+    engine.close()
+
+
+async def test_a_paused_process_does_not_count_as_hung_and_closing_ends_its_requests(settings: Settings) -> None:
+    """Its thread reports while a request waits. The request goes on after the pause."""
+    engine = await start(settings)
+    whole = await blocks(engine, request())
+    for number, level in enumerate((0, 2, 1)):
+        await engine.control(SetPause(PauseState(2 * number + 1, True, level)))
+        waiting = asyncio.create_task(blocks(engine, request(str(level))))
         await eventually(lambda: engine.state().num_waiting == 1)
-        engine.close()
-        with pytest.raises(ReplicaStopping):
-            await waiting
-        assert not alive(engine.pid)
-
-    async def test_a_stopped_process_is_killed_and_its_requests_go_on_elsewhere(
-        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(client_module, "HEARTBEAT_TIMEOUT_S", 1.0)
-        engine = await start(settings, path_of("HANGING"))
-        waiting = asyncio.create_task(blocks(engine, request()))
-        await eventually(lambda: bool(engine._requests))
-        os.kill(engine.pid, signal.SIGSTOP)
-        with pytest.raises(ReplicaLost, match=r"the engine's process has been silent for .* s, allowed are 1"):
-            await waiting
-        await eventually(lambda: not alive(engine.pid))
-        assert "silent" in str(engine.failure)
-        engine.close()
-
-    async def test_a_long_step_is_no_silence(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        engine = await start(settings, path_of("HANGING"))
-        ends: list[float] = []
-        monkeypatch.setattr(engine._heartbeats, "observe", lambda: ends.append(engine._heartbeats.poll()))
-        waiting = asyncio.create_task(blocks(engine, request()))
-        await eventually(lambda: len(ends) > 3)
-        engine.close()
-        with pytest.raises(ReplicaStopping):
-            await waiting
-
-    async def test_only_what_may_hold_up_python_may_be_silent_for_longer(self, clock: Clock) -> None:
-        engine = EngineProcessClient(None, lambda added: None, 60.0, clock)  # type: ignore[arg-type]
-
-        def hang(seconds: float) -> str | None:
-            for _ in range(round(seconds / POLL_S)):
-                clock.now += POLL_S
-                why = engine._hang()
-            return why
-
-        assert hang(HEARTBEAT_TIMEOUT_S) is None
-        assert str(hang(POLL_S)).endswith("silent for 7 s, allowed are 7")
-        engine._calls[0] = asyncio.get_running_loop().create_future()  # reads weights
-        assert hang(50.0) is None
-        assert str(hang(5.0)).endswith("allowed are 60")
-        engine.received(AT_REPLICA.content([AT_REPLICA.encode(EngineAlive())]))
-        engine._calls.clear()
-        assert hang(HEARTBEAT_TIMEOUT_S) is None
-
-    async def test_a_control_command_may_take_the_engines_thread_for_longer_than_a_step(self, clock: Clock) -> None:
-        engine = EngineProcessClient(None, lambda added: None, 60.0, clock)  # type: ignore[arg-type]
-        engine._add("request")
-        for controlled in (True, False):
-            for _ in range(61):
-                clock.now += 1.0
-                engine.received(AT_REPLICA.content([AT_REPLICA.encode(EngineAlive(controlled))]))
-            assert (engine._hang() is None) is controlled
-
-    async def test_a_checkpoint_that_cannot_be_loaded(self, settings: Settings, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError):
-            await start(settings.model_copy(update={"model": str(tmp_path)}))
-
-    async def test_it_ends_with_its_replica(self, settings: Settings) -> None:
-        program = subprocess.Popen(
-            [sys.executable, __file__, settings.model], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
-        )
-        assert program.stdout is not None
-        engine = int(await asyncio.to_thread(program.stdout.readline))
-        assert alive(engine)
-        program.kill()
-        program.wait()
-        program.stdout.close()
-        await eventually(lambda: not alive(engine))
+        for _ in range(3):
+            last = engine._last_step
+            await eventually(lambda: engine._last_step > last)  # noqa: B023 - called at once
+        assert (engine.failure, engine.state().paused, engine.state().sleep_level) == (None, True, level)
+        if level != 1:
+            await engine.control(SetPause(PauseState(2 * number + 2)))
+            assert [block.token_ids for block in await waiting] == [block.token_ids for block in whole]
+            await eventually(lambda: not engine.state().paused)
+    engine.close()
+    with pytest.raises(ReplicaStopping, match="shutting down"):
+        await waiting
+    with pytest.raises(ReplicaStopping, match="shutting down"):
+        await blocks(engine, request())
+    assert engine.failure is None
+    assert not alive(engine.pid)
 
 
-async def _replica(model: str) -> None:
-    engine = await start(Settings(model=model, device="cpu"))
-    print(engine.pid, flush=True)  # noqa: T201 - the test reads it
-    await blocks(engine, GenerationRequest("long", (5, 6), max_new_tokens=1900))
+async def test_only_work_that_may_hold_up_python_may_be_silent_for_longer(clock: Clock) -> None:
+    engine = EngineProcessClient(None, lambda added: None, 60.0, clock)  # type: ignore[arg-type]
+
+    def hang(seconds: float) -> str | None:
+        for _ in range(round(seconds / POLL_S)):
+            clock.now += POLL_S
+            reason = engine._hang()
+        return reason
+
+    assert hang(HEARTBEAT_TIMEOUT_S) is None
+    assert str(hang(POLL_S)).endswith("silent for 7 s, allowed are 7")
+    engine._calls[0] = asyncio.get_running_loop().create_future()  # reads weights
+    assert hang(50.0) is None
+    assert str(hang(5.0)).endswith("allowed are 60")
+    engine.received(AT_REPLICA.content([AT_REPLICA.encode(EngineAlive())]))
+    engine._calls.clear()
+    assert hang(HEARTBEAT_TIMEOUT_S) is None
+
+
+async def test_a_control_command_may_take_the_engines_thread_for_longer_than_a_step(clock: Clock) -> None:
+    engine = EngineProcessClient(None, lambda added: None, 60.0, clock)  # type: ignore[arg-type]
+    engine._add("request")
+    for controlled in (True, False):
+        for _ in range(61):
+            clock.now += 1.0
+            engine.received(AT_REPLICA.content([AT_REPLICA.encode(EngineAlive(controlled))]))
+        assert (engine._hang() is None) is controlled
+
+
+async def test_a_checkpoint_that_cannot_be_loaded(settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        await start(settings.model_copy(update={"model": str(tmp_path)}))
+
+
+#: starts an engine, prints the id of its process, and is then busy
+PARENT = """
+import asyncio, sys
+from service.engine.request import GenerationRequest
+from service.engine_process.client import EngineProcessClient
+from service.settings.settings import Settings
+
+async def main(model, deps):
+    engine = await EngineProcessClient.start(Settings(model=model, device="cpu"), lambda sums: None, deps)
+    print(engine.pid, flush=True)
+    async for _ in engine.generate(GenerationRequest("long", (5, 6), max_new_tokens=1900)):
+        pass
     await asyncio.sleep(60)
 
+asyncio.run(main(*sys.argv[1:]))
+"""
 
-if __name__ == "__main__":
-    asyncio.run(_replica(sys.argv[1]))
+
+async def test_the_process_ends_with_its_replica(settings: Settings) -> None:
+    command = [sys.executable, "-c", PARENT, settings.model, DEPS]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
+    assert parent.stdout is not None
+    engine = int(await asyncio.to_thread(parent.stdout.readline))
+    assert alive(engine)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    await eventually(lambda: not alive(engine))

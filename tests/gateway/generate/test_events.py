@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from service.api.errors import ErrorAnswer
-from service.api.streams import KEEP_ALIVE, KEEP_ALIVE_S, frame, kept_alive
-from service.errors import NotReady
-from service.messages.wire import Chunk, Ending, Failure
+from service.api.streams import KEEP_ALIVE, FrameStream, first_of, frame, kept_alive
+from service.messages.wire import Chunk, Ending
 from tests.gateway.doubles import STATS, Scripted
 from tests.gateway.generate.helpers import body, frames
-from tests.gateway.helpers import assert_shape, over, page
+from tests.gateway.helpers import over, page
 
 FIRST = Chunk(0, "a", (1,), STATS)
 
 
 class TestFrames:
     @pytest.mark.parametrize("text", ["", "a\nb\r\n\n", "日本語 😀 \u2028\u2029\x00", 'event: done\ndata: {"}'])
-    def test_hold_any_text_on_one_line(self, text: str) -> None:
+    def test_a_frame_holds_any_text_on_one_line(self, text: str) -> None:
         name, data, *rest = frame("block", {"text": text}).decode().split("\n")
         assert (name, rest) == ("event: block", ["", ""])
         assert json.loads(data.removeprefix("data: ")) == {"text": text}
@@ -52,7 +52,7 @@ def part(text: bytes) -> Message:
 class TestKeepAlive:
     """`period_s` is far too long or nothing at all, so no test waits for time to pass."""
 
-    async def test_frames_that_come_are_all_there_is(self) -> None:
+    async def test_no_comment_while_frames_come(self) -> None:
         sent = Sent()
         async with kept_alive(sent, period_s=1000) as send:
             for text in (b"1", b"2", b"3"):
@@ -60,7 +60,7 @@ class TestKeepAlive:
                 await asyncio.sleep(0)
         assert sent.bodies == [b"1", b"2", b"3"]
 
-    async def test_comments_while_nothing_comes(self) -> None:
+    async def test_comments_come_while_no_frame_comes(self) -> None:
         sent = Sent()
         async with kept_alive(sent, period_s=0) as send:
             await send(part(b"1"))
@@ -69,11 +69,6 @@ class TestKeepAlive:
         await asyncio.sleep(0)
         assert (sent.bodies[0], sent.bodies[-1]) == (b"1", b"2")
         assert set(sent.bodies[1:-1]) == {KEEP_ALIVE}
-
-    def test_a_comment_is_one(self) -> None:
-        assert KEEP_ALIVE.startswith(b":")
-        assert KEEP_ALIVE.endswith(b"\n\n")
-        assert KEEP_ALIVE_S == 15
 
     async def test_a_client_that_left_while_nothing_came_ends_the_stream(self) -> None:
         async def stream() -> None:
@@ -84,12 +79,12 @@ class TestKeepAlive:
         with pytest.raises(OSError, match="has left"):
             await stream()
 
-    async def test_an_error_comes_through(self) -> None:
+    async def test_an_error_is_raised(self) -> None:
         with pytest.raises(ValueError, match="no"):
             async with kept_alive(Sent(), period_s=1000):
                 raise ValueError("no")
 
-    async def test_cancelled_it_ends(self) -> None:
+    async def test_a_cancelled_stream_ends(self) -> None:
         async def stream() -> None:
             async with kept_alive(Sent(), period_s=1000):
                 await asyncio.Event().wait()
@@ -101,21 +96,8 @@ class TestKeepAlive:
             await task
 
 
-class TestErrorsInTheMidst:
-    @pytest.mark.parametrize("thrown", [False, True])
-    async def test_are_the_last_frame_and_counted(self, thrown: bool) -> None:
-        error = NotReady("the replica is gone", retry_after=1.0)
-        async with over(Scripted(FIRST, error if thrown else Failure(error))) as http:
-            http.headers["x-request-id"] = "r1"
-            (first, _), (last, data) = await frames(http, body())
-            rejected = (await page(http))("mrp_request_rejected_total", reason="not_ready")
-        assert (first, last) == ("block", "error")
-        assert_shape(ErrorAnswer, data)
-        detail = {"code": "not_ready", "message": "the replica is gone", "param": None, "request_id": "r1"}
-        assert data == {"error": detail}
-        assert rejected == 1
-
-    async def test_unexpected_ones_tell_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
+class TestStreams:
+    async def test_an_unexpected_error_tells_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
         async with over(Scripted(FIRST, RuntimeError("the secret"))) as http:
             http.headers["x-request-id"] = "r1"
             _, (last, data) = await frames(http, body())
@@ -136,8 +118,56 @@ class TestErrorsInTheMidst:
         assert done["usage"] == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
 
     @pytest.mark.parametrize("text", ["日本語", "😀", "é\n\nevent: done\ndata: x", "\u2028"])
-    async def test_text_goes_through_as_it_is(self, text: str) -> None:
+    async def test_any_text_is_streamed_unchanged(self, text: str) -> None:
         items: list[Any] = [Chunk(n, letter, (n,), STATS) for n, letter in enumerate(text)]
         async with over(Scripted(*items, Ending("stop", 3, 1, STATS))) as http:
             *blocks, _ = await frames(http, body())
         assert "".join(block["text"] for _, block in blocks) == text
+
+
+class SilentItems:
+    """Items that never come. `closed`: whether their generator has ended."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def all(self) -> AsyncGenerator[int]:
+        try:
+            await asyncio.Event().wait()
+            yield 1
+        finally:
+            self.closed = True
+
+
+@pytest.mark.parametrize("sent", [0, 1])
+async def test_the_items_end_if_the_status_or_the_next_message_cannot_be_sent(sent: int) -> None:
+    items, messages = SilentItems(), list[object]()
+    generator = items.all()
+    first = await first_of(generator, 0.01)
+    assert not first.done()
+
+    async def frames() -> AsyncGenerator[bytes]:
+        yield b"a comment"
+        yield str(await first).encode()
+
+    async def send(message: object) -> None:
+        if len(messages) == sent:
+            raise ClientDisconnect
+        messages.append(message)
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+    await FrameStream(frames(), first, generator, {})(scope, receive, send)
+    assert items.closed
+    assert first.cancelled()
+
+
+async def test_an_error_before_the_status_closes_the_items() -> None:
+    async def broken() -> AsyncGenerator[int]:
+        raise ValueError
+        yield 1
+
+    with pytest.raises(ValueError):  # noqa: PT011 - it has no text
+        await first_of(broken(), 1)

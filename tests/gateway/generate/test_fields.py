@@ -99,7 +99,7 @@ class TestModes:
             {"mode": "remask", "threshold": 1e-300},
         ],
     )
-    async def test_the_ends_of_what_is_allowed(self, http: httpx.AsyncClient, knobs: dict[str, Any]) -> None:
+    async def test_the_limits_of_a_knob_are_allowed(self, http: httpx.AsyncClient, knobs: dict[str, Any]) -> None:
         answer = await ask(http, body(**knobs, ignore_eos=True))
         assert len(answer["token_ids"]) == 16
 
@@ -180,7 +180,7 @@ class TestEnds:
         again = await streamed(http, body(stop=stop, seed=1))
         assert essence(again) == essence(answer)
 
-    async def test_what_may_begin_a_stop_text_is_kept_back(self, http: httpx.AsyncClient) -> None:
+    async def test_text_that_may_begin_a_stop_text_is_held_back(self, http: httpx.AsyncClient) -> None:
         (_, first), (_, second), (last, _) = await frames(http, body(stop="w351 w159 no"))
         assert last == "done"
         assert first["text"] == words(FIRST[:7]) + " "
@@ -223,7 +223,7 @@ class TestEnds:
         assert essence(await streamed(http, body(stop_token_ids=[456], seed=1))) == essence(answer)
 
 
-async def test_what_a_replica_is_asked_for() -> None:
+async def test_a_replica_gets_the_fields_and_their_defaults() -> None:
     backend = Scripted(Ending("length", 1, 1, STATS))
     async with over(backend, request_timeout_s=30) as http:
         await ask(http, {"prompt": "a"})

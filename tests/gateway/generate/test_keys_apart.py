@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.admission.keys import ApiKey
-from service.gateway.ingress import Ingress
+from service.gateway.backend import Backend
 from service.messages.wire import Items, ReplicaRequest
 from service.replica.replica import Replica
 from service.routing.keys import prefix_keys
-from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.doubles import Dying
+from tests.gateway.doubles import LosesFirst
 from tests.gateway.generate.helpers import GENERATE, PROMPT, body, read_frames
-from tests.gateway.helpers import client
+from tests.gateway.helpers import over
 from tests.gateway.local import LocalBackend
 
 KEYS = ("alice-secret", "bob-secret")
@@ -26,8 +25,8 @@ KEYS = ("alice-secret", "bob-secret")
 CACHED = len(PROMPT)
 
 
-class Noting(LocalBackend):
-    """A generator that notes what it is asked for."""
+class RecordingBackend(LocalBackend):
+    """A generator that records its requests."""
 
     def __init__(self, generator: Replica) -> None:
         super().__init__(generator)
@@ -38,16 +37,15 @@ class Noting(LocalBackend):
         return super().stream(request)
 
 
-def service(backend: LocalBackend, **settings: Any) -> httpx.AsyncClient:
-    return client(Ingress("i0", Settings(api_keys=KEYS, **settings), backend).app(answers_request_id=True))
+def service(backend: Backend | Replica, **settings: Any) -> httpx.AsyncClient:
+    return over(backend, api_keys=KEYS, **settings)
 
 
 async def stats(http: httpx.AsyncClient, key: str, **fields: Any) -> dict[str, Any]:
     """The statistics of an answer to a key."""
     response = await http.post(GENERATE, json=body(**fields), headers={"x-api-key": key})
     assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()["stats"]
-    return found
+    return dict(response.json()["stats"])
 
 
 async def cached(http: httpx.AsyncClient, key: str, **fields: Any) -> int:
@@ -57,50 +55,49 @@ async def cached(http: httpx.AsyncClient, key: str, **fields: Any) -> int:
 ALICE, BOB = KEYS
 
 
-class TestTheCache:
-    async def test_of_one_key_has_nothing_for_another(self, make_generator: MakeGenerator) -> None:
-        async with service(LocalBackend(make_generator())) as http:
+class TestPrefixCache:
+    async def test_a_key_gets_no_cached_tokens_of_another(self, make_generator: MakeGenerator) -> None:
+        async with service(make_generator()) as http:
             assert [await cached(http, key) for key in (ALICE, ALICE, BOB, BOB)] == [0, CACHED, 0, CACHED]
 
-    async def test_what_another_one_asked_takes_its_full_prefill(self, make_generator: MakeGenerator) -> None:
+    async def test_a_prompt_of_another_key_takes_its_full_prefill(self, make_generator: MakeGenerator) -> None:
         """So the time to the first block tells nothing either."""
-        async with service(LocalBackend(make_generator())) as http:
-            unknown = await stats(http, BOB, prompt_token_ids=[1, 2, 3, 4, 5, 6, 7, 8])
+        async with service(make_generator()) as http:
+            new = await stats(http, BOB, prompt_token_ids=[1, 2, 3, 4, 5, 6, 7, 8])
             await stats(http, ALICE)
-            known = await stats(http, BOB)
-        assert known["forwards"] == unknown["forwards"]
-        assert known["forwards"]["prefill"] == 1
+            repeated = await stats(http, BOB)
+        assert repeated["forwards"] == new["forwards"]
+        assert repeated["forwards"]["prefill"] == 1
 
-    async def test_salts_part_further_and_cannot_be_made_to_meet(self, make_generator: MakeGenerator) -> None:
+    async def test_salts_part_further_and_no_salt_meets_another_key(self, make_generator: MakeGenerator) -> None:
         """Keys of the setting are named key-1 and key-2."""
-        async with service(LocalBackend(make_generator())) as http:
+        async with service(make_generator()) as http:
             assert [await cached(http, ALICE, cache_salt=salt) for salt in ("s", "t", "s")] == [0, 0, CACHED]
             for salt in ("s", "key-1s", "key-1\x00s", "key-1:s", "5:key-1s", "key-1", '["key-1", "s"]'):
                 assert await cached(http, BOB, cache_salt=salt) == 0
 
-    async def test_of_openais_routes(self, make_generator: MakeGenerator) -> None:
-        async with service(LocalBackend(make_generator()), served_model_name="golden") as http:
+    async def test_openais_routes_part_keys(self, make_generator: MakeGenerator) -> None:
+        async with service(make_generator(), served_model_name="golden") as http:
             request = {"model": "golden", "prompt": PROMPT, "max_tokens": 4, "mode": "static"}
-            found = []
+            counts = []
             for key in (ALICE, ALICE, BOB):
                 response = await http.post("/v1/completions", json=request, headers={"x-api-key": key})
-                found.append(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
-        assert found == [0, CACHED, 0]
+                counts.append(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert counts == [0, CACHED, 0]
 
-    async def test_is_shared_where_the_setting_says_so(self, make_generator: MakeGenerator) -> None:
-        async with service(LocalBackend(make_generator()), share_prefixes_between_keys=True) as http:
+    async def test_the_setting_shares_the_cache(self, make_generator: MakeGenerator) -> None:
+        async with service(make_generator(), share_prefixes_between_keys=True) as http:
             assert [await cached(http, key) for key in (ALICE, BOB)] == [0, CACHED]
             assert [await cached(http, key, cache_salt="s") for key in (ALICE, BOB)] == [0, CACHED]
 
-    async def test_without_keys_everybody_shares(self, make_generator: MakeGenerator) -> None:
-        app = Ingress("i0", Settings(), LocalBackend(make_generator())).app(answers_request_id=True)
-        async with client(app) as http:
+    async def test_without_keys_all_clients_share(self, make_generator: MakeGenerator) -> None:
+        async with over(make_generator()) as http:
             assert [await cached(http, key) for key in (ALICE, BOB)] == [0, CACHED]
 
-    async def test_is_the_keys_own_after_a_replica_was_lost(self, make_generator: MakeGenerator) -> None:
+    async def test_a_continued_answer_is_cached_for_its_key(self, make_generator: MakeGenerator) -> None:
         """The replica that goes on caches for the same key, and for no other."""
         first, second = make_generator("r0"), make_generator("r1")
-        async with service(Dying(first, second, after=1)) as http:
+        async with service(LosesFirst(first, second, after=1)) as http:
             response = await http.post(GENERATE, json=body(stream=True), headers={"x-api-key": ALICE})
             assert read_frames(response.content)[-1][0] == "done"
             assert [await cached(http, key) for key in (BOB, ALICE)] == [0, CACHED]
@@ -109,26 +106,26 @@ class TestTheCache:
 class TestRouting:
     async def requests(self, make_generator: MakeGenerator, **settings: Any) -> list[ReplicaRequest]:
         """A request of each key, the same otherwise."""
-        backend = Noting(make_generator())
+        backend = RecordingBackend(make_generator())
         async with service(backend, **settings) as http:
             for key in KEYS:
                 await stats(http, key, cache_salt="s", prompt_cache_key="k", prompt_token_ids=[*range(1, 200)])
         return backend.requests
 
-    async def test_by_prefix_knows_no_prompt_of_another_key(self, make_generator: MakeGenerator) -> None:
+    async def test_prefix_keys_differ_by_api_key(self, make_generator: MakeGenerator) -> None:
         alices, bobs = map(prefix_keys, await self.requests(make_generator))
         assert len(alices.keys) == len(bobs.keys) > 5
         assert not set(alices.keys) & set(bobs.keys)
         assert alices.session != bobs.session
 
-    async def test_where_prefixes_are_shared_goes_to_them(self, make_generator: MakeGenerator) -> None:
+    async def test_shared_prefixes_have_the_same_keys(self, make_generator: MakeGenerator) -> None:
         alices, bobs = map(prefix_keys, await self.requests(make_generator, share_prefixes_between_keys=True))
         assert alices.keys == bobs.keys
         assert alices.session != bobs.session
 
     async def test_every_ingress_makes_the_same_keys(self, make_generator: MakeGenerator) -> None:
-        one, other = [await self.requests(make_generator) for _ in range(2)]
-        assert list(map(prefix_keys, one)) == list(map(prefix_keys, other))
+        first, second = [await self.requests(make_generator) for _ in range(2)]
+        assert list(map(prefix_keys, first)) == list(map(prefix_keys, second))
 
 
 names = st.text(min_size=1, max_size=6)
@@ -136,10 +133,10 @@ salts = st.text(max_size=6)
 
 
 @given(st.tuples(names, salts), st.tuples(names, salts))
-def test_no_key_and_salt_are_those_of_another(one: tuple[str, str], other: tuple[str, str]) -> None:
+def test_no_key_and_salt_are_those_of_another(first: tuple[str, str], second: tuple[str, str]) -> None:
     """Whatever characters they hold."""
-    mixed = [ApiKey(name, b"digest").salted(salt) for name, salt in (one, other)]
-    assert (mixed[0] == mixed[1]) == (one == other)
+    mixed = [ApiKey(name, b"digest").salted(salt) for name, salt in (first, second)]
+    assert (mixed[0] == mixed[1]) == (first == second)
 
 
 @given(st.lists(st.sampled_from("ab1:"), max_size=3), st.lists(st.sampled_from("ab1:"), max_size=3))
@@ -155,16 +152,16 @@ def test_without_a_key_a_salt_is_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models"])
-async def test_what_everybody_may_read_names_no_key_and_no_prompt(make_generator: MakeGenerator, path: str) -> None:
-    async with service(LocalBackend(make_generator())) as http:
+async def test_public_pages_name_no_key_and_no_prompt(make_generator: MakeGenerator, path: str) -> None:
+    async with service(make_generator()) as http:
         for key in KEYS:
             await stats(http, key, prompt_token_ids=None, prompt="w17 xylophone", cache_salt="tambourine")
-        said = (await http.get(path, headers={"x-api-key": BOB})).text
-    assert not [secret for secret in ("xylophone", "w17", "tambourine", "key-1", "key-2", *KEYS) if secret in said]
+        text = (await http.get(path, headers={"x-api-key": BOB})).text
+    assert not [secret for secret in ("xylophone", "w17", "tambourine", "key-1", "key-2", *KEYS) if secret in text]
 
 
 async def test_a_request_id_of_another_key_may_be_used_and_tells_nothing(make_generator: MakeGenerator) -> None:
-    backend = Noting(make_generator())
+    backend = RecordingBackend(make_generator())
     async with service(backend) as http:
         for key in KEYS:
             headers = {"x-api-key": key, "x-request-id": "mine"}

@@ -15,10 +15,10 @@ from service.rayserve.deployments import ServeDisconnectAdapter
 from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.doubles import Visitor
-from tests.gateway.engines import Held
+from tests.gateway.doubles import AsgiClient
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import CASES, ask, body, golden_body, read_frames
-from tests.gateway.helpers import client, eventually, idle, over, page, read
+from tests.gateway.helpers import application, client, eventually, idle, over, page, read
 from tests.gateway.local import LocalBackend
 
 LONG = body(max_new_tokens=1900, ignore_eos=True)
@@ -40,55 +40,54 @@ async def assert_gone(generator: Replica, mode: str = "static") -> None:
 class TestStreams:
     @pytest.mark.parametrize("version", ["2.3", "2.4"])
     async def test_the_client_leaves(
-        self, make_generator: MakeGenerator, version: str, monkeypatch: pytest.MonkeyPatch
+        self, make_generator: MakeGenerator, gate: EngineGate, version: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Servers of ASGI 2.3 say so when asked, later ones refuse what is sent: a block or a comment."""
         monkeypatch.setattr(streams, "KEEP_ALIVE_S", 0.01)
-        held = Held()
-        generator = make_generator(deps=held.deps)
+        generator = make_generator(deps=gate.deps)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
-        visitor = Visitor(LONG | {"stream": True}, version)
-        held.let(12)  # the first block and a part of the second
-        await asyncio.gather(visitor.visit(ingress.app(answers_request_id=True)), return_exceptions=True)
-        held.release()
-        assert read_frames(visitor.sent)[0][1]["token_ids"] == CASES[0]["token_ids"][:8]
+        asgi_client = AsgiClient(LONG | {"stream": True}, version)
+        gate.let(12)  # the first block and a part of the second
+        await asyncio.gather(asgi_client.request(ingress.app(answers_request_id=True)), return_exceptions=True)
+        gate.release()
+        assert read_frames(asgi_client.content)[0][1]["token_ids"] == CASES[0]["token_ids"][:8]
         assert ingress.snapshot().in_flight == 0
         await assert_gone(generator)
 
-    async def test_the_server_cancels(self, make_generator: MakeGenerator) -> None:
-        held = Held()
-        generator = make_generator(deps=held.deps)
+    async def test_the_server_cancels(self, make_generator: MakeGenerator, gate: EngineGate) -> None:
+        generator = make_generator(deps=gate.deps)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
-        visitor = Visitor(LONG | {"stream": True, "mode": "speculative"}, stays=True)
-        task = asyncio.ensure_future(visitor.visit(ingress.app(answers_request_id=True)))
-        held.let(8)  # a block at least: drafts only save forwards
-        await visitor.got_block.wait()
+        asgi_client = AsgiClient(LONG | {"stream": True, "mode": "speculative"}, stays=True)
+        task = asyncio.ensure_future(asgi_client.request(ingress.app(answers_request_id=True)))
+        gate.let(8)  # a block at least: drafts only save forwards
+        await asgi_client.got_block.wait()
         assert (ingress.snapshot().in_flight, generator.snapshot().in_flight) == (1, 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert ingress.snapshot().in_flight == 0
-        held.release()
+        gate.release()
         await assert_gone(generator, "speculative")
 
-    async def test_before_the_first_block(self, make_generator: MakeGenerator) -> None:
-        held = Held()
-        generator = make_generator(deps=held.deps)
-        app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
-        visitor = Visitor(LONG | {"stream": True}, stays=True)
-        task = asyncio.ensure_future(visitor.visit(app))
-        await held.holds()
+    async def test_the_client_leaves_before_the_first_block(
+        self, make_generator: MakeGenerator, gate: EngineGate
+    ) -> None:
+        generator = make_generator(deps=gate.deps)
+        app = application(generator)
+        asgi_client = AsgiClient(LONG | {"stream": True}, stays=True)
+        task = asyncio.ensure_future(asgi_client.request(app))
+        await gate.holds()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert visitor.sent == b""
-        held.release()
+        assert asgi_client.content == b""
+        gate.release()
         await assert_gone(generator)
 
-    async def test_others_do_not_notice(self, make_generator: MakeGenerator) -> None:
+    async def test_other_requests_are_not_affected(self, make_generator: MakeGenerator) -> None:
         generator = make_generator()
-        app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
+        app = application(generator)
         async with over(generator) as http:
             staying = [asyncio.ensure_future(ask(http, golden_body(case))) for case in CASES[::5]]
-            await asyncio.gather(*(Visitor(LONG | {"stream": True}).visit(app) for _ in range(3)))
+            await asyncio.gather(*(AsgiClient(LONG | {"stream": True}).request(app) for _ in range(3)))
             answers = await asyncio.gather(*staying)
         assert [answer["token_ids"] for answer in answers] == [case["token_ids"] for case in CASES[::5]]
         await eventually(lambda: idle(generator))
@@ -104,43 +103,43 @@ class TestStreams:
         assert metrics("mrp_request_success_total") == 1
 
 
-class TestUnary:
+class TestWholeAnswers:
     @pytest.mark.parametrize("running", [False, True])
-    async def test_the_server_cancels(self, make_generator: MakeGenerator, running: bool) -> None:
-        held = Held()
-        generator = make_generator(deps=held.deps)
+    async def test_the_server_cancels(self, make_generator: MakeGenerator, gate: EngineGate, running: bool) -> None:
+        generator = make_generator(deps=gate.deps)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
         async with client(ingress.app(answers_request_id=True)) as http:
             task = asyncio.ensure_future(ask(http, LONG))
-            await held.holds()
+            await gate.holds()
             if running:
-                held.let(12)
-                await held.holds(before=13)
+                gate.let(12)
+                await gate.holds(before=13)
             assert ingress.snapshot().in_flight == 1
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             assert ingress.snapshot().in_flight == 0
-        held.release()
+        gate.release()
         await assert_gone(generator)
 
-    async def test_while_it_waits(self, make_generator: MakeGenerator) -> None:
-        held = Held()
-        generator = make_generator(deps=held.deps, max_num_seqs=1)
+    async def test_the_client_leaves_while_the_request_waits(
+        self, make_generator: MakeGenerator, gate: EngineGate
+    ) -> None:
+        generator = make_generator(deps=gate.deps, max_num_seqs=1)
         async with over(generator) as http:
             running = asyncio.ensure_future(ask(http, body()))
-            await held.holds()
+            await gate.holds()
             waiting = asyncio.ensure_future(ask(http, LONG))
             await eventually(lambda: generator.snapshot().in_flight == 2)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-            held.release()
+            gate.release()
             assert (await running)["token_ids"] == CASES[0]["token_ids"]
             await ask(http, body())  # the engine has taken all that came before
             assert (await page(http))("mrp_prompt_tokens_total") == 8 + 8
 
 
 class TestBeforeItIsRead:
-    async def test_what_serve_raises_then_is_no_error(
+    async def test_serves_cancellation_before_the_body_is_read_is_no_error(
         self, generator: Replica, caplog: pytest.LogCaptureFixture
     ) -> None:
         sent: list[Any] = []

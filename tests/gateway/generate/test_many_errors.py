@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 from pydantic import BaseModel, model_validator
+from starlette.types import ASGIApp
 
 from service.api.anthropic.protocol import CountRequest, MessagesRequest
 from service.api.content import MAX_PARTS, check_parts
@@ -23,7 +22,7 @@ from service.api.score.protocol import ScoreRequest
 from service.errors import MAX_MESSAGE, InvalidRequest
 from tests.gateway.doubles import CARD, Scripted
 from tests.gateway.generate.helpers import GENERATE, problem
-from tests.gateway.helpers import over
+from tests.gateway.helpers import application, keys_file, over
 
 MODELS = [GenerateBody, ChatRequest, CompletionRequest, ResponsesRequest]
 MODELS += [MessagesRequest, CountRequest, ScoreRequest]
@@ -62,22 +61,27 @@ def lists(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_first_wrong_item_ends_the_reading_of_its_list(model: type[BaseModel]) -> None:
-    assert [one for one in lists(model.__pydantic_core_schema__) if not one.get("fail_fast")] == []
+    assert [part for part in lists(model.__pydantic_core_schema__) if not part.get("fail_fast")] == []
+
+
+@pytest.fixture(scope="module")
+def app() -> ASGIApp:
+    return application(Scripted())
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_few_are_told(path: str, body: dict[str, Any]) -> None:
-    async with over(Scripted()) as http:
-        response = await http.post(path, json=body)
+async def test_a_refusal_is_short_for_any_number_of_errors(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    response = await http.post(path, json=body)
     assert response.status_code in {400, 404, 422}
     assert len(response.content) < 1.1 * MAX_MESSAGE + 200
     assert response.json()["error"]["message"]
 
 
-async def test_the_others_are_counted() -> None:
-    async with over(Scripted()) as http:
-        form = {"response_format": {"type": "text", **NAMES}}
-        detail = problem(await http.post(GENERATE, json={"prompt": "a", **form}), 422)
+async def test_further_errors_are_counted(http: httpx.AsyncClient) -> None:
+    form = {"response_format": {"type": "text", **NAMES}}
+    detail = problem(await http.post(GENERATE, json={"prompt": "a", **form}), 422)
     assert detail["message"].count("'k") == 10
     assert detail["message"].endswith(f"; and {MANY - 10} more")
 
@@ -100,9 +104,10 @@ TOO_MANY: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("path", "name", "items"), TOO_MANY)
-async def test_too_many_parts_are_refused_whatever_they_are(path: str, name: str, items: Any) -> None:
-    async with over(Scripted()) as http:
-        response = await http.post(path, json={**CALLING, name: items})
+async def test_too_many_parts_are_refused_whatever_they_are(
+    http: httpx.AsyncClient, path: str, name: str, items: Any
+) -> None:
+    response = await http.post(path, json={**CALLING, name: items})
     assert response.status_code in {400, 422}
     error = response.json()["error"]
     assert (error["param"], error["message"]) == (name, f"{name} has more than {MAX_PARTS} items with their parts")
@@ -147,13 +152,12 @@ def test_a_body_is_validated_again_only_for_further_fields(extra: dict[str, int]
     assert validated == 1 + len(extra)
 
 
-async def test_prompts_that_are_too_many_are_not_read() -> None:
-    async with over(Scripted()) as http:
-        response = await http.post("/v1/completions", json={"model": "golden", "prompt": [[1]] * 129 + [{}]})
+async def test_prompts_that_are_too_many_are_not_read(http: httpx.AsyncClient) -> None:
+    response = await http.post("/v1/completions", json={"model": "golden", "prompt": [[1]] * 129 + [{}]})
     assert "130 prompts are too many, allowed are 128" in response.json()["error"]["message"]
 
 
-def test_wrong_fields_beside_a_wrong_list_are_told() -> None:
+def test_wrong_fields_beside_a_wrong_list_are_named() -> None:
     with pytest.raises(InvalidRequest, match=r"messages\.1 is 2: .*top_p is 7: .*stop_token_ids\.0"):
         parse_generate({"messages": [MESSAGE, 2, 3], "top_p": 7, "stop_token_ids": [-1]}, "static")
 
@@ -164,10 +168,7 @@ MESSAGE = {"role": "user", "content": "a"}
 @pytest.fixture
 def limited(tmp_path: Path) -> httpx.AsyncClient:
     """A client with a key of 3 requests a minute."""
-    path = tmp_path / "keys.yaml"
-    digest = hashlib.sha256(b"secret").hexdigest()
-    path.write_text(yaml.safe_dump([{"name": "a", "sha256": digest, "requests_per_minute": 3}]), "utf-8")
-    http = over(Scripted(), api_keys_file=path)
+    http = over(Scripted(), api_keys_file=keys_file(tmp_path, secret={"requests_per_minute": 3}))
     http.headers["X-API-Key"] = "secret"
     return http
 
@@ -176,7 +177,7 @@ def limited(tmp_path: Path) -> httpx.AsyncClient:
     "path", [GENERATE, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/score"]
 )
 @pytest.mark.parametrize("content", [b"{", b'{"mode": 1}', b" " * 2**21], ids=["json", "fields", "size"])
-async def test_what_is_refused_counts_as_a_request(limited: httpx.AsyncClient, path: str, content: bytes) -> None:
+async def test_a_refused_request_counts_as_one(limited: httpx.AsyncClient, path: str, content: bytes) -> None:
     async with limited as http:
         statuses = [(await http.post(path, content=content)).status_code for _ in range(4)]
         listed = await http.get("/v1/models")

@@ -21,7 +21,7 @@ from service.replica.metrics import ReplicaMetrics
 from service.replica.replica import Replica
 from service.telemetry.metrics import METRICS, Registry
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.engines import Held
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import CASES, GENERATE, ask, body, golden_body, streamed
 from tests.gateway.helpers import eventually, over, page, read
 from tests.gateway.local import LocalBackend
@@ -68,7 +68,7 @@ class TestNames:
         with pytest.raises(KeyError):  # the ingress counts those
             registry.add("request_rejected_total", reason="x")
 
-    async def test_an_idle_server(self, make_generator: MakeGenerator) -> None:
+    async def test_an_idle_server_counts_nothing(self, make_generator: MakeGenerator) -> None:
         async with over(make_generator()) as http:
             metrics = await page(http)
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total"):
@@ -85,14 +85,14 @@ def total(answers: list[dict[str, Any]], *path: str) -> int:
 
 
 class TestCounters:
-    async def test_add_up_to_the_answers(self, make_generator: MakeGenerator) -> None:
+    async def test_counters_add_up_to_the_answers(self, make_generator: MakeGenerator) -> None:
         async with over(make_generator()) as http:
             cases = CASES[::2]
-            asked = [
+            requests = [
                 (ask if number % 2 else streamed)(http, golden_body(case, return_trace=True))
                 for number, case in enumerate(cases)
             ]
-            answers = list(await asyncio.gather(*asked))
+            answers = list(await asyncio.gather(*requests))
             metrics = await page(http)
         assert metrics("mrp_prompt_tokens_total") == total(answers, "usage", "prompt_tokens")
         assert metrics("mrp_generation_tokens_total") == total(answers, "usage", "completion_tokens")
@@ -122,21 +122,21 @@ class TestCounters:
         assert metrics("mrp_request_queue_time_seconds_count") == len(answers)
 
     def check_steps(self, steps: list[tuple[str, dict[str, Any]]], metrics: Any) -> None:
-        by_place: Counter[int] = Counter()
+        by_position: Counter[int] = Counter()
         revealed: Counter[tuple[str, str]] = Counter()
         for mode, step in steps:
-            by_place.update(range(step["accepted"]))
+            by_position.update(range(step["accepted"]))
             proposed = len(step["revealed"]) if step["kind"] == "mrp" else step["accepted"]
             revealed[mode, "mrp" if step["kind"] == "mrp" else "draft"] += proposed
             revealed[mode, "backbone"] += len(step["revealed"]) - proposed
         name = "mrp_spec_decode_num_accepted_tokens_per_pos_total"
-        assert by_place.total() == metrics(name)
-        for place, count in by_place.items():
-            assert metrics(name, position=str(place)) == count
+        assert by_position.total() == metrics(name)
+        for position, count in by_position.items():
+            assert metrics(name, position=str(position)) == count
         for (mode, source), count in revealed.items():
             assert metrics("mrp_tokens_revealed_total", mode=mode, source=source) == count
 
-    async def test_rows_and_steps(self, make_generator: MakeGenerator) -> None:
+    async def test_every_forward_has_its_rows_and_every_step_its_time(self, make_generator: MakeGenerator) -> None:
         """One request alone: every forward has its rows, every engine step its time."""
         async with over(make_generator()) as http:
             answer = await ask(http, body(max_new_tokens=16, ignore_eos=True))
@@ -147,7 +147,7 @@ class TestCounters:
         assert metrics("mrp_rows_per_forward_sum") == forwards["denoise"] + 2  # the prompt's block, the first block
         assert metrics("mrp_inter_block_latency_seconds_count") == 1
 
-    async def test_refusals(self, generator: Replica) -> None:
+    async def test_refusals_are_counted_by_their_reason(self, generator: Replica) -> None:
         async with over(generator, api_keys=("k",)) as http:
             await http.post(GENERATE, json={})
             http.headers["x-api-key"] = "k"
@@ -208,20 +208,19 @@ def value(metrics: ReplicaMetrics, name: str) -> float:
 
 
 class TestGauges:
-    async def test_follow_the_engines_state(self, make_generator: MakeGenerator) -> None:
+    async def test_gauges_follow_the_engines_state(self, make_generator: MakeGenerator, gate: EngineGate) -> None:
         """Three run, each with 3 of 12 pages; one waits."""
-        held = Held()
-        generator = make_generator(deps=held.deps, max_num_seqs=3, kv_cache_tokens=12 * 8)
+        generator = make_generator(deps=gate.deps, max_num_seqs=3, kv_cache_tokens=12 * 8)
         async with over(generator) as http:
             first = asyncio.ensure_future(ask(http, body()))
-            await held.holds()
-            others = [asyncio.ensure_future(ask(http, body(prompt_token_ids=[n] * 8))) for n in range(3)]
+            await gate.holds()
+            tasks = [asyncio.ensure_future(ask(http, body(prompt_token_ids=[n] * 8))) for n in range(3)]
             await eventually(lambda: generator.snapshot().in_flight == 4)
-            held.let(1)
-            await held.holds(before=2)  # the engine takes the others between two steps
+            gate.let(1)
+            await gate.holds(before=2)  # the engine takes the others between two steps
             metrics = await page(http)
-            held.release()
-            await asyncio.gather(first, *others)
+            gate.release()
+            await asyncio.gather(first, *tasks)
         assert metrics("mrp_num_requests_running", replica="r0") == 3
         assert metrics("mrp_num_requests_waiting", replica="r0") == 1
         assert metrics("mrp_kv_cache_usage_perc") == 0.75
@@ -244,12 +243,12 @@ class Two(LocalBackend):
     async def statuses(self) -> list[Status]:
         return [status for backend in self.backends for status in await backend.statuses()]
 
-    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
-        return [own], [snapshot for backend in self.backends for snapshot in (await backend.snapshots(own))[1]]
+    async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+        return [ingress], [snapshot for backend in self.backends for snapshot in (await backend.snapshots(ingress))[1]]
 
 
 class TestReplicas:
-    async def test_stand_side_by_side(self, make_generator: MakeGenerator) -> None:
+    async def test_two_replicas_are_counted_side_by_side(self, make_generator: MakeGenerator) -> None:
         async with over(Two(make_generator("r0"), make_generator("r1"))) as http:
             answers = [await ask(http, body(max_new_tokens=tokens, ignore_eos=True)) for tokens in (1, 2, 4)]
             metrics = await page(http)
@@ -259,7 +258,7 @@ class TestReplicas:
         assert metrics("mrp_generation_tokens_total") == total(answers, "usage", "completion_tokens")
         assert metrics("mrp_e2e_request_latency_seconds_bucket", le="+Inf", replica="r1") == 2
 
-    def test_what_no_replica_has_yet_waits_in_the_queue(self) -> None:
+    def test_requests_that_no_replica_has_wait_in_the_queue(self) -> None:
         families = Registry("replica").families("r0")
         replicas = [Snapshot("r0", 3, families), Snapshot("r1", 1, families)]
         for in_hand, queued in ((9, 5), (4, 0), (2, 0)):

@@ -17,6 +17,17 @@ async def status(http: httpx.AsyncClient, **headers: str) -> int:
     return (await http.post(GENERATE, content=BAD, headers=names)).status_code
 
 
+@pytest.fixture(scope="module")
+def open_service() -> httpx.AsyncClient:
+    """A service without API keys."""
+    return over(Scripted())
+
+
+@pytest.fixture(scope="module")
+def locked_service() -> httpx.AsyncClient:
+    return over(Scripted(), api_keys=("secret",))
+
+
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
@@ -31,12 +42,12 @@ async def status(http: httpx.AsyncClient, **headers: str) -> int:
         ({"Sec_Fetch_Site": "same-site"}, 403),
     ],
 )
-async def test_pages_of_other_sites_may_not_post(headers: dict[str, str], expected: int) -> None:
-    async with over(Scripted()) as http:
-        assert await status(http, **headers) == expected
-        assert (await http.get("/live", headers={"Origin": "http://evil.example"})).status_code == 200
-    async with over(Scripted(), api_keys=("secret",)) as http:
-        assert await status(http, X_API_Key="secret", **headers) == 422
+async def test_pages_of_other_sites_may_not_post(
+    open_service: httpx.AsyncClient, locked_service: httpx.AsyncClient, headers: dict[str, str], expected: int
+) -> None:
+    assert await status(open_service, **headers) == expected
+    assert (await open_service.get("/live", headers={"Origin": "http://evil.example"})).status_code == 200
+    assert await status(locked_service, X_API_Key="secret", **headers) == 422
 
 
 @pytest.mark.parametrize(
@@ -49,11 +60,10 @@ async def test_pages_of_other_sites_may_not_post(headers: dict[str, str], expect
     ],
 )
 async def test_on_loopback_other_names_are_refused(host: str, name: str, expected: int) -> None:
-    async with over(Scripted(), host=host, listens=True) as http:
-        assert await status(http, Host=name) == expected
+    assert await status(over(Scripted(), host=host, listens=True), Host=name) == expected
 
 
-async def test_the_refusal_says_what_to_do() -> None:
+async def test_a_refusal_of_a_host_names_the_setting() -> None:
     async with over(Scripted(), listens=True) as http:
         response = await http.post(GENERATE, content=BAD, headers={"Host": "evil.example"})
     detail = problem(response, 403)
@@ -62,26 +72,21 @@ async def test_the_refusal_says_what_to_do() -> None:
     assert "set `api_keys`" in detail["message"]
 
 
-async def test_serves_proxies_take_any_name() -> None:
-    async with over(Scripted()) as http:
-        assert await status(http, Host="mrp-serve.default.svc:8000") == 422
+async def test_serves_proxies_take_any_name(open_service: httpx.AsyncClient) -> None:
+    assert await status(open_service, Host="mrp-serve.default.svc:8000") == 422
 
 
-@pytest.mark.parametrize("path", ["/generate/", "/v1/models/", "/docs/", "/live/"])
-async def test_nobody_is_sent_elsewhere(path: str) -> None:
-    async with over(Scripted()) as http:
-        assert (await http.get(path)).status_code == 404
+async def test_no_path_redirects_and_browsers_believe_the_content_type(open_service: httpx.AsyncClient) -> None:
+    for path in ("/generate/", "/v1/models/", "/docs/", "/live/"):
+        assert (await open_service.get(path)).status_code == 404
+    for path in ("/", "/docs", "/docs/static/swagger-ui.css", "/openapi.json", "/live", "/nope"):
+        assert (await open_service.get(path)).headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize("path", ["/", "/docs", "/docs/static/swagger-ui.css", "/openapi.json", "/live", "/nope"])
-async def test_browsers_believe_the_content_type(path: str) -> None:
-    async with over(Scripted()) as http:
-        assert (await http.get(path)).headers["x-content-type-options"] == "nosniff"
-
-
-async def test_the_documentation_stands_in_no_frame_and_runs_its_own_scripts_only() -> None:
-    async with over(Scripted()) as http:
-        policy = (await http.get("/docs")).headers["content-security-policy"]
+async def test_the_documentation_stands_in_no_frame_and_runs_its_own_scripts_only(
+    open_service: httpx.AsyncClient,
+) -> None:
+    policy = (await open_service.get("/docs")).headers["content-security-policy"]
     assert "frame-ancestors 'none'" in policy
     [scripts] = [part.split()[1:] for part in policy.split("; ") if part.startswith("script-src")]
     assert scripts[0] == "'self'"

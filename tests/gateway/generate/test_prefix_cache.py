@@ -44,22 +44,22 @@ async def test_openais_usage_has_it(make_generator: MakeGenerator, number: int) 
 
 async def test_only_requests_with_the_same_salt_share(make_generator: MakeGenerator) -> None:
     async with over(make_generator()) as http:
-        found = [await cached(http, cache_salt=salt) for salt in ("a", "b", None, "a", None)]
-        assert found == [0, 0, 0, CACHED, CACHED]
+        counts = [await cached(http, cache_salt=salt) for salt in ("a", "b", None, "a", None)]
+        assert counts == [0, 0, 0, CACHED, CACHED]
         model = (await http.get("/v1/models")).json()["data"][0]["id"]
         request = {"model": model, "prompt": PROMPT, "cache_salt": "c", "mode": "static"}
         usages = [(await http.post(COMPLETIONS, json=request)).json()["usage"] for _ in range(2)]
     assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [0, CACHED]
 
 
-async def test_switched_off(make_generator: MakeGenerator) -> None:
+async def test_the_cache_can_be_switched_off(make_generator: MakeGenerator) -> None:
     async with over(make_generator(enable_prefix_caching=False)) as http:
         assert [await cached(http), await cached(http)] == [0, 0]
         assert (await page(http))("mrp_prefix_cache_queries_total") == 0
 
 
 @pytest.mark.parametrize("salt", ["", "x" * 257, 1])
-async def test_salts_that_are_none(http: httpx.AsyncClient, salt: object) -> None:
+async def test_a_salt_or_a_key_of_a_wrong_form_is_refused(http: httpx.AsyncClient, salt: object) -> None:
     assert (await refused(http, body(cache_salt=salt)))["param"] == "cache_salt"
     key = salt * 2 if isinstance(salt, str) else salt
     assert (await refused(http, body(prompt_cache_key=key)))["param"] == "prompt_cache_key"

@@ -15,10 +15,10 @@ from service.errors import CheckpointError
 from service.model import Checkpoint, load_checkpoint
 from service.quality.presets import identity_of
 from service.quality.schema import write_quality
+from tests.gateway import apis
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.generate.helpers import ask, body, essence, frames, refused
 from tests.gateway.helpers import assert_shape, over
-from tests.gateway.openai import helpers as openai
 from tests.quality.made_up import made_up_file
 
 PLANS = {
@@ -44,7 +44,9 @@ async def presets(make_generator: MakeGenerator, calibrated: Checkpoint) -> Asyn
 
 class TestGenerate:
     @pytest.mark.parametrize("quality", PLANS)
-    async def test_runs_the_presets_plan_and_says_so(self, presets: httpx.AsyncClient, quality: str) -> None:
+    async def test_a_quality_runs_and_names_the_plan_of_its_preset(
+        self, presets: httpx.AsyncClient, quality: str
+    ) -> None:
         plan = PLANS[quality]
         answer = await ask(presets, body(mode=None, quality=quality, seed=3))
         assert {name: answer[name] for name in ("mode", "knobs")} == plan
@@ -53,11 +55,11 @@ class TestGenerate:
         *_, (_, done) = await frames(presets, body(mode=None, quality=quality, seed=3))
         assert {name: done[name] for name in ("mode", "knobs")} == plan
 
-    async def test_at_a_temperature_that_was_not_measured_is_lossless(self, presets: httpx.AsyncClient) -> None:
+    async def test_a_temperature_that_was_not_measured_is_lossless(self, presets: httpx.AsyncClient) -> None:
         answer = await ask(presets, body(mode=None, quality="fast", temperature=0.5, seed=3))
         assert {name: answer[name] for name in ("mode", "knobs")} == PLANS["lossless"]
 
-    async def test_every_answer_says_its_knobs(self, http: httpx.AsyncClient) -> None:
+    async def test_every_answer_has_its_knobs(self, http: httpx.AsyncClient) -> None:
         assert (await ask(http, body(mode="remask", threshold=0.25)))["knobs"] == {"threshold": 0.25}
         assert (await ask(http, body(mode="speculative", mrp_steps=1)))["knobs"] == {"mrp_steps": 1}
 
@@ -73,23 +75,25 @@ class TestGenerate:
         ("fields", "other"),
         [({"mode": "static"}, 'mode is "static"'), ({"mode": None, "threshold": 0.5}, "threshold is 0.5")],
     )
-    async def test_is_alone(self, presets: httpx.AsyncClient, fields: dict[str, Any], other: str) -> None:
+    async def test_a_quality_beside_a_mode_or_knob_is_refused(
+        self, presets: httpx.AsyncClient, fields: dict[str, Any], other: str
+    ) -> None:
         detail = await refused(presets, body(quality="fast", **fields))
-        said = f'quality is "fast" and {other}, allowed is one of them: quality chooses the mode and its knobs'
-        assert (detail["message"], detail["param"]) == (said, "quality")
+        message = f'quality is "fast" and {other}, allowed is one of them: quality chooses the mode and its knobs'
+        assert (detail["message"], detail["param"]) == (message, "quality")
 
     @pytest.mark.parametrize("value", ["best", 1, ["fast"], "Fast"])
-    async def test_that_there_is_not(self, presets: httpx.AsyncClient, value: object) -> None:
+    async def test_an_unknown_quality_is_refused(self, presets: httpx.AsyncClient, value: object) -> None:
         detail = await refused(presets, body(mode=None, quality=value))
         assert detail["param"] == "quality"
         assert "'lossless', 'balanced' or 'fast'" in detail["message"]
 
-    async def test_null_is_none(self, presets: httpx.AsyncClient) -> None:
+    async def test_null_is_no_quality(self, presets: httpx.AsyncClient) -> None:
         assert (await ask(presets, body(quality=None) | {"quality": None}))["mode"] == "static"
         nulls = {"mode": None, "threshold": None}
         assert (await ask(presets, body(quality="fast") | nulls))["mode"] == "dynamic"
 
-    async def test_other_fields_are_checked_as_ever(self, presets: httpx.AsyncClient) -> None:
+    async def test_other_fields_are_checked(self, presets: httpx.AsyncClient) -> None:
         assert "did you mean 'quality'?" in (await refused(presets, body(mode=None, qualty="fast")))["message"]
         assert "top_p is 2" in (await refused(presets, body(mode=None, quality="fast", top_p=2)))["message"]
 
@@ -107,14 +111,16 @@ class TestWithoutAFile:
             assert (await ask(http, body(mode=None, quality="lossless")))["mode"] == "speculative"
 
     @pytest.mark.parametrize("quality", ["balanced", "fast"])
-    async def test_the_others_say_how_to_make_it(self, http: httpx.AsyncClient, quality: str) -> None:
+    async def test_other_qualities_name_the_command_that_calibrates(
+        self, http: httpx.AsyncClient, quality: str
+    ) -> None:
         detail = await refused(http, body(mode=None, quality=quality))
         assert (detail["code"], detail["param"]) == ("quality_not_available", "quality")
         assert "this checkpoint has no quality.json; make one with `mrp-serve calibrate" in detail["message"]
 
 
 class TestModels:
-    async def test_show_presets_and_frontier(self, presets: httpx.AsyncClient) -> None:
+    async def test_models_have_presets_and_the_frontier(self, presets: httpx.AsyncClient) -> None:
         listed = (await presets.get("/v1/models")).json()
         assert_shape(Models, listed)
         quality = listed["data"][0]["quality"]
@@ -127,7 +133,7 @@ class TestModels:
             "static", "dynamic", "remask", "dynamic", "dynamic"
         ]  # fmt: skip
 
-    async def test_say_why_there_are_none(self, http: httpx.AsyncClient) -> None:
+    async def test_models_without_presets_have_the_reason(self, http: httpx.AsyncClient) -> None:
         listed = (await http.get("/v1/models")).json()
         assert_shape(Models, listed)
         quality = listed["data"][0]["quality"]
@@ -142,7 +148,9 @@ class TestLoading:
         with pytest.raises(CheckpointError, match=r"quality\.json is no calibration file of version 3: version"):
             make_generator("r0", calibrated)
 
-    async def test_a_named_file(self, make_generator: MakeGenerator, calibrated: Checkpoint, tmp_path: Path) -> None:
+    async def test_the_setting_names_another_file(
+        self, make_generator: MakeGenerator, calibrated: Checkpoint, tmp_path: Path
+    ) -> None:
         (calibrated.path / "quality.json").rename(tmp_path / "mine.json")
         async with over(make_generator("r0", calibrated, quality_file=tmp_path / "mine.json")) as http:
             assert (await ask(http, body(mode=None, quality="fast")))["mode"] == "dynamic"
@@ -151,15 +159,13 @@ class TestLoading:
 
 
 class TestOpenAi:
-    @pytest.mark.parametrize(
-        ("path", "request_"), [(openai.COMPLETIONS, openai.completion), (openai.CHAT, openai.chat)]
-    )
-    async def test_has_it_too(self, presets: httpx.AsyncClient, path: str, request_: Any) -> None:
-        [choice] = (await openai.ask(presets, path, request_(quality="fast")))["choices"]
+    @pytest.mark.parametrize(("path", "request_"), [(apis.COMPLETIONS, apis.completion), (apis.CHAT, apis.chat)])
+    async def test_openais_routes_have_qualities(self, presets: httpx.AsyncClient, path: str, request_: Any) -> None:
+        [choice] = (await apis.ask(presets, path, request_(quality="fast")))["choices"]
         assert {name: choice["stats"][name] for name in ("mode", "knobs")} == PLANS["fast"]
-        detail = await openai.refused(presets, path, request_(quality="fast", mrp_steps=2))
+        detail = await apis.refused(presets, path, request_(quality="fast", mrp_steps=2))
         assert detail["param"] == "quality"
 
-    async def test_without_a_file(self, http: httpx.AsyncClient) -> None:
-        detail = await openai.refused(http, openai.CHAT, openai.chat(quality="fast"))
+    async def test_openais_routes_refuse_a_quality_without_a_file(self, http: httpx.AsyncClient) -> None:
+        detail = await apis.refused(http, apis.CHAT, apis.chat(quality="fast"))
         assert (detail["code"], detail["param"]) == ("quality_not_available", "quality")

@@ -17,10 +17,10 @@ from service.messages.replica_status import ModelCard
 from service.messages.wire import Chunk, Ending, Failure, ReplicaRequest
 from service.quality.presets import Presets
 from service.quality.schema import Band
+from tests.gateway import apis
 from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.generate.helpers import GENERATE, body
 from tests.gateway.helpers import assert_shape, eventually, over, page
-from tests.gateway.openai import helpers as openai
 
 ALONE, BUSY = {"threshold": 0.9}, {"threshold": 0.5}
 #: left upwards with the sixth request, downwards with the third
@@ -30,7 +30,7 @@ ENDING = Ending("stop", 1, 1, STATS)
 REQUEST = body(mode=None, quality="fast")
 
 
-class Crowd(Scripted):
+class HeldReplica(Scripted):
     """Answers a request when it is released. `lost`: the first attempt is then lost with its replica."""
 
     def __init__(self, serves: ModelCard = BY_LOAD, lost: bool = False) -> None:
@@ -52,10 +52,10 @@ class Crowd(Scripted):
         return [getattr(request.mode, "threshold", None) for request in self.requests]
 
 
-class Clients:
+class ClientGroup:
     """Clients of a service, whose answers the test releases."""
 
-    def __init__(self, http: httpx.AsyncClient, backend: Crowd) -> None:
+    def __init__(self, http: httpx.AsyncClient, backend: HeldReplica) -> None:
         self.http, self.backend = http, backend
         self.answers: list[asyncio.Task[httpx.Response]] = []
 
@@ -75,47 +75,47 @@ class Clients:
 
 
 @asynccontextmanager
-async def clients(backend: Crowd, **settings: Any) -> AsyncIterator[Clients]:
+async def clients(backend: HeldReplica, **settings: Any) -> AsyncIterator[ClientGroup]:
     async with over(backend, **settings) as http:
-        those = Clients(http, backend)
-        yield those
-        await those.leave(len(those.answers))
+        group = ClientGroup(http, backend)
+        yield group
+        await group.leave(len(group.answers))
 
 
-async def test_the_plan_follows_the_load_up_and_down_with_some_play() -> None:
-    async with clients(backend := Crowd()) as those:
-        await those.come(7)
+async def test_the_plan_follows_the_load_up_and_down_with_hysteresis() -> None:
+    async with clients(backend := HeldReplica()) as group:
+        await group.come(7)
         assert backend.thresholds == [0.9] * 5 + [0.5] * 2
-        await those.leave(4)
-        await those.come(2)  # the fourth and the fifth: not yet under the bound
+        await group.leave(4)
+        await group.come(2)  # the fourth and the fifth: not yet under the bound
         assert backend.thresholds[7:] == [0.5] * 2
-        await those.leave(3)
-        await those.come()  # the third
+        await group.leave(3)
+        await group.come()  # the third
         assert backend.thresholds[9:] == [0.9]
 
 
-async def test_the_answer_says_which_plan_ran() -> None:
-    async with clients(Crowd()) as those:
-        await those.come(6)
-        answers = [one.json() for one in await those.leave(6)]
-        assert [one["mode"] for one in answers] == ["dynamic"] * 6
-        assert [one["knobs"] for one in answers] == [ALONE] * 5 + [BUSY]
+async def test_the_answer_names_its_plan() -> None:
+    async with clients(HeldReplica()) as group:
+        await group.come(6)
+        answers = [response.json() for response in await group.leave(6)]
+        assert [answer["mode"] for answer in answers] == ["dynamic"] * 6
+        assert [answer["knobs"] for answer in answers] == [ALONE] * 5 + [BUSY]
 
 
-async def test_explicit_modes_and_one_band_do_not_follow_it() -> None:
-    async with clients(backend := Crowd()) as those:
-        await those.come(6, request=body(mode="dynamic", threshold=0.25))
-        await those.come(2, request=body(mode=None, quality="lossless"))
+async def test_explicit_modes_and_a_single_band_ignore_the_load() -> None:
+    async with clients(backend := HeldReplica()) as group:
+        await group.come(6, request=body(mode="dynamic", threshold=0.25))
+        await group.come(2, request=body(mode=None, quality="lossless"))
         assert [replica_request.mode.name for replica_request in backend.requests] == ["dynamic"] * 6 + ["static"] * 2
         assert set(backend.thresholds[:6]) == {0.25}
 
 
-async def test_other_routes_have_it_too() -> None:
-    async with clients(backend := Crowd()) as those:
-        await those.come(5)
-        await those.come(path=openai.CHAT, request=openai.chat(quality="fast"))
+async def test_every_api_follows_the_load() -> None:
+    async with clients(backend := HeldReplica()) as group:
+        await group.come(5)
+        await group.come(path=apis.CHAT, request=apis.chat(quality="fast"))
         anthropic = {"model": "golden", "max_tokens": 8, "messages": [{"role": "user", "content": "w1"}]}
-        await those.come(path="/v1/messages", request=anthropic | {"quality": "fast"})
+        await group.come(path="/v1/messages", request=anthropic | {"quality": "fast"})
         assert backend.thresholds == [0.9] * 5 + [0.5] * 2
 
 
@@ -123,14 +123,14 @@ async def test_other_routes_have_it_too() -> None:
 async def test_the_load_is_that_of_one_replica(replicas: int, ingresses: int, alone: int) -> None:
     """`alone`: requests that get the plan of a lone one."""
     many = replace(BY_LOAD, slots=64 * replicas, replica_slots=64)
-    async with clients(backend := Crowd(many), api_server_count=ingresses) as those:
-        await those.come(12)
+    async with clients(backend := HeldReplica(many), api_server_count=ingresses) as group:
+        await group.come(12)
         assert backend.thresholds == [0.9] * alone + [0.5] * (12 - alone)
 
 
-async def test_another_attempt_keeps_the_plan_whatever_the_load_is_then() -> None:
-    async with clients(backend := Crowd(lost=True), max_failovers=1) as those:
-        await those.come(6)
+async def test_another_attempt_keeps_the_plan_at_any_load() -> None:
+    async with clients(backend := HeldReplica(lost=True), max_failovers=1) as group:
+        await group.come(6)
         backend.gates.pop(0).set()
         await eventually(lambda: len(backend.requests) == 7)
         again = backend.requests[6]
@@ -139,29 +139,29 @@ async def test_another_attempt_keeps_the_plan_whatever_the_load_is_then() -> Non
         backend.gates.insert(0, backend.gates.pop())
 
 
-async def test_models_show_the_bands_and_the_plans_of_now() -> None:
-    async with clients(Crowd()) as those:
-        assert await shown(those.http) == (ALONE, 1.0)
-        await those.come(6)
-        assert await shown(those.http) == (BUSY, 7 / 1.25)
-        listed = (await those.http.get("/v1/models")).json()
+async def test_models_have_the_bands_and_the_current_plan() -> None:
+    async with clients(HeldReplica()) as group:
+        assert await current_plan(group.http) == (ALONE, 1.0)
+        await group.come(6)
+        assert await current_plan(group.http) == (BUSY, 7 / 1.25)
+        listed = (await group.http.get("/v1/models")).json()
         assert_shape(Models, listed)
         assert listed["data"][0]["quality"]["bands"]["fast"] == [
             {"mode": "dynamic", "knobs": ALONE, "up_to": 4.0}, {"mode": "dynamic", "knobs": BUSY, "up_to": None}
         ]  # fmt: skip
 
 
-async def shown(http: httpx.AsyncClient) -> tuple[Any, float]:
+async def current_plan(http: httpx.AsyncClient) -> tuple[Any, float]:
     quality = (await http.get("/v1/models")).json()["data"][0]["quality"]
     return quality["presets"]["fast"]["knobs"], quality["load"]
 
 
-async def test_metrics_say_which_plans_answered() -> None:
-    async with clients(Crowd()) as those:
-        await those.come(7)
-        await those.come(request=body(mode="dynamic"))
-        await those.leave(8)
-        count = await page(those.http)
+async def test_metrics_count_answers_by_plan() -> None:
+    async with clients(HeldReplica()) as group:
+        await group.come(7)
+        await group.come(request=body(mode="dynamic"))
+        await group.leave(8)
+        count = await page(group.http)
         name = "mrp_request_quality_total"
         assert count(name, quality="fast", plan="dynamic threshold=0.9") == 5
         assert count(name, quality="fast", plan="dynamic threshold=0.5") == 2

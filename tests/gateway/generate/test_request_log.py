@@ -14,8 +14,6 @@ import pytest
 from starlette.types import Message, Send
 
 from service.api import streams
-from service.api.generate import parse_generate_request
-from service.api.parse import RequestContext
 from service.gateway.ingress import Ingress
 from service.gateway.request_log import RequestLog, note_request
 from service.messages.wire import Chunk
@@ -23,15 +21,18 @@ from service.replica.replica import Replica
 from service.settings.settings import Settings
 from service.telemetry.logs import log_formatter
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.doubles import STATS, Scripted, Visitor
-from tests.gateway.engines import Held
+from tests.gateway.doubles import STATS, AsgiClient, Scripted
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body
-from tests.gateway.helpers import over, read
+from tests.gateway.helpers import application, over, read, replica_request_of
 from tests.gateway.local import LocalBackend
 
 MARK, KEY = "xylophone", "sk-tambourine"
+SCOPE = {"type": "http", "method": "POST", "request_id": "r1"}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 Lines = Callable[[], list[dict[str, Any]]]
+Errors = Callable[[], list[Any]]
+Logged = Callable[[], str]
 
 
 @pytest.fixture
@@ -41,14 +42,14 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     formatter = log_formatter("json")
 
     def read() -> list[dict[str, Any]]:
-        return [json.loads(formatter.format(one)) for one in caplog.records if one.name == "service.requests"]
+        return [json.loads(formatter.format(record)) for record in caplog.records if record.name == "service.requests"]
 
     return read
 
 
-class TestTheLine:
+class TestLines:
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_of_an_answer(self, http: httpx.AsyncClient, lines: Lines, stream: bool) -> None:
+    async def test_an_answer_has_a_line(self, http: httpx.AsyncClient, lines: Lines, stream: bool) -> None:
         http.headers["X-Request-Id"] = "r<1>"
         request = body(mode="speculative", mrp_steps=2)
         response = await http.post(GENERATE, json=request | {"stream": stream})
@@ -73,48 +74,47 @@ class TestTheLine:
             "completion_tokens": answer["usage"]["completion_tokens"],
         }
 
-    async def test_of_several_answers_adds_them_up(self, http: httpx.AsyncClient, lines: Lines) -> None:
+    async def test_several_answers_are_added_up(self, http: httpx.AsyncClient, lines: Lines) -> None:
         request = {"model": "golden", "prompt": [PROMPT, PROMPT], "max_tokens": 8, "mode": "static"}
         choices = (await http.post(COMPLETIONS, json=request)).json()["choices"]
         (line,) = lines()
         assert (line["answers"], line["completion_tokens"], line["tokens_per_forward"]) == (2, 16, 1.0)
         assert line["total_ms"] == max(choice["stats"]["total_ms"] for choice in choices)
 
-    async def test_of_a_refusal(self, http: httpx.AsyncClient, lines: Lines) -> None:
+    async def test_a_refusal_has_its_error(self, http: httpx.AsyncClient, lines: Lines) -> None:
         await http.post(GENERATE, json=body(temperature=-1))
         (line,) = lines()
         assert (line["status"], line["error"]) == (422, "invalid_request")
         assert not {"mode", "id", "prompt_tokens"} & set(line)
 
-    async def test_of_an_error_of_a_replica(self, http: httpx.AsyncClient, lines: Lines) -> None:
+    async def test_an_error_of_a_replica_has_its_code(self, http: httpx.AsyncClient, lines: Lines) -> None:
         await http.post(GENERATE, json=body(timeout_s=1e-9))
         (line,) = lines()
         assert (line["status"], line["error"], line["mode"]) == (504, "deadline_exceeded", "static")
         assert "finish_reason" not in line
 
-    async def test_names_the_key_it_came_with(self, lines: Lines, generator: Replica) -> None:
-        context = RequestContext(generator.status().card, 60.0, tenant="team")
+    async def test_a_line_names_the_key(self, lines: Lines, generator: Replica) -> None:
+        request = replica_request_of(generator.status().card, body(), tenant="team")
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            note_request(parse_generate_request(body(), context).requests[0], "model")
+            note_request(request, "model")
 
-        await RequestLog(app)(
-            {"type": "http", "method": "POST", "request_id": "r1"}, Visitor({})._receive, Visitor({})._send
-        )
+        await RequestLog(app)(SCOPE, AsgiClient({}).receive, AsgiClient({}).send)
         (line,) = lines()
         assert (line["tenant"], line["mode"]) == ("team", "static")
 
-    async def test_of_one_that_has_left(self, make_generator: MakeGenerator, settings: Settings, lines: Lines) -> None:
-        held = Held()
-        generator = make_generator(deps=held.deps)
+    async def test_a_client_that_left_is_an_abort(
+        self, make_generator: MakeGenerator, gate: EngineGate, settings: Settings, lines: Lines
+    ) -> None:
+        generator = make_generator(deps=gate.deps)
         app = Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)
-        held.let(8)  # a block
-        await Visitor(body(max_new_tokens=1000, ignore_eos=True, stream=True)).visit(app)
-        held.release()
+        gate.let(8)  # a block
+        await AsgiClient(body(max_new_tokens=1000, ignore_eos=True, stream=True)).request(app)
+        gate.release()
         (line,) = lines()
         assert (line["status"], line["finish_reason"]) == (200, "abort")
 
-    async def test_of_what_is_no_work_is_for_debugging(self, http: httpx.AsyncClient, lines: Lines) -> None:
+    async def test_requests_without_work_are_for_debugging(self, http: httpx.AsyncClient, lines: Lines) -> None:
         await http.get("/health")
         await http.get("/v1/models/none")
         await http.get("/nowhere%0a")
@@ -124,7 +124,7 @@ class TestTheLine:
             ("debug", None, 404),
         ]
 
-    async def test_costs_nothing_that_is_not_wanted(self, http: httpx.AsyncClient, lines: Lines) -> None:
+    async def test_no_line_is_made_below_the_level(self, http: httpx.AsyncClient, lines: Lines) -> None:
         logging.getLogger("service").setLevel(logging.WARNING)
         await ask(http, body())
         assert lines() == []
@@ -134,44 +134,39 @@ class TestErrorsAfterTheAnswerBegan:
     """The HTTP server gets no error, since it would log the message. Each error is in our log once."""
 
     @pytest.fixture
-    def errors(self, caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
+    def errors(self, caplog: pytest.LogCaptureFixture) -> Errors:
         caplog.set_level(logging.DEBUG, "service")
         return lambda: [record for record in caplog.records if record.levelno >= logging.WARNING]
 
-    async def test_one_that_nobody_logged(self, errors: Callable[[], list[Any]]) -> None:
+    async def test_an_unlogged_error_is_logged(self, errors: Errors) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await send({"type": "http.response.start", "status": 200})
             raise ValueError(MARK)
 
-        visitor = Visitor({})
-        scope = {"type": "http", "method": "POST", "request_id": "r1"}
-        await RequestLog(app)(scope, visitor._receive, visitor._send)
+        await RequestLog(app)(SCOPE, AsgiClient({}).receive, AsgiClient({}).send)
         (record,) = errors()
         assert (record.levelname, record.request_id) == ("WARNING", "r1")
         assert "builtins.ValueError" in record.exception
         assert "test_request_log.py" in record.exception
         assert MARK not in record.exception
 
-    async def test_one_before_it_is_the_servers_to_answer(self, errors: Callable[[], list[Any]]) -> None:
+    async def test_an_error_before_the_answer_is_raised(self, errors: Errors) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             raise ValueError(MARK)
 
-        visitor = Visitor({})
         with pytest.raises(ValueError, match=MARK):
-            await RequestLog(app)(
-                {"type": "http", "method": "POST", "request_id": "r1"}, visitor._receive, visitor._send
-            )
+            await RequestLog(app)(SCOPE, AsgiClient({}).receive, AsgiClient({}).send)
         assert errors() == []
 
-    async def test_one_of_a_route_is_logged_once(self, errors: Callable[[], list[Any]]) -> None:
+    async def test_an_error_of_a_route_is_logged_once(self, errors: Errors) -> None:
         async with over(Scripted(down=ValueError(MARK))) as http:
             for method, path in (("POST", GENERATE), ("GET", "/v1/models")):
                 assert (await http.request(method, path, json=body())).status_code == 500
         assert [record.message for record in errors()] == ["request failed"] * 2
 
     @pytest.mark.parametrize("stream", ["frames", "items"])
-    async def test_one_of_a_stream_that_ends(
-        self, errors: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch, stream: str
+    async def test_an_error_of_a_stream_is_logged_once(
+        self, errors: Errors, monkeypatch: pytest.MonkeyPatch, stream: str
     ) -> None:
         """In what writes frames, and in what closes the items."""
 
@@ -195,44 +190,44 @@ class TestErrorsAfterTheAnswerBegan:
         if stream == "frames":
             monkeypatch.setattr(streams, "kept_alive", broken)
         backend = (Scripted if stream == "frames" else Unclosable)(Chunk(0, "a", (1,), STATS), hangs=True)
-        app = Ingress("i0", Settings(), backend).app(answers_request_id=True)
-        await Visitor(body(stream=True)).visit(app)
+        app = application(backend)
+        await AsgiClient(body(stream=True)).request(app)
         (record,) = errors()
         assert "builtins.ValueError" in record.exception
         assert MARK not in record.exception
 
     @pytest.mark.parametrize("version", ["2.3", "2.4"])
-    async def test_a_client_that_leaves_is_none(self, errors: Callable[[], list[Any]], version: str) -> None:
+    async def test_a_client_that_leaves_is_no_error(self, errors: Errors, version: str) -> None:
         ingress = Ingress("i0", Settings(), Scripted(*[Chunk(0, "a", (1,), STATS)] * 2, hangs=True))
-        await Visitor(body(stream=True), version).visit(ingress.app(answers_request_id=True))
+        await AsgiClient(body(stream=True), version).request(ingress.app(answers_request_id=True))
         assert errors() == []
         assert read(ingress.snapshot().families, "mrp_request_rejected_total") == 0
 
 
-class TestNothingMore:
+class TestSecrets:
     """Prompts, answers and keys are in no line of any logger, at any level, in either format."""
 
     @pytest.fixture
-    def heard(self, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
-        root, kept = logging.getLogger(), []
+    def logged(self, capfd: pytest.CaptureFixture[str]) -> Iterator[Logged]:
+        root, texts = logging.getLogger(), list[str]()
         formatters = [log_formatter("text"), log_formatter("json")]
 
         class Everything(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
-                kept.append(record.getMessage() + repr(vars(record)))
-                kept.extend(formatter.format(record) for formatter in formatters)
+                texts.append(record.getMessage() + repr(vars(record)))
+                texts.extend(formatter.format(record) for formatter in formatters)
 
         handler, level = Everything(logging.NOTSET), root.level
         root.addHandler(handler)
         root.setLevel(logging.DEBUG)
         logging.getLogger("service").setLevel(logging.DEBUG)
-        yield lambda: "\n".join([*kept, *capfd.readouterr()])
+        yield lambda: "\n".join([*texts, *capfd.readouterr()])
         root.removeHandler(handler)
         root.setLevel(level)
         logging.getLogger("service").setLevel(logging.NOTSET)
 
     @pytest.fixture
-    async def a_loop_that_tells_all(self) -> None:
+    async def debugged_loop(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_debug(True)
         loop.slow_callback_duration = 0.0
@@ -250,19 +245,19 @@ class TestNothingMore:
         (COMPLETIONS, {"model": "golden", "prompt": PROMPT, "logprobs": 1, "max_tokens": 8, "user": MARK}),
     )
 
-    @pytest.mark.usefixtures("a_loop_that_tells_all")
+    @pytest.mark.usefixtures("debugged_loop")
     @pytest.mark.parametrize("stream", [False, True])
     @pytest.mark.parametrize(("path", "request_body"), BODIES)
-    async def test_of_answers(
-        self, locked: httpx.AsyncClient, heard: Callable[[], str], path: str, request_body: dict[str, Any], stream: bool
+    async def test_answers_leave_no_text_in_the_log(
+        self, locked: httpx.AsyncClient, logged: Logged, path: str, request_body: dict[str, Any], stream: bool
     ) -> None:
         response = await locked.post(path, json=request_body | {"stream": stream})
         assert response.status_code == 200, response.text
-        said = silent(heard())
-        text = response.json().get("text", "w1 w2 w3") if not stream else "w1 w2 w3"
-        assert text not in said
+        text = silent(logged())
+        answer = response.json().get("text", "w1 w2 w3") if not stream else "w1 w2 w3"
+        assert answer not in text
 
-    @pytest.mark.usefixtures("a_loop_that_tells_all")
+    @pytest.mark.usefixtures("debugged_loop")
     @pytest.mark.parametrize(
         ("path", "content"),
         [
@@ -280,23 +275,23 @@ class TestNothingMore:
             (CHAT, json.dumps({"model": "golden", "messages": [], "logit_bias": {MARK: 1}})),
         ],
     )
-    async def test_of_refusals(
-        self, locked: httpx.AsyncClient, heard: Callable[[], str], path: str, content: str
+    async def test_refusals_leave_no_text_in_the_log(
+        self, locked: httpx.AsyncClient, logged: Logged, path: str, content: str
     ) -> None:
         assert (await locked.post(path, content=content)).status_code in {400, 422}
-        silent(heard())
+        silent(logged())
 
     @pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
-    async def test_of_keys(self, locked: httpx.AsyncClient, heard: Callable[[], str], header: str) -> None:
+    async def test_keys_are_not_logged(self, locked: httpx.AsyncClient, logged: Logged, header: str) -> None:
         del locked.headers["Authorization"]
-        given = f"Bearer {KEY}-{MARK}" if header == "Authorization" else f"{KEY}-{MARK}"
-        response = await locked.post(GENERATE, json={"prompt": MARK}, headers={header: given})
+        key = f"Bearer {KEY}-{MARK}" if header == "Authorization" else f"{KEY}-{MARK}"
+        response = await locked.post(GENERATE, json={"prompt": MARK}, headers={header: key})
         assert response.status_code == 401
-        silent(heard())
+        silent(logged())
 
     @pytest.mark.parametrize("stream", [False, True])
     @pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])
-    async def test_of_bugs_in_a_backend(self, heard: Callable[[], str], path: str, stream: bool) -> None:
+    async def test_bugs_in_a_backend_leave_no_text_in_the_log(self, logged: Logged, path: str, stream: bool) -> None:
         cause = KeyError(f"{MARK} {KEY} {PROMPT}")
         bug = RuntimeError(MARK)
         bug.__cause__ = cause
@@ -304,19 +299,19 @@ class TestNothingMore:
             request = {"prompt": MARK, "stream": stream} | ({"model": "golden"} if path == COMPLETIONS else {})
             response = await http.post(path, json=request, headers={"X-Request-Id": "r1"})
         assert response.status_code == 500
-        said = silent(heard())
-        assert '"request_id": "r1"' in said
-        assert "builtins.RuntimeError" in said
-        assert "builtins.KeyError" in said
+        text = silent(logged())
+        assert '"request_id": "r1"' in text
+        assert "builtins.RuntimeError" in text
+        assert "builtins.KeyError" in text
 
-    async def test_of_bugs_before_a_backend(self, heard: Callable[[], str]) -> None:
+    async def test_bugs_before_a_backend_leave_no_text_in_the_log(self, logged: Logged) -> None:
         async with over(Scripted(down=ValueError(MARK))) as http:
             assert (await http.post(GENERATE, json={"prompt": MARK})).status_code == 500
-        assert "builtins.ValueError" in silent(heard())
+        assert "builtins.ValueError" in silent(logged())
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_of_bugs_in_a_replica(
-        self, make_generator: MakeGenerator, heard: Callable[[], str], monkeypatch: pytest.MonkeyPatch, stream: bool
+    async def test_bugs_in_a_replica_leave_no_text_in_the_log(
+        self, make_generator: MakeGenerator, logged: Logged, monkeypatch: pytest.MonkeyPatch, stream: bool
     ) -> None:
         generator = make_generator()
 
@@ -329,18 +324,18 @@ class TestNothingMore:
                 GENERATE, json={"prompt": MARK, "stream": stream}, headers={"X-Request-Id": "r1"}
             )
         assert response.status_code == 500
-        said = silent(heard())
-        assert "builtins.ValueError" in said
-        assert '"request_id": "r1"' in said
+        text = silent(logged())
+        assert "builtins.ValueError" in text
+        assert '"request_id": "r1"' in text
 
-    async def test_would_be_seen(self, heard: Callable[[], str]) -> None:
+    async def test_a_logged_text_would_be_seen(self, logged: Logged) -> None:
         logging.getLogger("anything").debug("%s", {"prompt": MARK})
         with pytest.raises(AssertionError):
-            silent(heard())
+            silent(logged())
 
 
-def silent(said: str) -> str:
-    """What was logged, which holds nothing of what was asked."""
-    found = [secret for secret in (MARK, KEY, ", ".join(map(str, PROMPT[:3]))) if secret in said]
-    assert not found
-    return said
+def silent(text: str) -> str:
+    """The logged text, which has nothing of the request."""
+    secrets = (MARK, KEY, ", ".join(map(str, PROMPT[:3])))
+    assert not [secret for secret in secrets if secret in text]
+    return text

@@ -10,13 +10,12 @@ import pytest
 from service.api.answers import BlockFrame, Done, GenerateAnswer, GenerateAnswers, StepFrame
 from service.errors import DeadlineExceeded
 from service.model import Checkpoint
+from tests.gateway.apis import COMPLETIONS, completion
+from tests.gateway.apis import ask as ask_openai
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Scripted
-from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, essence, frames, refused
 from tests.gateway.helpers import assert_shape, gauge, over
-from tests.gateway.openai.helpers import COMPLETIONS, completion
-from tests.gateway.openai.helpers import ask as ask_openai
 
 SAMPLED = {"temperature": 0.9, "seed": 2**63 - 2, "max_new_tokens": 20, "ignore_eos": True}
 
@@ -42,7 +41,9 @@ async def test_they_are_openais(http: httpx.AsyncClient) -> None:
     answers = await ask(http, body(n=3, **SAMPLED))
     fields = {"max_tokens": 20, "temperature": 0.9, "seed": 2**63 - 2, "ignore_eos": True, "mode": "static"}
     openai = await ask_openai(http, COMPLETIONS, completion(prompt=PROMPT, n=3, **fields))
-    assert [choice["token_ids"] for choice in answers["choices"]] == [one["token_ids"] for one in openai["choices"]]
+    assert [choice["token_ids"] for choice in answers["choices"]] == [
+        choice["token_ids"] for choice in openai["choices"]
+    ]
 
 
 async def test_one_answer_has_its_plain_form(http: httpx.AsyncClient) -> None:
@@ -75,10 +76,9 @@ async def test_a_wrong_number_is_refused(http: httpx.AsyncClient, n: float) -> N
 async def test_the_pages_of_the_prompt_are_shared(checkpoint: Checkpoint, make_generator: MakeGenerator) -> None:
     """Its whole blocks are computed once and lie once in the KV cache."""
     size = checkpoint.config.block_size
-    held, blocks = Held(), 40
-    replica = make_generator(deps=held.deps, kv_cache_tokens=1024)
+    blocks = 40
+    replica = make_generator(kv_cache_tokens=1024)
     prompt = [token % 500 for token in range(blocks * size + 3)]
-    held.release()
     async with over(replica) as http:
         answers = (await ask(http, body(prompt_token_ids=prompt, n=8, max_new_tokens=12, temperature=0.9)))["choices"]
     cached = sorted(choice["stats"]["cached_tokens"] for choice in answers)
@@ -92,9 +92,9 @@ async def test_the_pages_of_the_prompt_are_shared(checkpoint: Checkpoint, make_g
 async def test_one_that_is_late_does_not_speak_for_the_others(path: str, stream: bool) -> None:
     late = DeadlineExceeded("timeout_s is 9, nothing was decoded by then", param="timeout_s")
     async with over(Scripted(late)) as http:
-        asked = {"model": "golden", "prompt": "a", "stream": stream}
-        many = (await http.post(path, json={**asked, "n": 3})).json()["error"]
-        alone = (await http.post(path, json=asked)).json()["error"]
+        body_ = {"model": "golden", "prompt": "a", "stream": stream}
+        many = (await http.post(path, json={**body_, "n": 3})).json()["error"]
+        alone = (await http.post(path, json=body_)).json()["error"]
     assert many["message"] == f"3 answers were asked for, and one failed: {late.message}"
     assert alone["message"] == late.message
     assert many["param"] == alone["param"] == "timeout_s"

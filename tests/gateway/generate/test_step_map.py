@@ -8,25 +8,22 @@ import httpx
 import pytest
 
 from service.api.answers import BlockFrame, GenerateAnswer
-from service.replica.replica import Replica
-from tests.gateway.generate.helpers import CASES, EOS, PROMPT, ask, body, frames, golden_body, refused
-from tests.gateway.generate.test_continued import MODES, assert_same_after_every_block, replicas  # noqa: F401
+from tests.gateway.apis import CHAT, COMPLETIONS, chat, choices, completion, stream_events
+from tests.gateway.apis import ask as ask_openai
+from tests.gateway.generate.helpers import CASES, EOS, ask, body, frames, golden_body, refused
 from tests.gateway.helpers import assert_shape
-from tests.gateway.openai.helpers import CHAT, COMPLETIONS, chat, choices, completion
-from tests.gateway.openai.helpers import ask as ask_openai
-from tests.gateway.openai.helpers import frames as openai_frames
 
 
 def plain_steps(trace: list[dict[str, Any]]) -> list[int]:
     """The steps of the tokens of a trace of a plain mode, by position: a step of the trace is one of the mode's."""
-    found: dict[tuple[int, int], int] = {}
+    steps: dict[tuple[int, int], int] = {}
     for number, step in enumerate(trace, 1):
-        found |= {(step["block"], position): number for position, *_ in step["revealed"]}
-    return [found[place] for place in sorted(found)]
+        steps |= {(step["block"], position): number for position, *_ in step["revealed"]}
+    return [steps[position] for position in sorted(steps)]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case["mode"] in {"static", "dynamic", "direct"}][::3])
-async def test_of_a_plain_mode_is_read_off_its_trace(http: httpx.AsyncClient, case: dict[str, Any]) -> None:
+async def test_a_plain_mode_has_the_steps_of_its_trace(http: httpx.AsyncClient, case: dict[str, Any]) -> None:
     answer = await ask(http, golden_body(case, return_step_map=True, return_trace=True, seed=0))
     assert_shape(GenerateAnswer, answer)
     steps = plain_steps(answer["trace"])
@@ -42,22 +39,22 @@ async def test_of_a_plain_mode_is_read_off_its_trace(http: httpx.AsyncClient, ca
         assert answer["stop_token"] is None
 
 
-async def test_of_speculative_is_that_of_the_verified_mode(http: httpx.AsyncClient) -> None:
-    asked = body(return_step_map=True, max_new_tokens=40, temperature=0.8, seed=3, ignore_eos=True)
+async def test_speculative_has_the_steps_of_the_verified_mode(http: httpx.AsyncClient) -> None:
+    request = body(return_step_map=True, max_new_tokens=40, temperature=0.8, seed=3, ignore_eos=True)
     for plain in ({"mode": "static"}, {"mode": "dynamic", "threshold": 0.1}, {"mode": "entropy", "entropy_bound": 9.0}):
         knobs = {name: value for name, value in plain.items() if name != "mode"}
-        wanted = await ask(http, asked | plain)
+        wanted = await ask(http, request | plain)
         drafts = {"mode": "speculative", "mrp_steps": 3, "verify": plain["mode"], **knobs}
-        answer = await ask(http, asked | drafts)
+        answer = await ask(http, request | drafts)
         assert answer["stats"]["forwards"]["verify"] or plain["mode"] != "static"
         assert (answer["token_ids"], answer["step_map"]) == (wanted["token_ids"], wanted["step_map"])
         assert answer["token_logprobs"] == pytest.approx(wanted["token_logprobs"], abs=1e-4)
 
 
 async def test_the_blocks_of_a_stream_add_up(http: httpx.AsyncClient) -> None:
-    asked = body(return_step_map=True, max_new_tokens=30, temperature=0.8, seed=3)
-    whole = await ask(http, asked)
-    *blocks, (_, done) = await frames(http, asked)
+    request = body(return_step_map=True, max_new_tokens=30, temperature=0.8, seed=3)
+    whole = await ask(http, request)
+    *blocks, (_, done) = await frames(http, request)
     for name in ("token_ids", "step_map", "token_logprobs"):
         assert [value for _, block in blocks for value in block[name]] == whole[name]
     for _, block in blocks:
@@ -71,22 +68,13 @@ async def test_a_stop_text_cuts_it_as_the_tokens(http: httpx.AsyncClient) -> Non
     assert answer["stop_token"] is None
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(map(str, mode.values())))
-async def test_an_answer_that_another_replica_continues_has_the_same(
-    replicas: tuple[Replica, Replica],  # noqa: F811
-    mode: dict[str, Any],
-) -> None:
-    asked = body(prompt_token_ids=[*PROMPT, 1, 2, 3], max_new_tokens=30, temperature=0.9, seed=3, ignore_eos=True)
-    assert await assert_same_after_every_block(*replicas, asked | mode | {"return_step_map": True}) >= 4
-
-
 @pytest.mark.parametrize(
-    ("path", "asked"), [(COMPLETIONS, completion(seed=3, n=2)), (CHAT, chat(seed=3, n=2, max_tokens=24))]
+    ("path", "body_"), [(COMPLETIONS, completion(seed=3, n=2)), (CHAT, chat(seed=3, n=2, max_tokens=24))]
 )
-async def test_openais_choices_have_it(http: httpx.AsyncClient, path: str, asked: dict[str, Any]) -> None:
-    asked = asked | {"return_step_map": True, "temperature": 0.8}
-    whole = (await ask_openai(http, path, asked))["choices"]
-    events = await openai_frames(http, path, asked)
+async def test_openais_choices_have_a_step_map(http: httpx.AsyncClient, path: str, body_: dict[str, Any]) -> None:
+    body_ = body_ | {"return_step_map": True, "temperature": 0.8}
+    whole = (await ask_openai(http, path, body_))["choices"]
+    events = await stream_events(http, path, body_)
     for index, choice in enumerate(whole):
         assert len(choice["step_map"]) == len(choice["token_logprobs"]) == len(choice["token_ids"]) > 0
         assert (choice["stop_token"] is None) == (choice["finish_reason"] != "stop")
@@ -94,18 +82,18 @@ async def test_openais_choices_have_it(http: httpx.AsyncClient, path: str, asked
         for name in ("token_ids", "step_map", "token_logprobs"):
             assert [value for part in parts for value in part.get(name, [])] == pytest.approx(choice[name], abs=1e-4)
         assert parts[-1]["stop_token"] == pytest.approx(choice["stop_token"], abs=1e-4)
-    plain = (await ask_openai(http, path, asked | {"return_step_map": False}))["choices"]
+    plain = (await ask_openai(http, path, body_ | {"return_step_map": False}))["choices"]
     assert not {"step_map", "token_logprobs", "stop_token"} & plain[0].keys()
 
 
 async def test_openais_log_probabilities_are_the_same_numbers(http: httpx.AsyncClient) -> None:
     for logprobs in (0, 2):
-        asked = completion(return_step_map=True, logprobs=logprobs, mode="static", temperature=0.8, seed=3)
-        (choice,) = (await ask_openai(http, COMPLETIONS, asked))["choices"]
+        request = completion(return_step_map=True, logprobs=logprobs, mode="static", temperature=0.8, seed=3)
+        (choice,) = (await ask_openai(http, COMPLETIONS, request))["choices"]
         assert choice["logprobs"]["token_logprobs"] == choice["token_logprobs"]
         assert "trace" not in choice
 
 
-async def test_only_where_it_is_wanted(http: httpx.AsyncClient) -> None:
+async def test_the_step_map_is_optional(http: httpx.AsyncClient) -> None:
     assert not {"step_map", "token_logprobs", "stop_token"} & (await ask(http, body())).keys()
     assert (await refused(http, body(return_step_map="yes")))["param"] == "return_step_map"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -11,12 +12,11 @@ import pytest
 from service.api.answers import BlockFrame, StepFrame
 from service.errors import ReplicaLost
 from service.messages.wire import Chunk, Ending, Progress
-from service.model import Checkpoint
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.doubles import STATS, Dying, Scripted
-from tests.gateway.engines import Held
+from tests.gateway.doubles import STATS, AsgiClient, LosesFirst, Scripted
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import CASES, GENERATE, body, essence, frames, golden_body, refused, streamed
-from tests.gateway.helpers import assert_shape, over
+from tests.gateway.helpers import application, assert_shape, over
 
 STEP = {"block": 0, "kind": "denoise", "revealed": [(0, 5, 0.5)], "revoked": [], "drafted": [], "accepted": 0}
 PICKED = Progress(0, 0, (STEP,), {5: " five"}, 3, 0.0015)
@@ -26,13 +26,13 @@ def steps_of(events: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
     return [data for name, data in events if name == "step"]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES[::3])
 async def test_the_steps_are_those_of_the_trace_and_the_answer_is_the_same(
     http: httpx.AsyncClient, case: dict[str, Any]
 ) -> None:
-    asked = golden_body(case, return_trace=True, seed=7)
-    plain = await streamed(http, asked)
-    events = await frames(http, {**asked, "stream_steps": True})
+    request = golden_body(case, return_trace=True, seed=7)
+    plain = await streamed(http, request)
+    events = await frames(http, {**request, "stream_steps": True})
     steps = steps_of(events)
     trace = [{name: step[name] for name in STEP} for step in steps]
     assert trace == plain["trace"]
@@ -72,54 +72,21 @@ async def test_only_the_first_block_has_positions_of_the_prompt(http: httpx.Asyn
     assert len(held) > 1
 
 
-async def test_a_step_is_sent_before_the_next_forward_is_made(
-    make_generator: MakeGenerator, checkpoint: Checkpoint
-) -> None:
-    held = Held()
-    generator = make_generator(deps=held.deps)
-    async with over(generator) as http:
-        held.let(1)
-        request = http.build_request("POST", GENERATE, json=body(prompt_token_ids=[7], stream=True, stream_steps=True))
-        items = await _first_bytes(http, request, held)
-    assert b"event: step" in items
-    assert b"event: block" not in items
+async def test_a_step_is_sent_before_the_next_forward_is_made(make_generator: MakeGenerator, gate: EngineGate) -> None:
+    app = application(make_generator(deps=gate.deps))
+    asgi_client = AsgiClient(body(prompt_token_ids=[7], stream=True, stream_steps=True), stays=True)
+    task = asyncio.ensure_future(asgi_client.request(app))
+    gate.let(1)
+    await asgi_client.got_event.wait()
+    await gate.holds(before=2)
+    assert b"event: step" in asgi_client.content
+    assert b"event: block" not in asgi_client.content
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    gate.release()
 
 
-async def _first_bytes(http: httpx.AsyncClient, request: httpx.Request, held: Held) -> bytes:
-    """What the application has sent when the engine waits before its second forward."""
-    import asyncio
-
-    sent: list[bytes] = []
-    came = asyncio.Event()
-    app = http._transport.app  # type: ignore[attr-defined]
-    asked = False
-
-    async def receive() -> dict[str, Any]:
-        nonlocal asked
-        if not asked:
-            asked = True
-            return {"type": "http.request", "body": request.content, "more_body": False}
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def send(message: Any) -> None:
-        sent.append(message.get("body", b""))
-        if b"event:" in b"".join(sent):
-            came.set()
-
-    scope = {"type": "http", "method": "POST", "path": GENERATE, "headers": [], "query_string": b"", "root_path": ""}
-    visit = asyncio.ensure_future(app({**scope, "asgi": {"spec_version": "2.3"}}, receive, send))
-    async with asyncio.timeout(20):
-        await came.wait()
-    await held.holds(before=2)
-    taken = b"".join(sent)
-    visit.cancel()
-    await asyncio.gather(visit, return_exceptions=True)
-    held.release()
-    return taken
-
-
-async def test_who_does_not_ask_gets_no_steps(http: httpx.AsyncClient) -> None:
+async def test_steps_are_optional(http: httpx.AsyncClient) -> None:
     assert steps_of(await frames(http, body(return_trace=True))) == []
 
 
@@ -134,18 +101,18 @@ async def test_steps_without_a_stream_are_refused(http: httpx.AsyncClient) -> No
 
 
 async def test_after_a_loss_the_steps_of_the_open_block_begin_again(make_generator: MakeGenerator) -> None:
-    asked = body(stream_steps=True, max_new_tokens=16)
+    request = body(stream_steps=True, max_new_tokens=16)
     async with over(make_generator("whole")) as http:
-        whole = await frames(http, asked)
-    dying = Dying(make_generator("first"), make_generator("second"), after=2)
-    async with over(dying) as http:
-        events = await frames(http, asked)
-    assert len(dying.requests) == 2
+        whole = await frames(http, request)
+    backend = LosesFirst(make_generator("first"), make_generator("second"), after=2)
+    async with over(backend) as http:
+        events = await frames(http, request)
+    assert len(backend.requests) == 2
     steps = [(step["block"], step["step"]) for step in steps_of(events)]
     assert steps[:3] == [(0, 0), (0, 1), (0, 0)]
     alike = ("block", "step", "revealed", "texts", "prompt_positions")
-    kept = [{name: step[name] for name in alike} for step in steps_of(events)[2:]]
-    assert kept == [{name: step[name] for name in alike} for step in steps_of(whole)]
+    again = [{name: step[name] for name in alike} for step in steps_of(events)[2:]]
+    assert again == [{name: step[name] for name in alike} for step in steps_of(whole)]
     assert [data["token_ids"] for name, data in events if name == "block"] == [
         data["token_ids"] for name, data in whole if name == "block"
     ]

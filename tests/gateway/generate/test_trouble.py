@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from service.decode.modes import Static
+from service.engine.request import SamplingParams
 from service.errors import DecodingFailed, EngineFailed, NotReady, QueueFull
+from service.ipc.data import Arrival
+from service.messages.wire import Answer, ReplicaRequest
 from service.replica.replica import Replica
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Scripted
 from tests.gateway.engines import an_hour_passes, failing
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, problem, refused, streamed, words
-from tests.gateway.helpers import idle, over
+from tests.gateway.helpers import idle, over, read
+from tests.gathered import gathered
 
 #: what an error says that nobody foresaw; it may quote a prompt
 MARK = "xylophone"
@@ -18,29 +25,31 @@ MARK = "xylophone"
 
 class TestLoad:
     @pytest.mark.parametrize("method_path", [("POST", GENERATE), ("GET", "/v1/models"), ("GET", "/health")])
-    async def test_no_replica(self, method_path: tuple[str, str]) -> None:
+    async def test_no_replica_is_503_with_the_time_to_retry(self, method_path: tuple[str, str]) -> None:
         async with over(Scripted(down=NotReady("no replica is there yet: loading", retry_after=4.2))) as http:
             response = await http.request(*method_path, json=body())
             detail = problem(response, 503)
             assert (detail["code"], detail["message"]) == ("not_ready", "no replica is there yet: loading")
             assert response.headers["retry-after"] == "5"
 
-    async def test_draining(self, make_generator: MakeGenerator) -> None:
+    async def test_a_closed_replica_is_503(self, make_generator: MakeGenerator) -> None:
         generator = make_generator()
         generator.close()
         async with over(generator, max_failovers=0) as http:
             detail = await refused(http, body(), 503)
             assert (detail["code"], detail["message"]) == ("replica_stopping", "the server is shutting down")
 
-    async def test_a_failed_engine(self, make_generator: MakeGenerator, caplog: pytest.LogCaptureFixture) -> None:
-        async with over(make_generator("r7", deps=failing(after=0, saying=MARK)), max_failovers=0) as http:
+    async def test_a_failed_engine_tells_the_line_and_no_message(
+        self, make_generator: MakeGenerator, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with over(make_generator("r7", deps=failing(after=0, message=MARK)), max_failovers=0) as http:
             assert (await http.get("/health")).json() == {"status": "ok", "replicas_ready": 1}
             detail = problem(await http.post(GENERATE, json=body()), 500)
-            place = detail["message"].removeprefix("the engine stopped: ")
-            assert place.startswith("ZeroDivisionError in tests.gateway.engines, line ")
+            line = detail["message"].removeprefix("the engine stopped: ")
+            assert line.startswith("ZeroDivisionError in tests.gateway.engines, line ")
             for response in (await http.get("/health"), await http.post(GENERATE, json=body())):
                 detail = problem(response, 503)
-                assert detail["message"] == f"no replica can generate: r7: {place}"
+                assert detail["message"] == f"no replica can generate: r7: {line}"
                 assert response.headers["retry-after"] == "5"
             assert MARK not in (await http.get("/metrics")).text
         assert "the engine stopped" in caplog.text
@@ -48,7 +57,7 @@ class TestLoad:
 
 
 class TestTimeOuts:
-    async def test_before_the_first_token(self, make_generator: MakeGenerator) -> None:
+    async def test_a_time_out_before_the_first_token_is_504(self, make_generator: MakeGenerator) -> None:
         generator = make_generator(deps=an_hour_passes(after=1))
         async with over(generator) as http:
             detail = problem(await http.post(GENERATE, json=body(timeout_s=2.5, mode="direct")), 504)
@@ -56,13 +65,13 @@ class TestTimeOuts:
             assert detail["message"] == "timeout_s is 2.5, nothing was decoded by then"
         assert idle(generator)
 
-    async def test_before_a_place_was_free(self, generator: Replica) -> None:
+    async def test_a_time_out_in_the_queue_is_504(self, generator: Replica) -> None:
         async with over(generator) as http:
             detail = await refused(http, body(timeout_s=1e-9), 504)
             assert detail["param"] == "timeout_s"
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_with_a_part(self, make_generator: MakeGenerator, stream: bool) -> None:
+    async def test_a_time_out_with_some_blocks_is_a_part(self, make_generator: MakeGenerator, stream: bool) -> None:
         async with over(make_generator(deps=an_hour_passes(after=8))) as http:  # a block
             answer = await (streamed if stream else ask)(http, body(max_new_tokens=500, ignore_eos=True))
         assert answer["finish_reason"] == "timeout"
@@ -97,3 +106,21 @@ class TestUnexpected:
     async def test_errors_of_a_backend_are_answers(self, error: Exception, status: int) -> None:
         async with over(Scripted(error)) as http:
             await refused(http, body(), status)
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+async def test_the_wall_clock_of_a_replica_does_not_matter(
+    make_generator: MakeGenerator, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    """No time limit and no statistic depends on it."""
+    now, waited_s = time.time, 2.0
+    monkeypatch.setattr(time, "time", lambda: now() + ahead)
+    generator, began = make_generator(), time.monotonic()
+    arrived = Arrival.ago(waited_s)
+    request = ReplicaRequest("r", Static(), SamplingParams(), 16, 60.0, arrived, token_ids=tuple(PROMPT))
+    answer = await gathered(generator.stream(request))
+    most_s = waited_s + time.monotonic() - began
+    assert isinstance(answer, Answer)
+    stats = answer.ending.stats
+    assert waited_s <= stats.queue_s <= (stats.first_block_s or 0) <= stats.total_s <= most_s
+    assert waited_s <= read(generator.snapshot().families, "mrp_request_queue_time_seconds_sum") <= most_s

@@ -7,14 +7,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.openai.helpers import CHAT, ask, chat, choices, frames, refused, without_cached
+from tests.gateway.apis import CHAT, GENERATE, ask, chat, choices, stream_events, without_cached
 
 
-async def test_the_whole_shape_and_the_same_answer_as_generate(http: httpx.AsyncClient) -> None:
+async def test_a_whole_answer_is_that_of_generate(http: httpx.AsyncClient) -> None:
     body = chat("w5 w6", mode="static")  # by default the number of forwards depends on measured times
     answer = await ask(http, CHAT, body)
     same = {"messages": body["messages"], "max_new_tokens": 16, "mode": "static"}
-    generated = await ask(http, "/generate", same)
+    generated = await ask(http, GENERATE, same)
     (choice,) = answer["choices"]
     assert answer["id"].startswith("chatcmpl-")
     assert answer["object"] == "chat.completion"
@@ -24,10 +24,10 @@ async def test_the_whole_shape_and_the_same_answer_as_generate(http: httpx.Async
     assert choice["stats"]["forwards"]["denoise"] == generated["stats"]["forwards"]["denoise"]
 
 
-async def test_frames_begin_with_the_role_and_end_with_the_reason(http: httpx.AsyncClient) -> None:
+async def test_events_begin_with_the_role_and_end_with_the_reason(http: httpx.AsyncClient) -> None:
     body = chat(n=2, temperature=1.0, seed=4, max_tokens=20)
     whole = await ask(http, CHAT, body)
-    events = await frames(http, CHAT, body)
+    events = await stream_events(http, CHAT, body)
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
     for choice in whole["choices"]:
         first, *parts, last = choices(events, choice["index"])
@@ -35,15 +35,6 @@ async def test_frames_begin_with_the_role_and_end_with_the_reason(http: httpx.As
         assert "".join(part["delta"]["content"] for part in parts) == choice["message"]["content"]
         assert last["delta"] == {}
         assert (last["finish_reason"], last["stats"]["seed"]) == (choice["finish_reason"], 4 + choice["index"])
-
-
-async def test_an_empty_answer_is_a_whole_stream(http: httpx.AsyncClient) -> None:
-    first = (await ask(http, CHAT, chat(mode="static")))["choices"][0]["token_ids"][0]
-    events = await frames(http, CHAT, chat(mode="static", stop_token_ids=[first]))
-    opening, *pieces, closing = choices(events)
-    assert opening["delta"]["role"] == "assistant"
-    assert "".join(piece["delta"]["content"] for piece in pieces) == ""
-    assert closing["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize(
@@ -71,19 +62,3 @@ async def test_control_tokens_in_messages_stay_text(http: httpx.AsyncClient) -> 
 async def test_either_name_limits_the_tokens(http: httpx.AsyncClient, name: str) -> None:
     body = {"model": "golden", "messages": chat()["messages"], "ignore_eos": True, name: 3}
     assert (await ask(http, CHAT, body))["usage"]["completion_tokens"] == 3
-
-
-@pytest.mark.parametrize(
-    ("message", "said"),
-    [
-        ({"role": "tool", "content": "w5"}, "tool_call_id is missing"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "image_url, and this model reads text"),
-        ({"role": "user", "content": [{"type": "text", "text": 1}]}, "a text or a list of parts is expected"),
-        ({"role": "user", "content": 1}, "messages.0.content is 1"),
-        ("w5", 'messages.0 is "w5"'),
-    ],
-)
-async def test_messages_that_are_refused(http: httpx.AsyncClient, message: Any, said: str) -> None:
-    error = await refused(http, CHAT, chat() | {"messages": [message]})
-    assert said in error["message"]
-    assert error["param"].startswith("messages.0")

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.gateway.openai.helpers import CHAT, COMPLETIONS, PROMPT, ask, choices, completion, frames, without_cached
-from tests.tiny import GOLDEN
+from tests.gateway.apis import (
+    CHAT,
+    COMPLETIONS,
+    GENERATE,
+    PROMPT,
+    ask,
+    chat,
+    choices,
+    completion,
+    stream_events,
+    without_cached,
+)
+from tests.gateway.generate.helpers import CASES, KNOBS
 
-EXPECTED = json.loads((GOLDEN / "sdar-mrp-random-a" / "expected.json").read_text("utf-8"))
 
-
-def golden() -> list[dict[str, Any]]:
-    return EXPECTED[::4]
-
-
-@pytest.mark.parametrize("case", golden(), ids=lambda case: case["mode"])
+@pytest.mark.parametrize("case", CASES[::4], ids=lambda case: case["mode"])
 async def test_golden_tokens_in_every_mode(http: httpx.AsyncClient, case: dict[str, Any]) -> None:
-    knobs = {name: case[name] for name in ("threshold", "mrp_steps", "tokens_per_step") if name in case}
+    knobs = {name: case[name] for name in KNOBS if name in case}
     body = completion(prompt=case["prompt_token_ids"], max_tokens=case["max_new_tokens"], mode=case["mode"], **knobs)
     answer = await ask(http, COMPLETIONS, body)
     assert answer["choices"][0]["token_ids"] == case["token_ids"]
@@ -46,10 +50,10 @@ async def test_the_whole_shape(http: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"stop": "w417"}, {"n": 2, "temperature": 0.9, "max_tokens": 30}, {"prompt": "w5 w6", "echo": True}]
 )
-async def test_frames_add_up_to_the_whole_answer(http: httpx.AsyncClient, fields: dict[str, Any]) -> None:
+async def test_events_add_up_to_the_whole_answer(http: httpx.AsyncClient, fields: dict[str, Any]) -> None:
     body = completion(seed=3, ignore_eos=True, **fields)
     whole = await ask(http, COMPLETIONS, body)
-    events = await frames(http, COMPLETIONS, body)
+    events = await stream_events(http, COMPLETIONS, body)
     assert {event["object"] for event in events} == {"text_completion"}
     assert len({event["id"] for event in events}) == 1
     assert all("usage" not in event for event in events)
@@ -64,7 +68,7 @@ async def test_frames_add_up_to_the_whole_answer(http: httpx.AsyncClient, fields
 @pytest.mark.parametrize("more", [{}, {"continuous_usage_stats": True, "include_obfuscation": False}])
 async def test_usage_of_a_stream_is_its_last_frame(http: httpx.AsyncClient, more: dict[str, bool]) -> None:
     body = completion(n=2)
-    events = await frames(http, COMPLETIONS, body | {"stream_options": {"include_usage": True, **more}})
+    events = await stream_events(http, COMPLETIONS, body | {"stream_options": {"include_usage": True, **more}})
     assert all(event["usage"] is None for event in events[:-1])
     assert events[-1]["choices"] == []
     assert without_cached(events[-1]["usage"]) == without_cached((await ask(http, COMPLETIONS, body))["usage"])
@@ -94,18 +98,18 @@ async def test_choice_i_is_the_answer_to_seed_plus_i(http: httpx.AsyncClient, se
     assert len({tuple(choice["token_ids"]) for choice in answer["choices"]}) == 3
     body = {"prompt_token_ids": PROMPT, "max_new_tokens": 16, "temperature": 1.0}
     for choice in answer["choices"]:
-        generated = await ask(http, "/generate", body | {"seed": choice["stats"]["seed"]})
+        generated = await ask(http, GENERATE, body | {"seed": choice["stats"]["seed"]})
         assert generated["token_ids"] == choice["token_ids"]
 
 
 async def test_defaults_are_openais_sixteen_tokens_and_greedy(http: httpx.AsyncClient) -> None:
     answer = await ask(http, COMPLETIONS, {"model": "golden", "prompt": PROMPT, "ignore_eos": True})
-    greedy = await ask(http, "/generate", {"prompt_token_ids": PROMPT, "max_new_tokens": 16, "ignore_eos": True})
+    greedy = await ask(http, GENERATE, {"prompt_token_ids": PROMPT, "max_new_tokens": 16, "ignore_eos": True})
     assert answer["choices"][0]["token_ids"] == greedy["token_ids"]
     assert answer["usage"]["completion_tokens"] == 16
 
 
-async def test_our_fields_reach_the_engine(http: httpx.AsyncClient) -> None:
+async def test_fields_of_generate_reach_the_engine(http: httpx.AsyncClient) -> None:
     stopped = await ask(http, COMPLETIONS, completion(stop_token_ids=[417], return_trace=True, mode="static", top_k=3))
     (choice,) = stopped["choices"]
     assert 417 not in choice["token_ids"]
@@ -124,19 +128,18 @@ async def test_penalties_and_bias(http: httpx.AsyncClient) -> None:
     assert len(set(tokens) - {7}) == len(tokens) == 16
 
 
-async def test_what_asks_for_nothing_is_accepted(http: httpx.AsyncClient) -> None:
+async def test_neutral_values_are_accepted(http: httpx.AsyncClient) -> None:
     nothing = {"presence_penalty": 0.0, "frequency_penalty": 0, "logit_bias": {}, "best_of": 1, "n": 1, "suffix": None}
     body = completion(**nothing, user="me", temperature=None, stop=None, seed=None, stream=False, echo=False, top_p=1)
     plain = await ask(http, COMPLETIONS, completion())
     assert (await ask(http, COMPLETIONS, body))["choices"][0]["text"] == plain["choices"][0]["text"]
     await ask(http, COMPLETIONS, completion(best_of=2, n=2, max_tokens=1))
     chat_nothing = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]}
-    messages = [{"role": "user", "content": "w5"}]
-    await ask(http, CHAT, {"model": "golden", "messages": messages, "max_tokens": 1, "store": False} | chat_nothing)
+    await ask(http, CHAT, chat(max_tokens=1, store=False, **chat_nothing))
 
 
-async def test_the_knobs_say_what_was_verified(http: httpx.AsyncClient) -> None:
+async def test_the_knobs_have_the_verified_mode(http: httpx.AsyncClient) -> None:
     answer = await ask(http, COMPLETIONS, completion(threshold=0.5))
     ran = {"mrp_steps": "auto", "threshold": 0.5, "verify": "dynamic"}
     assert answer["choices"][0]["stats"]["knobs"] == ran
-    assert choices(await frames(http, COMPLETIONS, completion(threshold=0.5)))[-1]["stats"]["knobs"] == ran
+    assert choices(await stream_events(http, COMPLETIONS, completion(threshold=0.5)))[-1]["stats"]["knobs"] == ran

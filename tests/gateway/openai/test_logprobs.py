@@ -14,20 +14,17 @@ from service.decode.step_map import TokenStep
 from service.engine.request import Stats
 from service.messages.wire import Chunk
 from service.text.token_text import TokenText
-from tests.gateway.openai.helpers import CHAT, COMPLETIONS, ask, chat, choices, completion, frames, refused
+from tests.gateway.apis import CHAT, COMPLETIONS, ask, chat, choices, completion, stream_events
 
 
-def test_of_a_part_with_the_places_of_its_tokens() -> None:
+def test_a_chunk_gives_each_token_its_offset() -> None:
     pieces = tuple(TokenText(f"{token}", b"%d" % token, f"{token}") for token in (21, 30))
     part = Chunk(0, "2130", (21, 30), Stats(), pieces=pieces, step_map=(TokenStep(21, 2, -2.5), TokenStep(30, 1, -0.5)))
-    assert token_logprobs(part, offset=7) == [
-        TokenLogprob("21", -2.5, b"21", 7),
-        TokenLogprob("30", -0.5, b"30", 9),
-    ]
+    assert token_logprobs(part, offset=7) == [TokenLogprob("21", -2.5, b"21", 7), TokenLogprob("30", -0.5, b"30", 9)]
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_every_token_of_an_answer_has_one(http: httpx.AsyncClient, mode: str) -> None:
+async def test_every_token_of_an_answer_has_a_log_probability(http: httpx.AsyncClient, mode: str) -> None:
     body = completion(prompt=[443, 286, 438], mode=mode, logprobs=1, return_trace=True)
     (choice,) = (await ask(http, COMPLETIONS, body))["choices"]
     logprobs = choice["logprobs"]
@@ -44,7 +41,7 @@ async def test_every_token_of_an_answer_has_one(http: httpx.AsyncClient, mode: s
     ]
 
 
-async def test_speculative_has_those_of_static(http: httpx.AsyncClient) -> None:
+async def test_speculative_has_the_log_probabilities_of_static(http: httpx.AsyncClient) -> None:
     static, speculative = [
         (await ask(http, COMPLETIONS, completion(mode=mode, logprobs=0)))["choices"][0]["logprobs"]
         for mode in ("static", "speculative")
@@ -54,43 +51,26 @@ async def test_speculative_has_those_of_static(http: httpx.AsyncClient) -> None:
     assert static["top_logprobs"] is None
 
 
-async def test_of_a_chat_whole_and_streamed(http: httpx.AsyncClient) -> None:
+async def test_a_chat_has_them_whole_and_streamed(http: httpx.AsyncClient) -> None:
     body = chat(mode="static", logprobs=True, top_logprobs=1, max_tokens=20, stop="w99")
     (choice,) = (await ask(http, CHAT, body))["choices"]
     content = choice["logprobs"]["content"]
     assert "".join(record["token"] for record in content) == choice["message"]["content"]
     assert all(bytes(record["bytes"]).decode() == record["token"] for record in content)
     assert all(record["top_logprobs"][0]["logprob"] == record["logprob"] for record in content)
-    parts = choices(await frames(http, CHAT, body))
+    parts = choices(await stream_events(http, CHAT, body))
     assert [record for part in parts if part["logprobs"] for record in part["logprobs"]["content"]] == content
 
 
 async def test_offsets_go_on_over_the_blocks_of_a_stream(http: httpx.AsyncClient) -> None:
     body = completion(logprobs=0, n=2, temperature=0.7, seed=1, max_tokens=12)
     whole = (await ask(http, COMPLETIONS, body))["choices"]
-    events = await frames(http, COMPLETIONS, body)
+    events = await stream_events(http, COMPLETIONS, body)
     for index, choice in enumerate(whole):
         parts = [part["logprobs"] for part in choices(events, index) if part["logprobs"]]
         assert len(parts) > 1
         offsets = [offset for part in parts for offset in part["text_offset"]]
         assert offsets == choice["logprobs"]["text_offset"]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        (COMPLETIONS, completion(logprobs=21), "logprobs"),
-        (COMPLETIONS, completion(prompt="w5", logprobs=0, echo=True), "echo"),
-        (CHAT, chat(logprobs=True, top_logprobs=21), "top_logprobs"),
-        (CHAT, chat(top_logprobs=1), "top_logprobs"),
-    ],
-)
-async def test_what_is_not_known_is_refused(
-    http: httpx.AsyncClient, path: str, body: dict[str, Any], param: str
-) -> None:
-    error = await refused(http, path, body)
-    assert error["param"] == param
-    assert any(said in error["message"] for said in ("equal to 20", "echo is true", "needs logprobs"))
 
 
 @pytest.mark.parametrize("fields", [{"mode": "static"}, {"mode": "speculative", "mrp_steps": 2}, {"mode": "remask"}])
@@ -101,22 +81,23 @@ async def test_the_likeliest_are_those_of_the_step_that_fixed_the_token(
     body = chat(**fields, logprobs=True, top_logprobs=20, seed=5, max_tokens=24, ignore_eos=True)
     (choice,) = (await ask(http, CHAT, body))["choices"]
     for record in choice["logprobs"]["content"]:
-        first, *others = record["top_logprobs"]
-        assert len(others) == 19
+        first, *rest = record["top_logprobs"]
+        assert len(rest) == 19
         assert first == {name: record[name] for name in ("token", "logprob", "bytes")}
-        assert [one["logprob"] for one in others] == sorted((one["logprob"] for one in others), reverse=True)
-        assert sum(math.exp(one["logprob"]) for one in record["top_logprobs"]) <= 1 + 1e-6
+        logprobs = [top["logprob"] for top in rest]
+        assert logprobs == sorted(logprobs, reverse=True)
+        assert sum(math.exp(top["logprob"]) for top in record["top_logprobs"]) <= 1 + 1e-6
     drawn = body | {"temperature": 1.5, "stream": False}
     (choice,) = (await ask(http, CHAT, drawn))["choices"]
-    parts = choices(await frames(http, CHAT, drawn))
+    parts = choices(await stream_events(http, CHAT, drawn))
     content = [record for part in parts if part["logprobs"] for record in part["logprobs"]["content"]]
     assert content == choice["logprobs"]["content"]
-    among = [record["token"] in [one["token"] for one in record["top_logprobs"]] for record in content]
+    among = [record["token"] in [top["token"] for top in record["top_logprobs"]] for record in content]
     assert any(among)
     assert not all(record["token"] == record["top_logprobs"][0]["token"] for record in content)
 
 
-async def test_what_a_margin_asks_for_itself_is_not_told(http: httpx.AsyncClient) -> None:
+async def test_tokens_that_a_margin_reads_are_not_sent(http: httpx.AsyncClient) -> None:
     """The mode reads two tokens of each position. The client is told as many as it wants: none, or one."""
     lax = {"mode": "speculative", "mrp_steps": 2, "margin": 0.2, "max_tokens": 24, "ignore_eos": True}
     for wanted in (0, 1):
@@ -129,7 +110,7 @@ async def test_completions_name_the_drawn_token_besides(http: httpx.AsyncClient)
     """At most one more than asked for, as OpenAI says."""
     body = completion(mode="static", temperature=1.5, seed=2, logprobs=3, max_tokens=24)
     (choice,) = (await ask(http, COMPLETIONS, body))["choices"]
-    found = choice["logprobs"]
-    for token, logprob, likeliest in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
+    fields = [choice["logprobs"][name] for name in ("tokens", "token_logprobs", "top_logprobs")]
+    for token, logprob, likeliest in zip(*fields, strict=True):
         assert likeliest[token] == logprob
         assert len(likeliest) == 3 + (logprob < min(sorted(likeliest.values(), reverse=True)[:3]))

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from starlette.types import ASGIApp
 
-from tests.gateway.openai.helpers import PROMPT
+from tests.gateway.apis import PROMPT, user
+from tests.gateway.conftest import openai_client
 
-MESSAGES: Any = [{"role": "user", "content": "w5 w6 w7"}]
+MESSAGES: Any = user()
 
 
 @pytest.fixture
 async def client(app: ASGIApp) -> AsyncIterator[openai.AsyncOpenAI]:
-    http = httpx.AsyncClient(transport=httpx.ASGITransport(app))
-    async with openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, http_client=http) as client:
+    async with openai_client(app) as client:
         yield client
 
 
@@ -67,8 +66,8 @@ async def test_chats_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
 
 async def test_a_conversation_goes_on_with_the_clients_own_message(client: openai.AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(model="golden", messages=MESSAGES, max_tokens=8)
-    said = answer.choices[0].message.model_dump()
-    again = await client.chat.completions.create(model="golden", messages=[*MESSAGES, said, *MESSAGES], max_tokens=8)
+    message = answer.choices[0].message.model_dump()
+    again = await client.chat.completions.create(model="golden", messages=[*MESSAGES, message, *MESSAGES], max_tokens=8)
     assert answer.usage
     assert again.usage
     assert again.usage.prompt_tokens > answer.usage.prompt_tokens

@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
-import httpx
 import openai
 import pytest
 from pydantic import BaseModel, Field
@@ -15,7 +14,7 @@ from pydantic import BaseModel, Field
 from service.gateway.ingress import Ingress
 from service.model import Checkpoint
 from service.settings.settings import Settings
-from tests.gateway.conftest import MakeGenerator
+from tests.gateway.conftest import MakeGenerator, openai_client
 from tests.gateway.local import LocalBackend
 
 MESSAGES: Any = [{"role": "user", "content": "How many apples does Tom have?"}]
@@ -34,10 +33,7 @@ async def client(
     settings: Settings, make_generator: MakeGenerator, byte_checkpoint: Checkpoint
 ) -> AsyncIterator[openai.AsyncOpenAI]:
     backend = LocalBackend(make_generator(model=byte_checkpoint))
-    http = httpx.AsyncClient(
-        transport=httpx.ASGITransport(Ingress("i0", settings, backend).app(answers_request_id=True))
-    )
-    async with openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, http_client=http) as client:
+    async with openai_client(Ingress("i0", settings, backend).app(answers_request_id=True)) as client:
         yield client
 
 
@@ -83,7 +79,7 @@ async def test_completions_take_our_fields_too(client: openai.AsyncOpenAI) -> No
     assert answer.choices[0].text.startswith("{")
 
 
-async def test_an_answer_that_was_cut_is_told_by_the_client(client: openai.AsyncOpenAI) -> None:
+async def test_a_cut_answer_is_an_error_of_the_client(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.LengthFinishReasonError):
         await client.chat.completions.parse(model="golden", messages=MESSAGES, response_format=Apples, max_tokens=3)
 

@@ -13,16 +13,16 @@ import pytest
 from service.model import load_checkpoint
 from service.replica.replica import Replica
 from service.settings.settings import Settings
+from tests.gateway.apis import CHAT, ask, chat, chat_message, essence, stream_events
 from tests.gateway.chatting import give_qwen3, liking
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.helpers import over
-from tests.gateway.openai.helpers import CHAT, ask, chat, choices, frames
 from tests.gateway.openai.test_tools import TOOLS
 from tests.replicas import local_generator
 from tests.text.templates import QWEN3
 
 #: as Qwen3's, but the prompt ends within the thinking
-BEGUN = QWEN3.replace(
+OPEN_THINKING = QWEN3.replace(
     "{{- '<|im_start|>assistant\\n' }}",
     "{{- '<|im_start|>assistant\\n' + ('' if enable_thinking is false else '<think>\\n') }}",
 )
@@ -32,8 +32,8 @@ FORM = {"type": "json_schema", "json_schema": {"schema": {"enum": [["x"], ["y"]]
 @pytest.fixture(scope="module")
 def thinker(qwen3_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
     """A replica whose prompts end within the thinking."""
-    assert BEGUN != QWEN3
-    folder: Path = give_qwen3(tmp_path_factory.mktemp("thinker") / "golden", BEGUN)
+    assert OPEN_THINKING != QWEN3
+    folder: Path = give_qwen3(tmp_path_factory.mktemp("thinker") / "golden", OPEN_THINKING)
     checkpoint = liking(load_checkpoint(folder), "<tool_call>", "</think>")
     generator = local_generator(
         "r0", checkpoint, qwen3_settings.model_copy(update={"model": str(folder)}), deps=UNMEASURED
@@ -42,21 +42,18 @@ def thinker(qwen3_settings: Settings, tmp_path_factory: pytest.TempPathFactory) 
     generator.close()
 
 
+async def both(http: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+    """The choice of an answer, whose message is the same in a stream."""
+    [choice] = (await ask(http, CHAT, body))["choices"]
+    streamed = chat_message(await stream_events(http, CHAT, body))
+    assert essence(streamed) == essence({name: value for name, value in choice["message"].items() if value})
+    return dict(choice)
+
+
 @pytest.fixture
 async def http(thinker: Replica) -> Any:
     async with over(thinker) as http:
         yield http
-
-
-async def both(http: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
-    """The message of an answer, which is the same in a stream."""
-    [whole] = (await ask(http, CHAT, body))["choices"]
-    deltas = [part["delta"] for part in choices(await frames(http, CHAT, body))]
-    for name in ("content", "reasoning_content"):
-        assert "".join(delta.get(name) or "" for delta in deltas) == (whole["message"].get(name) or "")
-    pieces = [call["function"]["arguments"] for delta in deltas for call in delta.get("tool_calls", ())]
-    assert "".join(pieces) == "".join(call["function"]["arguments"] for call in whole["message"].get("tool_calls", ()))
-    return dict(whole)
 
 
 async def test_thinking_that_the_prompt_began(http: httpx.AsyncClient) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -15,19 +14,12 @@ from pydantic import BaseModel, Field
 
 from service.api.content import past_arguments
 from service.decode.modes import MODES
-from service.engine.request import Stats
-from service.gateway.ingress import Ingress
-from service.messages.wire import Chunk, Ending
 from service.replica.replica import Replica
-from service.settings.settings import Settings
-from service.text.tools import TOOL_FORMATS, ReasoningFormat
 from tests.constraints.schemas import random_schema
-from tests.gateway.doubles import CARD, Scripted
+from tests.gateway.apis import CHAT, ask, chat, refused, user
 from tests.gateway.helpers import over
-from tests.gateway.local import LocalBackend
-from tests.gateway.openai.helpers import CHAT, ask, chat, choices, frames, refused
 
-ASKED: Any = [{"role": "user", "content": "What is 12 plus 5?"}]
+QUESTION: Any = user("What is 12 plus 5?")
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "y"]}},
@@ -48,8 +40,8 @@ NAMED: Any = {"type": "function", "function": {"name": "add"}}
 SOME: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
 
 
-def asked(**fields: Any) -> Any:
-    return {"model": "golden", "messages": ASKED, "tools": TOOLS, "max_tokens": 200, "seed": 1} | fields
+def with_tools(**fields: Any) -> Any:
+    return {"model": "golden", "messages": QUESTION, "tools": TOOLS, "max_tokens": 200, "seed": 1} | fields
 
 
 def checked(calls: Any) -> list[tuple[str, str]]:
@@ -65,7 +57,7 @@ def checked(calls: Any) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("mode", [*MODES, None])
 async def test_calls_in_every_mode_whole_and_streamed(qwen3: openai.AsyncOpenAI, mode: str | None) -> None:
     for choice, temperature in (("auto", 0), ("required", 1), (NAMED, 1)):
-        request = asked(tool_choice=choice, temperature=temperature, extra_body={"mode": mode})
+        request = with_tools(tool_choice=choice, temperature=temperature, extra_body={"mode": mode})
         answer = (await qwen3.chat.completions.create(**request)).choices[0]
         calls = checked(answer.message.tool_calls or ())
         assert answer.finish_reason == "tool_calls"
@@ -81,36 +73,36 @@ async def test_calls_in_every_mode_whole_and_streamed(qwen3: openai.AsyncOpenAI,
 
 
 async def test_a_stream_names_a_call_first_and_then_writes_its_arguments(qwen3: openai.AsyncOpenAI) -> None:
-    stream = await qwen3.chat.completions.create(**asked(tool_choice=NAMED), stream=True)
+    stream = await qwen3.chat.completions.create(**with_tools(tool_choice=NAMED), stream=True)
     deltas = [(part.choices[0].delta, part.choices[0].finish_reason) async for part in stream]
     assert deltas[0][0].role == "assistant"
     assert deltas[-1][1] == "tool_calls"
     assert all(delta.content is None for delta, _ in deltas)
-    first, *others = [call for delta, _ in deltas for call in delta.tool_calls or ()]
+    first, *rest = [call for delta, _ in deltas for call in delta.tool_calls or ()]
     assert (first.index, first.type) == (0, "function")
     assert first.id
     assert first.function
     assert first.function.arguments == ""
-    assert len(others) > 1
-    assert all(call.index == 0 and call.id is None and call.function and call.function.name is None for call in others)
+    assert len(rest) > 1
+    assert all(call.index == 0 and call.id is None and call.function and call.function.name is None for call in rest)
 
 
 async def test_results_are_sent_back(qwen3: openai.AsyncOpenAI) -> None:
-    answer = await qwen3.chat.completions.create(**asked(tool_choice="required"))
+    answer = await qwen3.chat.completions.create(**with_tools(tool_choice="required"))
     message = answer.choices[0].message
     assert message.tool_calls
     results = [{"role": "tool", "tool_call_id": call.id, "content": "17", "name": "x"} for call in message.tool_calls]
-    strict = asked(tool_choice="required", tools=[openai.pydantic_function_tool(Sum)], parallel_tool_calls=False)
+    strict = with_tools(tool_choice="required", tools=[openai.pydantic_function_tool(Sum)], parallel_tool_calls=False)
     parsed = (await qwen3.chat.completions.parse(**strict)).choices[0].message
     async with qwen3.chat.completions.stream(**strict) as stream:
         streamed = (await stream.get_final_completion()).choices[0].message
-    for said in (message, message.model_dump(), message.model_dump(exclude_none=True), parsed, streamed):
-        assert said
-        calls = said["tool_calls"] if isinstance(said, dict) else said.tool_calls
+    for turn in (message, message.model_dump(), message.model_dump(exclude_none=True), parsed, streamed):
+        assert turn
+        calls = turn["tool_calls"] if isinstance(turn, dict) else turn.tool_calls
         assert calls
-        for one, call in zip(results, calls, strict=False):
-            one["tool_call_id"] = call["id"] if isinstance(call, dict) else call.id
-        again = await qwen3.chat.completions.create(**asked(messages=[*ASKED, said, *results]))
+        for result, call in zip(results, calls, strict=False):
+            result["tool_call_id"] = call["id"] if isinstance(call, dict) else call.id
+        again = await qwen3.chat.completions.create(**with_tools(messages=[*QUESTION, turn, *results]))
         assert again.usage
         assert answer.usage
         assert again.usage.prompt_tokens > answer.usage.prompt_tokens + 20
@@ -125,16 +117,16 @@ class Sum(BaseModel):
 
 async def test_the_clients_own_parser_of_calls(qwen3: openai.AsyncOpenAI) -> None:
     tools = [openai.pydantic_function_tool(Sum)]
-    answer = await qwen3.chat.completions.parse(**asked(tools=tools, tool_choice="required"))
+    answer = await qwen3.chat.completions.parse(**with_tools(tools=tools, tool_choice="required"))
     assert answer.choices[0].message.tool_calls
     assert isinstance(answer.choices[0].message.tool_calls[0].function.parsed_arguments, Sum)
 
 
 async def test_several_answers_have_calls_of_their_own(qwen3: openai.AsyncOpenAI) -> None:
-    request = asked(n=3, temperature=1.5, tool_choice="required", logprobs=True)
+    request = with_tools(n=3, temperature=1.5, tool_choice="required", logprobs=True)
     answer = await qwen3.chat.completions.create(**request)
-    made = [checked(choice.message.tool_calls or ()) for choice in answer.choices]
-    assert all(made)
+    whole = [checked(choice.message.tool_calls or ()) for choice in answer.choices]
+    assert all(whole)
     assert all(choice.logprobs and choice.logprobs.content for choice in answer.choices)
     texts: list[str] = [""] * 3
     async for part in await qwen3.chat.completions.create(**request, stream=True):
@@ -142,18 +134,18 @@ async def test_several_answers_have_calls_of_their_own(qwen3: openai.AsyncOpenAI
             texts[choice.index] += "".join(
                 call.function.arguments or "" for call in choice.delta.tool_calls or () if call.function
             )
-    assert texts == ["".join(arguments for _, arguments in calls) for calls in made]
+    assert texts == ["".join(arguments for _, arguments in calls) for calls in whole]
 
 
 async def test_only_some_tools_may_be_called(qwen3: openai.AsyncOpenAI) -> None:
     for seed in range(4):
-        answer = await qwen3.chat.completions.create(**asked(tool_choice=SOME, temperature=1, seed=seed))
+        answer = await qwen3.chat.completions.create(**with_tools(tool_choice=SOME, temperature=1, seed=seed))
         assert {call.function.name for call in answer.choices[0].message.tool_calls or ()} == {"add"}  # type: ignore[union-attr]
 
 
 async def test_without_calls_the_prompt_has_no_tools(qwen3: openai.AsyncOpenAI) -> None:
-    free = await qwen3.chat.completions.create(model="golden", messages=ASKED, max_tokens=20)
-    none = await qwen3.chat.completions.create(**asked(tool_choice="none", max_tokens=20))
+    free = await qwen3.chat.completions.create(model="golden", messages=QUESTION, max_tokens=20)
+    none = await qwen3.chat.completions.create(**with_tools(tool_choice="none", max_tokens=20))
     assert none.choices[0].message == free.choices[0].message
     assert none.usage
     assert free.usage
@@ -166,7 +158,7 @@ async def test_the_form_of_the_answer_holds_where_nothing_is_called(caller: Repl
     contents = set()
     async with over(caller) as http:
         for seed in range(6):
-            body = asked(response_format=form, temperature=2, seed=seed)
+            body = with_tools(response_format=form, temperature=2, seed=seed)
             [choice] = (await ask(http, CHAT, body))["choices"]
             assert choice["constraint_met"]
             contents.add(choice["message"]["content"])
@@ -185,12 +177,12 @@ UNUSUAL = {
 
 async def test_tools_with_unusual_schemas_are_served_with_the_others(qwen3: openai.AsyncOpenAI) -> None:
     tools = [*TOOLS, tool("find", UNUSUAL), tool("broken", {"properties": {"x": {"type": "strin"}}})]
-    whole = await qwen3.chat.completions.with_raw_response.create(**asked(tools=tools, max_tokens=9))
+    whole = await qwen3.chat.completions.with_raw_response.create(**with_tools(tools=tools, max_tokens=9))
     keywords = ("uniqueItems", "pattern")
     assert whole.headers["x-ignored-fields"] == ", ".join(f"tools.function.parameters.{name}" for name in keywords)
     choices: list[Any] = [{"type": "function", "function": {"name": name}} for name in ("find", "broken", "add")]
     for choice in choices:
-        answer = await qwen3.chat.completions.create(**asked(tools=tools, tool_choice=choice, max_tokens=150))
+        answer = await qwen3.chat.completions.create(**with_tools(tools=tools, tool_choice=choice, max_tokens=150))
         [call] = answer.choices[0].message.tool_calls or []
         assert call.type == "function"
         assert call.function.name == choice["function"]["name"]
@@ -201,16 +193,16 @@ async def test_tools_with_unusual_schemas_are_served_with_the_others(qwen3: open
 
 
 async def test_an_answer_that_was_cut_has_a_cut_call(qwen3: openai.AsyncOpenAI) -> None:
-    whole = await qwen3.chat.completions.create(**asked(tool_choice=NAMED))
+    whole = await qwen3.chat.completions.create(**with_tools(tool_choice=NAMED))
     for tokens in range(1, 50, 6):
-        answer = (await qwen3.chat.completions.create(**asked(tool_choice=NAMED, max_tokens=tokens))).choices[0]
+        answer = (await qwen3.chat.completions.create(**with_tools(tool_choice=NAMED, max_tokens=tokens))).choices[0]
         assert answer.finish_reason == "length"
         for call, other in zip(
             answer.message.tool_calls or (), whole.choices[0].message.tool_calls or (), strict=False
         ):
             assert call.function.name == "add"  # type: ignore[union-attr]
             assert other.function.arguments.startswith(call.function.arguments)  # type: ignore[union-attr]
-    stopped = (await qwen3.chat.completions.create(**asked(tool_choice=NAMED, stop='"b"'))).choices[0]
+    stopped = (await qwen3.chat.completions.create(**with_tools(tool_choice=NAMED, stop='"b"'))).choices[0]
     assert stopped.finish_reason == "stop"
     assert stopped.message.tool_calls
     assert (stopped.model_extra or {})["constraint_met"] is False
@@ -226,7 +218,7 @@ async def test_two_hundred_schemas_in_all_modes(qwen3: openai.AsyncOpenAI) -> No
         schema = {"type": "object", "properties": {"p": inner}, "required": ["p"], "additionalProperties": False}
         mode = [*MODES][number % len(MODES)]
         answer = await qwen3.chat.completions.create(
-            **asked(
+            **with_tools(
                 tools=[tool("probe", schema)],
                 tool_choice=("required", "auto")[number % 2],
                 temperature=(0, 0.7, 1.5)[number % 3],
@@ -244,54 +236,6 @@ async def test_two_hundred_schemas_in_all_modes(qwen3: openai.AsyncOpenAI) -> No
     assert complete > 150
 
 
-# --- scripted answers --------------------------------------------------------------------------------
-
-
-def scripted(*texts: str, reason: Any = "stop") -> Scripted:
-    """A replica of a checkpoint that knows tools and thinks; it answers with these blocks."""
-    blocks = [Chunk(number, text, (1,), Stats()) for number, text in enumerate(texts)]
-    return Scripted(
-        *blocks,
-        Ending(reason, 3, len(texts), Stats()),
-        serves=replace(CARD, tool_format="qwen3", tools_problem="", thinking=ReasoningFormat(False, True)),
-    )
-
-
-TWO = "<think>\nhm\n</think>\n\nWell.\n" + TOOL_FORMATS["qwen3"].written(("add", '{"a": 1}'), ("now", "{}"))
-
-
-@pytest.mark.parametrize("size", [1, 3, 11, 1000])
-async def test_thinking_content_and_two_calls(size: int) -> None:
-    texts = [TWO[start : start + size] for start in range(0, len(TWO), size)]
-    async with over(scripted(*texts)) as http:
-        body = chat(tools=TOOLS)
-        parts = choices(await frames(http, CHAT, body))
-        [whole] = (await ask(http, CHAT, body))["choices"]
-    deltas = [part["delta"] for part in parts]
-    called: dict[int, dict[str, str]] = {}
-    for call in (call for delta in deltas for call in delta.get("tool_calls", ())):
-        made = called.setdefault(call["index"], {"arguments": ""})
-        made |= {"name": call["function"]["name"], "id": call["id"]} if "id" in call else {}
-        made["arguments"] += call["function"]["arguments"]
-    assert [(one["name"], one["arguments"]) for one in called.values()] == [("add", '{"a": 1}'), ("now", "{}")]
-    assert "".join(delta.get("content") or "" for delta in deltas) == whole["message"]["content"] == "Well."
-    thought = "".join(delta.get("reasoning_content") or "" for delta in deltas)
-    assert thought == whole["message"]["reasoning_content"] == "hm"
-    assert [call["function"] for call in whole["message"]["tool_calls"]] == [
-        {"name": "add", "arguments": '{"a": 1}'},
-        {"name": "now", "arguments": "{}"},
-    ]
-    assert parts[-1]["finish_reason"] == whole["finish_reason"] == "tool_calls"
-    assert [token for part in parts for token in part.get("token_ids", ())] == [1] * len(texts)
-
-
-async def test_what_may_still_become_a_mark_comes_before_the_end() -> None:
-    async with over(scripted("a <tool", "_ca", reason="length")) as http:
-        parts = choices(await frames(http, CHAT, chat(tools=TOOLS)))
-    assert [part["delta"].get("content") for part in parts] == [None, "a", None, " <tool_ca", None]
-    assert parts[-1]["finish_reason"] == "length"
-
-
 # --- refusals ----------------------------------------------------------------------------------------
 
 CALLED = {
@@ -302,7 +246,7 @@ ANSWERED = {"role": "tool", "tool_call_id": "a", "content": "1"}
 
 
 def talk(*messages: Any) -> dict[str, Any]:
-    return {"messages": [*ASKED, *messages]}
+    return {"messages": [*QUESTION, *messages]}
 
 
 def calling(arguments: str) -> dict[str, Any]:
@@ -310,7 +254,7 @@ def calling(arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "said"),
+    ("fields", "param", "text"),
     [
         ({"tools": [tool("a b")]}, "tools.0.function.name", "a b"),
         ({"tools": [{"type": "function"}]}, "tools.0.function", "tools.0.function is missing"),
@@ -346,11 +290,11 @@ def calling(arguments: str) -> dict[str, Any]:
         (talk(CALLED, {"role": "tool", "content": "1"}), "messages.2", "tool_call_id is missing"),
     ],
 )
-async def test_a_refusal_names_the_field(caller: Replica, fields: dict[str, Any], param: str, said: str) -> None:
+async def test_a_refusal_names_the_field(caller: Replica, fields: dict[str, Any], param: str, text: str) -> None:
     async with over(caller) as http:
-        error = await refused(http, CHAT, asked() | fields)
+        error = await refused(http, CHAT, with_tools() | fields)
     assert error["param"] == param
-    assert said in error["message"]
+    assert text in error["message"]
 
 
 async def test_a_template_without_tools_refuses_them(http: httpx.AsyncClient) -> None:
@@ -363,9 +307,8 @@ async def test_a_template_without_tools_refuses_them(http: httpx.AsyncClient) ->
     assert (await http.post(CHAT, json=chat(tools=TOOLS, tool_choice="none"))).status_code == 200
 
 
-async def test_the_card_says_what_there_is(qwen3_settings: Settings, caller: Replica) -> None:
-    app = Ingress("i0", qwen3_settings, LocalBackend(caller)).app(answers_request_id=True)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+async def test_the_card_names_the_tool_format_and_thinking(caller: Replica) -> None:
+    async with over(caller) as http:
         [model] = (await http.get("/v1/models")).json()["data"]
     assert (model["tools"], model["thinking"]) == ("qwen3", True)
 

@@ -1,4 +1,4 @@
-"""POST /v1/score: places, labels, chats and marks, against a plain forward; refusals, and a lost replica."""
+"""POST /v1/score: positions, labels, chats and marks, against a plain forward; refusals, and a lost replica."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.api.score.protocol import ScoreAnswer
 from service.api.score.routes import shares
 from service.model import Checkpoint
 from service.replica.replica import Replica
-from tests.gateway.doubles import Dying
+from tests.gateway.doubles import LosesFirst
 from tests.gateway.generate.helpers import GENERATE
 from tests.gateway.generate.helpers import body as generate
 from tests.gateway.helpers import assert_shape, over, page
@@ -62,31 +62,31 @@ async def test_every_form_of_a_text_has_the_numbers_of_a_plain_forward(
     decoded = asyncio.gather(*(http.post(GENERATE, json=generate(max_new_tokens=40)) for _ in range(3)))
     answer = await ask(http, body(*(item for item, _ in items), top_logprobs=5))
     assert all(response.status_code == 200 for response in await decoded)
-    assert [one["index"] for one in answer["data"]] == list(range(5))
-    for (item, tokens), one in zip(items, answer["data"], strict=True):
+    assert [result["index"] for result in answer["data"]] == list(range(5))
+    for (item, tokens), result in zip(items, answer["data"], strict=True):
         scores = plain(checkpoint, tokens)
-        assert [position["position"] for position in one["positions"]] == [
+        assert [position["position"] for position in result["positions"]] == [
             p for p, token in enumerate(tokens) if token is None
         ]
-        for position in one["positions"]:
-            own = scores[position["position"]]
+        for position in result["positions"]:
+            logprobs = scores[position["position"]]
             labels = item.get("label_token_ids", [7, 8])
             assert position["token_ids"] == labels
-            assert position["logprobs"] == pytest.approx(own[labels].tolist(), abs=1e-4)
+            assert position["logprobs"] == pytest.approx(logprobs[labels].tolist(), abs=1e-4)
             assert sum(position["scores"]) == pytest.approx(1)
             assert position["scores"][0] / position["scores"][1] == pytest.approx(
                 math.exp(position["logprobs"][0] - position["logprobs"][1])
             )
-            best = own.topk(6)
+            best = logprobs.topk(6)
             wanted = [token for token in best.indices.tolist() if token != checkpoint.config.mask_token_id][:5]
             assert [top["token_id"] for top in position["top_logprobs"]] == wanted
             assert [top["token"] for top in position["top_logprobs"]] == [f"w{token}" for token in wanted]
-    known = sum(token is not None for _, tokens in items for token in tokens)
-    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (known, 0)
+    count = sum(token is not None for _, tokens in items for token in tokens)
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (count, 0)
 
 
-async def test_a_place_of_a_chat_is_the_answers_first_token_or_a_mark(http: httpx.AsyncClient) -> None:
-    """The first place is what greedy decoding of one token reads."""
+async def test_a_position_of_a_chat_is_the_answers_first_token_or_a_mark(http: httpx.AsyncClient) -> None:
+    """The first position is what greedy decoding of one token reads."""
     messages = [{"role": "user", "content": "w5 w6"}]
     request = body({"messages": messages}, labels=None, top_logprobs=1)
     [position] = (await ask(http, request))["data"][0]["positions"]
@@ -95,9 +95,9 @@ async def test_a_place_of_a_chat_is_the_answers_first_token_or_a_mark(http: http
     assert [position["top_logprobs"][0]["token_id"]] == decoded["token_ids"]
     assert (position["scores"], position["logprobs"], position["token_ids"]) == ([], [], [])
     marked = [*messages, {"role": "assistant", "content": "w7 w1 w1"}]
-    [one] = (await ask(http, body({"messages": marked, "mark": "w1 w1"})))["data"]
-    # w1 user w5 w6 w1 assistant w7 and the place: the template's own w1 is no mark, and no w2 follows
-    assert [position["position"] for position in one["positions"]] == [7]
+    [result] = (await ask(http, body({"messages": marked, "mark": "w1 w1"})))["data"]
+    # w1 user w5 w6 w1 assistant w7 and the position: the template's own w1 is no mark, and no w2 follows
+    assert [position["position"] for position in result["positions"]] == [7]
 
 
 async def test_scores_are_shares_or_probabilities(http: httpx.AsyncClient) -> None:
@@ -110,7 +110,7 @@ async def test_scores_are_shares_or_probabilities(http: httpx.AsyncClient) -> No
 
 
 @pytest.mark.parametrize(
-    ("request_", "param", "said"),
+    ("request_", "param", "text"),
     [
         (body(labels=["w7 w8"]), "items.0.labels.0", "2 tokens, allowed is one"),
         (body(labels=["w7", "w8", "w7"]), "items.0.labels.2", "labels 0 and 2 are the same token"),
@@ -135,13 +135,13 @@ async def test_scores_are_shares_or_probabilities(http: httpx.AsyncClient) -> No
     ],
 )
 async def test_a_refusal_names_item_and_field(
-    http: httpx.AsyncClient, request_: dict[str, Any], param: str, said: str
+    http: httpx.AsyncClient, request_: dict[str, Any], param: str, text: str
 ) -> None:
     response = await http.post(SCORE, json={name: value for name, value in request_.items() if value is not None})
     assert response.status_code == 400, response.text
     assert_shape(OpenAiErrorAnswer, response.json())
     assert response.json()["error"]["param"] == param
-    assert said in response.json()["error"]["message"]
+    assert text in response.json()["error"]["message"]
 
 
 async def test_other_errors_keys_and_metrics(generator: Replica) -> None:
@@ -160,7 +160,7 @@ async def test_another_replica_gives_the_same_scores(generator: Replica) -> None
     request = body({"prompt": "w5 w6"}, {"prompt": "w9 ?? w8", "mark": "??"})
     async with over(generator) as http:
         undisturbed = (await ask(http, request))["data"]
-    backend = Dying(generator, generator, 0)
+    backend = LosesFirst(generator, generator, 0)
     async with over(backend) as http:
         assert (await ask(http, request))["data"] == undisturbed
     assert len(backend.requests) == 3

@@ -18,7 +18,7 @@ from service.engine.thread import EngineThread
 from service.errors import NotReady, OutOfMemory
 from service.messages.replica_status import CheckWeights, UpdateWeights
 from service.messages.wire import Weights
-from tests.gateway.engines import Held
+from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import GENERATE, ask, frames, problem
 from tests.gateway.helpers import assert_shape, eventually, page
 from tests.gateway.weights.conftest import MakeReplicas
@@ -259,7 +259,7 @@ class GatedService:
     """One replica whose engine waits before each forward, and a client."""
 
     def __init__(self, make: MakeReplicas, **settings: Any) -> None:
-        self.gate = Held()
+        self.gate = EngineGate()
         service = make(1, deps=self.gate.deps, **settings)
         self.replica, self.http = service.replicas[0], service.ingress()
 
