@@ -83,6 +83,7 @@ def test_the_default_plans_are_those_of_the_table_of_modes():
     assert {variant.mode.name for variant in default_variants(with_mrp=False)} == served
 
 
+@pytest.mark.slow  # `evaluate` above runs the same plans; test_numbers.py has the judges
 def test_text_judges_every_plan_beside_the_first(run, capsys, tmp_path):
     plans = ("static", "speculative mrp_steps=4", "remask threshold=0.3")
     options = [word for plan in plans for word in ("--plan", plan)]
