@@ -70,7 +70,7 @@ def guarded(serve: Callable[[Order], int], patience_s: float) -> int:
     ours, theirs = socket.socketpair()
     if not (child := os.fork()):
         ours.close()
-        _serve_as_child(serve, Order(theirs))
+        _be_the_child(serve, Order(theirs))
     theirs.close()
     status = _wait(child, ours, signals, patience_s)
     if not kill_session(child, _KILL_S):
@@ -79,7 +79,7 @@ def guarded(serve: Callable[[Order], int], patience_s: float) -> int:
     return status
 
 
-def _serve_as_child(serve: Callable[[Order], int], order: Order) -> NoReturn:
+def _be_the_child(serve: Callable[[Order], int], order: Order) -> NoReturn:
     os.setsid()
     os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
