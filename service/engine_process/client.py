@@ -1,4 +1,4 @@
-"""The engine of a replica as the replica sees it: a process of its own (`process.py`), on the same machine.
+"""The replica's client of its engine, which has a process of its own (`process.py`) on the same machine.
 
 Python runs one thread of a process at a time. So an engine on a thread of the replica waits for every block that the
 replica makes text of and sends, and the event loop waits for the engine's Python.

@@ -48,7 +48,7 @@ class EngineMetrics:
         self._steps(mode, steps)
 
     def _steps(self, mode: str, steps: Sequence[Step]) -> None:
-        """Sums first: to add to a metric takes longer than to look at a step."""
+        """Sums first: an addition to a metric takes longer than a step of this loop."""
         revealed: Counter[str] = Counter()
         accepted: Counter[int] = Counter()
         revoked = drafted = 0

@@ -39,7 +39,7 @@ from service.tracebacks import type_and_line, unexpected_error
 
 #: seconds after which metrics are sent while no request ends
 _SUMS_S = 0.1
-#: seconds between two looks at the ranks
+#: seconds between two polls of the ranks
 _WATCH_S = 0.1
 
 

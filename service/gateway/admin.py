@@ -59,7 +59,7 @@ class CatchUp:
             for result in await self._change():
                 if (error := result.error) is not None:
                     _log.warning("a replica cannot take %s: %s: %s", self._name, result.replica, error.message)
-        except Exception as error:  # noqa: BLE001 - the next look at the replicas leads to the next attempt
+        except Exception as error:  # noqa: BLE001 - the next poll of the replicas leads to the next attempt
             _log.warning("the replicas cannot take %s", self._name, extra={"exception": without_message(error)})
         finally:
             self._task, self._due = None, time.monotonic() + AGAIN_S

@@ -1,7 +1,7 @@
 """The weights that may answer, and their update in all replicas by /admin/weights. The highest version wins.
 
 An ingress learns the newest version from the replicas' cards, from other ingresses and from its own updates. Every
-request names it, so a replica that has started again cannot answer with older weights. It is told to take the newest.
+request names it, so a restarted replica cannot answer with older weights. It gets the newest weights.
 The routes have keys of their own (`admin.py`).
 """
 

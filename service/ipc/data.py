@@ -1,4 +1,4 @@
-"""The base of the data that crosses between processes: frozen values whose private fields stand in no `repr`.
+"""The base of the data that crosses between processes: frozen values whose private fields are in no `repr`.
 
 A value travels as the array of its fields (`ipc/messagepack.py`), and is decoded by the types of its class. A type that
 is one of several has a `tag`.

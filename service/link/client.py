@@ -138,7 +138,7 @@ class Link(Frames):
             call.push(ReplicaLost("the replica was lost before the answer was complete", retry_after=_RETRY_S))
 
     async def _watch(self) -> None:
-        """Ends the connection to a replica that hangs: its calls go on elsewhere."""
+        """Ends the connection to a replica that hangs: its calls fail over."""
         while self._heartbeats.poll() <= HEARTBEAT_TIMEOUT_S:
             await asyncio.sleep(POLL_S)
         self.abort()

@@ -21,7 +21,7 @@ from service.routing.router import Router
 
 _log = logging.getLogger(__name__)
 
-#: seconds to connect and to see the replica's proof, and seconds until the next try
+#: seconds to connect and to get the replica's proof, and seconds until the next try
 _OPEN_S = 2.0
 _AGAIN_S = 2.0
 

@@ -41,7 +41,7 @@ class LoadCheckpoint(Data, frozen=True, tag=2):
 
 
 class LoadShard(Data, frozen=True, tag=3):
-    """Loads a part of new weights beside the served ones, while forwards go on. The fields are `load_update`'s."""
+    """Loads a part of new weights beside the served ones, during forwards. The fields are `load_update`'s."""
 
     folders: tuple[str, ...]
     options: LoadOptions

@@ -105,7 +105,7 @@ class RayBackend:
             raise command.failed(f"a replica has not answered within {_UPDATE_S:g} s") from None
 
     async def announce(self, weights: Weights) -> None:
-        """Tells all ingresses that older weights may no longer answer. One that hangs learns it from the replicas."""
+        """Tells all ingresses that older weights may not answer. A hanging one gets the version from the replicas."""
         try:
             await _of_all(self._ingresses, "require_weights", type(None), weights)
         except TimeoutError:

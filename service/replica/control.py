@@ -44,7 +44,7 @@ class ReplicaControl:
             )
 
     async def run(self, command: ControlCommand) -> ControlResult:
-        """Carries out a command, which goes on if the caller leaves."""
+        """Carries out a command. It is completed even if the caller is cancelled."""
         task = asyncio.create_task(self._result(command))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
