@@ -220,13 +220,13 @@ def violations(module: str, source: str) -> list[str]:
     part = part_of(module)
     if part is None:
         return [f"{module}: has no line in ALLOWED"] if module != "service" else []
-    found = []
+    errors = []
     for name in imported(ast.parse(source)):
-        places = CONFINED.get(name.split(".")[0])
+        parts = CONFINED.get(name.split(".")[0])
         ours = within(name, "service") and not any(within(name, other) for other in (part, *ALLOWED[part]))
-        if ours or (places is not None and part not in places):
-            found.append(f"{module} must not import {name}")
-    return found
+        if ours or (parts is not None and part not in parts):
+            errors.append(f"{module} must not import {name}")
+    return errors
 
 
 def modules() -> dict[str, Path]:
@@ -236,8 +236,8 @@ def modules() -> dict[str, Path]:
 
 
 def test_every_module_keeps_the_rule() -> None:
-    found = [line for module, path in modules().items() for line in violations(module, path.read_text("utf-8"))]
-    assert not found, "\n".join(found)
+    errors = [line for module, path in modules().items() for line in violations(module, path.read_text("utf-8"))]
+    assert not errors, "\n".join(errors)
 
 
 def test_nothing_is_allowed_that_nobody_needs() -> None:
@@ -247,8 +247,8 @@ def test_nothing_is_allowed_that_nobody_needs() -> None:
         for module, path in modules().items()
         for name in imported(ast.parse(path.read_text("utf-8")))
     }
-    parts = [(part, other) for part, others in ALLOWED.items() for other in others]
-    libraries = [(part, library) for library, places in CONFINED.items() if library != "service" for part in places]
+    parts = [(part, other) for part, allowed in ALLOWED.items() for other in allowed]
+    libraries = [(part, library) for library, users in CONFINED.items() if library != "service" for part in users]
     idle = [
         pair
         for pair in (*parts, *libraries)
@@ -305,7 +305,7 @@ def test_a_violation_is_named_with_file_and_import(module: str, source: str, cul
         ("training.module", "import torch\nfrom service.model import Mrp"),
     ],
 )
-def test_what_the_rule_allows_passes(module: str, source: str) -> None:
+def test_allowed_imports_pass(module: str, source: str) -> None:
     assert violations(module, source) == []
 
 

@@ -138,7 +138,7 @@ class AdmissionController:
         return self._throughput.rate or 0.0
 
     @property
-    def somebody_waits(self) -> bool:
+    def has_waiting(self) -> bool:
         """Whether a request waits for a slot."""
         return len(self._queue) > 0
 

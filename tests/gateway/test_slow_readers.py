@@ -13,6 +13,7 @@ import pytest
 from starlette.types import Send
 
 from service.admission.controller import AdmissionController
+from service.engine.request import Sharing
 from service.errors import NotReady, ReplicaLost, SlowReader
 from service.gateway.draining import Draining
 from service.gateway.http import guarded
@@ -62,7 +63,7 @@ class Service:
     def answer(self, timeout_s: float = 1e6, tenant: str = "") -> Answering:
         """An answer of eight blocks, a block a second."""
         self.count += 1
-        return self.pipeline.stream(request(self.count, BLOCKS, timeout_s, tenant=tenant), free())
+        return self.pipeline.stream(request(self.count, BLOCKS, timeout_s, sharing=Sharing(tenant)), free())
 
     @property
     def used_slots(self) -> int:

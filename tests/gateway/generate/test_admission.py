@@ -165,7 +165,7 @@ class TestQueue:
             assert (await page(http))("mrp_queue_blocks_left") == 5
             gate.release()
             assert len((await task).json()["choices"]) == 5
-        assert {(request.priority, request.session) for request in backend.requests} == {(2, "k")}
+        assert {(request.sharing.priority, request.session) for request in backend.requests} == {(2, "k")}
 
 
 @pytest.fixture
@@ -192,7 +192,10 @@ class TestKeys:
                 response = await http.post(GENERATE, json=body(), headers=key(name))
                 assert response.status_code == 200
             assert problem(await http.post(GENERATE, json=body(), headers=key("c")), 401)
-        assert [(request.tenant, request.weight) for request in backend.requests] == [("a", 3.0), ("b", 1.0)]
+        assert [(request.sharing.tenant, request.sharing.tenant_share) for request in backend.requests] == [
+            ("a", 3.0),
+            ("b", 1.0),
+        ]
 
     async def test_a_flood_of_one_does_not_hold_up_another(
         self, backend: Counting, gate: EngineGate, keyed: Callable
@@ -202,7 +205,7 @@ class TestKeys:
             tasks = [asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("flood"))) for _ in range(8)]
             await queued(http, 7)
             tasks.append(asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("other"))))
-            await eventually(lambda: [request.tenant for request in backend.requests] == ["flood", "other"])
+            await eventually(lambda: [request.sharing.tenant for request in backend.requests] == ["flood", "other"])
             gate.release()
             assert {response.status_code for response in await asyncio.gather(*tasks)} == {200}
 

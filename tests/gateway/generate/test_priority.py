@@ -27,7 +27,7 @@ async def test_the_priority_reaches_the_replica(fields: dict[str, Any], priority
     backend = Scripted(Ending("stop", 1, 1, STATS))
     async with over(backend) as http:
         await ask(http, body(**fields))
-    assert backend.requests[0].priority == priority
+    assert backend.requests[0].sharing.priority == priority
 
 
 @pytest.mark.parametrize("wrong", [-1, 10, 1.5, "0", True])

@@ -1,7 +1,7 @@
 """Counts how much of the official JSON Schema Test Suite constraints keep to.
 
     git clone https://github.com/json-schema-org/JSON-Schema-Test-Suite
-    python -m dev.lab.json_schema_suite JSON-Schema-Test-Suite/tests/draft2020-12
+    python -m tests.constraints.suite JSON-Schema-Test-Suite/tests/draft2020-12
 
 A schema is *taken*, *taken in part* (without the keywords that are not supported, unless it is strict) or refused. Of a
 taken one every instance is tried as the text that `json.dumps` makes: an invalid one that the grammar allows is an

@@ -1,7 +1,6 @@
-# ruff: noqa: S311
 """Searches for the constraint that takes most of one call, among intersections just below the limit.
 
-    python -m dev.lab.worst_constraint SECONDS [SEED]
+    python -m tests.constraints.worst SECONDS [SEED]
 
 Each is followed in a process of its own, with 1.5 GiB and 20 s of CPU time. It begins with a prefix that hides it from
 its compiler. Prints the worst CPU time and memory of one token, by form.
