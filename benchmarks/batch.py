@@ -5,8 +5,6 @@ prompts, decodes in an engine's process, and writes answers. Both have the same 
 interleaved and ratios are of one round, because machines are shared.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """`python -m benchmarks.evaluate`: accuracy, tokens per forward and time of every mode on held-out problems."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any

@@ -4,8 +4,6 @@ Every plan decodes the same tasks with the same seeds. Plans are interleaved chu
 hurts all of them alike. Knows no files and no command line.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ memory or by arithmetic, and no device overlaps two of them. So the floor is the
 Knows sizes and rates; no engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

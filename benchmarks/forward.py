@@ -4,8 +4,6 @@ Random weights, one process, each ratio of things measured in turns, so a machin
 clock is the thread's own time, whoever else wants the core.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import time

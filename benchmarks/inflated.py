@@ -15,8 +15,6 @@ Random weights accept no drafts, so they cannot show what drafting gains at a pu
 MRP is inflated likewise. Knows no engine and writes no files.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence

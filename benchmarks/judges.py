@@ -3,8 +3,6 @@
 A lossy mode can only be trusted on text if it is judged by more than one of them. Text that repeats itself is likely.
 """
 
-from __future__ import annotations
-
 import warnings
 from codeop import compile_command
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`python -m benchmarks.loads`: compares `mrp_steps: "auto"` with static and with fixed drafts at several loads."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated, Any
 

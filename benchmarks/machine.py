@@ -3,8 +3,6 @@
 Both rates are measured with torch on the device itself, so a step's time above its floor is its own.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Text of random weights is noise, and MRP's drafts are accepted by chance only. `
 published shape that answer as a small checkpoint does.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

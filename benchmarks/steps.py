@@ -7,8 +7,6 @@ The host's work is the time of a step beside its forwards: scheduling, decisions
 engine's runner is wrapped in one that counts the time inside it.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 The colours are visible on white and on black. The states of a cell have the playground's names and colours.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A passage begins at a statement of a file that the demo's training has not seen.
 first row. Differences are from the first plan, pair by pair.
 """
 
-from __future__ import annotations
-
 import ast
 import random
 from collections.abc import Iterable, Iterator, Sequence

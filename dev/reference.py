@@ -3,8 +3,6 @@
 A test compares the pages with what this writes, so a page is never edited by hand.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

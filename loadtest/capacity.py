@@ -9,8 +9,6 @@ within the goal. The goal is the objective's limits unless `--good-first-block-m
 is for each request, not for p95.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

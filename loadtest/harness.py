@@ -3,8 +3,6 @@
 It uses only the program's name, its routes and the names of its processes.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

@@ -3,8 +3,6 @@
 `locust -f loadtest/locustfile.py StreamUser --host http://127.0.0.1:8000 --headless --levels 10:1,10:4,10:16`
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import sys

@@ -3,8 +3,6 @@
 `python -m loadtest.run --scenario default --out loadtest-report`.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import csv

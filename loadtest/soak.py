@@ -5,8 +5,6 @@ grow by a few per cent; the first quarter fills caches. Median times and through
 with those of the first. The service must be on this machine, since the memory of its processes is read.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import statistics

@@ -6,8 +6,6 @@ if it had come `priority` × `_AGING_S` seconds later. A wait of `_AGING_S` ther
 every request is served at last. The engine's scheduler and the ingress both use this queue.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 The message of an unexpected error may quote a prompt, so it is never shown or logged. All packages may use this module.
 """
 
-from __future__ import annotations
-
 import logging
 import traceback
 

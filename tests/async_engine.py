@@ -1,7 +1,5 @@
 """An engine on a thread of the test's process, whose outputs the test's event loop reads as streams."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What all tests share: one torch thread, the same random examples in every run, one worker for Ray."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -4,8 +4,6 @@
 with the same draws. Every draw is allowed by the documented ranges for the checkpoint's block size.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

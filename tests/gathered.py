@@ -1,7 +1,5 @@
 """Whole answers of a replica's stream."""
 
-from __future__ import annotations
-
 from contextlib import aclosing
 
 from service.messages.wire import Answer, Chunk, Ending, Failure, Items

@@ -1,7 +1,5 @@
 """Engines on a thread of the test's own process."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 
 from service.constraints import Constraint

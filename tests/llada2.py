@@ -3,8 +3,6 @@
 Written from the published `modeling_llada2_moe.py`. Slow and obvious.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

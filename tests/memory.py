@@ -1,7 +1,5 @@
 """Keeps a test process small: engines refer to each other in circles, and FastAPI holds on to services."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import resource

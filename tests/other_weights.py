@@ -1,7 +1,5 @@
 """Checkpoints of the same shape with other numbers."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Predictions made of picks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from math import log
 from typing import Any

@@ -1,7 +1,5 @@
 """EngineDeps of engines in processes of their own, which import them by `module:name`."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Replicas in the test's own process."""
 
-from __future__ import annotations
-
 from service.engine import EngineDeps
 from service.engine_process.core import EngineCore, load_core
 from service.model import Checkpoint

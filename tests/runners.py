@@ -1,7 +1,5 @@
 """Runners that wrap the real one and do what a test says, and engines with such runners."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar

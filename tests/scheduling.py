@@ -3,8 +3,6 @@
 (`--dist loadgroup` would do the same with pytest before 9.2; xdist 3.8 marks groups in a field that is gone.)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

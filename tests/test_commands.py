@@ -1,7 +1,5 @@
 """Commands that documents name exist: the program's and the benchmarks, with their options; modules; make's targets."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

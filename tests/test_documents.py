@@ -1,7 +1,5 @@
 """Pages for readers: the modules and classes that they name exist, and their sentences name their nouns."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

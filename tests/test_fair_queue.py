@@ -1,7 +1,5 @@
 """The order of the queue: shares by weight, priorities, age, and that no request waits for ever."""
 
-from __future__ import annotations
-
 from itertools import count, pairwise
 
 import pytest

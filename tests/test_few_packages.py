@@ -4,8 +4,6 @@ A child process runs the code. Imports are refused by their importer: code of th
 and packages may name what they want.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The allowed imports between packages (ARCHITECTURE.md), checked on the syntax trees."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

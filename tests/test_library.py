@@ -1,7 +1,5 @@
 """The library: text in, text out, threads as in the program, answers that can be printed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

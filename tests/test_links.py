@@ -1,7 +1,5 @@
 """Every relative link of every Markdown file leads to a file that exists, and to a heading where it names one."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

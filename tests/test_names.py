@@ -1,7 +1,5 @@
 """Names and sentences: one word for one thing, nouns for variables, and the field's words."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """No process of the service makes objects of a pickle: it would run code of the sender's choice."""
 
-from __future__ import annotations
-
 import ast
 from functools import lru_cache
 

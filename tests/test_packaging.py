@@ -1,7 +1,5 @@
 """Installation: documents name extras of pyproject.toml, and the wheel has annotations for type checkers."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tomllib

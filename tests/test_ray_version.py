@@ -3,8 +3,6 @@
 pyproject.toml allows one minor version. These tests say what to look at before it is raised.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

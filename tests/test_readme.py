@@ -1,7 +1,5 @@
 """README and docs/ are true: commands answer as written, and tables of modes have every mode and knob."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

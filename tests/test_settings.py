@@ -1,7 +1,5 @@
 """The sources of settings, their precedence, and the errors of wrong ones."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle

@@ -1,7 +1,5 @@
 """What the workflows run exists: targets of the Makefile, Pythons that pyproject.toml supports."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parameters of which some are for the fast tests and the others for the slow ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random models small enough to run thousands of forwards in a test, and the golden ones."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A row consists of a clean sequence and of copies with masks (layout.py). The cle
 and all applications of MRP to them, use its keys and values. Layers may be compiled; attention is slower if it is.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import torch

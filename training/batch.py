@@ -3,8 +3,6 @@
 The positions after the end token in its block are the `tail`: always masked, never a target (see demo/backbone.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@ The anchor of an application is the output of the application before it; the fir
 come from decoding (rollout.py) or from noise (noise.py).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

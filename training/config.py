@@ -1,7 +1,5 @@
 """The configuration of a training of MRP: source, module, objective, schedule, budget."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any

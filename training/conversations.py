@@ -5,8 +5,6 @@ whole text. Every assistant's message is its own example, after everything befor
 messages are split into several examples. The caller provides the tokenizer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -9,8 +9,6 @@
 All other columns are left out. Parquet needs pyarrow, which the extra `train` installs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -3,8 +3,6 @@
 Configurations are compared in their stored form (`TrainingConfig.what_matters`). Users know only the options.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ It is measured on static decodes after the true earlier blocks, with MRP and wit
 ("zero"). Use these numbers during training. Publish the engine's own counts (`python -m benchmarks.evaluate`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any

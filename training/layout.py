@@ -5,8 +5,6 @@ block reads. Each copy is the sequence from token `first` on, with masks in it. 
 clean blocks before it, as in a denoising step.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 A lesson is prepared once per batch and gives several losses, because the backbone forward is the expensive part.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Protocol
 

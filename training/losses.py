@@ -1,7 +1,5 @@
 """The losses of MRP: divergence from the next step's distribution, and from the next step's order of positions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

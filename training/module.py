@@ -1,7 +1,5 @@
 """Makes a new MRP module from its backbone."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 The other kind of states is in rollout.py: those that decoding passes through.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

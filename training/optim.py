@@ -3,8 +3,6 @@
 The published recipe has AdamW for all weights and a cosine (recipes.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

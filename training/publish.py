@@ -3,8 +3,6 @@
 The backbone's weights are copied unchanged, file by file. An earlier MRP module is left out.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

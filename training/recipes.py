@@ -21,8 +21,6 @@ copies of the backbone's last layers, as in the official v1.5 (`mrp_init_from_ta
 begins with random weights (`mrp_init_std=0.2`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -5,8 +5,6 @@ from before. The teacher is the backbone, which reads the state with some of the
 others in place. Plain next-step training does not cover revealed positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

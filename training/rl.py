@@ -11,8 +11,6 @@ Sources: TraceRL (arXiv 2509.06949) for the likelihood of a trajectory, GRPO (ar
 an answer's reward less the mean reward of its problem. Every answer is used for one update, so no ratio is clipped.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ Every block is decoded after its true clean prefix, one position per step, by th
 and the tokens of step `i+1`, the target is the hidden states of step `i+1`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

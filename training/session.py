@@ -3,8 +3,6 @@
 One or several workers run the same code, each with its rank in the team.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 A state is written atomically. A run that is killed loses only the updates since the last state.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 The rows of a batch have similar shapes, so there is little padding.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ All random numbers come from seeds made of (seed, round, part, batch). A resumed
 therefore draws the same numbers as one uninterrupted worker.
 """
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """`python -m benchmarks.gpu correctness|speed|peers`: one stage, its rows in a file. It exits with 1 after an error."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import fields

@@ -4,8 +4,6 @@ How a product is rounded may depend on the number of a forward's rows. So in bfl
 of `static` only if the engine is `deterministic`. Rows without it, and rows of 8-bit weights, inform.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

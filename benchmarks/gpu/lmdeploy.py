@@ -5,8 +5,6 @@ is driven as by LMDeploy's own `benchmark/profile_throughput.py`: prompts are to
 CUDA graphs are on. It ran on an H100 with LMDeploy 0.18, whose names are used here. Needs nothing of the service.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -4,8 +4,6 @@ LMDeploy decodes SDAR (docs/comparison.md). `bring_lmdeploy.sh` brings it to a m
 `python -m benchmarks.speed` has the engine beside transformers.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import subprocess

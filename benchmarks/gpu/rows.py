@@ -1,7 +1,5 @@
 """The size of a stage, and its rows, written one by one: a stage that is cut keeps its rows so far."""
 
-from __future__ import annotations
-
 import gc
 import json
 import time

@@ -1,7 +1,5 @@
 """Checks in processes beside each other: each process has a share, and a row comes as soon as its check has ended."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 import traceback

@@ -5,8 +5,6 @@ token is the autoregressive line: the same engine, one token a forward. The pape
 speed-ups beside them are the paper's, in blocks of 16 (arXiv 2605.18817).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial

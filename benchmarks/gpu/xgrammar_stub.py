@@ -3,8 +3,6 @@
 The package itself needs apache-tvm-ffi, and must understand the tokenizer. Nothing here asks for a grammar.
 """
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 

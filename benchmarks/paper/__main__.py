@@ -5,8 +5,6 @@ machine hits all of them. The tables in the folder of the result are written aft
 the same command goes on after an interruption.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache

@@ -4,8 +4,6 @@ They are greedy, in blocks of 16 and in bfloat16, on the paper's hardware. `benc
 `make gpu` put them beside ours.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

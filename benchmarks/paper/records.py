@@ -3,8 +3,6 @@
 The file has a line of JSON for each chunk of problems. Its first line names the circumstances.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The result of each row: accuracy, tokens per forward, speed over static, the paper's numbers. JSON, table, plot."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The rows of the paper's tables and ours: lossless drafts, direct decoding, dynamic decoding and remasking."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

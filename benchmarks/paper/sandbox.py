@@ -6,8 +6,6 @@ and open files, no capabilities, and can start no process and open no socket. It
 enforces all of this, so the code cannot undo it (`sandboxed.py`). Without namespaces nothing is run.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

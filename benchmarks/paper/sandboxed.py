@@ -3,8 +3,6 @@
 It gives up what it could do, and becomes the program that it was handed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

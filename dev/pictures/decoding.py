@@ -1,7 +1,5 @@
 """Pictures of an answer while it is decoded, from its own trace: static beside speculative (GIF), every mode (PNG)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

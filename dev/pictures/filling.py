@@ -3,8 +3,6 @@
 The moments are made only from the steps of a trace.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -3,8 +3,6 @@
 Names and colours of the states are those of the playground (`states.json`). matplotlib brings Pillow and the fonts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path

@@ -5,8 +5,6 @@ A curve for every mode. The wide line joins the plans that no other plan beats, 
 Drawn for light and dark pages, as PNG. Knows the calibration file alone; needs matplotlib.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby

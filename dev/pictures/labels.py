@@ -4,8 +4,6 @@ Of the places around a point, the one that crosses the fewest lines is chosen. A
 out, unless it is marked as needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 Knows the numbers of `python -m training.rl` alone; needs matplotlib.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

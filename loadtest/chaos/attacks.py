@@ -11,8 +11,6 @@ The first streams make the ingress grow once, by 72 to 84 MiB, hostile or not. S
 read to their end, come before the first measurement.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import ctypes

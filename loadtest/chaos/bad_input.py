@@ -4,8 +4,6 @@ Bad requests have bodies that are not JSON, too long, incomplete, of wrong types
 values; or unknown routes and methods. Good answers are compared with those of a quiet run with the same seeds.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -4,8 +4,6 @@ A client leaves before the first block, within a stream, or while a whole answer
 short, or it stays to the end. Memory is compared after a warm-up of the same kind.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import random

@@ -11,8 +11,6 @@ streamed, and know the answers from before the fault. A refused connection is tr
 program's process group, `all` every process. Each run prints one line of JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

@@ -4,8 +4,6 @@ The clients have the key `alice` where no other is named. An attack is cancelled
 it saw in `ends`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource

@@ -5,8 +5,6 @@ longer than its client stays. The replicas count how their requests ended. What 
 to its end, though nobody waited for it. What no replica counts had not reached an engine.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import random

@@ -7,8 +7,6 @@ The clients are aiohttp's. httpx looks at every connection of its pool for every
 would take the cores that the service needs.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

@@ -4,8 +4,6 @@ Used by `faults.py`. A process belongs to the tree if it, or one that started it
 stays known when its parents have ended.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

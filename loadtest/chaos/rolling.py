@@ -8,8 +8,6 @@ replaces ingresses and replicas. With `--url`, `--command` updates the running s
 for streams and whole answers in all modes in turn.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -3,8 +3,6 @@
 The answers must not differ, whatever a script does to the service meanwhile.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

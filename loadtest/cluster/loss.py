@@ -7,8 +7,6 @@ Every request was answered before in a quiet run with the same seed. If a replic
 the only ingress is lost, its requests are lost, and the script reports how many and for how long.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys

@@ -3,8 +3,6 @@
 All nodes have the same address, so there is only the proxy of the head.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -5,8 +5,6 @@
 The clients are closed loops: each sends its next request when it has its answer, after a pause.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys

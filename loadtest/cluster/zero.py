@@ -3,8 +3,6 @@
 python -m loadtest.cluster.zero > dev/lab/results/cluster-zero.json
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -4,8 +4,6 @@ locust's own FastHttpUser returns a stream in pieces of a fixed size, so a block
 reads the responses of the same library line by line.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -5,8 +5,6 @@ blocks, tokens per second and tokens per forward become separate entries of locu
 JSON and web page. They are not `request` events, so "Aggregated" counts requests only. Workers send rows to the master.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ The caller passes bytes with the time of their arrival. A `Reader` never raises 
 incomplete or refused answer is an observation with an `error`.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from abc import ABC, abstractmethod

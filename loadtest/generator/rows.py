@@ -4,8 +4,6 @@ A run writes rows, and every report is made from them. Times are wall-clock seco
 milliseconds from its intended start.
 """
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -4,8 +4,6 @@ In a closed loop, a user sends a request, waits for the answer, pauses and sends
 is a source of arrivals: each arrival has its own greenlet and does not depend on earlier answers.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import time

@@ -8,8 +8,6 @@ plain server in turn. The CPU time of requests is counted by process. Leave a co
 cores, engine and HTTP would compete for them.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gc

@@ -1,7 +1,5 @@
 """The engine without a service, for comparison. It takes the bodies of POST /generate."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Where the CPU time of a request goes: client, ingress, the replica's event loop, its engine, and the rest of Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping, Sequence

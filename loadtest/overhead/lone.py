@@ -1,7 +1,5 @@
 """Requests one by one over one connection: their time, and the time of the engine for the same."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

@@ -1,7 +1,5 @@
 """`python -m loadtest.overhead.plain PORT`: the least that FastAPI on uvicorn can cost."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

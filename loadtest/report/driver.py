@@ -3,8 +3,6 @@
 locust patches Python's sockets and threads for gevent, so this process must not import it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

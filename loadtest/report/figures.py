@@ -1,7 +1,5 @@
 """The pictures: throughput, latency and tokens per forward against load, modes alone and mixed, arrivals, a soak."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

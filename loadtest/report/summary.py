@@ -4,8 +4,6 @@ Latencies are of the requests that were due during the level, without a warm-up.
 of arrival.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ A request that is refused after it was encoded costs its prompt. Only the servic
 already streamed stay charged.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@
 answers update the measured throughput. The controller combines the other parts of this package.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager

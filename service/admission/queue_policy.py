@@ -4,8 +4,6 @@ A request is refused when the work before it would take longer than `max_queue_s
 `max_waiting` requests wait.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

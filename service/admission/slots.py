@@ -7,8 +7,6 @@ Where several tenants share the slots, none gets all: a tenant has at most `_PER
 tenant is decoded at once, however many requests of other tenants run.
 """
 
-from __future__ import annotations
-
 import asyncio
 from copy import copy
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The decoding rate is in blocks per second and slot. Only seconds in which every 
 The seconds of an answer count when its blocks are known. So the rate stays the same while nothing is heard of answers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

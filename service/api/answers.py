@@ -3,8 +3,6 @@
 `generate.py` builds the answers of POST /generate. `openapi.py` documents all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypeAlias, get_type_hints

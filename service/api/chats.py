@@ -1,7 +1,5 @@
 """The prompt of a chat in any API: its messages, tools and thinking, and the constraint that they lead to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

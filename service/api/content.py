@@ -4,8 +4,6 @@ A history with an image thus stays answerable. The user's own last message may h
 the image, and the model cannot see it. Arguments of earlier calls are read as far as they are complete.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

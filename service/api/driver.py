@@ -5,8 +5,6 @@ status. After some seconds without an item the status is sent alone. A later err
 ends, its requests to replicas end with it.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager

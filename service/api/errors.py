@@ -7,8 +7,6 @@ The error of a prompt that does not fit has the code or the words by which agent
 conversation.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ Any other field is ignored. The answer's header `x-ignored-fields` names it, and
 value `null` counts as left out.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """POST /generate, whole or block by block."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Clients of several APIs read the same list. OpenAI's read `data`. Anthropic's al
 `has_more` of the list. Codex reads `models`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NotRequired, cast

@@ -5,8 +5,6 @@ fastapi-offline, nothing from elsewhere. The page's headers allow its one inline
 around it.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

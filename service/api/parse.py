@@ -4,8 +4,6 @@ Every message names the field, the value received and the allowed values. For an
 known field. For a knob of another mode it names the modes that have the knob.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field

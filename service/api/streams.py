@@ -1,7 +1,5 @@
 """Server-sent events, and several answers at once: all results, or their items as they come."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress

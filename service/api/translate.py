@@ -3,8 +3,6 @@
 A constraint has many names: `guided_json`, `structured_outputs`, `ebnf`, and many forms of `response_format`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 

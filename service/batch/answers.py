@@ -1,7 +1,5 @@
 """Answers lines: parses each as its route does, keeps the engines full, and passes outputs on as they finish."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets

@@ -4,8 +4,6 @@ A line is a body of POST /generate, or a line of OpenAI's batches (`custom_id`, 
 no request has an error. Files are read line by line, so their size does not matter.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

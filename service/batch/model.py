@@ -5,8 +5,6 @@ model = BatchModel(model="service/demo")
 print(output["response"]["body"]["text"])
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The replicas of a batch in this process: one engine's process for each device, started again when it is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

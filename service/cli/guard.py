@@ -5,8 +5,6 @@ children inherit both. So a signal to every process, as of systemd or a terminal
 service drains. The two processes guard each other: whichever ends first, the other kills the whole session.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -4,8 +4,6 @@ It parses arguments and turns this package's errors into one line on stderr. A c
 only when it runs, so `--help` is instant.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import secrets

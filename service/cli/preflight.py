@@ -4,8 +4,6 @@ It checks settings, files, the device and the port; once Ray runs, also whether 
 loads no weights, and imports torch only for CUDA.
 """
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 `cluster.py` uses the token, `serve.py` the folder and the files.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import secrets

@@ -6,8 +6,6 @@ All processes that a service starts are in one session (`guard.py`), even if the
 once they have ended. `IngressWatch` ends an ingress that has stopped to answer.
 """
 
-from __future__ import annotations
-
 import http.client
 import os
 import signal

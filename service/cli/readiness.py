@@ -1,7 +1,5 @@
 """Waits until an application serves. Reports changes of its status, and raises an error if it cannot serve."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Mapping

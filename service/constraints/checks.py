@@ -6,8 +6,6 @@ happen some tokens into an answer, beyond any trial. A class takes some five cha
 lengths bounds the time of a call. A complement (`& ~`) does not multiply.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -5,8 +5,6 @@ A schema is *composed* if it has keywords of objects beside schemas for the same
 would exclude the properties of the others.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress

@@ -4,8 +4,6 @@ The replica compiles a constraint before its request reaches the engine. The gra
 owner.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

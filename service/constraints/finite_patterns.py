@@ -4,8 +4,6 @@ llguidance 1.9 takes an object's own names out of its patterns. Where nothing re
 answer go on to a further property, whose name cannot be written. Runs where the library is: in a trial first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any, Final

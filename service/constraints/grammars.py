@@ -4,8 +4,6 @@ A wrong constraint is an InvalidRequest with the position of the error: a path i
 index in a pattern.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping

@@ -12,8 +12,6 @@
 `oneOf` stays and is obeyed as `anyOf`. The tables agree with the library: `tests/constraints` compares them.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -3,8 +3,6 @@
 Half of a surrogate pair, as a text that was cut in JavaScript has it, reads as U+FFFD. A byte order mark is skipped.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 import sys

@@ -4,8 +4,6 @@ Marks of tool calls such as `<tool_call>` may be single tokens. They are then wr
 other tokens is not allowed in free text. So a mark in the answer's text is always the token.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

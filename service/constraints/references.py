@@ -3,8 +3,6 @@
 Knows paths such as `#/$defs/name`; leaves anchors and ids to the library.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import cached_property

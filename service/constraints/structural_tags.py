@@ -3,8 +3,6 @@
 `checked_format` checks a format at the ingress. `lark.py` writes it as rules of a grammar, where the library is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 

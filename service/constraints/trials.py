@@ -7,8 +7,6 @@ grammar gigabytes. It cannot be stopped within a process. So `GrammarCompiler` t
 each trial, and the kernel ends the fork at a limit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

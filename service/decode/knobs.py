@@ -3,8 +3,6 @@
 Each field of a mode's class has a knob. The API, the program and the documents are made from the knobs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

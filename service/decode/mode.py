@@ -1,7 +1,5 @@
 """A decoding mode: a frozen class whose fields are the knobs that a request may set."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from msgspec import Struct

@@ -1,7 +1,5 @@
 """Looks up modes by name, and gives the defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Steps are counted as the plain mode takes them. A verified forward of `speculative` covers several of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from math import log
 from typing import NamedTuple

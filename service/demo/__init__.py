@@ -4,8 +4,6 @@ Held-out problems are not used in training, and are shipped as text beside the c
 decides whether the problem is held out. Training and this file therefore always agree.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

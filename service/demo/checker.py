@@ -4,8 +4,6 @@ It checks the grammar (spaces and capitals, too), the arithmetic, and coherence:
 that refer to each other must match, whichever stands first. It executes no code of the answer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ bracket `{o}` needs its closing bracket `{c}`. Training draws answers from these
 only these. Where there is a choice, the first option is the commonest.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from itertools import product

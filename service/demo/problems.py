@@ -1,7 +1,5 @@
 """Problems of the demo: what a prompt asks for. `checker.py` and training read them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The configuration of an engine. Its values come from the service's settings, or from a library's user."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

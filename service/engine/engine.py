@@ -8,8 +8,6 @@ library:
     [completion] = engine.generate([GenerationRequest("1", prompt_token_ids, Speculative(4))])
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter, deque

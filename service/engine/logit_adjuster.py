@@ -5,8 +5,6 @@ the answer's finished blocks and at the revealed positions of the state. So a st
 as a draft or not. Knows tokens; no tensors. `forward/logit_adjustments.py` applies the changes.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple

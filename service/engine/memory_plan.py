@@ -3,8 +3,6 @@
 It needs only the model's sizes and numbers of bytes, no tensors.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from service.errors import SettingsError

@@ -10,8 +10,6 @@ is T(n), and halves cost more than they hide. So `auto` compares both by the mea
 since the forward and the host use the same cores.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The reports of the engine to an observer. The replica's metrics implement `Observer`."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ blocks. A node that no request holds stays until its page is needed, the least r
 are never written again.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

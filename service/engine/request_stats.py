@@ -4,8 +4,6 @@ Counts change with every step. The frozen statistics of an event are made only w
 them at every change took longer than a step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ A request prefills its prompt's whole blocks, then decodes block after block by 
 handles.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from itertools import islice
 from typing import Any

@@ -8,8 +8,6 @@ long as each tenant's rows alone would, divided by that share. Further rows wait
 forwards are smaller while tenants of unlike size run, and a forward of few rows takes more time for each row.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

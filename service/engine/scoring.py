@@ -6,8 +6,6 @@ that no other request shares. All of these rows are in one forward if they fit. 
 blocks before it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice

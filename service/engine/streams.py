@@ -1,7 +1,5 @@
 """The outputs of requests as asyncio streams of one event loop."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 

@@ -7,8 +7,6 @@ Between two steps the thread runs tasks: weight updates, pauses, sleep. An engin
 step. Its thread only ends requests that are aborted or over their time limit.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

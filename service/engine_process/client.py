@@ -4,8 +4,6 @@ Python runs one thread of a process at a time. So an engine on a thread of the r
 replica makes text of and sends, and the event loop waits for the engine's Python.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

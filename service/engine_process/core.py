@@ -1,7 +1,5 @@
 """The core of a replica's engine process: a checkpoint, its engine, grammars of answers, weight updates and sleep."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

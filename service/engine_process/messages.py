@@ -1,7 +1,5 @@
 """The messages between a replica and the process of its engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """The metrics of an engine's steps and events, counted in its process into `Sums`. The replica adds these sums."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

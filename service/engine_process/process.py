@@ -6,8 +6,6 @@ so this process's own event loop only wakes for messages that come. The process 
 `DEPS`: `module:name` of the engine's `EngineDeps`, if not the default ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

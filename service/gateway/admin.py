@@ -1,7 +1,5 @@
 """The parts that the routes under /admin share: their key, their bodies, and changes that a replica has missed."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -4,8 +4,6 @@ While no replica runs on purpose (scaled to zero), the last card stays valid wit
 usual and wait. New replicas and slots get work at the next poll.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence

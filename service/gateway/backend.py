@@ -3,8 +3,6 @@
 `rayserve/ray_backend.py` implements it over links and Serve's broadcasts.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Protocol
 

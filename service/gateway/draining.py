@@ -4,8 +4,6 @@ GET /health reports the draining, so a load balancer sends new requests elsewher
 `cli/draining.py` stops the service and calls every ingress by its handle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 

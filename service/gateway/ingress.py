@@ -4,8 +4,6 @@ It authorizes and validates requests, sends them to the replicas and writes the 
 gives it the links; tests give it a generator in the same process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """GET /metrics: the page, and a limit for values that anybody may ask for. /health and /metrics ask every replica."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence

@@ -5,8 +5,6 @@ and the highest one counts. An ingress learns the newest state from the replicas
 within seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The way of a request from the routes to the replicas: admission, draining, the log, failover, the key's charge."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 

@@ -4,8 +4,6 @@ A proxy copies a request's id into the response unchanged. When its ingress is l
 an error of this service.
 """
 
-from __future__ import annotations
-
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -4,8 +4,6 @@
 Both run on the same task and share a context variable. No line holds a prompt, an answer or a key.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Awaitable, Mapping

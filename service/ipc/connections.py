@@ -8,8 +8,6 @@ Every process sends heartbeats, and the other end watches them by a `HeartbeatMo
 connections open, and its machine still answers for it. Only its own messages show that it runs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

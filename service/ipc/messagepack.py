@@ -5,8 +5,6 @@ seconds since. All else is `Data` (`ipc/data.py`), plain values, named tuples, d
 `Extension`.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable, Sequence

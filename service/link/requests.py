@@ -1,7 +1,5 @@
 """Requests of one ingress to the replicas, over one link to each."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import ssl

@@ -3,8 +3,6 @@
 Source of the layers: transformers' `modeling_qwen3` and `modeling_qwen3_moe`.
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

@@ -1,7 +1,5 @@
 """Checkpoints: loading one whole, saving one. Called by the engine's owners (service, command line) and by training."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace

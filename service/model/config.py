@@ -5,8 +5,6 @@ of its feed-forward, each expert's included. A rank's result of a layer is one s
 Embedding, norms, routers and the output head are whole on every rank.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ The memory is a GPU's own, or for the CPU the memory that this process may use. 
 group counts, not the machine's memory.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable

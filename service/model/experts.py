@@ -5,8 +5,6 @@ Shapes: T tokens, `k` experts of a token, E experts, H hidden, I an expert's inn
 (transformers' `modeling_qwen3_moe`), which SDAR-MoE keeps, and LLaDA2's `modeling_llada2_moe`.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import cast

@@ -4,8 +4,6 @@ A checkpoint is a local folder or a hub name. Only safetensors are read, single 
 remote code.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 They serve the CPU and training. `triton_layers.py` has them as kernels. H hidden, D the size of a head.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ number of operations. On CUDA, Triton kernels (`triton_layers.py`) do the operat
 `[R, L, H]`, rows, tokens per row, hidden. Source: Qwen3 (transformers' `modeling_qwen3`), which SDAR keeps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ goes through the backbone's own `lm_head`. Source: "Multi-Token Residual Predict
 (arXiv 2605.18817) and the published checkpoints' weight names.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

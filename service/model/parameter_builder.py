@@ -3,8 +3,6 @@
 There is never a second copy of more than one weight, or of more than one slice that is quantized.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import groupby

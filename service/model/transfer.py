@@ -4,8 +4,6 @@ A copy from ordinary memory would wait for that work. Pinned memory comes from t
 when its copy is done.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

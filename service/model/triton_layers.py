@@ -5,8 +5,6 @@ once, except the residual sum, which is rounded before its norm. Tensors are den
 head.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """Whether Triton's kernels run on a device. Attention, 8-bit products and sampling have one each."""
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from importlib.util import find_spec

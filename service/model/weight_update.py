@@ -7,8 +7,6 @@ The new numbers are copied into the loaded tensors. So captured graphs, compiled
 stay valid. Replicas (`service/replica`) and ranks (`service/parallel`) call this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path

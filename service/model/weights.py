@@ -4,8 +4,6 @@ Every weight must be there, be used and have its shape. The backbone's family ma
 config file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 A group has no part in torch's process-wide state, so a process may have several.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta

@@ -4,8 +4,6 @@ It handles rank 0's messages in their order. It ends at once when its socket clo
 never end.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import queue

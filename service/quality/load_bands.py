@@ -7,8 +7,6 @@ The load that presets follow has a hysteresis: plans would otherwise alternate w
 the bound of two bands.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import groupby, pairwise

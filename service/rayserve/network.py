@@ -10,8 +10,6 @@ all addresses, and neither a setting nor a public call chooses another address. 
 `tests/test_ray_version.py` and `tests/service/test_shutdown.py` hold this.
 """
 
-from __future__ import annotations
-
 import os
 import ssl
 from collections.abc import Callable

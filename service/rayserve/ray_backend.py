@@ -1,7 +1,5 @@
 """`Backend` over Ray Serve: control calls go to all replicas by Serve's broadcasts, requests by links."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """The state of a deployment as Serve's controller reports it, in one line."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -3,8 +3,6 @@
 `mrp-serve serve` names the folder of Ray's logs by RAY_TMPDIR. Without it only the disk is looked at.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile

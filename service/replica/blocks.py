@@ -4,8 +4,6 @@ An answer that another replica has begun continues where that replica stopped. `
 history as JSON, one object per step; positions are relative to the block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ The playground offers the examples: `widget` in the front matter, as on the Hugg
 or one that cannot be read, has none: it must not stop a replica.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path

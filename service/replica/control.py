@@ -3,8 +3,6 @@
 A replica keeps the tokenizer, chat template and limits of the checkpoint that it started with.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The metrics of a replica: the ends of requests, and the sums of its engine's process."""
 
-from __future__ import annotations
-
 from service.engine.observer import EngineState
 from service.engine.request import FinishReason, Stats
 from service.engine_process.metrics import EngineMetrics

@@ -4,8 +4,6 @@ It encodes prompts and decodes answers outside the engine's thread, and keeps th
 `rayserve/deployments.py` puts it behind links (`link/server.py`); tests call it directly.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import logging

@@ -1,7 +1,5 @@
 """Scores labels at positions of a text: makes the engine's request for a `Scoring`, and the answer of its event."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from service.decode.block import MASKED

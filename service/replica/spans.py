@@ -1,7 +1,5 @@
 """The spans of one request in a replica. They are made from the engine's times when the request has ended."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field

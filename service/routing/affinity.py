@@ -6,8 +6,6 @@ within a session, the most recent one. A cached prefix attracts requests only up
 The replica that takes them then has the prefix, too, so popular prefixes spread to more replicas.
 """
 
-from __future__ import annotations
-
 import random
 from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence

@@ -7,8 +7,6 @@ tried once more. If the second engine fails too, the request is suspected and no
 An answer begins again after a weight update, unless the client has a part of it. The pipeline makes the attempts.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ a few dozen per prompt of any length. Two different prefixes may have the same k
 costs a prefill; the answer stays the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b

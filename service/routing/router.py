@@ -1,7 +1,5 @@
 """Chooses the replica of each request of one ingress, by cached prefixes and by load, and counts the requests."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

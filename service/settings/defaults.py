@@ -1,7 +1,5 @@
 """Default values that more than one part of the program uses: the settings, the engine, its workers and queues."""
 
-from __future__ import annotations
-
 #: tokens of an answer to a request without a limit: long enough for code and thinking, and its KV pages leave room for
 #: more requests than a forward of a GPU needs (docs/limits.md)
 DEFAULT_MAX_TOKENS = 4096

@@ -3,8 +3,6 @@
 Called by `settings/settings.py`, which joins the sources. Knows no setting's type.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ never holds a prompt, an answer or a key. Data is logged as named fields (`extra
 their message, which may quote the request.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

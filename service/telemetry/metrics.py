@@ -4,8 +4,6 @@ Tests compare the documentation and the dashboards with `METRICS`. `replica/metr
 ingress fills its own. `gateway/metrics.py` joins the snapshots of all processes to one page.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -5,8 +5,6 @@ With byte-fallback vocabularies, a byte that belongs to no character changes the
 returned.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """The text and the log-probabilities of one token of an answer, as they cross from a replica to the ingress."""
 
-from __future__ import annotations
-
 from service.ipc.data import Data, Private
 
 

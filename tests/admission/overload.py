@@ -1,7 +1,5 @@
 """A simulated service behind the real admission controllers: replicas of known speed, clients that obey or leave."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

@@ -1,7 +1,5 @@
 """The charge to a key for every end of a request: in the queue, at a replica, by the client. Virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress

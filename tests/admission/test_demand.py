@@ -1,7 +1,5 @@
 """The demand at one moment. test_scaling.py tests the demand over time."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """API keys: their sources, the lookup, errors of a wrong file, and that no key is ever shown."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging

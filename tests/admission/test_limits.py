@@ -1,7 +1,5 @@
 """Requests and tokens per minute, with a clock that the test sets."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -3,8 +3,6 @@
 The admission controllers are real, the replicas are simulated, the time is virtual.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from functools import cache

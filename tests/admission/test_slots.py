@@ -1,7 +1,5 @@
 """Slots are given in order, are freed by every kind of end, and are never lost."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The rate at full load, and the decoded part of the requested blocks, with a clock that the test sets."""
 
-from __future__ import annotations
-
 import pytest
 
 from service.admission.throughput import Throughput

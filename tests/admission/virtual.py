@@ -1,7 +1,5 @@
 """An event loop with virtual time, which passes only by waiting. Hours of asyncio take moments and are repeatable."""
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Coroutine

@@ -1,7 +1,5 @@
 """Answers of a batch: those of the service, errors beside them, engines just full, and lost engines started again."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """The output of a batch: whole lines, each once, whatever was cut off, by one process at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

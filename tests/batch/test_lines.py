@@ -1,7 +1,5 @@
 """Lines of a batch: both forms, defaults, every wrong kind, and files of any size."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks for processes of test_gpu_day.py, which import this small module."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 

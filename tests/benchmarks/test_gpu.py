@@ -1,7 +1,5 @@
 """The stages that `make gpu` runs, on the CPU and small: rows as they are measured, time limits, exit statuses."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The numbers that benchmarks publish: scores, ratios, medians, floors, intervals and judgements of text."""
 
-from __future__ import annotations
-
 import gc
 import math
 import sys

@@ -1,7 +1,5 @@
 """`mrp-serve batch` as a process: a line for every line, also after kills, and options of the program."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Serve's proxy starts while the application is deployed: when deployment goes on, and errors. Without Ray."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 from typing import Any

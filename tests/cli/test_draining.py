@@ -1,7 +1,5 @@
 """The wait of a service that ends for its requests in progress, whatever its ingresses answer."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The two processes of the program, with real signals: what each does to the other, and what is left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The program as a whole."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable
 from pathlib import Path

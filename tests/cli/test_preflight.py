@@ -1,7 +1,5 @@
 """`mrp-serve serve` refuses errors before it starts anything, and at once: one line, exit status 1, no Ray."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 import socket

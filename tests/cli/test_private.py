@@ -1,7 +1,5 @@
 """What other users may not have: Ray's token, the folder of a run, files with keys."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

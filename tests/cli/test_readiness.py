@@ -1,7 +1,5 @@
 """The lines on the terminal while a service does not serve yet, in virtual time and without Ray."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`mrp-serve serve` refuses wrong settings before it starts anything."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """The watch over Ray's processes and the ingress, with other processes in their place."""
 
-from __future__ import annotations
-
 import os
 import queue
 import signal

@@ -1,7 +1,5 @@
 """Two servers of this process for clients: the demo, and a checkpoint that likes to call tools."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator

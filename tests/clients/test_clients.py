@@ -4,8 +4,6 @@ The scripts in `python/` name their packages (PEP 723), the packages of the scri
 `package.json`. `make clients` installs them and runs this test. A client that is not installed is skipped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

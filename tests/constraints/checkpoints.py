@@ -1,7 +1,5 @@
 """Checkpoints whose answers can be constrained: the demo, and golden networks with a tokenizer that can write JSON."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Schemas to constrain answers with: random ones, and hard ones made by hand. All of them have short answers."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -9,8 +9,6 @@ error, a valid one that it does not allow is only a loss of freedom (another ord
 number).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Grammars of calls: what they allow is read back, arguments fit their schemas, marks are tokens or spelled."""
 
-from __future__ import annotations
-
 import json
 import random
 from functools import cache

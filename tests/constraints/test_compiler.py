@@ -1,7 +1,5 @@
 """Compiling is done once for an owner's equal constraints, on other threads, and only of what a trial has passed."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

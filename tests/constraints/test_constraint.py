@@ -1,7 +1,5 @@
 """Sizes that constraints may have, checked before anything is compiled."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Wrong constraints are refused with their place; hostile ones are compiled or refused in bounded time."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Intersections that multiply too much are refused, wherever they hide; common ones are not."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import string

@@ -1,7 +1,5 @@
 """One wrong value of a keyword is ignored alone, and named. The table of values agrees with the library."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """An answer's way through a grammar: looking ahead changes nothing, masks and allowed tokens agree."""
 
-from __future__ import annotations
-
 import random
 import time
 from itertools import count

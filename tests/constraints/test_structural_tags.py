@@ -1,7 +1,5 @@
 """Structural tags mean what they mean in xgrammar; what is not served is refused by its name."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

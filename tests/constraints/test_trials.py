@@ -1,7 +1,5 @@
 """A constraint that takes too much is tried in a process that ends, and takes nothing here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Random answers that a grammar allows."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection
 

@@ -6,8 +6,6 @@ Each is followed in a process of its own, with 1.5 GiB and 20 s of CPU time. It 
 its compiler. Prints the worst CPU time and memory of one token, by form.
 """
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import random

@@ -1,7 +1,5 @@
 """A scripted model: policies are driven by it without torch."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A tree of drafts by its definition: after each choice everything is looked at anew, with blocks as blocks."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from service.decode.block import MASKED, Block

@@ -1,7 +1,5 @@
 """Blocks, canvases and steps."""
 
-from __future__ import annotations
-
 import pytest
 
 from service.decode.block import MASKED, Block, Pick, Step

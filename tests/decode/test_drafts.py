@@ -1,7 +1,5 @@
 """Trees of drafts: the fast search against the plain one, budgets, ends."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

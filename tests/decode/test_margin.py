@@ -1,7 +1,5 @@
 """`speculative` with a margin: which drafted steps are accepted, and that nothing else changes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

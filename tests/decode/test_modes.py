@@ -1,7 +1,5 @@
 """The knobs of the modes: their ranges, and what an error says."""
 
-from __future__ import annotations
-
 import pytest
 
 from service.decode.mode import DecodingMode

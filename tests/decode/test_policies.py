@@ -1,7 +1,5 @@
 """Each mode's rule, step by step, against a scripted oracle."""
 
-from __future__ import annotations
-
 import pytest
 
 from service.decode.block import MASKED, Block, Pick

@@ -1,7 +1,5 @@
 """Properties that hold for any model: random oracles, random blocks, random knobs."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

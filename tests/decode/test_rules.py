@@ -1,7 +1,5 @@
 """Rules by entropy and from left to right, against readings made by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from service.decode.block import Block, Pick

@@ -1,7 +1,5 @@
 """The step map: counted by hand, and the same for drafts as for the rule that verifies them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The systemd unit: its keys, its folder and its limits."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

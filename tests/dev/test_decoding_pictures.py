@@ -1,7 +1,5 @@
 """The pictures of decoding are drawn from real answers of the demo, as README and docs/modes.md show them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The moments of an answer are those that its steps tell of."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from dev.pictures.filling import Answer, Cell, Moment, at, moments

@@ -1,7 +1,5 @@
 """The picture has a panel for every load, with curves of modes, presets and a frontier, for light and dark pages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The reference pages of docs/ equal those made from the code: whole files are compared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

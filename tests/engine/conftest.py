@@ -1,7 +1,5 @@
 """Fixtures of the engine's tests."""
 
-from __future__ import annotations
-
 import pytest
 
 from service.model import Checkpoint

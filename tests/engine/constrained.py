@@ -1,7 +1,5 @@
 """What tests of constrained answers share: modes, requests, and the check of a finished answer."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """An engine on its thread, which waits before each step until the test opens its gate."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

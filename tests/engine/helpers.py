@@ -1,7 +1,5 @@
 """Engines to test with, requests to give them, and a runner that checks every forward."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

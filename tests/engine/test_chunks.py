@@ -1,7 +1,5 @@
 """Prompts in chunks: the rows of each step, the waits of requests, and that chunks do not change the output."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

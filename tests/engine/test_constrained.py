@@ -1,7 +1,5 @@
 """Constrained answers: every mode keeps to the grammar, drafts change nothing, forced tokens need no forward."""
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`deterministic`: a request's numbers are the same to the last bit, alone and in any batch, in every mode."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

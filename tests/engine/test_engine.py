@@ -1,7 +1,5 @@
 """One request: its end, its costs, its statistics."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Cached, batched, fused decoding computes what the plain reference does; speculative is static."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

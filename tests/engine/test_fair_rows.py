@@ -1,7 +1,5 @@
 """How tenants share the rows of a forward: by made-up prices, then in the scheduler, then in whole answers."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The golden decodes: tokens and forwards of an independent implementation, for every mode."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """An unexpected error in one request's bookkeeping ends only that request. The engine and other requests go on."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import random

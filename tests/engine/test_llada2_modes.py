@@ -1,7 +1,5 @@
 """LLaDA2 without MRP: every mode that needs none, with blocks of 32, beside each other in one batch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Penalties, bias, min_p, min_tokens and bad words: every mode computes the definition, and drafts change nothing."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`speculative` with a margin in the engine: what it accepts, and what it leaves as it was for others."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

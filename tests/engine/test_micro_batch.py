@@ -1,7 +1,5 @@
 """Two halves of the requests in turn: the device always has a forward to compute, and every token stays the same."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace

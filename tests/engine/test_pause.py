@@ -1,7 +1,5 @@
 """An engine that is paused or asleep: the same tokens afterwards, to the bit, and nothing is lost meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Sharing of pages: tokens are compared, pages are counted, and the oldest leaf is evicted first."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """`Engine.progress`: the steps of requests that ask for them, after the engine's step that took them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import pytest

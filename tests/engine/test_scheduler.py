@@ -1,7 +1,5 @@
 """Admission and row budgets."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Places of a pinned text, read by the engine: the numbers of one plain forward over the whole text."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The prefix cache in the engine: less prefill, the same tokens, nothing shared that is not written."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 

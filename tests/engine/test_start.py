@@ -1,7 +1,5 @@
 """An engine's process does not load torch's compiler, whose import takes longer than the rest of torch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

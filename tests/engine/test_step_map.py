@@ -1,7 +1,5 @@
 """Step maps of whole answers: against a reference that counts them itself, and drafts against the verified mode."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A low temperature is nearly greedy: rules read the model's own confidences, whatever sharpens the draw."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

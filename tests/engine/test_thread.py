@@ -1,7 +1,5 @@
 """The engine's thread behind asyncio streams: requests, clients that leave, failures, shutdown."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re

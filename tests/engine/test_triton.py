@@ -1,7 +1,5 @@
 """Triton's kernels in the engine: forwards against a full recomputation, and a short golden decode of every mode."""
 
-from __future__ import annotations
-
 import operator
 import random
 from dataclasses import replace

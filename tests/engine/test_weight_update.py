@@ -1,7 +1,5 @@
 """Weights that are updated in an engine: one version decodes each request, and nothing of the old one is left."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Messages within a replica: between it and its engine's process, and between the ranks of a model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The gateway's APIs as tests use them: small bodies, and how an answer, an error and a stream are read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A golden checkpoint that chats as Qwen3 does: its chat template, its marks of calls and thinking, a token a byte."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One golden checkpoint with a chat template, and whole applications over it in this process."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,7 +1,5 @@
 """Replicas that are lost, clients that leave, and replicas whose answers a test scripts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

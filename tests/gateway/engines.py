@@ -1,7 +1,5 @@
 """Engines that wait, fail or are late as a test says. Their dependencies have a runner that does so."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import threading

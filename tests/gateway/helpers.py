@@ -1,7 +1,5 @@
 """Clients of whole applications in this process, and what all their tests read."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A backend over one generator in this process, without Ray."""
 
-from __future__ import annotations
-
 from service.errors import InvalidRequest, MrpServeError
 from service.ipc.connections import Unsendable
 from service.link.protocol import AT_REPLICA, ReplicaCall

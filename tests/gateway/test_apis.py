@@ -1,7 +1,5 @@
 """What all APIs promise: streams that make the whole answer, refusals, errors, limits, keys, and failover."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The card while replicas come and go: the last card stays valid, and waiting requests get slots of new replicas."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress

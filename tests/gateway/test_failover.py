@@ -1,7 +1,5 @@
 """Answers over several scripted attempts: the next attempt's request, the number of attempts, and when they end."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """Heads and bodies without end, slow clients and too many connections, over real connections."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource

@@ -1,7 +1,5 @@
 """The ingress's own server, over real connections: answers, clients that leave, its end, and a taken address."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

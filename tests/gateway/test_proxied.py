@@ -1,7 +1,5 @@
 """What Serve's proxies answer when the ingress behind them is lost."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

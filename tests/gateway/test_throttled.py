@@ -1,7 +1,5 @@
 """A value that any client may request is computed at most so many times a second."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

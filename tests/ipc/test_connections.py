@@ -1,7 +1,5 @@
 """When a process counts as hung, by a clock that the test sets; the environment of child processes."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

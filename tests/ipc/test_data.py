@@ -1,7 +1,5 @@
 """The wait of a request in processes with different clocks."""
 
-from __future__ import annotations
-
 import pytest
 
 from service.ipc import data

@@ -1,7 +1,5 @@
 """Messages of links: every one comes back equal, and whatever else comes is refused."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

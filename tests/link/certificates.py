@@ -1,7 +1,5 @@
 """An authority and certificates of nodes, as a cluster with `RAY_USE_TLS` has them."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 

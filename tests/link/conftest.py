@@ -1,7 +1,5 @@
 """A service of one replica, for every test of links."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Doubles of replicas with the real server of links, and ingresses that know them."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Authentication of links: foreign programs at a replica's port, and foreign clients of a replica."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import struct

@@ -1,7 +1,5 @@
 """Requests over links: answers, errors, cancellation, loss, draining, waiting. Real sockets, doubles of replicas."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace

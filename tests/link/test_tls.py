@@ -1,7 +1,5 @@
 """Links in a cluster whose Ray encrypts: both ends have certificates of one authority."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping

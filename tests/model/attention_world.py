@@ -1,7 +1,5 @@
 """Rows over a paged cache with what attention by its definition gives for each. Needs torch alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

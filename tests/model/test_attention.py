@@ -1,7 +1,5 @@
 """Paged attention of rows against attention by its definition, for every backend and every way to batch."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import get_args

@@ -1,7 +1,5 @@
 """config.json: the values that are read, and the errors of wrong ones."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Feed-forwards with experts: against transformers' Qwen3-MoE, and each way to compute them against the other."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

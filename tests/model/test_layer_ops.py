@@ -1,7 +1,5 @@
 """The operations of a decoder layer in torch: on the CPU without gradients they are fewer, with the same numbers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

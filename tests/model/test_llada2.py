@@ -1,7 +1,5 @@
 """LLaDA2's layers, router, config and files, against a network that is written from its definition."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The networks against implementations that are not ours: transformers' Qwen3, plain formulas."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file

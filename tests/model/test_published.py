@@ -1,7 +1,5 @@
 """Published checkpoints with 8-bit matrices: files in each format, written here, are the numbers that they mean."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

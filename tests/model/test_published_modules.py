@@ -1,7 +1,5 @@
 """The nine published MRP modules: config files as published, known by their names."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

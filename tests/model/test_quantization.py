@@ -1,7 +1,5 @@
 """Layers with 8-bit matrices: what is kept, what is computed, and that serving works with them."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tables of the kernels, by counting: who reads what, once, and that there is room for any of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

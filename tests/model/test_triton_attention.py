@@ -1,7 +1,5 @@
 """Triton's kernels of paged attention against attention by its definition: by its interpreter, or on CUDA if there."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import NamedTuple

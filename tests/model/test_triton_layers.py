@@ -1,7 +1,5 @@
 """The Triton kernels of a decoder layer against torch's operations: by Triton's interpreter, or on CUDA if there."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

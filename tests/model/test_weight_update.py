@@ -1,7 +1,5 @@
 """Other weights in the place of loaded ones: the same numbers as a fresh load, in the same tensors; and refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path

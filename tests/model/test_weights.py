@@ -1,7 +1,5 @@
 """Checkpoints on disk: what loads, what does not and what the error names."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

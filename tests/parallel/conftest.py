@@ -1,7 +1,5 @@
 """Two processes, started once for all tests of a module that only compute with them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

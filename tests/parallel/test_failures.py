@@ -1,7 +1,5 @@
 """Failures: a rank that dies, hangs or fails; a killed rank 0; checkpoints that cannot be loaded."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

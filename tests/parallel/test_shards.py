@@ -1,7 +1,5 @@
 """What each rank loads: together all of every divided weight, and whole what is not divided."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

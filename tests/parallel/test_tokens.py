@@ -1,7 +1,5 @@
 """Several ranks decode what one process decodes: the golden tokens, in fp32, and hidden states within 1e-5."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

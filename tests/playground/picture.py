@@ -3,8 +3,6 @@
 Without playwright or a browser it says so and leaves the pictures as they are.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from pathlib import Path

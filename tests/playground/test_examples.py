@@ -1,7 +1,5 @@
 """The examples of a checkpoint's card reach GET /v1/models, and a broken card stops nothing."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page's files: types, sizes, caching, headers, without a browser."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tomllib

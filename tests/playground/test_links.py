@@ -1,7 +1,5 @@
 """Links from strangers: what they put into the form, the request and the snippets. The modules run in Node."""
 
-from __future__ import annotations
-
 import ast
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The page in a browser, against a real server on the demo."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Rows and files as a calibration might have found them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from service.decode.mode import DecodingMode

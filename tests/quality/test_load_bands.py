@@ -1,7 +1,5 @@
 """Presets by load: the bands of a made-up calibration, which plan a load gets, and when it changes."""
 
-from __future__ import annotations
-
 import pytest
 
 from service.decode.modes import Dynamic, Static

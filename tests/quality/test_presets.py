@@ -1,7 +1,5 @@
 """The presets of a checkpoint: of its own file, of a named file, or only lossless with the reason."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The calibration file: written and read again, and the errors of broken files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

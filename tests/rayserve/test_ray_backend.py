@@ -1,7 +1,5 @@
 """The backend: control calls over doubles of Serve's handles, requests over a double of the links. Without Ray."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace

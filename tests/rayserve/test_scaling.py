@@ -1,7 +1,5 @@
 """The scaling policy in Serve's controller, by the ingresses' reports."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

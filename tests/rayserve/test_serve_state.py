@@ -1,7 +1,5 @@
 """Why no replica runs: Serve's message in one line, a full disk, workers that end. And the end of a failed replica."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Control of a replica, whose engine a test scripts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The replicas of prompts, in simulations without Ray: stickiness, bounds, balance, ingresses that agree."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

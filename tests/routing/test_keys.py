@@ -1,7 +1,5 @@
 """The common keys of two prompts: prefixes, salts, turns of a conversation, and the cost of keys."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from itertools import pairwise

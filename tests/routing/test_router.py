@@ -1,7 +1,5 @@
 """The router of one ingress: counts, prefixes, further attempts, replicas that come and go, loads that expire."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Two services, one after the other, each for all tests that use it, and the order of those tests."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each replica also writes a file with its name and its process.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A replica of the model that decodes at the pace that a test sets."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

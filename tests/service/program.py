@@ -3,8 +3,6 @@
 Serve calls a replica hung that is silent for 6 s instead of 18.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from service.cli import cluster

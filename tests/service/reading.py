@@ -1,7 +1,5 @@
 """Reads health, metrics, streams and whole answers of a running service."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Runs `mrp-serve serve` as a separate process, one at a time."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """`python -m tests.service.scaled serve …`: `mrp-serve`, but it also runs services that scale, as clusters do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from service.cli import cluster, preflight

@@ -1,7 +1,5 @@
 """Each process of Ray that nothing replaces is killed: the program ends soon, says why, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """OpenAI's own client against the real service."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

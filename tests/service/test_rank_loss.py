@@ -1,7 +1,5 @@
 """A process of a replica that two hold dies under load: answers are those of a quiet run, and none is left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

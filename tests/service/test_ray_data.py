@@ -1,7 +1,5 @@
 """The example of docs/batch.md: Ray Data on two workers, of which one is killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -4,8 +4,6 @@ Forwards are slow while requests come. Then no forward is made until the signal 
 at that time.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor

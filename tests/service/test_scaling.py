@@ -1,7 +1,5 @@
 """A service that scales by our policy, which `service.app` gives Serve by itself: to zero, and up from it."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 

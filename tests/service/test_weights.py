@@ -1,7 +1,5 @@
 """Weights that are updated under load in two real replicas: nothing is lost, and a new replica has the new ones."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

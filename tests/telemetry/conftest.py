@@ -1,7 +1,5 @@
 """Tests of logs leave the loggers as they were."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

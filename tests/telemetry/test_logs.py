@@ -1,7 +1,5 @@
 """The destination and the form of log lines."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

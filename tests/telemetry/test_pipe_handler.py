@@ -1,7 +1,5 @@
 """Log lines to a named pipe without a reader: logging never waits, and lost lines are counted."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Chat templates of the kinds that checkpoints have, and tokenizers that merge tokens over every border."""
 
-from __future__ import annotations
-
 import json
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers

@@ -1,7 +1,5 @@
 """Messages in a chat template: as in transformers, except for control tokens in contents, and marks in users' ones."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tools, calls and thinking in chat templates: as in transformers, except for control tokens and marks in texts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Text to ids and back: literal control tokens stay text, characters stay whole, stop texts are found."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """Stop texts found letter by letter are those that a search of the whole text finds."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Any text in any tokenizer, cut anywhere, with any stop texts: pieces add up to the whole up to a stop text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What tokens are by themselves, in the three ways in which vocabularies write bytes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Parses answers with thinking and calls: whole, in pieces, and cut."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import count, pairwise

@@ -1,7 +1,5 @@
 """The demo's tokenizer, trained once on a part of its examples."""
 
-from __future__ import annotations
-
 import pytest
 from tokenizers import Tokenizer
 

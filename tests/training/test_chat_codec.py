@@ -1,7 +1,5 @@
 """The tokens of a chat that come from an assistant, which are the targets of training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

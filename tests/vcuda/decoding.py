@@ -1,7 +1,5 @@
 """Golden decodes on the virtual device, and what else its tests share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

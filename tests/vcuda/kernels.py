@@ -5,8 +5,6 @@ themselves, in the interpreter.
 """
 
 # ruff: noqa: N803 - the names are those of the kernels
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import log
 from typing import Any

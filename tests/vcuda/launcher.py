@@ -6,8 +6,6 @@ binary for the device's compute capability, loads it and launches it. All of thi
 library below it (`cuda_driver.cpp`) starts nothing.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import importlib

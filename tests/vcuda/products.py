@@ -5,8 +5,6 @@
 Nothing is timed.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

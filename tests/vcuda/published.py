@@ -1,7 +1,5 @@
 """Checkpoints of published shapes on a virtual device without numbers. They are loaded as from files."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path

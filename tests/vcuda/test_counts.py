@@ -1,7 +1,5 @@
 """Waits, launches, copies and allocations of a step in each mode. They may only fall (README.md, counts.json)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

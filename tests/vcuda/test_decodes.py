@@ -1,7 +1,5 @@
 """The engine's CUDA path on the virtual device: golden decodes, exactness, isolation, weight updates."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Faults of a CUDA path, planted one by one: the virtual device notices each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

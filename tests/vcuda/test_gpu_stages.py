@@ -1,7 +1,5 @@
 """A stage of `make gpu` on the virtual CUDA device, small: a step, modes with graphs, and traces."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

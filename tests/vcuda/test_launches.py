@@ -4,8 +4,6 @@ All tests of this folder go that way (`launcher.py`). These launch the kernels w
 and launches with planted faults.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

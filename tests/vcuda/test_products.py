@@ -1,7 +1,5 @@
 """The table of 8-bit products is that of the present code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tensor parallelism with CUDA graphs on two virtual devices. Sums between the ranks are nodes of the graphs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

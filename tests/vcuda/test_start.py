@@ -1,7 +1,5 @@
 """The start of an engine on CUDA: warm-up, captures, prices, the size of the KV cache. Then nothing compiles."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Replaces `torch.cuda` by the virtual device for one test, and Triton's interpreter by `kernels.py`."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import subprocess

@@ -5,8 +5,6 @@ the end token is always masked, and its target is the uniform distribution. A de
 position first then spends no forward on the tail before the answer is complete.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import time

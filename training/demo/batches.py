@@ -1,7 +1,5 @@
 """The demo's training examples as batches. The rows of a batch have the same number of blocks, so none is padded."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator

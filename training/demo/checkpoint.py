@@ -1,7 +1,5 @@
 """The demo's config.json and its checkpoint."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any

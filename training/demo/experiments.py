@@ -4,8 +4,6 @@
 `… heldout FILE --count 1200` wrote the demo's held-out problems.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -1,7 +1,5 @@
 """Makes a backbone deeper without changing what it computes."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import replace
 

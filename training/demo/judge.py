@@ -1,7 +1,5 @@
 """Static decoding of problems during the training. The engine's own count is `python -m benchmarks.evaluate`'s."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 

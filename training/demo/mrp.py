@@ -10,8 +10,6 @@ from the last state, to the bit on the same machine. `DIR/demo` of `--out` is th
 `--published N` the module is trained as published (training/recipes.py), with N windows of 4,096 tokens an update.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

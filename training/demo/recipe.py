@@ -7,8 +7,6 @@ the result, in half precision. `--begin` goes on from such a backbone if the sta
 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 makes it faster.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import warnings

@@ -4,8 +4,6 @@ Every answer draws a new phrasing, and the rest of the answer must agree with it
 decoder makes errors just there. `service.demo.is_heldout` decides whether a problem may be used in training.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Every machine that can run the recipe has these sources. Whole files are held ou
 is that of the running Python, so another minor version trains on slightly different text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

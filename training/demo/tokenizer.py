@@ -4,8 +4,6 @@ It is trained on the tasks' text, so that their words are single tokens, and on 
 transformers: tokenizer.json, and tokenizer_config.json with a chat template.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterable

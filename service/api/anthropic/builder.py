@@ -4,8 +4,6 @@ A message also has the `stats` of POST /generate with its finish reason, mode an
 In a stream they are fields of the event `message_delta`. Whole messages are made of the same events as streams.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

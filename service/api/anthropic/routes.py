@@ -3,8 +3,6 @@
 Chat templates get the messages as `text.tools` makes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar

@@ -5,8 +5,6 @@ Every choice also has `token_ids`, and at its end the `stats` of POST /generate 
 client raises an event with an `error`, after which no `[DONE]` follows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from abc import abstractmethod

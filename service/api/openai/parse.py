@@ -1,7 +1,5 @@
 """Parses OpenAI's bodies: one `ReplicaRequest` per choice, and the form of the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 

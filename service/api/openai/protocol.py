@@ -3,8 +3,6 @@
 The models of the bodies have OpenAI's own fields beside the fields that all APIs have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 

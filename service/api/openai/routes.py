@@ -1,7 +1,5 @@
 """The routes under /v1 that OpenAI's client calls, except the list of models, which the ingress serves."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The body of POST /v1/score and its answer."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field

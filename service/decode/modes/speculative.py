@@ -16,8 +16,6 @@ compared. In the paper the next position is fixed. Where the rule chooses positi
 is our own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Annotated, ClassVar, Literal

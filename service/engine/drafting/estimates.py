@@ -8,8 +8,6 @@ the request is admitted, since MRP's KV is written with the prompt. The bandit p
 gain per cost. One request in 32 tries a neighbouring number, if a much higher gain would make that number the best.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 sample a draft from them: only the candidates' rows of the output head are multiplied. M positions, C candidates.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -3,8 +3,6 @@
 Only the listed tokens of each position are read and written, so there is no tensor as wide as the vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

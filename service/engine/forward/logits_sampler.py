@@ -13,8 +13,6 @@ matters in low precision.
 positions with top-k or top-p are computed in torch's operations there, too: they need the logits in order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

@@ -6,8 +6,6 @@ shapes in any batch, so that its numbers depend on the row alone; `deterministic
 positions by their sizes; no tensors, no requests. Called by the runner and the sampler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby

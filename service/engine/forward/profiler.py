@@ -1,7 +1,5 @@
 """Traces some steps of an engine with torch.profiler, as the setting `torch_profiler_dir` says."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

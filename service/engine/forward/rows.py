@@ -8,8 +8,6 @@ A row of MRP has an `Anchor`: the earlier row whose hidden states it reads. So a
 without a later row of MRP cost nothing more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -7,8 +7,6 @@ computes hidden states, the sampler chooses tokens. On an asynchronous device a 
 remembers the size that fitted, so that the next steps do not repeat the failure.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ A temperature below 1 divides only the logits from which tokens are drawn: confi
 Gumbel noise is the hash of `logits_sampler.py`, computed where it is added.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -4,8 +4,6 @@ On CUDA the first forward of a shape compiles Triton's kernels and captures a CU
 requests would wait. After the warm-up nothing compiles or captures in a request. `CheckpointRunner` calls this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from service.decode.block import Block

@@ -3,8 +3,6 @@
 Also reads the API key.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import re

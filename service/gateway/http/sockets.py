@@ -1,7 +1,5 @@
 """The socket on which an ingress listens, and its connections. No server is imported: the program checks both early."""
 
-from __future__ import annotations
-
 import resource
 import socket
 from typing import Final

@@ -4,8 +4,6 @@ The page needs no API key; its requests to the API do. The headers allow nothing
 style, and no text that becomes markup. Addresses in the page are relative, so it works behind a route prefix.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from functools import cache

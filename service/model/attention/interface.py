@@ -5,8 +5,6 @@ index of its block and whether the block is final. The backend makes masks, page
 backend is a file with an `AttentionBackend` and a line in `registry.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 

@@ -1,7 +1,5 @@
 """The attention backends by name, and the choice of `auto`."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 

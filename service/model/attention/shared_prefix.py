@@ -5,8 +5,6 @@ and a row are rows of the forward themselves. A batch is units with equal number
 units are padded to the longest one. Knows numbers only, no tensors.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ times log2(e). ACC is the type of sums. WIDE multiplies in ACC, for Triton's int
 bfloat16; the products are the same.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

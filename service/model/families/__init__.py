@@ -1,7 +1,5 @@
 """The model families: one file for each, and one line here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ inclusionAI's trainer merges them, a weight for each projection of all experts. 
 `modeling_llada2_moe.py` (inclusionAI/dFactory).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Files of SDAR-MoE, such as JetLM/SDAR-30B-A3B-Chat, have a weight for each exper
 layer, as transformers 5 has them in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

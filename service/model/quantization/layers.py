@@ -9,8 +9,6 @@ is right but slow. With 8-bit activations a product is one of whole numbers: the
 whole numbers are exact, so both give the same result.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

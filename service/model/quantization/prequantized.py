@@ -7,8 +7,6 @@
 | `X.weight_scale` or `X.weight_scale_inv` | a scale for each block: the block is its values times the scale |
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from math import gcd
 from typing import Any

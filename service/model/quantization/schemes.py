@@ -5,8 +5,6 @@
 Formats: github.com/vllm-project/compressed-tensors, and transformers' `FineGrainedFP8Config`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd

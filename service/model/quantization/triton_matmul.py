@@ -6,8 +6,6 @@ are too few programs for a device, several share a result. Each sums a part of K
 With 8-bit activations one kernel quantizes the rows, and the product's sums are whole numbers, scaled at the end.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from math import gcd
 from typing import NamedTuple

@@ -8,8 +8,6 @@ Plans take turns chunk by chunk, so that a machine that is busy for a while is s
 static's answers by construction answer the timed prompts only. Knows no files, no presets and no command line.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ within the margin `tie` count as equal. Among equal plans the more accurate one 
 per forward, which is likely to be faster on another device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter

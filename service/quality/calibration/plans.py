@@ -3,8 +3,6 @@
 A mode without a line in `GRID` is tried at its defaults. Knows no engine.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

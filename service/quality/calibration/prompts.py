@@ -5,8 +5,6 @@ whether the text is a right answer to the line. A new one is a function and a li
 named `module:function`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

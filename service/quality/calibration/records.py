@@ -4,8 +4,6 @@ A file has a line of JSON for every chunk of every plan, so that a calibration c
 circumstances; a file of other circumstances is begun anew. Intervals are of 95 %. Knows no engine.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 The routes make them from the fields of their bodies. This module knows no route.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The texts that checkpoints write around tool calls and reasoning. A new format is a `ToolFormat` here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal

@@ -5,8 +5,6 @@ is looked at a few times at most. The routes push each block of an answer. After
 does the parser.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The service in this process, and the command as a function."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The command: rows on a golden checkpoint, in process and by URL, interrupted and resumed, and its report."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

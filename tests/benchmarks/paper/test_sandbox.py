@@ -1,7 +1,5 @@
 """The sandbox: code that attacks what is outside fails, and limits end it. Each attack succeeds without the sandbox."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

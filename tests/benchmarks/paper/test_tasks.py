@@ -1,7 +1,5 @@
 """The tasks: their problems and prompts, and judges of right and wrong answers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

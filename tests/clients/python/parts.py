@@ -4,8 +4,6 @@ The environment has two servers: `DEMO` is the demo, `TOOLS` a checkpoint with r
 which likes to call tools. Both are called `MODEL`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

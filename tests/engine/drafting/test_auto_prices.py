@@ -3,8 +3,6 @@
 Forwards have the times that SDAR-8B's shape in bfloat16 took on an H100.
 """
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_left
 from collections.abc import Sequence

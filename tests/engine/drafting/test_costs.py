@@ -1,7 +1,5 @@
 """The curve of forward times, and measuring it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any

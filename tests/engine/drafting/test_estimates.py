@@ -1,7 +1,5 @@
 """The least expected gain that is worth a price, and the actual gains behind expected ones."""
 
-from __future__ import annotations
-
 import pytest
 
 from service.engine.drafting.estimates import Reliability

@@ -1,7 +1,5 @@
 """Prices of rows, draft budgets of requests, and the number of their MRP forwards. No model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The drafts of all requests of a forward, weighed together: against trying all choices."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

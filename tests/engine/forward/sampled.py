@@ -1,7 +1,5 @@
 """Sampled positions to test with, each of a row of its own."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The Triton kernels of the draft vocabulary against torch's operations: by Triton's interpreter, or on CUDA."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Drafts chosen from a few candidates: the output is the same, without computing the whole head."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Captured forwards on the CPU: buffers are filled and chosen as for CUDA, and replaying calls the function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from functools import partial

@@ -1,7 +1,5 @@
 """Adjusted logits against the definition, number by number, and the Triton kernel over them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

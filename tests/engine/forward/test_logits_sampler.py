@@ -1,7 +1,5 @@
 """From logits to tokens: the noise, its distribution, top-k and top-p, confidences."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -3,8 +3,6 @@
 On a CPU nothing waits, so the operations that would wait on CUDA are looked for. `tests/engine/test_gpu.py` asks CUDA.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

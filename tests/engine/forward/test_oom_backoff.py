@@ -1,7 +1,5 @@
 """A forward that runs out of memory: requests that end, requests that go on, and that nothing is left behind."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """The partition of rows into forwards: shapes depend on a row alone, and a row comes after the rows that it reads."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The reads of a forward as arrays, and the anchors that later forwards go on from."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The Triton kernel that reads logits against torch's operations: by its interpreter, or on CUDA if there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Anthropic's own Python client, unmodified, against the application."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 

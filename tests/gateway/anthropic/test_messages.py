@@ -1,7 +1,5 @@
 """POST /v1/messages: answers and their ends, what agents send, calls of tools, and thinking."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 

@@ -4,8 +4,6 @@ A request without `status` is answered. `ignored`: the fields that the answer na
 has a constraint.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

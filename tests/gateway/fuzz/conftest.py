@@ -1,7 +1,5 @@
 """A golden checkpoint with a chat template behind a real HTTP server in this process, without Ray."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

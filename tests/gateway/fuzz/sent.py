@@ -1,7 +1,5 @@
 """Drawn requests, sent sixteen at a time: how many got which answer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """Invalid bodies and unusual texts: never a 5xx, never a hang, always the same shape of errors."""
 
-from __future__ import annotations
-
 import codecs
 import functools
 import gzip

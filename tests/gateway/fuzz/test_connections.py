@@ -1,7 +1,5 @@
 """Misbehaving connections: bodies cut midway, headers that never end. Other requests are answered meanwhile."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ The schema cannot know the served name, the number of token ids and the model's 
 GET /v1/models. A body that the schema allows is accepted, except for the refusals in `BEYOND_THE_SCHEMA`.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Server-sent events parsed by the grammar of the standard: the pieces make the answer, whatever the text holds."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 `valid.py` draws the requests. The normal run sends some dozens, `-m slow` 2,000.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

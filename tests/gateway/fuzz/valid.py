@@ -1,7 +1,5 @@
 """Bodies that the documentation allows, for any of the three routes: every field at its limits and beside them."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Bodies to send to POST /generate, answers and streams to read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks before a body is parsed: its size, the key, the route, the id of the request."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

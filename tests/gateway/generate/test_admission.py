@@ -1,7 +1,5 @@
 """Admission over HTTP: full queues, leaving the queue, timeouts in the queue, priorities, keys and their limits."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """POST /generate over HTTP in this process: the golden decodes, at once and streamed, their counts and traces."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The charge to a key for requests that are answered, fail, or are aborted, over HTTP. Its bucket never refills."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from functools import partial

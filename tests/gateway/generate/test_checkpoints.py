@@ -1,7 +1,5 @@
 """Checkpoints of other kinds behind POST /generate: bare backbones, chat templates, byte-level tokenizers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from itertools import pairwise

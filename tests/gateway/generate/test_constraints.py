@@ -1,7 +1,5 @@
 """Constrained answers over HTTP in this process: JSON, patterns, choices, grammars; whole and streamed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Answers begun by one replica and ended by another, cut after every block: equal to the undisturbed ones."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The OpenAPI schema: complete, with examples that work, and in step with what is parsed and answered."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A draining ingress: the requests that it answers, refuses, and ends because they take too long."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """A replica whose engine has processes of its own: it answers as one in the same process does, and ends with them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """Server-sent events: frames, keep-alive comments, and the end of a stream with an error."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator

@@ -3,8 +3,6 @@
 FIRST is w456 w456 w351 w351 w112 w112 w417 w351 | w159 w159 …, the bar between two blocks.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

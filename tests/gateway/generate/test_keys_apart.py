@@ -1,7 +1,5 @@
 """One API key learns nothing about the prompts of another one, by cached tokens or otherwise."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """Clients that leave: their pages are freed, their requests end as aborted, and other requests are not affected."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

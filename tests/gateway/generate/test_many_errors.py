@@ -1,7 +1,5 @@
 """Bodies with thousands of wrong values: short answers, little work, and they count as requests of their key."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GET /metrics: all names, and counters that equal the sums over the answers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Pages of other sites that ask a service without API keys; redirects; headers for browsers."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 

@@ -1,7 +1,5 @@
 """What clients and operators see of the prefix cache: counts, metrics, salts, the switch."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 

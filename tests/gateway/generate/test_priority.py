@@ -1,7 +1,5 @@
 """The field `priority`: what is allowed, and that it reaches the engine's queue."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

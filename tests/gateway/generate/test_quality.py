@@ -1,7 +1,5 @@
 """`quality` instead of a mode: over HTTP in this process, with a calibration file and without."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path

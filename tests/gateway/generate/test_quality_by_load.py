@@ -1,7 +1,5 @@
 """Presets by load over HTTP: the plan of the moment a request comes, in answers, models and metrics."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Bodies, fields and prompts that are refused: the status, the one shape of errors, and the message."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

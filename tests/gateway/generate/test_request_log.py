@@ -1,7 +1,5 @@
 """The line of every finished request: its fields, and that no other line has more of the request."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """`n` answers to one prompt on POST /generate: with OpenAI's seeds, whole and streamed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

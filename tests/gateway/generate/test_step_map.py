@@ -1,7 +1,5 @@
 """`return_step_map`: a step and a log-probability for every token, on POST /generate and on OpenAI's routes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """`stream_steps`: every decoding step is an event, sent while its block is decoded, and the answer stays the same."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Spans of a request: their parents, attributes and export, and that their errors never affect a request."""
 
-from __future__ import annotations
-
 import builtins
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Full queues, missing replicas, time limits and bugs: the status, Retry-After and the message."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

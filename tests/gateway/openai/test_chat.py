@@ -1,7 +1,5 @@
 """POST /v1/chat/completions: messages, their template, frames."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

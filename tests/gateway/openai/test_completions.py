@@ -1,7 +1,5 @@
 """POST /v1/completions against POST /generate and the golden decodes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

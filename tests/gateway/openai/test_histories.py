@@ -1,7 +1,5 @@
 """A conversation goes on: what the service has answered can be sent back, on every API, whatever is in it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Fields that are not served: ignored and named, or refused by the header `x-strict-fields`."""
 
-from __future__ import annotations
-
 import json
 import logging
 from typing import Any

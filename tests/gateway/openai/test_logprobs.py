@@ -1,7 +1,5 @@
 """Log-probabilities: of a part made by hand, and over the routes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Structured outputs as OpenAI's own client asks for them, unmodified."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """POST /v1/responses: whole and streamed, by OpenAI's own client, and with tools."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Several choices of one request: each is a request of its own to a replica, and all end together."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

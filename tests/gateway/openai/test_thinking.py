@@ -1,7 +1,5 @@
 """Thinking is told apart from the answer; constraints hold after it; it can be turned off where the template can."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tools as OpenAI's own client asks for them, unmodified: whole and streamed, in every mode, with results sent back."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """POST /v1/score: positions, labels, chats and marks, against a plain forward; refusals, and a lost replica."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from typing import Any

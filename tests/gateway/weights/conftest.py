@@ -1,7 +1,5 @@
 """Two replicas behind an ingress, and checkpoints with other numbers."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any

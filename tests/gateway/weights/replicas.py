@@ -1,7 +1,5 @@
 """Several replicas in this process, each with weights of its own, behind several ingresses; calls of /admin/weights."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """/admin/pause, /continue, /sleep and /wake_up over several replicas: requests wait, and none is lost or wrong."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """POST /admin/weights with some of the weights: MRP stays, and a replica that restarts gets all parts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """POST /admin/weights over several replicas: one version answers, whatever restarts, is lost or comes between."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The intervals, against values known from elsewhere and by simulation."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

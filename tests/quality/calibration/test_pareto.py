@@ -1,7 +1,5 @@
 """The frontier and the presets of invented rows."""
 
-from __future__ import annotations
-
 import pytest
 
 from service.decode.mode import DecodingMode

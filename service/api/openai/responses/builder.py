@@ -3,8 +3,6 @@
 Whole responses are made of the same items as streams.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 Chat templates get the items of `input` as messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final

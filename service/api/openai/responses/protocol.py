@@ -3,8 +3,6 @@
 The model of the body has OpenAI's own fields beside the fields that all APIs have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NotRequired
 
