@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from service.model import Backbone, Mrp, parse_config, published_weights
-from service.model.weight_mapping import WeightSource
 
 MRP_FILE = "mrp.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -78,23 +77,3 @@ def _shards(source: Path) -> list[Path]:
         return [source / "model.safetensors"]
     names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
     return [source / Path(name).name for name in sorted(set(names))]
-
-
-def write_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource) -> None:
-    """Writes config.json and the weights of a source in files of at least 1 GiB each, and their index.
-
-    Only the weights of one file are in memory at a time.
-    """
-    path.mkdir(parents=True, exist_ok=True)
-    index, weights, size = dict[str, str](), dict[str, Tensor](), 0
-    names = list(source.names)
-    for name in names:
-        weights[name] = source.read(name).cpu().contiguous()
-        size += weights[name].nbytes
-        if size >= _FILE_SIZE or name == names[-1]:
-            file = f"model-{len(set(index.values())) + 1:05d}.safetensors"
-            save_file(weights, path / file, metadata={"format": "pt"})
-            index |= dict.fromkeys(weights, file)
-            weights, size = {}, 0
-    (path / _INDEX).write_text(json.dumps({"weight_map": index}, indent=1) + "\n", "utf-8")
-    (path / "config.json").write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")
