@@ -90,6 +90,11 @@ class Usage(TypedDict):
     total_tokens: int
 
 
+def usage_of(prompt: int, completion: int) -> Usage:
+    """The token counts of an answer."""
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
 class ChoiceIndex(TypedDict):
     """The number of an answer. Only there if the request has more than one, by `n`."""
 

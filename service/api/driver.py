@@ -35,43 +35,36 @@ Parse = Callable[[Mapping[str, Any], RequestContext], "ResponseBuilder"]
 class Pipeline(Protocol):
     """Answers requests that are admitted. Raises MrpServeError."""
 
-    async def complete(self, request: ReplicaRequest, charge: TokenCharge) -> Answer:
-        """The whole answer."""
+    async def complete(self, request: ReplicaRequest, charge: TokenCharge) -> Answer: ...
 
-    def stream(self, request: ReplicaRequest, charge: TokenCharge) -> Answering:
-        """The answer block by block."""
+    def stream(self, request: ReplicaRequest, charge: TokenCharge) -> Answering: ...
 
-    async def count_tokens(self, request: ReplicaRequest, charge: TokenCharge) -> int:
-        """The number of tokens of the prompt."""
+    async def count_tokens(self, request: ReplicaRequest, charge: TokenCharge) -> int: ...
 
 
 class Upstream(Protocol):
     """The ingress, as the routes of an API see it."""
 
     @property
-    def pipeline(self) -> Pipeline:
-        """Answers the requests that `admit` admits."""
+    def pipeline(self) -> Pipeline: ...
 
     def authorize(self, request: Request) -> AbstractContextManager[Request]:
         """Raises Unauthorized without a valid API key. Within the context, the request that it gives is answered."""
 
-    async def card(self) -> ModelCard:
-        """The card of the service."""
+    async def card(self) -> ModelCard: ...
 
-    async def context(self, request: Request) -> RequestContext:
-        """The context of the requests to replicas that an HTTP request leads to."""
+    async def context(self, request: Request) -> RequestContext: ...
 
-    async def admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge:
-        """Admits the requests to replicas of an HTTP request, or raises."""
+    async def admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge: ...
 
-    def count_rejected(self, error: MrpServeError) -> None:
-        """Counts an error that ends a request."""
+    def count_rejected(self, error: MrpServeError) -> None: ...
 
 
 class ResponseBuilder(ABC):
     """A validated request, and the response to it: the whole answer or the bytes of a stream's events.
 
-    `requests`: one for each answer that replicas give. `index`: the request that an item answers.
+    `requests`: one for each answer that replicas give. `index`: the request that an item answers. `step`, `chunk` and
+    `end` give the events of an item, `error` the last event of a stream that fails.
     """
 
     def __init__(self, requests: Sequence[ReplicaRequest], *, stream: bool = False) -> None:
@@ -86,15 +79,12 @@ class ResponseBuilder(ABC):
         return b""
 
     def step(self, index: int, progress: Progress) -> bytes:  # noqa: ARG002
-        """The events of decoding steps."""
         return b""
 
     def chunk(self, index: int, chunk: Chunk) -> bytes:
-        """The events of one block of tokens."""
         raise NotImplementedError
 
     def end(self, index: int, ending: Ending) -> bytes:
-        """The last events of a request."""
         raise NotImplementedError
 
     def finish(self) -> bytes:
@@ -102,7 +92,6 @@ class ResponseBuilder(ABC):
         return b""
 
     def error(self, error: MrpServeError, request_id: str) -> bytes:
-        """The last event of a stream that fails."""
         raise NotImplementedError
 
     def with_client_names(self, error: MrpServeError, index: int | None) -> MrpServeError:  # noqa: ARG002
@@ -120,7 +109,6 @@ class ResponseBuilder(ABC):
 
     @contextmanager
     def client_errors(self, index: int | None = None) -> Iterator[None]:
-        """Errors within the context become `client_error`."""
         try:
             yield
         except MrpServeError as error:
@@ -133,7 +121,6 @@ class JsonAnswer(JSONResponse):
     """Written by pydantic's core in less than half of the time of Python's own encoder. NaN is null."""
 
     def render(self, content: Any) -> bytes:
-        """The bytes of the body."""
         return to_json(content, inf_nan_mode="null")
 
 
@@ -195,7 +182,6 @@ class StreamFrames:
             yield self.builder.error(self.builder.client_error(failure), self.request_id)
 
     def events(self, index: int, item: Progress | Chunk | Ending) -> bytes:
-        """The events of one item. Empty if it has none."""
         builder, start = self.builder, b""
         if index not in self.started:
             self.started.add(index)
@@ -203,9 +189,6 @@ class StreamFrames:
         if isinstance(item, Chunk):
             return start + builder.chunk(index, item)
         return start + (builder.end(index, item) if isinstance(item, Ending) else builder.step(index, item))
-
-
-# --- routes behind an API key ----------------------------------------------------------------------
 
 
 def locked(authorize: Callable[[Request], AbstractContextManager[Request]]) -> type[APIRoute]:
@@ -219,7 +202,6 @@ def locked(authorize: Callable[[Request], AbstractContextManager[Request]]) -> t
         """Authorizes a request before its endpoint gets it."""
 
         def get_route_handler(self) -> _Handler:
-            """The endpoint itself, or FastAPI's handler if the endpoint has parameters."""
             direct = list(signature(self.endpoint).parameters) == ["request"]
             handle: _Handler = self.endpoint if direct else super().get_route_handler()
 

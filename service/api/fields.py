@@ -46,7 +46,6 @@ class IgnoredFields:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The header of the answer. Empty if nothing was ignored."""
         return {IGNORED: ", ".join(self._names)} if self._names else {}
 
 
@@ -77,7 +76,6 @@ class BodyFields:
         return served
 
     def _refusal(self, name: str, value: object, names: set[str]) -> InvalidRequest:
-        """The error of a field. It names the field that helps, or none."""
         if name in self.neutral:
             allowed = " or ".join(json.dumps(neutral) for neutral in (*self.neutral[name], None))
             received = json.dumps(value, ensure_ascii=False)[:80]

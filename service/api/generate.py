@@ -12,11 +12,11 @@ from service.api.answers import (
     GenerateAnswer,
     GenerateAnswers,
     StepFrame,
-    Usage,
     met_of,
     milliseconds,
     stats_of,
     traced,
+    usage_of,
 )
 from service.api.driver import ResponseBuilder, Upstream, locked, respond
 from service.api.errors import error_json
@@ -49,7 +49,7 @@ class GenerateBuilder(ResponseBuilder):
         if len(choices) == 1:
             return choices[0]
         completion = sum(answer.ending.completion_tokens for answer in answers)
-        return {"choices": choices, "usage": _usage(answers[0].ending.prompt_tokens, completion)}
+        return {"choices": choices, "usage": usage_of(answers[0].ending.prompt_tokens, completion)}
 
     def _answer(self, index: int, answer: Answer) -> GenerateAnswer:
         done, record = self._done(index, answer.ending), traced(self.requests[index], answer)
@@ -87,7 +87,7 @@ class GenerateBuilder(ResponseBuilder):
             "mode": request.mode.name,
             "knobs": knobs_of(request.mode),
             "seed": request.sampling.seed,
-            "usage": _usage(ending.prompt_tokens, ending.completion_tokens),
+            "usage": usage_of(ending.prompt_tokens, ending.completion_tokens),
             "stats": stats_of(ending.stats),
             **self._choice(index),
             **met_of(request, ending),
@@ -148,7 +148,3 @@ def _steps(progress: Progress, choice: ChoiceIndex) -> list[StepFrame]:
 
 def _tokens(step: TraceStep) -> set[int]:
     return {token for _, token, _ in (*step["revealed"], *step["drafted"])}
-
-
-def _usage(prompt: int, completion: int) -> Usage:
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

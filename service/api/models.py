@@ -13,7 +13,6 @@ from typing_extensions import TypedDict
 from service.decode.knobs import AUTO, Knob, KnobValue, knobs_in
 from service.decode.modes import MODES
 from service.messages.replica_status import Example, ModelCard
-from service.quality.presets import Presets
 from service.quality.schema import Band, Measured, Plan, PlanResult, QualityName
 
 _KnobType = Literal["integer", "number", "string"]
@@ -166,7 +165,15 @@ def model_json(card: ModelCard, name: str | None = None) -> Model:
         "thinking": card.thinking is not None,
         "mode_info": {mode: _mode(mode, card) for mode in card.modes},
         "examples": [_example(example) for example in card.examples],
-        "quality": _quality(card.quality),
+        "quality": {
+            "presets": card.quality.plans,
+            "bands": card.quality.bands,
+            "sampled_bands": card.quality.sampled_bands,
+            "load": card.quality.load,
+            "missing": card.quality.missing,
+            "measured": cast(Measured | None, card.quality.measured),
+            "frontier": cast(Sequence[PlanResult], card.quality.frontier),
+        },
     }
 
 
@@ -193,15 +200,3 @@ def _example(example: Example) -> CardExample:
     if example.messages is not None:
         return {"title": example.title, "messages": example.messages}
     return {"title": example.title, "text": example.text}
-
-
-def _quality(presets: Presets) -> Quality:
-    return {
-        "presets": presets.plans,
-        "bands": presets.bands,
-        "sampled_bands": presets.sampled_bands,
-        "load": presets.load,
-        "missing": presets.missing,
-        "measured": cast(Measured | None, presets.measured),
-        "frontier": cast(Sequence[PlanResult], presets.frontier),
-    }

@@ -10,8 +10,6 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -58,10 +56,7 @@ _API_ERRORS: Final = (400, 401, 404, 413, 429, 503, 504)
 STORY: Final = {"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}
 EXAMPLES: Final[Mapping[str, Any]] = {
     "text": {"summary": "Continue a text", "value": {"prompt": "def fibonacci(n):", "max_new_tokens": 64}},
-    "chat": {
-        "summary": "Answer a message, streamed",
-        "value": {"messages": [STORY], "stream": True},
-    },
+    "chat": {"summary": "Answer a message, streamed", "value": {"messages": [STORY], "stream": True}},
     "speculative": {
         "summary": "MRP drafts, the backbone verifies: static's output in less time",
         "value": {"messages": [STORY], "mode": "speculative", "mrp_steps": "auto", "stop": ["\n\n"]},
@@ -207,16 +202,19 @@ def inlined(value: Any, definitions: Mapping[str, Any]) -> Any:
 def docs_routes(title: str, schema: Callable[[], dict[str, Any]]) -> list[BaseRoute]:
     """The routes. `schema` is called when it is first asked for; its bytes are kept."""
 
+    def prefix_of(request: Request) -> str:
+        return str(request.scope.get("root_path", "")).rstrip("/")
+
     @lru_cache(maxsize=8)
     def written(prefix: str) -> bytes:
         servers = {"servers": [{"url": prefix}]} if prefix else {}
         return to_json({**schema(), **servers})
 
     async def document(request: Request) -> Response:
-        return Response(written(_prefix(request)), media_type="application/json")
+        return Response(written(prefix_of(request)), media_type="application/json")
 
     async def page(request: Request) -> Response:
-        prefix = _prefix(request)
+        prefix = prefix_of(request)
         html = get_swagger_ui_html(
             openapi_url=prefix + SCHEMA,
             title=f"{title} - Swagger UI",
@@ -225,26 +223,11 @@ def docs_routes(title: str, schema: Callable[[], dict[str, Any]]) -> list[BaseRo
             swagger_favicon_url=f"{prefix}{_FILES}/favicon.png",
             swagger_ui_parameters=_PARAMETERS,
         )
-        html.headers["Content-Security-Policy"] = _POLICY.format(script=_hash(bytes(html.body)))
+        [script] = re.findall(rb"<script>(.*?)</script>", bytes(html.body), re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
+        html.headers["Content-Security-Policy"] = _POLICY.format(script=f"sha256-{digest}")
         html.headers["Referrer-Policy"] = "no-referrer"
         return html
 
-    files = Mount(_FILES, StaticFiles(directory=_folder()))
+    files = Mount(_FILES, StaticFiles(packages=[("fastapi_offline", "static")]))
     return [files, Route(SCHEMA, document, include_in_schema=False), Route(_PAGE, page, include_in_schema=False)]
-
-
-def _prefix(request: Request) -> str:
-    return str(request.scope.get("root_path", "")).rstrip("/")
-
-
-def _hash(page: bytes) -> str:
-    """The hash of the page's inline script, as policies name it."""
-    [script] = re.findall(rb"<script>(.*?)</script>", page, re.DOTALL)
-    return "sha256-" + base64.b64encode(hashlib.sha256(script).digest()).decode()
-
-
-def _folder() -> Path:
-    spec = find_spec("fastapi_offline")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("fastapi-offline is not installed")
-    return Path(spec.origin).parent / "static"

@@ -12,19 +12,10 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 from pydantic import ValidationError
 
+from service.api import protocol
 from service.api.content import check_parts
 from service.api.errors import explain, show
 from service.api.fields import BodyFields, IgnoredFields
-from service.api.protocol import (
-    MAX_INTEGER,
-    ApiBody,
-    CommonFields,
-    GenerateBody,
-    Json,
-    NamedModel,
-    QueueFields,
-    ResponseFormat,
-)
 from service.api.translate import translated
 from service.constraints.constraint import Constraint
 from service.constraints.json_text import read_json
@@ -42,13 +33,13 @@ from service.settings.defaults import DEFAULT_MAX_TOKENS
 _CONSTRAINTS = ("response_format", "regex", "choice", "grammar")
 _SCHEMA_PARAM = "response_format.json_schema.schema"
 #: the fields that `SamplingParams` has under the same name
-_SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name in CommonFields.model_fields)
+_SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name in protocol.CommonFields.model_fields)
 #: blocks of a whole answer that come in one chunk
 TOGETHER = 16
 
 
-_Validated = TypeVar("_Validated", bound=NamedModel)
-_Parsed = TypeVar("_Parsed", bound=ApiBody)
+_Validated = TypeVar("_Validated", bound=protocol.NamedModel)
+_Parsed = TypeVar("_Parsed", bound=protocol.ApiBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +57,7 @@ class RequestContext:
     ignored: IgnoredFields = field(default_factory=IgnoredFields)  # gets the names of fields that are not served
 
 
-def parse_json(body: bytes) -> Json:
+def parse_json(body: bytes) -> protocol.Json:
     """The JSON object of a body. InvalidRequest if the body is not a JSON object, or has too many parts."""
     try:
         value = read_json(body)
@@ -115,7 +106,7 @@ def _without_further_fields(
     """
     problems = error.errors(include_url=False, include_input=False)
     extra = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
-    if not extra or ignored.strict or any(path[0] in CommonFields.model_fields for path in extra):
+    if not extra or ignored.strict or any(path[0] in protocol.CommonFields.model_fields for path in extra):
         raise explain(error.errors(include_url=False), schema) from None
     try:
         request = schema.model_validate(fields, extra="ignore")
@@ -126,7 +117,7 @@ def _without_further_fields(
     return request
 
 
-def with_form(body: _Parsed, form: ResponseFormat, name: str) -> _Parsed:
+def with_form(body: _Parsed, form: protocol.ResponseFormat, name: str) -> _Parsed:
     """A body whose field `name` gives the form of the answer, with this form as its `response_format`."""
     if body.response_format is not None:
         raise InvalidRequest(f"{name} and response_format are given, allowed is one of them", param="response_format")
@@ -153,13 +144,13 @@ def with_types_served(
     return {**body, name: remaining}
 
 
-def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateBody:
+def parse_generate(body: Mapping[str, Any], default_mode: str) -> protocol.GenerateBody:
     """The typed body of POST /generate, which may have no other fields."""
     _check_mode(body, default_mode)
     try:
-        return GenerateBody.model_validate(body)
+        return protocol.GenerateBody.model_validate(body)
     except ValidationError as error:
-        raise explain(error.errors(include_url=False), GenerateBody) from None
+        raise explain(error.errors(include_url=False), protocol.GenerateBody) from None
 
 
 def _check_mode(body: Mapping[str, Any], default_mode: str) -> None:
@@ -216,7 +207,7 @@ class OutputParams:
 
 
 def to_replica_request(
-    body: CommonFields, context: RequestContext, prompt: Prompt, output: OutputParams
+    body: protocol.CommonFields, context: RequestContext, prompt: Prompt, output: OutputParams
 ) -> ReplicaRequest:
     """The request for a replica. InvalidRequest if the body is over the server's limits."""
     limit = output.max_new_tokens or context.default_max_tokens
@@ -245,7 +236,7 @@ def to_replica_request(
         quality=body.quality or "",
         stop=tuple(body.stop or ()),
         bad_words=tuple(body.bad_words),
-        stop_token_ids=frozenset(token for token in body.stop_token_ids if token <= MAX_INTEGER),
+        stop_token_ids=frozenset(token for token in body.stop_token_ids if token <= protocol.MAX_INTEGER),
         ignore_eos=body.ignore_eos,
         return_trace=body.return_trace,
         stream_steps=output.stream_steps,
@@ -259,7 +250,7 @@ def to_replica_request(
     )
 
 
-def timeout_of(body: QueueFields, context: RequestContext) -> float:
+def timeout_of(body: protocol.QueueFields, context: RequestContext) -> float:
     """The time limit of a request. InvalidRequest if it is over the server's."""
     timeout_s, limit_s = body.timeout_s or context.timeout_limit_s, context.timeout_limit_s
     if timeout_s > limit_s:
@@ -267,7 +258,7 @@ def timeout_of(body: QueueFields, context: RequestContext) -> float:
     return timeout_s
 
 
-def sharing_of(body: QueueFields, context: RequestContext) -> Sharing:
+def sharing_of(body: protocol.QueueFields, context: RequestContext) -> Sharing:
     """How a request shares an engine with others."""
     return Sharing(
         tenant=context.tenant,
@@ -277,10 +268,10 @@ def sharing_of(body: QueueFields, context: RequestContext) -> Sharing:
     )
 
 
-def _sampling_of(body: CommonFields) -> SamplingParams:
+def _sampling_of(body: protocol.CommonFields) -> SamplingParams:
     fields = {name: getattr(body, name) for name in _SAMPLING}
     seed = secrets.randbits(53) if body.seed is None else body.seed
-    return SamplingParams(**fields | {"seed": seed, "top_k": min(body.top_k, MAX_INTEGER)})
+    return SamplingParams(**fields | {"seed": seed, "top_k": min(body.top_k, protocol.MAX_INTEGER)})
 
 
 def _note_ignored_keywords(constraint: Constraint | None, ignored: IgnoredFields) -> None:
@@ -297,7 +288,7 @@ def further_request(request: ReplicaRequest, index: int, **prompt: Any) -> Repli
     return replace(request, request_id=secrets.token_hex(12), sampling=replace(request.sampling, seed=seed), **prompt)
 
 
-def _mode_of(body: CommonFields, card: ModelCard) -> Mode:
+def _mode_of(body: protocol.CommonFields, card: ModelCard) -> Mode:
     """The mode of a request with its knobs, or the preset that it names, at the load on the card."""
     if body.quality is not None:
         plan = card.quality.plan(body.quality, body.temperature)
@@ -306,7 +297,7 @@ def _mode_of(body: CommonFields, card: ModelCard) -> Mode:
     return make_mode(mode, {**card.defaults.get(mode, {}), **body.knobs})
 
 
-def constraint_of(body: CommonFields) -> Constraint | None:
+def constraint_of(body: protocol.CommonFields) -> Constraint | None:
     """The constraint that a body asks for. InvalidRequest if it asks for two, or for no end."""
     names = [name for name in _CONSTRAINTS if getattr(body, name) is not None]
     if len(names) > 1:
@@ -321,7 +312,7 @@ def constraint_of(body: CommonFields) -> Constraint | None:
     return constraint
 
 
-def _constraint(body: CommonFields) -> Constraint | None:
+def _constraint(body: protocol.CommonFields) -> Constraint | None:
     if body.regex is not None:
         return Constraint.regex(body.regex)
     if body.choice is not None:
@@ -331,7 +322,7 @@ def _constraint(body: CommonFields) -> Constraint | None:
     return None if body.response_format is None else _of_format(body.response_format)
 
 
-def _of_format(form: ResponseFormat) -> Constraint | None:
+def _of_format(form: protocol.ResponseFormat) -> Constraint | None:
     schema = form.json_schema
     for kind, name in (("json_schema", "json_schema"), ("structural_tag", "format")):
         if (form.type == kind) != ((value := getattr(form, name)) is not None):

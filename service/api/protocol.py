@@ -272,7 +272,6 @@ class CommonFields(DecodingFields, _Knobs):
 
     @property
     def knobs(self) -> dict[str, KnobValue]:
-        """The knobs that the request gives."""
         return {name: value for name in KNOBS if (value := getattr(self, name)) is not None}
 
 

@@ -43,7 +43,6 @@ class FrameStream(StreamingResponse):
         super().__init__(self._frames, media_type=MEDIA_TYPE, headers={**HEADERS, **headers})
 
     async def stream_response(self, send: Send) -> None:
-        """Sends the frames, and comments while none comes."""
         async with kept_alive(send, KEEP_ALIVE_S) as send_frame:
             await super().stream_response(send_frame)
 

@@ -49,7 +49,6 @@ class Availability:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a request waits for the first card."""
         return self._waiting > 0
 
     async def card(self) -> ModelCard:

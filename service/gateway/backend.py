@@ -14,8 +14,7 @@ from service.messages.wire import Failure, Items, ReplicaRequest, Weights
 class Backend(Protocol):
     """The replicas that generate. Every method may raise an MrpServeError."""
 
-    async def count(self, request: ReplicaRequest) -> int | Failure:
-        """The number of tokens of a request's prompt."""
+    async def count(self, request: ReplicaRequest) -> int | Failure: ...
 
     def stream(self, request: ReplicaRequest) -> Items:
         """The answer block by block. Closing the stream aborts the request."""

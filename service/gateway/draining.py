@@ -30,12 +30,10 @@ class Draining:
 
     @property
     def in_flight(self) -> int:
-        """The number of requests in progress."""
         return self._requests - len(self._bodies)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Counts a request for the duration of the context."""
         self._requests += 1
         try:
             yield
@@ -59,7 +57,6 @@ class Draining:
                 block.end(_abort_error())
 
     def check(self) -> None:
-        """Raises NotReady while draining."""
         if self._draining:
             raise _draining_error()
 

@@ -35,7 +35,7 @@ from service.gateway.availability import Availability
 from service.gateway.backend import Backend
 from service.gateway.draining import DrainGate, Draining
 from service.gateway.http.bodies import MOST_BYTES, Bodies
-from service.gateway.http.middleware import REQUEST_ID, BodyLimit, GzipBody, HeadAsGet, OriginGate, RequestId, sent_key
+from service.gateway.http.middleware import REQUEST_ID, BodyLimit, HeadAsGet, OriginGate, RequestId, sent_key
 from service.gateway.metrics import CONTENT_TYPE, Throttled, expose
 from service.gateway.pause import ServicePause, add_pause_routes
 from service.gateway.pipeline import RequestPipeline
@@ -104,8 +104,7 @@ class Ingress:
         app = documented(telemetry(self._tracing), OpenAiErrorAnswer, AnthropicErrorAnswer)
         install_error_handlers(app, self.count_rejected)
         self._add_routes(app)
-        most = self._settings.max_body_bytes
-        limited = BodyLimit(GzipBody(HeadAsGet(app), most), most)
+        limited = BodyLimit(HeadAsGet(app), self._settings.max_body_bytes)
         gate = DrainGate(limited, self.draining, self.count_rejected)
         return RequestId(RequestLog(self._guarded(gate, host)), answer=answers_request_id)
 
@@ -125,14 +124,12 @@ class Ingress:
         return max(self._admission.replicas_wanted, MIN_WANTED if self._availability.has_waiting else 0.0)
 
     def snapshot(self) -> Snapshot:
-        """The current metrics of this ingress."""
         self._registry.set("replicas_wanted", self.replicas_wanted)
         self._registry.set("queue_blocks_left", self._admission.blocks_left)
         self._registry.set("queue_blocks_per_second", self._admission.blocks_per_second)
         return Snapshot(self._name, self.pipeline.in_flight, self._registry.families(self._name))
 
     def require_weights(self, weights: Weights) -> None:
-        """From now on older weights may not answer."""
         self._weights.add(weights)
 
     def _add_routes(self, app: FastAPI) -> None:
@@ -163,8 +160,6 @@ class Ingress:
         metrics(self._metrics)
         return router
 
-    # --- routes ------------------------------------------------------------------------------------
-
     async def _models(self) -> Response:
         return JsonAnswer(models_json(await self.card()))
 
@@ -184,8 +179,6 @@ class Ingress:
 
     async def _exposed(self) -> bytes:
         return expose(*await self._backend.snapshots(self.snapshot()))
-
-    # --- admission ---------------------------------------------------------------------------------
 
     @contextmanager
     def authorize(self, request: Request) -> Iterator[Request]:
@@ -211,7 +204,6 @@ class Ingress:
             raise
 
     async def admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge:
-        """Admits the request, or raises the error of the admission controller."""
         charge = self._admission.admit(request.state.api_key, requests)
         request.state.admitted = True
         for replica_request in requests:
@@ -224,7 +216,6 @@ class Ingress:
         return charge
 
     async def context(self, request: Request) -> RequestContext:
-        """The context of the requests to replicas that an HTTP request leads to."""
         key, card = request.state.api_key, await self.card()
         salted = str if self._settings.share_prefixes_between_keys else key.salted
         limit_s = self._settings.request_timeout_s
@@ -251,10 +242,7 @@ class Ingress:
             card = await self._availability.card()
         return replace(card, quality=card.quality.at(self._load.follow(self._admission.load)))
 
-    # --- counters ----------------------------------------------------------------------------------
-
     def count_rejected(self, error: MrpServeError) -> None:
-        """Counts an error that ends a request."""
         self._registry.add("request_rejected_total", reason=error.code)
         if record := current_record():
             record.error = error.code

@@ -28,21 +28,12 @@ class Throttled(Generic[_T]):
         self._due = clock()
 
     async def __call__(self) -> _T:
-        """The value, or its error."""
-        if self._last is None or (self._last.done() and self._may()):
+        now = self._clock()
+        if self._last is None or (self._last.done() and self._due <= now + _BURST / _RATE):
+            self._due = max(self._due, now) + 1 / _RATE
             self._last = asyncio.ensure_future(self._make())
         return await asyncio.shield(self._last)
 
-    def _may(self) -> bool:
-        now = self._clock()
-        due = max(self._due, now)
-        if due > now + _BURST / _RATE:
-            return False
-        self._due = due + 1 / _RATE
-        return True
-
-
-# --- the page --------------------------------------------------------------------------------------
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

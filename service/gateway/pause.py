@@ -8,14 +8,13 @@ within seconds.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from service.api.openapi import body_docs, errors, route_docs
+from service.api.openapi import errors, model_docs, route_docs
 from service.errors import GenerationChangeFailed, NotReady
 from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, read_body
 from service.gateway.backend import Backend
@@ -75,9 +74,6 @@ class ServicePause:
 
     async def _repeat(self) -> list[ControlResult]:
         return await self._backend.control(SetPause(self.newest))
-
-
-# --- the routes ------------------------------------------------------------------------------------
 
 
 class PauseRequest(AdminBody):
@@ -159,8 +155,5 @@ def _fields(state: PauseState) -> dict[str, Any]:
     return {"paused": state.paused, "sleep_level": state.sleep_level}
 
 
-@cache
 def _docs(summary: str, body: type[BaseModel]) -> dict[str, Any]:
-    """FastAPI's arguments. The result is cached and must not be changed."""
-    route = route_docs(summary, ServiceGenerationAnswer, errors(401, 413, 422, 503))
-    return route | body_docs(body.model_json_schema(), {})
+    return route_docs(summary, ServiceGenerationAnswer, errors(401, 413, 422, 503)) | model_docs(body, {})

@@ -49,7 +49,6 @@ class RequestPipeline:
         return self._readers.relay(request, self._items(request, charge))
 
     async def count_tokens(self, request: ReplicaRequest, charge: TokenCharge) -> int:
-        """The number of tokens of a request's prompt."""
         with self._counted(charge), self._draining.abortable():
             async with self._admission.slot(request, charge) as usage:
                 attempts = Attempts(request, self._failover)

@@ -99,9 +99,6 @@ def note_ending(ending: Ending, model: str) -> None:
             _describe_answer(_answers(record), model)
 
 
-# --- the line --------------------------------------------------------------------------------------
-
-
 def _write(record: Record, scope: Scope, seconds: float) -> None:
     level = logging.INFO if scope["method"] == "POST" else logging.DEBUG
     if not _log.isEnabledFor(level):
@@ -150,9 +147,6 @@ def _counts(endings: list[Ending]) -> dict[str, Any]:
         "first_block_ms": min(firsts, default=None),
         "total_ms": milliseconds(max(stats.total_s for stats in all_stats)),
     }
-
-
-# --- the spans -------------------------------------------------------------------------------------
 
 
 def telemetry(tracing: Tracing | None) -> TelemetryConfig:

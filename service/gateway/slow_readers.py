@@ -37,17 +37,14 @@ class SlowReaders:
         self._timer: asyncio.TimerHandle | None = None
 
     def relay(self, request: ReplicaRequest, items: Answering) -> Relay:
-        """The stream of a request."""
         return Relay(self, request, items)
 
     def watch(self, relay: Relay) -> None:
-        """Adds a stream that is read."""
         self._relays.add(relay)
         if self._timer is None:
             self._poll_later()
 
     def forget(self, relay: Relay) -> None:
-        """Removes a stream that is closed."""
         self._relays.discard(relay)
 
     def add_waiting(self, size: int) -> None:
@@ -104,12 +101,10 @@ class Relay(AsyncGenerator[AnswerItem, None]):
         return item
 
     async def athrow(self, kind: Any, value: Any = None, traceback: Any = None) -> AnswerItem:  # noqa: ARG002
-        """Ends the answer with an error."""
         await self.aclose()
         raise kind
 
     async def _next(self) -> AnswerItem | None:
-        """The next item; None after the last."""
         if self._relaying is None:
             self._reading = True
             try:
@@ -146,7 +141,6 @@ class Relay(AsyncGenerator[AnswerItem, None]):
         self._changed.set()
 
     async def aclose(self) -> None:
-        """Ends the answer, unless it has ended."""
         self._backlog.clear()
         self._resize(-self.size)
         self._readers.forget(self)

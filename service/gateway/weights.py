@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import cache
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from service.api.openapi import body_docs, errors, route_docs
+from service.api.openapi import errors, model_docs, route_docs
 from service.errors import NotReady, WeightsConflict, WeightUpdateFailed
 from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, read_body
 from service.gateway.backend import Backend, serving
@@ -40,7 +39,6 @@ class ServiceWeights:
         self._catch_up = CatchUp("the newest weights", self._repeat)
 
     def add(self, weights: Weights) -> None:
-        """Notes that these weights exist."""
         if weights.version and weights.base == self._base and (self.newest is None or self.newest.older_than(weights)):
             self.newest = weights
 
@@ -109,8 +107,6 @@ def _raise_first(results: list[ControlResult]) -> None:
         if result.error is not None:
             raise result.error
 
-
-# --- the routes ------------------------------------------------------------------------------------
 
 #: versions are whole numbers that JSON's readers keep exactly
 _LAST = 2**53 - 1
@@ -190,7 +186,11 @@ def add_weight_routes(router: APIRouter, weights: ServiceWeights) -> None:
         ]
         return JSONResponse({**_named(newest or statuses[0].card.weights), "replicas": rows})
 
-    @router.post("/weights", **_docs())
+    failed = errors(401, 409, 413, 422, 503)
+    docs = route_docs("Other weights of the same shape, in all replicas", UpdateWeightsAnswer, failed)
+    example = {"model": "/checkpoints/step-1000", "version": 1000}
+
+    @router.post("/weights", **docs, **model_docs(UpdateWeightsRequest, example))
     async def update_weights(request: Request) -> Response:
         results = await weights.update(await read_body(request, UpdateWeightsRequest))
         rows = [
@@ -202,12 +202,3 @@ def add_weight_routes(router: APIRouter, weights: ServiceWeights) -> None:
 
 def _named(weights: Weights) -> dict[str, Any]:
     return {"model": weights.model, "version": weights.version, "mrp_version": weights.mrp_version}
-
-
-@cache
-def _docs() -> dict[str, Any]:
-    """FastAPI's arguments. The result is cached and must not be changed."""
-    failed = errors(401, 409, 413, 422, 503)
-    route = route_docs("Other weights of the same shape, in all replicas", UpdateWeightsAnswer, failed)
-    example = {"model": "/checkpoints/step-1000", "version": 1000}
-    return route | body_docs(UpdateWeightsRequest.model_json_schema(), example)

@@ -9,16 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from service.api.answers import decoded_stats
-from service.api.anthropic.protocol import (
-    ContentBlock,
-    MessageAnswer,
-    MessageExtras,
-    MessageHead,
-    MessagesRequest,
-    MessageStop,
-    MessageUsage,
-    StopReason,
-)
+from service.api.anthropic import protocol
 from service.api.content import past_arguments
 from service.api.driver import ResponseBuilder
 from service.api.errors import anthropic_error, in_anthropic_terms
@@ -41,7 +32,11 @@ class MessageBuilder(ResponseBuilder):
     """Builds the answer to one request. An event of a stream is an object with its `type`."""
 
     def __init__(
-        self, replica_request: ReplicaRequest, model: str, request: MessagesRequest, answer_format: tools.AnswerFormat
+        self,
+        replica_request: ReplicaRequest,
+        model: str,
+        request: protocol.MessagesRequest,
+        answer_format: tools.AnswerFormat,
     ) -> None:
         super().__init__([replica_request], stream=request.stream)
         self._request = replica_request
@@ -49,9 +44,9 @@ class MessageBuilder(ResponseBuilder):
         self._content = ContentBuilder(answer_format)
         self._trace: list[TraceStep] = []
         name = f"msg_{replica_request.request_id}"
-        self._head: MessageHead = {"id": name, "type": "message", "role": "assistant", "model": model}
+        self._head: protocol.MessageHead = {"id": name, "type": "message", "role": "assistant", "model": model}
 
-    async def full_response(self, answers: Sequence[Answer]) -> MessageAnswer:
+    async def full_response(self, answers: Sequence[Answer]) -> protocol.MessageAnswer:
         [answer] = answers
         content = blocks_of([*self._content.push(answer.text), *self._content.finish()])
         self._trace.extend(answer.trace)
@@ -86,10 +81,10 @@ class MessageBuilder(ResponseBuilder):
     def with_client_names(self, error: MrpServeError, index: int | None) -> MrpServeError:
         return in_anthropic_terms(error)
 
-    def _stop(self, ending: Ending) -> MessageStop:
+    def _stop(self, ending: Ending) -> protocol.MessageStop:
         return {"stop_reason": self._reason(ending), "stop_sequence": ending.stop_text}
 
-    def _reason(self, ending: Ending) -> StopReason:
+    def _reason(self, ending: Ending) -> protocol.StopReason:
         """Anthropic's stop reason. It has none for a time-out; `max_tokens` also means an answer cut off."""
         if ending.finish_reason == "stop":
             if ending.stop_text is not None:
@@ -99,8 +94,8 @@ class MessageBuilder(ResponseBuilder):
             return "model_context_window_exceeded"
         return "max_tokens"
 
-    def _extras(self, ending: Ending) -> MessageExtras:
-        extras: MessageExtras = {"stats": decoded_stats(ending, self._request)}
+    def _extras(self, ending: Ending) -> protocol.MessageExtras:
+        extras: protocol.MessageExtras = {"stats": decoded_stats(ending, self._request)}
         if self._request.return_trace:
             extras["trace"] = self._trace
         if self._request.constraint is not None:
@@ -125,11 +120,9 @@ class ContentBuilder:
         return self._parser.called
 
     def push(self, text: str) -> Iterator[Json]:
-        """The events that the next piece of the answer's text leads to."""
         return self._events(self._parser.push(text))
 
     def finish(self) -> Iterator[Json]:
-        """The last events."""
         yield from self._events(self._parser.finish())
         yield from self._end()
 
@@ -166,7 +159,7 @@ class ContentBuilder:
             self._kind, self._count = None, self._count + 1
 
 
-def blocks_of(events: Iterable[Json]) -> list[ContentBlock]:
+def blocks_of(events: Iterable[Json]) -> list[protocol.ContentBlock]:
     """The blocks that events make. The input of a call that was cut has its complete part."""
     blocks: list[Any] = []
     texts: list[str] = []
@@ -182,11 +175,11 @@ def blocks_of(events: Iterable[Json]) -> list[ContentBlock]:
     return blocks
 
 
-def _usage(ending: Ending) -> MessageUsage:
+def _usage(ending: Ending) -> protocol.MessageUsage:
     return _counts(ending.prompt_tokens, ending.stats.cached_tokens, ending.completion_tokens)
 
 
-def _counts(prompt: int, cached: int, output: int) -> MessageUsage:
+def _counts(prompt: int, cached: int, output: int) -> protocol.MessageUsage:
     """Anthropic counts the tokens that the cache had apart from the others."""
     return {
         "input_tokens": prompt - cached,

@@ -94,9 +94,6 @@ def _with_id(response: Response, request: Request) -> Response:
     return response
 
 
-# --- the requests ----------------------------------------------------------------------------------
-
-
 def parse_messages(body: Mapping[str, Any], context: RequestContext) -> MessageBuilder:
     """Parses a body of POST /v1/messages. Raises InvalidRequest or UnknownModel with the reason."""
     request = _with_form(_parse(body, protocol.MessagesRequest, context))
@@ -158,9 +155,6 @@ def _think(thinking: protocol.ThinkingParam | None, card: ModelCard) -> bool | N
     if thinking is None:
         return False if card.thinking.switch else None
     return thinking.type != "disabled"
-
-
-# --- messages --------------------------------------------------------------------------------------
 
 
 def text_of(texts: Sequence[protocol.TextBlock]) -> str:

@@ -16,19 +16,10 @@ from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from pydantic_core import to_json
 
-from service.api.answers import decoded_stats, met_of, traced
+from service.api.answers import decoded_stats, met_of, traced, usage_of
 from service.api.driver import ResponseBuilder
 from service.api.errors import OPENAI_NAMES, openai_error, renamed
-from service.api.openai.protocol import (
-    AssistantMessage,
-    ChoiceEnd,
-    ChoiceTokens,
-    CompletionHead,
-    FinishReasonName,
-    MessageChoice,
-    OpenAiUsage,
-    TextChoice,
-)
+from service.api.openai import protocol
 from service.api.protocol import Json
 from service.errors import MrpServeError
 from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaRequest
@@ -38,10 +29,7 @@ from service.text.token_text import TopLogprob
 DONE = b"data: [DONE]\n\n"
 _FINGERPRINT: Final = f"mrp-serve-{version('mrp-serve')}"
 
-_Choice = TypeVar("_Choice", TextChoice, MessageChoice)
-
-
-# --- log-probabilities -----------------------------------------------------------------------------
+_Choice = TypeVar("_Choice", protocol.TextChoice, protocol.MessageChoice)
 
 
 class TokenLogprob(NamedTuple):
@@ -64,9 +52,6 @@ def token_logprobs(part: Answer | Chunk, offset: int = 0) -> list[TokenLogprob]:
         TokenLogprob(piece.text, token.logprob, piece.data, start, piece.top_logprobs)
         for piece, token, start in zip(part.pieces, part.step_map, offsets, strict=False)
     ]
-
-
-# --- answers ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +79,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         self._written = [0] * len(requests)  # characters of each choice's text that have log-probabilities
         self._endings: dict[int, Ending] = {}
         name = self._ID_PREFIX + requests[0].request_id
-        self._head: CompletionHead = {
+        self._head: protocol.CompletionHead = {
             "id": name,
             "created": int(time.time()),
             "model": model,
@@ -102,11 +87,8 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
             "service_tier": "default",
         }
 
-    # --- the form of a choice ----------------------------------------------------------------------
-
     @abstractmethod
-    def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> _Choice:
-        """A whole choice."""
+    def _choice(self, index: int, read: tools.ParsedOutput, end: protocol.ChoiceEnd) -> _Choice: ...
 
     @abstractmethod
     def _first_content(self, index: int) -> Json | None:
@@ -117,14 +99,10 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         """The content of a frame with a part of the answer. None if an event has none."""
 
     @abstractmethod
-    def _empty_content(self) -> Json:
-        """The content of a choice's last frame."""
+    def _empty_content(self) -> Json: ...
 
     @abstractmethod
-    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:
-        """The log-probabilities of tokens, and of the likeliest tokens at each position."""
-
-    # --- whole answers -----------------------------------------------------------------------------
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json: ...
 
     async def full_response(self, answers: Sequence[Answer]) -> Json:
         """The whole answer. Lets other tasks run after each choice: log-probabilities are long."""
@@ -136,16 +114,13 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
             await asyncio.sleep(0)
         return {**self._head, "object": self._OBJECT, "choices": choices, "usage": self._usage()}
 
-    def _end(self, index: int, answer: Answer, called: bool) -> ChoiceEnd:
-        end: ChoiceEnd = {
+    def _end(self, index: int, answer: Answer, called: bool) -> protocol.ChoiceEnd:
+        return {
             "finish_reason": _reason(answer.ending, called),
             **self._tokens(index, answer),
             "stats": decoded_stats(answer.ending, self.requests[index]),
             **met_of(self.requests[index], answer.ending),
         }
-        return end
-
-    # --- streams -----------------------------------------------------------------------------------
 
     def start(self, index: int, first: Progress | Chunk | Ending) -> bytes:
         content = self._first_content(index)
@@ -169,7 +144,6 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         return b"".join([*rest, self._frame(index, self._empty_content(), end)])
 
     def finish(self) -> bytes:
-        """The token counts, if the request wants them, and the mark of the end."""
         if not self._options.include_usage:
             return DONE
         return _data({**self._head, "object": self._FRAME_OBJECT, "choices": [], "usage": self._usage()}) + DONE
@@ -188,29 +162,25 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         usage = {"usage": None} if self._options.include_usage else {}
         return _data({**self._head, "object": self._FRAME_OBJECT, "choices": [choice], **usage})
 
-    # --- fields of both ----------------------------------------------------------------------------
-
-    def _tokens(self, index: int, part: Answer | Chunk) -> ChoiceTokens:
+    def _tokens(self, index: int, part: Answer | Chunk) -> protocol.ChoiceTokens:
         logprobs = None
         if self._options.alternatives is not None:
             logprobs = self._logprobs(token_logprobs(part, self._written[index]))
             self._written[index] += sum(len(piece.delta) for piece in part.pieces)
         return {"logprobs": logprobs, "token_ids": part.token_ids, **traced(self.requests[index], part)}
 
-    def _usage(self) -> OpenAiUsage:
+    def _usage(self) -> protocol.OpenAiUsage:
         """The token counts. A prompt counts once, however many answers it gets."""
         firsts = [ending for index, ending in self._endings.items() if index % self._options.n == 0]
         prompts = sum(ending.prompt_tokens for ending in firsts)
         completions = sum(ending.completion_tokens for ending in self._endings.values())
         return {
-            "prompt_tokens": prompts,
-            "completion_tokens": completions,
-            "total_tokens": prompts + completions,
+            **usage_of(prompts, completions),
             "prompt_tokens_details": {"cached_tokens": sum(ending.stats.cached_tokens for ending in firsts)},
         }
 
 
-class CompletionBuilder(OpenAiBuilder[TextChoice]):
+class CompletionBuilder(OpenAiBuilder[protocol.TextChoice]):
     """Builds the answer to one POST /v1/completions."""
 
     _ID_PREFIX, _OBJECT, _FRAME_OBJECT = "cmpl-", "text_completion", "text_completion"
@@ -222,7 +192,7 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
         super().__init__(requests, model, options)
         self._echoes = echoes
 
-    def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> TextChoice:
+    def _choice(self, index: int, read: tools.ParsedOutput, end: protocol.ChoiceEnd) -> protocol.TextChoice:
         return {"index": index, "text": self._echoes[index] + read.content, **end}
 
     def _first_content(self, index: int) -> Json | None:
@@ -236,7 +206,6 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
         return {"text": ""}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:
-        """One list per kind of value."""
         return {
             "tokens": [token.token for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
@@ -245,13 +214,13 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
         }
 
 
-class ChatBuilder(OpenAiBuilder[MessageChoice]):
+class ChatBuilder(OpenAiBuilder[protocol.MessageChoice]):
     """Builds the answer to one POST /v1/chat/completions."""
 
     _ID_PREFIX, _OBJECT, _FRAME_OBJECT = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def _choice(self, index: int, read: tools.ParsedOutput, end: ChoiceEnd) -> MessageChoice:
-        message: AssistantMessage = {"role": "assistant", "content": read.content, "refusal": None}
+    def _choice(self, index: int, read: tools.ParsedOutput, end: protocol.ChoiceEnd) -> protocol.MessageChoice:
+        message: protocol.AssistantMessage = {"role": "assistant", "content": read.content, "refusal": None}
         if self._options.answer_format.thinking != "no":
             message["reasoning_content"] = read.reasoning or None
         if read.calls:
@@ -284,7 +253,6 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
         return {"delta": {}}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:
-        """One object per token."""
         content = []
         for token in tokens:
             chosen = _record(token.token, token.data, token.logprob)
@@ -293,7 +261,7 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
         return {"content": content, "refusal": None}
 
 
-def _reason(ending: Ending, called: bool) -> FinishReasonName:
+def _reason(ending: Ending, called: bool) -> protocol.FinishReasonName:
     """OpenAI's finish reason. OpenAI has none for a time-out; `length` also means an answer cut off."""
     if ending.finish_reason != "stop":
         return "length"

@@ -180,9 +180,6 @@ def _options(
     return AnswerOptions(request.stream, request.n, usage, alternatives, answer_format or AnswerFormat())
 
 
-# --- tools and thinking ----------------------------------------------------------------------------
-
-
 def _tool_use(request: protocol.ChatRequest) -> ToolUse | None:
     """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
     functions = enumerate(spec.function for spec in request.tools)

@@ -8,13 +8,8 @@ from fastapi import APIRouter, Request, Response
 from service.api.driver import JsonAnswer, Upstream, locked, respond
 from service.api.errors import OpenAiErrorAnswer
 from service.api.models import Model, model_json
+from service.api.openai import protocol
 from service.api.openai.parse import parse_chat, parse_completion
-from service.api.openai.protocol import (
-    ChatCompletion,
-    ChatRequest,
-    CompletionAnswer,
-    CompletionRequest,
-)
 from service.api.openai.responses.parse import parse_responses
 from service.api.openai.responses.protocol import ResponseObject, ResponsesRequest
 from service.api.openapi import STORY, api_docs, errors, model_docs, route_docs
@@ -44,17 +39,17 @@ def openai_router(upstream: Upstream) -> APIRouter:
     router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
 
     docs = partial(api_docs, error_answer=OpenAiErrorAnswer)
-    completion = docs("Completions as OpenAI's client asks for them", CompletionAnswer, _COMPLETION_STREAM)
-    chat = docs("Chat completions as OpenAI's client asks for them", ChatCompletion, _COMPLETION_STREAM)
+    completion = docs("Completions as OpenAI's client asks for them", protocol.CompletionAnswer, _COMPLETION_STREAM)
+    chat = docs("Chat completions as OpenAI's client asks for them", protocol.ChatCompletion, _COMPLETION_STREAM)
     response = docs(
         "Responses as OpenAI's client asks for them, without state", ResponseObject, stream=_RESPONSE_STREAM
     )
 
-    @router.post("/completions", **completion, **model_docs(CompletionRequest, _COMPLETION))
+    @router.post("/completions", **completion, **model_docs(protocol.CompletionRequest, _COMPLETION))
     async def completions(request: Request) -> Response:
         return await respond(parse_completion, upstream, request)
 
-    @router.post("/chat/completions", **chat, **model_docs(ChatRequest, _CHAT))
+    @router.post("/chat/completions", **chat, **model_docs(protocol.ChatRequest, _CHAT))
     async def chat_completions(request: Request) -> Response:
         return await respond(parse_chat, upstream, request)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
+from service.api.answers import usage_of
 from service.api.driver import ResponseBuilder, Upstream, locked, respond
 from service.api.errors import OpenAiErrorAnswer
 from service.api.fields import BodyFields, IgnoredFields
@@ -52,9 +53,6 @@ def score_router(upstream: Upstream) -> APIRouter:
         return await respond(parse_score, upstream, request)
 
     return router
-
-
-# --- the request -----------------------------------------------------------------------------------
 
 
 def parse_score(body: Mapping[str, Any], context: RequestContext) -> ScoreBuilder:
@@ -122,9 +120,6 @@ def _labels(item: ScoreItem, request: ScoreRequest, path: str) -> tuple[tuple[st
     return (), ()
 
 
-# --- the answer ------------------------------------------------------------------------------------
-
-
 class ScoreBuilder(ResponseBuilder):
     """Builds the answer to one request, which has one `ReplicaRequest` per item. Scores are not streamed."""
 
@@ -133,7 +128,6 @@ class ScoreBuilder(ResponseBuilder):
         self._model, self._normalize = model, normalize
 
     async def full_response(self, answers: Sequence[Answer]) -> ScoreAnswer:
-        """The scores of all items."""
         endings = [answer.ending for answer in answers]
         prompts = sum(ending.prompt_tokens for ending in endings)
         cached = sum(ending.stats.cached_tokens for ending in endings)
@@ -151,9 +145,7 @@ class ScoreBuilder(ResponseBuilder):
                 for index, ending in enumerate(endings)
             ],
             "usage": {
-                "prompt_tokens": prompts,
-                "completion_tokens": 0,
-                "total_tokens": prompts,
+                **usage_of(prompts, 0),
                 "prompt_tokens_details": {"cached_tokens": cached},
             },
         }

@@ -66,7 +66,6 @@ class Bodies:
         self._of_tenants: dict[str, set[ComingBody]] = {}
 
     def __len__(self) -> int:
-        """The number of unfinished bodies."""
         return sum(len(bodies) for bodies in self._of_tenants.values())
 
     @contextmanager
@@ -90,7 +89,6 @@ class Bodies:
             self._end_slowest(most, f"those that are not complete have {self._most} bytes")
 
     def forget(self, body: ComingBody) -> None:
-        """The body has come, or nobody waits for it any more."""
         if body in (bodies := self._of_tenants.get(body.tenant, set())):
             bodies.remove(body)
             self.size -= body.size
@@ -130,7 +128,6 @@ class ComingBody:
         return message
 
     def end(self, error: SlowBody) -> None:
-        """The body has to make room."""
         self._error = error
         for block in self._waiting:
             block.end(error)

@@ -80,7 +80,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self.since = self._last_byte = self.loop.time()
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Makes room for the connection, or refuses it."""
         super().connection_made(transport)
         self._limit = WriteLimit(transport)
         if (excess := len(self.connections) - max_connections()) > 0 and not self._make_room():
@@ -179,7 +178,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self.loop.call_later(_LAST_WORDS_S, self.transport.close)
 
     def _poll(self) -> None:
-        """Ends the connection if its client has been too slow. Polls again later."""
         if self not in self.connections or self._refused:  # the connection is lost, or soon will be
             return
         now = self.loop.time()
@@ -240,7 +238,6 @@ class WriteLimit:
         self._timer: asyncio.TimerHandle | None = None
 
     def paused(self) -> None:
-        """Begins to watch the client."""
         self._left = self._transport.get_write_buffer_size()
         self._timer = asyncio.get_running_loop().call_later(LIMIT_S, self._poll)
 
@@ -250,7 +247,6 @@ class WriteLimit:
             self.paused()
 
     def resumed(self) -> None:
-        """Ends the watch."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

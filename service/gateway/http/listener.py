@@ -52,7 +52,6 @@ class Listener:
 
     @property
     def listens(self) -> bool:
-        """Whether the server runs."""
         return not self._task.done()
 
     async def close(self, within_s: float) -> None:

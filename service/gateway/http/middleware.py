@@ -89,64 +89,38 @@ def clean_id(value: str) -> str:
 class BodyLimit:
     """Raises BodyTooLarge in the route that reads a body over the limit.
 
-    Both the declared Content-Length and the bytes received count. FastAPI's own limit answers without the size that
-    is allowed, and not in the form of the route's errors.
+    The declared Content-Length, the bytes received and the inflated bytes count, so a small body cannot fill memory.
+    InvalidRequest for an encoding other than gzip, and for a body that is no gzip. FastAPI's own limit answers without
+    the size that is allowed, and not in the form of the route's errors.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        declared = Headers(scope=scope).get("content-length", "0")
-        received = 0
-
-        async def receive_within_limit() -> Message:
-            nonlocal received
-            if declared.isdigit() and int(declared) > self._max_bytes:
-                raise self._error(f"{declared} bytes")
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._max_bytes:
-                raise self._error(f"more than {self._max_bytes} bytes")
-            return message
-
-        return await self._app(scope, receive_within_limit, send)
-
-    def _error(self, size: str) -> BodyTooLarge:
-        return BodyTooLarge(f"the body has {size}, allowed are {self._max_bytes}")
-
-
-class GzipBody:
-    """Inflates bodies. A route that reads one gets BodyTooLarge over `max_bytes`, so a small body cannot fill memory.
-
-    InvalidRequest for another encoding, and for a body that is no gzip.
-    """
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app, self._max_bytes = app, max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        encoding = Headers(scope=scope).get("content-encoding", "") if scope["type"] == "http" else ""
-        if encoding.lower() not in {"", "identity"}:
-            receive = _Inflated(encoding, receive, self._max_bytes).receive
+        if scope["type"] == "http":
+            receive = _LimitedBody(Headers(scope=scope), receive, self._max_bytes).receive
         await self._app(scope, receive, send)
 
 
-class _Inflated:
-    """The body of one request."""
-
-    def __init__(self, encoding: str, receive: Receive, max_bytes: int) -> None:
-        self._encoding, self._receive = encoding, receive
-        self._max_bytes, self._size = max_bytes, 0
+class _LimitedBody:
+    def __init__(self, headers: Headers, receive: Receive, max_bytes: int) -> None:
+        self._length, self._encoding = headers.get("content-length", "0"), headers.get("content-encoding", "")
+        self._receive, self._max_bytes = receive, max_bytes
+        self._received = self._size = 0
         self._stream = zlib.decompressobj(_GZIP)
 
     async def receive(self) -> Message:
-        if self._encoding.lower() not in {"gzip", "x-gzip"}:
+        encoding = self._encoding.lower()
+        if encoding not in {"", "identity", "gzip", "x-gzip"}:
             raise InvalidRequest(f"content-encoding is {self._encoding[:80]!r}, allowed are gzip and identity")
+        if self._length.isdigit() and int(self._length) > self._max_bytes:
+            raise BodyTooLarge(f"the body has {self._length} bytes, allowed are {self._max_bytes}")
         message = await self._receive()
-        if message["type"] != "http.request":
+        self._received += len(message.get("body", b""))
+        if self._received > self._max_bytes:
+            raise BodyTooLarge(f"the body has more than {self._max_bytes} bytes, allowed are {self._max_bytes}")
+        if message["type"] != "http.request" or encoding in {"", "identity"}:
             return message
         more = message.get("more_body", False)
         return {**message, "body": self._inflate(message.get("body", b""), last=not more)}

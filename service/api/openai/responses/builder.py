@@ -11,13 +11,7 @@ from typing import Any, Final, Literal
 from service.api.answers import decoded_stats
 from service.api.driver import ResponseBuilder
 from service.api.errors import openai_error, renamed
-from service.api.openai.responses.protocol import (
-    ItemStatus,
-    OutputItem,
-    ResponseObject,
-    ResponsesRequest,
-    ResponseUsage,
-)
+from service.api.openai.responses import protocol
 from service.api.protocol import Json
 from service.api.streams import frame
 from service.errors import MrpServeError
@@ -34,7 +28,11 @@ class ResponsesBuilder(ResponseBuilder):
     """Builds the answer to one request. An event of a stream is an object with its `type`."""
 
     def __init__(
-        self, replica_request: ReplicaRequest, model: str, request: ResponsesRequest, answer_format: tools.AnswerFormat
+        self,
+        replica_request: ReplicaRequest,
+        model: str,
+        request: protocol.ResponsesRequest,
+        answer_format: tools.AnswerFormat,
     ) -> None:
         super().__init__([replica_request], stream=request.stream)
         self._replica_request, self._request, self._model = replica_request, request, model
@@ -42,7 +40,7 @@ class ResponsesBuilder(ResponseBuilder):
         self._trace: list[TraceStep] = []
         self._created, self._events = float(int(time.time())), 0
 
-    async def full_response(self, answers: Sequence[Answer]) -> ResponseObject:
+    async def full_response(self, answers: Sequence[Answer]) -> protocol.ResponseObject:
         [answer] = answers
         self._trace.extend(answer.trace)
         for _ in (*self._output.push(answer.text), *self._output.finish(complete=_is_complete(answer.ending))):
@@ -74,14 +72,13 @@ class ResponsesBuilder(ResponseBuilder):
         return renamed(error, _NAMES)
 
     def _written(self, events: Iterable[Json]) -> bytes:
-        """The events with their numbers."""
         frames = []
         for event in events:
             frames.append(frame(event["type"], {**event, "sequence_number": self._events}))
             self._events += 1
         return b"".join(frames)
 
-    def _ended(self, ending: Ending) -> ResponseObject:
+    def _ended(self, ending: Ending) -> protocol.ResponseObject:
         complete = _is_complete(ending)
         response = self._response("completed" if complete else "incomplete")
         response["incomplete_details"] = None if complete else {"reason": "max_output_tokens"}
@@ -94,7 +91,7 @@ class ResponsesBuilder(ResponseBuilder):
             response["constraint_met"] = ending.constraint_met
         return response
 
-    def _response(self, status: ItemStatus) -> ResponseObject:
+    def _response(self, status: protocol.ItemStatus) -> protocol.ResponseObject:
         replica_request = self._replica_request
         request = self._request.model_dump(mode="json", by_alias=True, include=_ECHOED)
         return {
@@ -141,12 +138,11 @@ class OutputBuilder:
 
     def __init__(self, answer_format: tools.AnswerFormat) -> None:
         self._parser = tools.OutputParser(answer_format)
-        self.items: list[OutputItem] = []
-        self._item: OutputItem | None = None
+        self.items: list[protocol.OutputItem] = []
+        self._item: protocol.OutputItem | None = None
         self._text = ""
 
     def push(self, text: str) -> Iterator[Json]:
-        """The events that the next piece of the answer's text leads to."""
         return self._events(self._parser.push(text))
 
     def finish(self, *, complete: bool) -> Iterator[Json]:
@@ -184,13 +180,12 @@ class OutputBuilder:
         name = "output_text" if kind == "message" else "reasoning_text"
         yield self._delta(f"response.{name}.delta", text)
 
-    def _begin(self, item: OutputItem) -> Iterator[Json]:
+    def _begin(self, item: protocol.OutputItem) -> Iterator[Json]:
         yield from self._end()
         self._item, self._text = item, ""
         yield self._event("response.output_item.added", item=item.copy())
 
-    def _end(self, status: ItemStatus = "completed") -> Iterator[Json]:
-        """Ends the item under way, if there is one."""
+    def _end(self, status: protocol.ItemStatus = "completed") -> Iterator[Json]:
         if (item := self._item) is None:
             return
         kind, text = item["type"], self._text
@@ -222,7 +217,7 @@ class OutputBuilder:
         return {"type": kind, "output_index": len(self.items), **fields}
 
 
-def _empty_item(kind: Literal["message", "reasoning"]) -> OutputItem:
+def _empty_item(kind: Literal["message", "reasoning"]) -> protocol.OutputItem:
     if kind == "message":
         return {"id": _new_id("msg"), "type": kind, "status": "in_progress", "role": "assistant", "content": []}
     return {"id": _new_id("rs"), "type": kind, "status": "in_progress", "summary": [], "content": []}
@@ -247,7 +242,7 @@ def _is_complete(ending: Ending) -> bool:
     return ending.finish_reason == "stop"
 
 
-def _usage(ending: Ending) -> ResponseUsage:
+def _usage(ending: Ending) -> protocol.ResponseUsage:
     return {
         "input_tokens": ending.prompt_tokens,
         "input_tokens_details": {"cached_tokens": ending.stats.cached_tokens, "cache_write_tokens": 0},

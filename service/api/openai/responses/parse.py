@@ -93,9 +93,6 @@ def _tool_use(request: protocol.ResponsesRequest) -> ToolUse | None:
     return ToolUse(tools, choice, (), parallel) if tools or choice == "required" else None
 
 
-# --- messages --------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _AssistantTurn:
     """The assistant's items that follow each other: one message of thinking, text and calls."""
