@@ -45,13 +45,12 @@ class LosesFirst(LocalBackend):
 
     def __init__(self, first: Replica, second: Replica, after: int) -> None:
         super().__init__(second)
-        self._first, self._after = LocalBackend(first), after
-        self.requests: list[ReplicaRequest] = []
+        self._first, self._after = first, after
 
     async def stream(self, request: ReplicaRequest) -> Items:
-        self.requests.append(request)
-        is_first = len(self.requests) == 1
-        items = (self._first if is_first else super()).stream(request)
+        if is_first := not self.requests:
+            self.requests.append(request)
+        items = self._first.stream(request) if is_first else super().stream(request)
         left = self._after if is_first else sys.maxsize
         async with aclosing(items):
             async for item in items:

@@ -13,31 +13,29 @@ class LocalBackend:
 
     def __init__(self, generator: Replica) -> None:
         self._generator = generator
+        #: the requests for answers so far
+        self.requests: list[ReplicaRequest] = []
 
     async def count(self, request: ReplicaRequest) -> int | Failure:
-        """The tokens of the request's prompt."""
         return await self._generator.count(request)
 
     def stream(self, request: ReplicaRequest) -> Items:
-        """The generator's blocks."""
+        self.requests.append(request)
         return self._generator.stream(request)
 
     def note_error(self, error: MrpServeError) -> None:
         """Nobody asks for it later."""
 
     async def statuses(self) -> list[Status]:
-        """The generator's."""
         return [self._generator.status()]
 
     async def control(self, command: ControlCommand) -> list[ControlResult]:
-        """The generator's answer."""
         return [await self._generator.control(command)]
 
     async def announce(self, weights: Weights) -> None:
         """There is one ingress."""
 
     async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
-        """This process's two."""
         return [ingress], [self._generator.snapshot()]
 
 
@@ -45,11 +43,9 @@ class LinkedBackend(LocalBackend):
     """The same, whose requests come through the bytes of a link."""
 
     async def count(self, request: ReplicaRequest) -> int | Failure:
-        """The tokens of the request's prompt."""
         return await super().count(_crossed(request))
 
     def stream(self, request: ReplicaRequest) -> Items:
-        """The generator's blocks."""
         return super().stream(_crossed(request))
 
 

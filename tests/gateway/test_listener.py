@@ -89,20 +89,6 @@ def post(path: str, body: bytes = b"hello") -> bytes:
     return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
 
 
-async def test_a_kept_connection_answers_several_requests(app: Application, port: int) -> None:
-    app.answers.set()
-    async with client(port) as http:
-        assert [(await http.post("/", content=text)).text for text in ("one", "two")] == ["one", "two"]
-    assert app.ended == ["answered", "answered"]
-
-
-async def test_a_client_that_leaves_before_the_answer_ends_the_request(app: Application, port: int) -> None:
-    writer = await connect(port, post("/"))
-    await app.requested.wait()
-    writer.close()
-    await eventually(lambda: app.ended == ["cancelled"])
-
-
 async def test_a_client_that_leaves_within_a_body_ends_the_request(app: Application, port: int) -> None:
     writer = await connect(port, post("/")[:-3])
     writer.close()

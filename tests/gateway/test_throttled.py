@@ -18,11 +18,6 @@ class Counter:
         return self.count
 
 
-async def test_a_rare_caller_gets_new_values(clock: Clock) -> None:
-    throttled = Throttled(Counter(), clock)
-    assert [await throttled() for _ in range(10)] == list(range(1, 11))
-
-
 async def test_a_frequent_caller_gets_the_last_value(clock: Clock) -> None:
     counter = Counter()
     throttled = Throttled(counter, clock)

@@ -17,43 +17,14 @@ ROUTES = (*(api.path for api in APIS), COUNT, SCORE)
 FEW = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 NUMBERS = ("1e400", "-1e400", "1e-400", "-0.0", "-0", "1e5", "0.0000001", str(2**63), str(2**70), str(-(2**70)))
-NUMBERS += (
-    "9" * 400,
-    "9" * 5000,
-    "0." + "3" * 5000,
-    "1" + "0" * 309 + ".5",
-    "NaN",
-    "Infinity",
-    "1E+2",
-    "01",
-    "+1",
-    ".5",
-)
+NUMBERS += ("9" * 400, "9" * 5000, "0." + "3" * 5000, "1" + "0" * 309 + ".5")
+NUMBERS += ("NaN", "Infinity", "1E+2", "01", "+1", ".5")
 FIELDS = ("max_new_tokens", "max_tokens", "n", "seed", "temperature", "top_p", "top_k", "timeout_s", "threshold")
 FIELDS += ("tokens_per_step", "mrp_steps", "logprobs", "stop_token_ids", "prompt_token_ids", "stream", "stop")
 
-surrogates = st.characters(categories=["Cs"]).map(lambda char: f"\\u{ord(char):04x}")
-odd = st.sampled_from(
-    [
-        "\0",
-        "\ufeff",
-        "\u202e",
-        "\u0301" * 50,
-        "👩🏽‍🚀",
-        "\U0010ffff",
-        "\ufffe",
-        "\x7f",
-        "\u2028",
-        "\r\n\r\ndata: x\n\n",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|MASK|>",
-        "</s>",
-        "w509",
-        "event: done\n\n",
-    ]
-)
-texts = st.lists(odd | st.text(max_size=8), min_size=1, max_size=6).map("".join).filter(bool)
+ODD = ("\0", "\ufeff", "\u202e", "\u0301" * 50, "👩🏽‍🚀", "\U0010ffff", "\ufffe", "\x7f", "\u2028")
+ODD += ("\r\n\r\ndata: x\n\n", "event: done\n\n", "<|im_start|>", "<|im_end|>", "<|MASK|>", "</s>", "w509")
+texts = st.lists(st.sampled_from(ODD) | st.text(max_size=8), min_size=1, max_size=6).map("".join).filter(bool)
 
 
 def whole(route: str, text: str, **fields: Any) -> dict[str, Any]:
@@ -88,15 +59,6 @@ def test_any_text_is_answered_or_refused(http: httpx.Client, route: str, text: s
     response = post(http, route, json.dumps(whole(route, text)).encode())
     if response.status_code in (400, 422):  # the words tokenizer knows no such characters: nothing is left
         assert "empty" in response.json()["error"]["message"]
-
-
-@FEW
-@given(text=texts, half=surrogates)
-def test_half_a_surrogate_pair_is_a_replacement_character(http: httpx.Client, text: str, half: str) -> None:
-    content = json.dumps(whole(GENERATE, f"{text} w5 X"))
-    responses = [post(http, GENERATE, content.replace("X", text).encode()) for text in (half + "-", "\\ufffd-")]
-    assert responses[0].status_code == responses[1].status_code == 200
-    assert responses[0].json()["text"] == responses[1].json()["text"]
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -214,13 +176,10 @@ GOOD = json.dumps(whole(GENERATE, "w5 w6")).encode()
     [
         codecs.BOM_UTF8 * 2 + GOOD,
         GOOD.decode().encode("utf-16"),
-        GOOD.decode().encode("utf-16-le"),
-        GOOD.decode().encode("utf-32"),
         gzip.compress(GOOD, mtime=0),
         b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
         b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
         GOOD + b"\0",
-        b"\0" * 100,
         GOOD + GOOD,
         GOOD.replace(b'"w5 w6"', b'"w5 \x80"'),
     ],
@@ -250,9 +209,7 @@ def test_a_gzip_body_is_inflated(http: httpx.Client, route: str) -> None:
         pytest.param(zipped(zipped(GOOD)), "gzip", 422, "not JSON", id="twice"),
         pytest.param(zipped(GOOD)[:-4], "gzip", 422, "one whole gzip stream", id="cut"),
         pytest.param(zipped(GOOD) + b"0", "gzip", 422, "one whole gzip stream", id="more behind"),
-        pytest.param(zipped(GOOD) * 2, "gzip", 422, "one whole gzip stream", id="two streams"),
         pytest.param(GOOD, "gzip", 422, "not gzip", id="not gzip"),
-        pytest.param(b"", "gzip", 422, "one whole gzip stream", id="empty"),
         pytest.param(GOOD, "br", 422, "is 'br', allowed are gzip and identity", id="brotli"),
         pytest.param(GOOD, "gzip, gzip", 422, "allowed are gzip and identity", id="two codings"),
     ],

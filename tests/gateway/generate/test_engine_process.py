@@ -19,7 +19,7 @@ from service.engine import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.request import LogprobsRequest
 from service.engine_process import client as client_module
 from service.engine_process.client import EngineProcessClient
-from service.engine_process.messages import AT_REPLICA, EngineAlive, StepOutputs
+from service.engine_process.messages import AT_REPLICA, EngineAlive
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
 from service.ipc.connections import HEARTBEAT_TIMEOUT_S, POLL_S
 from service.messages.replica_status import CheckWeights, PauseState, SetPause, UpdateWeights
@@ -35,7 +35,7 @@ from tests.clock import Clock
 from tests.gateway.conftest import UNMEASURED, MakeGenerator
 from tests.gateway.doubles import free, pipeline
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, essence, golden_body, problem, streamed
-from tests.gateway.helpers import eventually, idle, over, replica_request_of, samples_of
+from tests.gateway.helpers import eventually, idle, over, replica_request_of
 from tests.gateway.local import LocalBackend
 from tests.other_weights import other_weights
 from tests.parallel.test_failures import alive
@@ -110,24 +110,6 @@ class TestAnswers:
             texts = [(await http.post(GENERATE, json=steps)).text for http in (there, local)]
         assert texts[0].count("event: step") == texts[1].count("event: step") > 1
 
-    async def test_metrics_count_the_same(self, remote: Replica, make_generator: MakeGenerator) -> None:
-        def counts(replica: Replica) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-            text = "".join(family.head + family.samples for family in replica.snapshot().families)
-            times = ("_seconds_sum", "_seconds_bucket", "_created")
-            samples = [sample for sample in samples_of(text) if not sample.name.endswith(times)]
-            return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
-
-        added = []
-        for replica in (make_generator("r0"), remote):
-            before = counts(replica)
-            async with over(replica) as http:
-                for fields in ({"mode": "speculative", "mrp_steps": 2}, {"mode": "remask"}, {"max_new_tokens": 30}):
-                    await ask(http, body(prompt_token_ids=[40, 41, 42, 43, 44, 45, 46, 47], **fields))
-            differences = {key: value - before.get(key, 0) for key, value in counts(replica).items()}
-            added.append({key: value for key, value in differences.items() if value})
-        assert added[0] == pytest.approx(added[1])
-        assert max(added[0].values()) > 1
-
     async def test_counts_come_unasked_and_an_error_of_counting_ends_nothing(
         self, settings: Settings, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -145,22 +127,6 @@ class TestAnswers:
             await eventually(lambda: sum(amounts.get(key, 0) for amounts, _ in counted) == 16 * number)  # noqa: B023
         assert "counts are lost: ZeroDivisionError in " in caplog.text
         engine.close()
-
-    async def test_steps_that_no_client_wants_stay_in_the_process(
-        self, remote: Replica, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        outputs: list[StepOutputs] = []
-        deliver = remote._engine._deliver  # type: ignore[attr-defined]
-        monkeypatch.setattr(remote._engine, "_deliver", lambda message: (outputs.append(message), deliver(message)))
-        async with over(remote) as http:
-            await ask(http, body(max_new_tokens=60))
-            whole, outputs[:] = [len(message.items) for message in outputs if message.items], []
-            await streamed(http, body(max_new_tokens=60))
-            items, outputs[:] = [item for message in outputs for item in message.items], []
-            await ask(http, body(return_trace=True))
-        assert whole == [len(items)] != [1]
-        assert not any(block.steps for block in items)
-        assert all(block.steps for message in outputs for block in message.items)
 
     async def test_log_probabilities(self, remote: Replica, generator: Replica) -> None:
         wanted = request("logprobs", logprobs=LogprobsRequest(3, (7, 8)))
@@ -199,10 +165,6 @@ class TestAnswers:
         items = demo_remote._engine.generate(request(timeout_s=0.001), Constraint.regex("[0-9]{5}"))
         [event] = await block_events(items)
         assert (event.finish_reason, event.token_ids) == ("timeout", ())
-
-    async def test_a_request_that_can_never_be_served(self, remote: Replica) -> None:
-        async with over(remote) as http:
-            assert problem(await http.post(GENERATE, json=body(max_new_tokens=10**6)), 422)["param"] == "max_new_tokens"
 
     async def test_a_client_that_leaves_frees_the_pages_and_the_id(self, remote: Replica) -> None:
         engine = remote._engine

@@ -1,29 +1,17 @@
 """Server-sent events: frames, keep-alive comments, and the end of a stream with an error."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import pytest
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from service.api.streams import KEEP_ALIVE, FrameStream, first_of, frame, kept_alive
-from service.messages.wire import Chunk, Ending
-from tests.gateway.doubles import STATS, Scripted
-from tests.gateway.generate.helpers import body, frames
-from tests.gateway.helpers import over, page
+from service.api.streams import KEEP_ALIVE, FrameStream, first_of, kept_alive
+from service.messages.wire import Chunk
+from tests.gateway.doubles import STATS
 
 FIRST = Chunk(0, "a", (1,), STATS)
-
-
-class TestFrames:
-    @pytest.mark.parametrize("text", ["", "a\nb\r\n\n", "日本語 😀 \u2028\u2029\x00", 'event: done\ndata: {"}'])
-    def test_a_frame_holds_any_text_on_one_line(self, text: str) -> None:
-        name, data, *rest = frame("block", {"text": text}).decode().split("\n")
-        assert (name, rest) == ("event: block", ["", ""])
-        assert json.loads(data.removeprefix("data: ")) == {"text": text}
 
 
 class Sent:
@@ -77,11 +65,6 @@ class TestKeepAlive:
         with pytest.raises(OSError, match="has left"):
             await stream()
 
-    async def test_an_error_is_raised(self) -> None:
-        with pytest.raises(ValueError, match="no"):
-            async with kept_alive(Sent(), period_s=1000):
-                raise ValueError("no")
-
     async def test_a_cancelled_stream_ends(self) -> None:
         async def stream() -> None:
             async with kept_alive(Sent(), period_s=1000):
@@ -92,35 +75,6 @@ class TestKeepAlive:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-
-
-class TestStreams:
-    async def test_an_unexpected_error_tells_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
-        async with over(Scripted(FIRST, RuntimeError("the secret"))) as http:
-            http.headers["x-request-id"] = "r1"
-            _, (last, data) = await frames(http, body())
-            rejected = (await page(http))("mrp_request_rejected_total", reason="internal_error")
-        assert last == "error"
-        assert (data["error"]["code"], data["error"]["request_id"]) == ("internal_error", "r1")
-        assert "secret" not in json.dumps(data)
-        (record,) = [record for record in caplog.records if record.name == "service.tracebacks"]
-        assert record.request_id == "r1"  # type: ignore[attr-defined]
-        assert "doubles.py" in record.exception  # type: ignore[attr-defined]
-        assert "secret" not in record.exception  # type: ignore[attr-defined]
-        assert rejected == 1
-
-    async def test_an_answer_without_a_block(self) -> None:
-        async with over(Scripted(Ending("stop", 3, 0, STATS))) as http:
-            ((name, done),) = await frames(http, body())
-        assert name == "done"
-        assert done["usage"] == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
-
-    @pytest.mark.parametrize("text", ["日本語", "😀", "é\n\nevent: done\ndata: x", "\u2028"])
-    async def test_any_text_is_streamed_unchanged(self, text: str) -> None:
-        items: list[Any] = [Chunk(n, letter, (n,), STATS) for n, letter in enumerate(text)]
-        async with over(Scripted(*items, Ending("stop", 3, 1, STATS))) as http:
-            *blocks, _ = await frames(http, body())
-        assert "".join(block["text"] for _, block in blocks) == text
 
 
 class SilentItems:

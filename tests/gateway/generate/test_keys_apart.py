@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from service.admission.keys import ApiKey
 from service.gateway.backend import Backend
-from service.messages.wire import Items, ReplicaRequest
+from service.messages.wire import ReplicaRequest
 from service.replica.replica import Replica
 from service.routing.keys import prefix_keys
 from tests.gateway.conftest import MakeGenerator
@@ -21,18 +21,6 @@ from tests.gateway.local import LocalBackend
 KEYS = ("alice-secret", "bob-secret")
 #: what the cache can have of the prompt: its whole blocks
 CACHED = len(PROMPT)
-
-
-class RecordingBackend(LocalBackend):
-    """A generator that records its requests."""
-
-    def __init__(self, generator: Replica) -> None:
-        super().__init__(generator)
-        self.requests: list[ReplicaRequest] = []
-
-    def stream(self, request: ReplicaRequest) -> Items:
-        self.requests.append(request)
-        return super().stream(request)
 
 
 def service(backend: Backend | Replica, **settings: Any) -> httpx.AsyncClient:
@@ -104,7 +92,7 @@ class TestPrefixCache:
 class TestRouting:
     async def requests(self, make_generator: MakeGenerator, **settings: Any) -> list[ReplicaRequest]:
         """A request of each key, the same otherwise."""
-        backend = RecordingBackend(make_generator())
+        backend = LocalBackend(make_generator())
         async with service(backend, **settings) as http:
             for key in KEYS:
                 await stats(http, key, cache_salt="s", prompt_cache_key="k", prompt_token_ids=[*range(1, 200)])
@@ -159,7 +147,7 @@ async def test_public_pages_name_no_key_and_no_prompt(make_generator: MakeGenera
 
 
 async def test_a_request_id_of_another_key_may_be_used_and_tells_nothing(make_generator: MakeGenerator) -> None:
-    backend = RecordingBackend(make_generator())
+    backend = LocalBackend(make_generator())
     async with service(backend) as http:
         for key in KEYS:
             headers = {"x-api-key": key, "x-request-id": "mine"}

@@ -66,20 +66,6 @@ class TestStreams:
         gate.release()
         await assert_gone(generator, "speculative")
 
-    async def test_the_client_leaves_before_the_first_block(
-        self, make_generator: MakeGenerator, gate: EngineGate
-    ) -> None:
-        generator = make_generator(deps=gate.deps)
-        app = application(generator)
-        asgi_client = AsgiClient(LONG | {"stream": True}, stays=True)
-        task = asyncio.ensure_future(asgi_client.request(app))
-        await gate.holds()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert asgi_client.content == b""
-        gate.release()
-        await assert_gone(generator)
-
     async def test_other_requests_are_not_affected(self, make_generator: MakeGenerator) -> None:
         generator = make_generator()
         app = application(generator)
@@ -89,16 +75,6 @@ class TestStreams:
             answers = await asyncio.gather(*staying)
         assert [answer["token_ids"] for answer in answers] == [case["token_ids"] for case in CASES[::5]]
         await eventually(lambda: idle(generator))
-
-    async def test_a_stop_text_leaves_nothing_behind(self, make_generator: MakeGenerator) -> None:
-        generator = make_generator()
-        async with over(generator) as http:
-            answer = await ask(http, LONG | {"stop": "w351"})
-            assert answer["finish_reason"] == "stop"
-            await eventually(lambda: idle(generator))
-            metrics = await page(http)
-        assert metrics("mrp_request_success_total", finished_reason="stop") == 1
-        assert metrics("mrp_request_success_total") == 1
 
 
 class TestWholeAnswers:

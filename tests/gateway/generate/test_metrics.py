@@ -51,27 +51,6 @@ class TestNames:
                 assert sample.labels.keys() - {"le", "reason"} <= {*metric.labels, "replica"}
                 assert sample.labels["replica"] in {"r0", "i0", "queue"}
 
-    def test_names_follow_the_conventions(self) -> None:
-        names = [metric.name for metric in METRICS]
-        assert len(names) == len(set(names))
-        for metric in METRICS:
-            assert metric.name.endswith("_total") == (metric.kind == "counter")
-            assert (metric.kind == "histogram") == bool(metric.buckets)
-            assert list(metric.buckets) == sorted(set(metric.buckets))
-
-    def test_a_name_that_is_not_in_the_table_is_a_bug(self) -> None:
-        registry = Registry("replica")
-        with pytest.raises(KeyError):
-            registry.add("requests_total")
-        with pytest.raises(KeyError):  # the ingress counts those
-            registry.add("request_rejected_total", reason="x")
-
-    async def test_an_idle_server_counts_nothing(self, make_generator: MakeGenerator) -> None:
-        async with over(make_generator()) as http:
-            metrics = await page(http)
-        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total"):
-            assert metrics(f"mrp_{name}") == 0
-
 
 def total(answers: list[dict[str, Any]], *path: str) -> int:
     def value(answer: Any) -> int:
@@ -264,7 +243,3 @@ class TestReplicas:
             content = expose(ingresses, replicas).decode()
             assert f'mrp_num_requests_waiting{{replica="queue"}} {queued}.0' in content
             assert content.count("# TYPE mrp_num_requests_waiting gauge") == 1
-
-    def test_a_page_without_replicas(self) -> None:
-        content = expose([Snapshot("i0", 2, Registry("ingress").families("i0"))], []).decode()
-        assert "mrp_request_rejected_total" in content

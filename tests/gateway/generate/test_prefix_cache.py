@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.generate.helpers import CASES, PROMPT, ask, body, frames, golden_body, refused
+from tests.gateway.generate.helpers import PROMPT, ask, body, frames, refused
 from tests.gateway.helpers import over, page
 
 COMPLETIONS = "/v1/completions"
@@ -26,18 +26,6 @@ async def test_a_repeated_prompt_is_counted_and_not_prefilled(make_generator: Ma
     assert metrics("mrp_prefix_cache_queries_total") == metrics("mrp_prompt_tokens_total") == 2 * len(PROMPT)
     assert metrics("mrp_prefix_cache_hits_total") == CACHED
     assert metrics("mrp_kv_cache_usage_perc") == 0
-
-
-@pytest.mark.parametrize("number", range(0, len(CASES), 5))
-async def test_openais_usage_has_it(make_generator: MakeGenerator, number: int) -> None:
-    case = golden_body(CASES[number])
-    fields = {"prompt": case.pop("prompt_token_ids"), "max_tokens": case.pop("max_new_tokens"), **case, "n": 2}
-    async with over(generator := make_generator()) as http:
-        card = generator.status().card
-        usages = [(await http.post(COMPLETIONS, json=fields | {"model": card.name})).json()["usage"] for _ in range(2)]
-    whole = len(fields["prompt"]) // card.block_size * card.block_size
-    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [0, whole]
-    assert [usage["prompt_tokens"] for usage in usages] == [len(fields["prompt"])] * 2
 
 
 async def test_only_requests_with_the_same_salt_share(make_generator: MakeGenerator) -> None:

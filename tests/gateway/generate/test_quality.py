@@ -57,10 +57,6 @@ class TestGenerate:
         answer = await ask(presets, body(mode=None, quality="fast", temperature=0.5, seed=3))
         assert {name: answer[name] for name in ("mode", "knobs")} == PLANS["lossless"]
 
-    async def test_every_answer_has_its_knobs(self, http: httpx.AsyncClient) -> None:
-        assert (await ask(http, body(mode="remask", threshold=0.25)))["knobs"] == {"threshold": 0.25}
-        assert (await ask(http, body(mode="speculative", mrp_steps=1)))["knobs"] == {"mrp_steps": 1}
-
     async def test_a_threshold_alone_verifies_dynamic_and_the_answer_says_so(self, http: httpx.AsyncClient) -> None:
         answer = await ask(http, body(mode=None, threshold=0.5, seed=1))
         ran = {"mrp_steps": "auto", "threshold": 0.5, "verify": "dynamic"}
@@ -85,15 +81,6 @@ class TestGenerate:
         detail = await refused(presets, body(mode=None, quality=value))
         assert detail["param"] == "quality"
         assert "'lossless', 'balanced' or 'fast'" in detail["message"]
-
-    async def test_null_is_no_quality(self, presets: httpx.AsyncClient) -> None:
-        assert (await ask(presets, body(quality=None) | {"quality": None}))["mode"] == "static"
-        nulls = {"mode": None, "threshold": None}
-        assert (await ask(presets, body(quality="fast") | nulls))["mode"] == "dynamic"
-
-    async def test_other_fields_are_checked(self, presets: httpx.AsyncClient) -> None:
-        assert "did you mean 'quality'?" in (await refused(presets, body(mode=None, qualty="fast")))["message"]
-        assert "top_p is 2" in (await refused(presets, body(mode=None, quality="fast", top_p=2)))["message"]
 
 
 class TestWithoutAFile:
@@ -163,7 +150,3 @@ class TestOpenAi:
         assert {name: choice["stats"][name] for name in ("mode", "knobs")} == PLANS["fast"]
         detail = await apis.refused(presets, path, request_(quality="fast", mrp_steps=2))
         assert detail["param"] == "quality"
-
-    async def test_openais_routes_refuse_a_quality_without_a_file(self, http: httpx.AsyncClient) -> None:
-        detail = await apis.refused(http, apis.CHAT, apis.chat(quality="fast"))
-        assert (detail["code"], detail["param"]) == ("quality_not_available", "quality")

@@ -92,14 +92,6 @@ async def test_the_plan_follows_the_load_up_and_down_with_hysteresis() -> None:
         assert backend.thresholds[9:] == [0.9]
 
 
-async def test_the_answer_names_its_plan() -> None:
-    async with clients(HeldReplica()) as group:
-        await group.come(6)
-        answers = [response.json() for response in await group.leave(6)]
-        assert [answer["mode"] for answer in answers] == ["dynamic"] * 6
-        assert [answer["knobs"] for answer in answers] == [ALONE] * 5 + [BUSY]
-
-
 async def test_explicit_modes_and_a_single_band_ignore_the_load() -> None:
     async with clients(backend := HeldReplica()) as group:
         await group.come(6, request=body(mode="dynamic", threshold=0.25))

@@ -23,14 +23,11 @@ NO_PROMPT: dict[str, Any] = {"prompt_token_ids": None}
         (b"", "the body is not JSON"),
         (b"{", "the body is not JSON"),
         (b'{"prompt": "a",}', "the body is not JSON: trailing comma"),
-        (b"{'prompt': 'a'}", "the body is not JSON"),
-        (b"\xff\xfe", "the body is not JSON"),
         (b'{"prompt": "\xff"}', "the body is not JSON: invalid unicode"),
         (b'{"prompt": "a", "top_p": NaN}', "the body is not JSON"),
         (b"[" * 5000, "the body is not JSON: recursion limit"),
         (b'{"prompt": "a", "max_new_tokens": ' + b"9" * 5000 + b"}", "the body is not JSON: number out of range"),
         (b"[1, 2]", "the body is [1, 2], a JSON object is expected"),
-        (b'"prompt"', 'the body is "prompt", a JSON object is expected'),
         (b"null", "the body is null, a JSON object is expected"),
     ],
 )
@@ -41,67 +38,39 @@ async def test_a_body_that_is_no_json_object_is_refused(http: httpx.AsyncClient,
     assert len(detail["message"]) < 300
 
 
-async def test_the_declared_type_does_not_matter(http: httpx.AsyncClient) -> None:
-    content = json.dumps(body()).encode()
-    for kind in ("application/json", "text/plain", "application/x-www-form-urlencoded", ""):
-        assert (await http.post(GENERATE, content=content, headers={"Content-Type": kind})).status_code == 200
-
-
 #: fields, and a part of the message, which begins with the wrong parameter
 NAMED: list[tuple[dict[str, Any], str]] = [
     ({"max_new_tokens": "12"}, 'max_new_tokens is "12": Input should be a valid integer'),
-    ({"max_new_tokens": 1.5}, "max_new_tokens is 1.5"),
-    ({"max_new_tokens": True}, "max_new_tokens is true"),
     ({"max_new_tokens": 0}, "max_new_tokens is 0: Input should be greater than or equal to"),
-    ({"max_new_tokens": -1}, "max_new_tokens is -1"),
-    ({"temperature": "hot"}, 'temperature is "hot"'),
     ({"temperature": -0.1}, "temperature is -0.1: Input should be greater than or equal to 0"),
     ({"temperature": 101}, "temperature is 101: Input should be less than or equal to 100"),
     ({"top_p": 0}, "top_p is 0: Input should be greater than 0"),
-    ({"top_p": 1.01}, "top_p is 1.01: Input should be less than or equal to 1"),
     ({"top_k": -1}, "top_k is -1: Input should be greater than or equal to 0"),
-    ({"top_k": 2.5}, "top_k is 2.5"),
     ({"min_p": 1.1}, "min_p is 1.1: Input should be less than or equal to 1"),
     ({"repetition_penalty": 0}, "repetition_penalty is 0: Input should be greater than"),
     ({"frequency_penalty": -2.1}, "frequency_penalty is -2.1: Input should be greater"),
-    ({"presence_penalty": "1"}, 'presence_penalty is "1"'),
     ({"logit_bias": {"w5": 1}}, 'logit_bias.w5.[key] is "w5": Input should be a valid'),
     ({"logit_bias": {"5": -101}}, "logit_bias.5 is -101: Input should be greater than"),
     ({"logit_bias": {"512": 1}}, "logit_bias has token 512, allowed are 0 to 511 without"),
-    ({"logit_bias": {"509": 1}}, "logit_bias has token 509, allowed are 0 to 511 without the mask"),
     ({"min_tokens": 17}, "min_tokens is 17, allowed are 0 to max_new_tokens, 16"),
-    ({"bad_words": "w5"}, 'bad_words is "w5": Input should be a valid list'),
     ({"bad_words": ["w5", " "]}, 'bad_words.1 is " ": String should match'),
     ({"seed": -1}, "seed is -1: Input should be greater than or equal to 0"),
-    ({"stop": 5}, "stop is 5"),
     ({"stop": ["a", 1]}, "stop.1"),
-    ({"stop_token_ids": 5}, "stop_token_ids is 5"),
     ({"stop_token_ids": ["a"]}, 'stop_token_ids.0 is "a"'),
     ({"ignore_eos": 1}, "ignore_eos is 1: Input should be a valid boolean"),
-    ({"return_trace": "yes"}, 'return_trace is "yes"'),
     ({"timeout_s": 0}, "timeout_s is 0: Input should be greater than 0"),
     ({"timeout_s": 600.5}, "timeout_s is 600.5, allowed is 0 < timeout_s <= 600.0"),
-    ({"prompt_token_ids": "12"}, 'prompt_token_ids is "12"'),
     ({"prompt_token_ids": [1, 2.5]}, "prompt_token_ids.1 is 2.5"),
-    ({"prompt_token_ids": [1, True]}, "prompt_token_ids.1 is true"),
     ({"mode": "static", "tokens_per_step": 9}, "tokens_per_step is 9, allowed are 1 to 8"),
-    ({"mode": "static", "tokens_per_step": 0}, "tokens_per_step is 0"),
-    ({"mode": "direct", "mrp_steps": 9}, "mrp_steps is 9, allowed are 1 to 8"),
     ({"mode": "speculative", "mrp_steps": 0}, "mrp_steps is 0"),
     ({"mode": "direct", "mrp_steps": "auto"}, "mrp_steps is auto, allowed are 1 to 8"),
     ({"mode": "dynamic", "threshold": 0}, "threshold is 0: Input should be greater than 0"),
-    ({"mode": "remask", "threshold": 1.1}, "threshold is 1.1: Input should be less than or equal to 1"),
-    ({"mode": "dynamic", "threshold": "1"}, 'threshold is "1"'),
     ({"mode": "entropy", "entropy_bound": -0.1}, "entropy_bound is -0.1: Input should be greater than or equal"),
     ({"mode": "speculative", "margin": 0}, "margin is 0: Input should be greater than 0"),
-    ({"mode": "speculative", "margin": 1.5}, "margin is 1.5: Input should be less than or equal to 1"),
     ({"mode": "speculative", "verify": "direct"}, 'verify is "direct"'),
     ({"mode": "speculative", "entropy_bound": 0.1}, "entropy_bound is 0.1, drafts are verified against static"),
     ({**NO_PROMPT, "prompt": ""}, 'prompt is "": String should have at least 1 character'),
-    ({**NO_PROMPT, "prompt": ["a"]}, 'prompt is ["a"]'),
-    ({**NO_PROMPT, "prompt_token_ids": []}, "prompt_token_ids is []"),
     ({**NO_PROMPT, "messages": []}, "messages is []"),
-    ({**NO_PROMPT, "messages": "a"}, 'messages is "a"'),
 ]
 #: fields, the wrong parameter, and a part of the message
 OTHERS: list[tuple[dict[str, Any], str | None, str]] = [
@@ -109,10 +78,7 @@ OTHERS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stop": ["a"] * 17}, "stop", "at most 16 items"),
     ({"max_tokens": 5}, "max_tokens", "'max_tokens' is not a field; did you mean 'max_new_tokens'?"),
     ({"temprature": 5}, "temprature", "did you mean 'temperature'?"),
-    ({"zzz": 5}, "zzz", "'zzz' is not a field"),
     ({"": 5}, None, "is not a field"),
-    ({"static": 5}, "static", "'static' is not a field"),
-    ({"mrp_step": 2}, "mrp_step", "did you mean 'mrp_steps'?"),
     ({"mode": "speculative", "mrp_steps": "many"}, "mrp_steps", "Input should be a whole number or 'auto'"),
     (
         {"mode": "speculative", "margin": 0.5, "temperature": 0.7, "top_p": 0.9},
@@ -153,11 +119,6 @@ async def test_a_wrong_field_is_named(
     assert text in detail["message"]
 
 
-async def test_a_stream_that_is_no_boolean_is_refused(http: httpx.AsyncClient) -> None:
-    detail = problem(await http.post(GENERATE, json=body(stream="yes")), 422)
-    assert 'stream is "yes"' in detail["message"]
-
-
 @pytest.mark.parametrize("value", ["infinity", 1e999, "1e999"])
 async def test_an_infinite_number_is_refused(http: httpx.AsyncClient, value: Any) -> None:
     content = json.dumps(body(timeout_s=value)).replace("Infinity", "1e999")
@@ -179,16 +140,8 @@ async def test_a_long_value_is_cut(http: httpx.AsyncClient) -> None:
     ("mode", "knob", "users", "its_knobs"),
     [
         ("static", {"threshold": 0.5}, "dynamic, speculative, remask", "tokens_per_step"),
-        ("static", {"mrp_steps": 2}, "direct, speculative", "tokens_per_step"),
-        ("static", {"verify": "dynamic"}, "speculative", "tokens_per_step"),
         ("remask", {"margin": 0.5}, "speculative", "threshold"),
-        ("dynamic", {"entropy_bound": 0.1}, "sequential, entropy, speculative", "threshold"),
-        ("entropy", {"threshold": 0.1}, "dynamic, speculative, remask", "entropy_bound"),
-        ("dynamic", {"tokens_per_step": 2}, "static, sequential, speculative", "threshold"),
-        ("dynamic", {"mrp_steps": 2}, "direct, speculative", "threshold"),
         ("direct", {"threshold": 0.5}, "dynamic, speculative, remask", "mrp_steps"),
-        ("direct", {"max_drafts": 4}, "speculative", "mrp_steps"),
-        ("remask", {"mrp_steps": 2}, "direct, speculative", "threshold"),
     ],
 )
 async def test_a_knob_of_another_mode_is_refused(

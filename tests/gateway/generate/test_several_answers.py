@@ -8,8 +8,7 @@ import pytest
 from service.api.answers import BlockFrame, Done, GenerateAnswer, GenerateAnswers, StepFrame
 from service.errors import DeadlineExceeded
 from service.model import Checkpoint
-from tests.gateway.apis import COMPLETIONS, completion
-from tests.gateway.apis import ask as ask_openai
+from tests.gateway.apis import COMPLETIONS
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Scripted
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, essence, frames, refused
@@ -33,15 +32,6 @@ async def test_each_is_the_answer_to_its_own_seed(http: httpx.AsyncClient) -> No
     assert answers["usage"] == {
         "prompt_tokens": prompt, "completion_tokens": completions, "total_tokens": prompt + completions
     }  # fmt: skip
-
-
-async def test_they_are_openais(http: httpx.AsyncClient) -> None:
-    answers = await ask(http, body(n=3, **SAMPLED))
-    fields = {"max_tokens": 20, "temperature": 0.9, "seed": 2**63 - 2, "ignore_eos": True, "mode": "static"}
-    openai = await ask_openai(http, COMPLETIONS, completion(prompt=PROMPT, n=3, **fields))
-    assert [choice["token_ids"] for choice in answers["choices"]] == [
-        choice["token_ids"] for choice in openai["choices"]
-    ]
 
 
 async def test_one_answer_has_its_plain_form(http: httpx.AsyncClient) -> None:

@@ -60,12 +60,6 @@ async def test_the_blocks_of_a_stream_add_up(http: httpx.AsyncClient) -> None:
     assert done["stop_token"] == whole["stop_token"]
 
 
-async def test_a_stop_text_cuts_it_as_the_tokens(http: httpx.AsyncClient) -> None:
-    answer = await ask(http, body(return_step_map=True, stop="w112"))
-    assert len(answer["step_map"]) == len(answer["token_ids"]) == len(answer["token_logprobs"]) > 0
-    assert answer["stop_token"] is None
-
-
 @pytest.mark.parametrize(
     ("path", "body_"), [(COMPLETIONS, completion(seed=3, n=2)), (CHAT, chat(seed=3, n=2, max_tokens=24))]
 )

@@ -9,9 +9,9 @@ import pytest
 
 from service.api.answers import BlockFrame, StepFrame
 from service.errors import ReplicaLost
-from service.messages.wire import Chunk, Ending, Progress
+from service.messages.wire import Progress
 from tests.gateway.conftest import MakeGenerator
-from tests.gateway.doubles import STATS, AsgiClient, LosesFirst, Scripted
+from tests.gateway.doubles import AsgiClient, LosesFirst, Scripted
 from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import CASES, GENERATE, body, essence, frames, golden_body, refused, streamed
 from tests.gateway.helpers import application, assert_shape, over
@@ -84,10 +84,6 @@ async def test_a_step_is_sent_before_the_next_forward_is_made(make_generator: Ma
     gate.release()
 
 
-async def test_steps_are_optional(http: httpx.AsyncClient) -> None:
-    assert steps_of(await frames(http, body(return_trace=True))) == []
-
-
 async def test_steps_without_a_stream_are_refused(http: httpx.AsyncClient) -> None:
     response = await http.post(GENERATE, json=body(stream_steps=True))
     detail = response.json()["error"]
@@ -124,10 +120,3 @@ async def test_an_error_after_a_step_is_an_event() -> None:
         json.dumps({**STEP, "step": 0, "texts": {"5": " five"}, "prompt_positions": 3, "ms": 1.5})
     )
     assert error["error"]["code"] == "replica_lost"
-
-
-async def test_steps_are_no_blocks_for_admission_and_the_log() -> None:
-    items = [PICKED, Chunk(0, "a", (1,), STATS), Ending("stop", 3, 1, STATS)]
-    async with over(Scripted(*items)) as http:
-        names = [name for name, _ in await frames(http, body(stream_steps=True))]
-    assert names == ["step", "block", "done"]

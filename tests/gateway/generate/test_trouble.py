@@ -6,14 +6,13 @@ import pytest
 
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
-from service.errors import DecodingFailed, EngineFailed, NotReady, QueueFull
+from service.errors import NotReady
 from service.ipc.data import Arrival
 from service.messages.wire import Answer, ReplicaRequest
-from service.replica.replica import Replica
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Scripted
 from tests.gateway.engines import an_hour_passes, failing
-from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, problem, refused, streamed, words
+from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, problem, streamed, words
 from tests.gateway.helpers import idle, over, read
 from tests.gathered import gathered
 
@@ -29,13 +28,6 @@ class TestLoad:
             detail = problem(response, 503)
             assert (detail["code"], detail["message"]) == ("not_ready", "no replica is there yet: loading")
             assert response.headers["retry-after"] == "5"
-
-    async def test_a_closed_replica_is_503(self, make_generator: MakeGenerator) -> None:
-        generator = make_generator()
-        generator.close()
-        async with over(generator, max_failovers=0) as http:
-            detail = await refused(http, body(), 503)
-            assert (detail["code"], detail["message"]) == ("replica_stopping", "the server is shutting down")
 
     async def test_a_failed_engine_tells_the_line_and_no_message(
         self, make_generator: MakeGenerator, caplog: pytest.LogCaptureFixture
@@ -63,11 +55,6 @@ class TestTimeOuts:
             assert detail["message"] == "timeout_s is 2.5, nothing was decoded by then"
         assert idle(generator)
 
-    async def test_a_time_out_in_the_queue_is_504(self, generator: Replica) -> None:
-        async with over(generator) as http:
-            detail = await refused(http, body(timeout_s=1e-9), 504)
-            assert detail["param"] == "timeout_s"
-
     @pytest.mark.parametrize("stream", [False, True])
     async def test_a_time_out_with_some_blocks_is_a_part(self, make_generator: MakeGenerator, stream: bool) -> None:
         async with over(make_generator(deps=an_hour_passes(after=8))) as http:  # a block
@@ -91,19 +78,6 @@ class TestUnexpected:
         assert record.request_id == "r1"  # type: ignore[attr-defined]
         assert "doubles.py" in record.exception  # type: ignore[attr-defined]
         assert "secret" not in record.exception  # type: ignore[attr-defined]
-
-    @pytest.mark.parametrize(
-        ("error", "status"),
-        [
-            (QueueFull("full", retry_after=0.1), 429),
-            (NotReady("gone", retry_after=1.0), 503),
-            (DecodingFailed("x"), 500),
-            (EngineFailed("x"), 422),
-        ],  # the second is quarantined
-    )
-    async def test_errors_of_a_backend_are_answers(self, error: Exception, status: int) -> None:
-        async with over(Scripted(error)) as http:
-            await refused(http, body(), status)
 
 
 @pytest.mark.parametrize("ahead", [3600.0, -3600.0])

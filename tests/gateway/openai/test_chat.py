@@ -50,12 +50,6 @@ async def test_messages_that_mean_the_same(http: httpx.AsyncClient, messages: li
     assert other["choices"][0]["message"] == plain["choices"][0]["message"]
 
 
-async def test_control_tokens_in_messages_stay_text(http: httpx.AsyncClient) -> None:
-    literal = await ask(http, CHAT, chat("w5 <|MASK|> w6"))
-    unknown = await ask(http, CHAT, chat("w5 nothing-known w6"))
-    assert literal["choices"][0]["token_ids"] == unknown["choices"][0]["token_ids"]
-
-
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 async def test_either_name_limits_the_tokens(http: httpx.AsyncClient, name: str) -> None:
     body = {"model": "golden", "messages": chat()["messages"], "ignore_eos": True, name: 3}

@@ -101,7 +101,6 @@ def nested(depth: int) -> str:
 
 ARGUMENTS = {
     "20 digits": '{"id": 20240816000012345678}',
-    "400 digits": f'{{"id": -{"9" * 400}}}',
     "5000 digits": f'{{"id": {"9" * 5000}}}',
     "large float": '{"a": [1e400, -1e400, 1e-400, 12345678901234567890.5]}',
     "half a pair": '{"a": "x\\ud83d"}',
@@ -109,14 +108,13 @@ ARGUMENTS = {
     "cut": '{"a": [1, {"b": "c',
     "none": "",
     "no object": "[1]",
-    "130 levels": nested(130),
     "190 levels": nested(188),
     "1000 levels": nested(1000),
 }
 
 
 #: of the objects above, those that a body can hold as they are
-OBJECTS = ("20 digits", "400 digits", "large float", "half a pair", "whole pair", "130 levels", "190 levels")
+OBJECTS = ("20 digits", "large float", "half a pair", "whole pair", "190 levels")
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -199,11 +197,9 @@ async def test_a_nested_null_counts_as_absent(http: httpx.AsyncClient) -> None:
     nulls: list[tuple[str, dict[str, Any]]] = [
         (CHAT, {"messages": user("w5"), "stream": True, "stream_options": stream}),
         (CHAT, {"messages": user("w5"), "tools": [{"type": "function", "function": tool}], "tool_choice": None}),
-        (CHAT, {"messages": user("w5"), "response_format": {"type": "text", "json_schema": None}}),
         (CHAT, {"messages": user("w5"), "chat_template_kwargs": {"enable_thinking": None}}),
         (CHAT, {"messages": [{"role": "user", "content": "w5", "tool_calls": None, "name": None}]}),
         (MESSAGES, {"messages": user("w5"), "tool_choice": {"type": "auto", "disable_parallel_tool_use": None}}),
-        (MESSAGES, {"messages": user("w5"), "output_config": {"format": None}, "thinking": None}),
         (
             MESSAGES,
             {"messages": user("w5"), "tools": [{"name": "f", "input_schema": {}, "type": None, "strict": None}]},
@@ -270,8 +266,6 @@ async def test_a_number_that_no_replica_can_be_sent_is_named(
 BAD: dict[str, Any] = {
     "2^64": {"type": "object", "properties": {"n": {"type": "integer", "maximum": 18446744073709552000}}},
     "1e400": {"type": "object", "properties": {"n": {"type": "number", "maximum": 1e308}, "m": {"const": 2**70}}},
-    "no type": {"type": None, "properties": {"n": {"type": "null"}}},
-    "types": {"type": ["object", "null"], "required": None, "properties": {"n": {"minimum": None}}},
     "no object": {"type": "array", "items": {"type": "null"}},
     "no type at all": {"type": "strin"},
     "names": {"properties": {"x-a": {"type": "null"}}, "required": ["x-a"], "patternProperties": {"^x-a$": {}}},

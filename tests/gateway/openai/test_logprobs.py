@@ -6,19 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from service.api.openai.builder import TokenLogprob, token_logprobs
 from service.decode.modes import MODES
-from service.decode.step_map import TokenStep
-from service.engine.request import Stats
-from service.messages.wire import Chunk
-from service.text.token_text import TokenText
 from tests.gateway.apis import CHAT, COMPLETIONS, ask, chat, choices, completion, stream_events
-
-
-def test_a_chunk_gives_each_token_its_offset() -> None:
-    pieces = tuple(TokenText(f"{token}", b"%d" % token, f"{token}") for token in (21, 30))
-    part = Chunk(0, "2130", (21, 30), Stats(), pieces=pieces, step_map=(TokenStep(21, 2, -2.5), TokenStep(30, 1, -0.5)))
-    assert token_logprobs(part, offset=7) == [TokenLogprob("21", -2.5, b"21", 7), TokenLogprob("30", -0.5, b"30", 9)]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -49,34 +49,6 @@ async def test_a_stream_is_parsed_when_it_is_whole(client: openai.AsyncOpenAI) -
     assert isinstance(final.choices[0].message.parsed, Apples)
 
 
-async def test_several_answers_each_fit(client: openai.AsyncOpenAI) -> None:
-    schema = {"name": "apples", "schema": Apples.model_json_schema()}
-    answer = await client.chat.completions.create(
-        model="golden",
-        messages=MESSAGES,
-        n=3,
-        temperature=1.5,
-        seed=1,
-        logprobs=True,
-        response_format={"type": "json_schema", "json_schema": schema},
-    )
-    for choice in answer.choices:
-        assert Apples.model_validate_json(choice.message.content or "")
-        assert choice.logprobs
-        logprobs = [token.logprob for token in choice.logprobs.content or ()]
-        assert logprobs.count(0.0) >= 10  # forced
-        assert all(logprob <= 0 for logprob in logprobs)
-
-
-async def test_completions_take_our_fields_too(client: openai.AsyncOpenAI) -> None:
-    answer = await client.completions.create(model="golden", prompt="1+1=", extra_body={"choice": ["two", "three"]})
-    assert answer.choices[0].text in ("two", "three")
-    answer = await client.completions.create(
-        model="golden", prompt="1+1=", max_tokens=40, extra_body={"response_format": {"type": "json_object"}}
-    )
-    assert answer.choices[0].text.startswith("{")
-
-
 async def test_a_cut_answer_is_an_error_of_the_client(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.LengthFinishReasonError):
         await client.chat.completions.parse(model="golden", messages=MESSAGES, response_format=Apples, max_tokens=3)

@@ -113,13 +113,6 @@ class Sum(BaseModel):
     b: int = Field(ge=0, le=99)
 
 
-async def test_the_clients_own_parser_of_calls(qwen3: openai.AsyncOpenAI) -> None:
-    tools = [openai.pydantic_function_tool(Sum)]
-    answer = await qwen3.chat.completions.parse(**with_tools(tools=tools, tool_choice="required"))
-    assert answer.choices[0].message.tool_calls
-    assert isinstance(answer.choices[0].message.tool_calls[0].function.parsed_arguments, Sum)
-
-
 async def test_several_answers_have_calls_of_their_own(qwen3: openai.AsyncOpenAI) -> None:
     request = with_tools(n=3, temperature=1.5, tool_choice="required", logprobs=True)
     answer = await qwen3.chat.completions.create(**request)
@@ -303,12 +296,6 @@ async def test_a_template_without_tools_refuses_them(http: httpx.AsyncClient) ->
         response = await http.post(CHAT, json=chat(reasoning_effort=effort))
         assert (response.status_code, response.headers.get("x-ignored-fields")) == (200, ignored)
     assert (await http.post(CHAT, json=chat(tools=TOOLS, tool_choice="none"))).status_code == 200
-
-
-async def test_the_card_names_the_tool_format_and_thinking(caller: Replica) -> None:
-    async with over(caller) as http:
-        [model] = (await http.get("/v1/models")).json()["data"]
-    assert (model["tools"], model["thinking"]) == ("qwen3", True)
 
 
 @pytest.mark.parametrize(

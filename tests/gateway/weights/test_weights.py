@@ -103,9 +103,7 @@ async def test_the_routes_have_keys_of_their_own(make: MakeReplicas, other: Path
     [
         ({}, "model", "model is missing"),
         ({"model": ""}, "model", "at least 1 character"),
-        ({"model": 5}, "model", "valid string"),
         ({"model": "x", "version": 0}, "version", "greater than or equal to 1"),
-        ({"model": "x", "version": "7"}, "version", "valid integer"),
         ({"model": "x", "verison": 7}, "verison", "did you mean 'version'?"),
         ({"model": "/no/such/folder"}, "model", "neither a folder nor a hub name such as 'owner/model'; the old"),
         ({"model": str(GOLDEN / GOLDEN_NAMES[1])}, "model", "that of the served weights is"),
