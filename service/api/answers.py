@@ -1,7 +1,4 @@
-"""The answers of POST /generate and of the health routes, and the statistics that the answers of every API have.
-
-`generate.py` builds the answers of POST /generate. `openapi.py` documents all.
-"""
+"""The answers of POST /generate and of the health routes, and the statistics that the answers of every API have."""
 
 from collections.abc import Sequence
 from operator import attrgetter

@@ -13,9 +13,6 @@ from service.errors import InvalidRequest
 from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
 from service.text.tools.formats import REASONING_END, REASONING_GAP, REASONING_START
 
-#: an answer's thinking, as in `AnswerFormat`
-_Thinking = Literal["no", "may", "begun"]
-
 
 @dataclass(frozen=True, slots=True)
 class Chat:
@@ -56,7 +53,7 @@ def chat_prompt(body: CommonFields, chat: Chat, context: RequestContext) -> tupl
     return prompt, AnswerFormat(tool_format, thinking)
 
 
-def _thinking(chat: Chat, context: RequestContext) -> _Thinking:
+def _thinking(chat: Chat, context: RequestContext) -> Literal["no", "may", "begun"]:
     thinking = context.card.thinking
     if thinking is None:
         if chat.think:

@@ -1,8 +1,7 @@
 """The way of a request through a route of any API: parse, admit, decode, and build the answer or the stream.
 
-A route gives its parser. The status of a stream is sent with the first item, so an error before it has its own HTTP
-status. After some seconds without an item the status is sent alone. A later error is an event. However the response
-ends, its requests to replicas end with it.
+An error before the first item, or before `STATUS_S`, has its own HTTP status. A later error is an event. However the
+response ends, its requests to replicas end with it.
 """
 
 from abc import ABC, abstractmethod

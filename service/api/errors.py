@@ -1,10 +1,8 @@
 """Errors as JSON, in the shape of each route's API: errors of this service, of pydantic and of the router, and bugs.
 
-Errors of the OpenAI routes have OpenAI's `type` and field names. Errors of Anthropic's routes have Anthropic's shape
-and types, with the code and field of this service's errors. An invalid request has the status 400 on both, as at OpenAI
-and Anthropic: some clients repeat a request after 422. This service's own routes answer 422, as their clients expect.
-The error of a prompt that does not fit has the code or the words by which agents know that they must shorten the
-conversation.
+An invalid request has the status 400 on routes of other APIs, as there: some clients repeat a request after 422. This
+service's own routes answer 422. The error of a prompt that does not fit has the code or the words by which agents know
+that they must shorten the conversation.
 """
 
 import json
@@ -294,7 +292,11 @@ def _fields_of(path: Sequence[str | int], schema: type[BaseModel]) -> list[str]:
     """The fields of the object at a path in a body. In pydantic's paths, the tag of a union's member is a part, too."""
     models = [schema]
     for part in path:
-        tagged = [model for model in models if "type" in model.model_fields and part in _tags(model)]
+        tagged = [
+            model
+            for model in models
+            if "type" in model.model_fields and part in get_args(model.model_fields["type"].annotation)
+        ]
         if len(models) > 1 and tagged:
             models = tagged
         elif isinstance(part, str):
@@ -303,10 +305,6 @@ def _fields_of(path: Sequence[str | int], schema: type[BaseModel]) -> list[str]:
             ]
             models = [model for field in fields for model in _models_in(field.annotation)]
     return [field.alias or name for model in models for name, field in model.model_fields.items()]
-
-
-def _tags(model: type[BaseModel]) -> tuple[object, ...]:
-    return get_args(model.model_fields["type"].annotation)
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -69,7 +69,10 @@ class BodyFields:
                 continue
             if name in names:
                 served[name] = value
-            elif not any(_same(value, neutral) for neutral in self.neutral.get(name, ())):
+            # JSON's equality: false differs from 0, and 0.0 equals 0
+            elif (value, isinstance(value, bool)) not in [
+                (neutral, isinstance(neutral, bool)) for neutral in self.neutral.get(name, ())
+            ]:
                 if ignored.strict or name in self.refused:
                     raise self._refusal(name, value, names)
                 ignored.add(name)
@@ -85,8 +88,3 @@ class BodyFields:
         helpful = self.refused.get(name)
         hint = f"; use {helpful!r}" if helpful else similar(name, names) if helpful is None else ""
         return InvalidRequest(message + hint, param=name)
-
-
-def _same(value: object, other: object) -> bool:
-    """Equality of JSON values: false differs from 0, 0.0 equals 0."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)

@@ -1,7 +1,6 @@
 """The answer of GET /v1/models: the model, its limits, its modes and the presets of `quality`.
 
-Clients of several APIs read the same list. OpenAI's read `data`. Anthropic's also read each entry's `display_name`, and
-`has_more` of the list. Codex reads `models`.
+OpenAI's clients read `data`, Anthropic's also `display_name` and `has_more`, Codex `models`.
 """
 
 from collections.abc import Mapping, Sequence

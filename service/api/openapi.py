@@ -1,8 +1,7 @@
 """The documentation of every route: bodies, answers and examples, and the page at /docs that shows them.
 
-`parse.py` parses the bodies, not FastAPI, so this module adds their schema. The page's files come from the package
-fastapi-offline, nothing from elsewhere. The page's headers allow its one inline script by its hash, and no frame
-around it.
+The page's files come from the package fastapi-offline. Its headers allow its one inline script by its hash, and no
+frame around it.
 """
 
 import base64
@@ -51,7 +50,7 @@ _ERRORS: Mapping[int, str] = {
     504: "the time limit passed before the first token was decoded",
 }
 _GENERATE_ERRORS: Final = (401, 404, 413, 422, 429, 503, 504)
-_API_ERRORS: Final = (400, 401, 404, 413, 429, 503, 504)
+API_ERRORS: Final = (400, 401, 404, 413, 429, 503, 504)
 #: a message that the demo knows
 STORY: Final = {"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}
 EXAMPLES: Final[Mapping[str, Any]] = {
@@ -151,13 +150,8 @@ def errors(*statuses: int, model: type = ErrorAnswer) -> dict[int | str, dict[st
     return {status: {"description": _ERRORS[status], "content": content} for status in statuses}
 
 
-def api_docs(summary: str, answer: type, stream: str = "", *, error_answer: type) -> dict[str, Any]:
-    """FastAPI's arguments for a route of another API. `stream`: the description of its streams, if it has any."""
-    return route_docs(summary, answer, errors(*_API_ERRORS, model=error_answer), stream)
-
-
 def route_docs(summary: str, answer: type, failed: Mapping[int | str, Any], stream: str = "") -> dict[str, Any]:
-    """FastAPI's arguments for a route."""
+    """FastAPI's arguments for a route. `stream`: the description of its streams, if it has any."""
     response: dict[str, Any] = {"model": answer}
     if stream:
         response |= {"description": stream, "content": {"text/event-stream": {"schema": {"description": stream}}}}

@@ -1,7 +1,6 @@
 """Parses the bodies of all APIs to typed bodies, and those to `ReplicaRequest`. All errors become one InvalidRequest.
 
-Every message names the field, the value received and the allowed values. For an unknown field it names the nearest
-known field. For a knob of another mode it names the modes that have the knob.
+Every message names the field, the value received and the allowed values.
 """
 
 import secrets

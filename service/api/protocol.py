@@ -1,8 +1,7 @@
-"""The fields that the bodies of all APIs have, and the body of POST /generate. `answers.py` has its answers.
+"""The fields that the bodies of all APIs have, and the body of POST /generate.
 
-A mode's knobs are the fields of its class, so a new mode or knob needs no line here. The engine checks ranges
-that depend on the model (block size, length, vocabulary). `parse.py` parses bodies with these models, and `openapi.py`
-documents them: POST /generate by one model per mode, which the field `mode` selects.
+A mode's knobs are the fields of its class. The engine checks ranges that depend on the model. `openapi.py` documents
+POST /generate by one model per mode, which the field `mode` selects.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ MAX_CACHE_KEY = 512
 MAX_ANSWERS = 128
 MAX_NEW_TOKENS = 2**31 - 1  # longer than any model; bounds the numbers in error messages
 
-StopText = Annotated[str, Field(min_length=1)]
-_Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
+_Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS, fail_fast=True)]
 
 
 def _stops_of(value: object) -> object:

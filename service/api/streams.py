@@ -102,7 +102,7 @@ async def first_of(items: AsyncGenerator[_T], within_s: float) -> asyncio.Future
 async def _abandon(item: asyncio.Future[Any], items: AsyncGenerator[Any]) -> None:
     """Closes items of which one may still be to come."""
     item.cancel()
-    await _finished(_close([item], [items]))
+    await asyncio.shield(_close([item], [items]))
 
 
 async def all_of(jobs: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
@@ -115,7 +115,7 @@ async def all_of(jobs: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
     finally:
         for task in tasks:
             task.cancel()
-        await _finished(asyncio.gather(*tasks, return_exceptions=True))
+        await asyncio.shield(asyncio.gather(*tasks, return_exceptions=True))
 
 
 async def merged(streams: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[int, _T]]:
@@ -135,7 +135,7 @@ async def merged(streams: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[
     finally:
         for task in pending:
             task.cancel()
-        await _finished(_close(list(pending), streams))
+        await asyncio.shield(_close(list(pending), streams))
 
 
 def _following(stream: AsyncGenerator[_T]) -> asyncio.Future[Any]:
@@ -147,8 +147,3 @@ async def _close(tasks: Sequence[asyncio.Future[Any]], streams: Sequence[AsyncGe
     await asyncio.gather(*tasks, return_exceptions=True)
     for stream in streams:
         await stream.aclose()
-
-
-async def _finished(cleaning: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> None:
-    """Waits for a clean-up. The clean-up goes on even if the wait is cancelled."""
-    await asyncio.shield(cleaning)

@@ -1,7 +1,4 @@
-"""Fields of vLLM, SGLang, TGI and llama.cpp under the names that this service parses.
-
-A constraint has many names: `guided_json`, `structured_outputs`, `ebnf`, and many forms of `response_format`.
-"""
+"""Fields of vLLM, SGLang, TGI and llama.cpp under the names that this service parses."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final

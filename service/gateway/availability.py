@@ -1,7 +1,6 @@
 """The model card that one ingress knows. A task asks the replicas for it every second, so no request waits for that.
 
-While no replica runs on purpose (scaled to zero), the last card stays valid with 0 slots. Requests are then checked as
-usual and wait. New replicas and slots get work at the next poll.
+While no replica runs on purpose (scaled to zero), the last card stays valid with 0 slots.
 """
 
 import asyncio

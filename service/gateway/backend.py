@@ -1,7 +1,4 @@
-"""The interface through which the routes use the replicas.
-
-`rayserve/ray_backend.py` implements it over links and Serve's broadcasts.
-"""
+"""The interface through which the routes use the replicas. `rayserve/ray_backend.py` implements it."""
 
 from dataclasses import replace
 from typing import Protocol

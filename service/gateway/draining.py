@@ -1,8 +1,4 @@
-"""Draining of one ingress: it refuses new requests and finishes the requests in progress, or aborts them.
-
-GET /health reports the draining, so a load balancer sends new requests elsewhere while running ones go on.
-`cli/draining.py` stops the service and calls every ingress by its handle.
-"""
+"""Draining of one ingress: it refuses new requests and finishes the requests in progress, or aborts them."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

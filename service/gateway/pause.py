@@ -1,8 +1,7 @@
 """Pause and sleep of all replicas, by routes under /admin. A trainer uses them between two weight updates.
 
-Halted replicas are healthy. Requests wait in the replicas, then in the queue of the ingress. Every change has a number,
-and the highest one counts. An ingress learns the newest state from the replicas. A replica that starts later gets it
-within seconds.
+Halted replicas are healthy, and requests wait. Every change has a number, and the highest one counts. A replica that
+starts later gets the newest state within seconds.
 """
 
 import asyncio

@@ -9,7 +9,7 @@ from service.errors import MrpServeError
 from service.gateway.backend import Backend
 from service.gateway.draining import Draining
 from service.gateway.request_log import note_ending, note_request
-from service.gateway.slow_readers import SlowReaders
+from service.gateway.slow_readers import Relay, SlowReaders
 from service.messages.wire import Answer, Answering, Chunk, Ending, Failure, Items, Progress, ReplicaRequest
 from service.routing.failover import Attempts, FailoverPolicy
 
@@ -46,7 +46,7 @@ class RequestPipeline:
         The slot is free when the replica's answer ends, or the stream is closed. After a loss, the steps of an
         unfinished block come again.
         """
-        return self._readers.relay(request, self._items(request, charge))
+        return Relay(self._readers, request, self._items(request, charge))
 
     async def count_tokens(self, request: ReplicaRequest, charge: TokenCharge) -> int:
         with self._counted(charge), self._draining.abortable():

@@ -1,8 +1,4 @@
-"""The middleware of Serve's proxies, which stand before the ingresses of a cluster.
-
-A proxy copies a request's id into the response unchanged. When its ingress is lost, a proxy ends the response without
-an error of this service.
-"""
+"""The middleware of Serve's proxies, which copy a request's id unchanged and end a response whose ingress is lost."""
 
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware

@@ -1,7 +1,6 @@
 """One log line for every finished request: its fields, its end and its times. The span of a request has the same.
 
-`RequestLog` wraps the application and writes the line. The pipeline notes each request to a replica and its ending.
-Both run on the same task and share a context variable. No line holds a prompt, an answer or a key.
+No line holds a prompt, an answer or a key.
 """
 
 import logging

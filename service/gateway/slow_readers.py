@@ -1,8 +1,7 @@
 """Streams whose clients read more slowly than the engine decodes. Every stream goes through a `Relay`.
 
-The sender of a stream takes its items straight from the replica. While the sender waits for its client, a task takes
-them at the replica's pace. So the slot is free when the replica's answer ends, however slowly the client reads. Waiting
-items are encoded as for a link, so that their size is known and bounded.
+While the sender waits for its client, a task takes the items at the replica's pace, so the slot is free when the
+replica's answer ends. Waiting items are encoded as for a link, so that their size is known and bounded.
 """
 
 from __future__ import annotations
@@ -35,9 +34,6 @@ class SlowReaders:
         self.waiting_bytes, self._most = 0, most_bytes
         self._relays: set[Relay] = set()
         self._timer: asyncio.TimerHandle | None = None
-
-    def relay(self, request: ReplicaRequest, items: Answering) -> Relay:
-        return Relay(self, request, items)
 
     def watch(self, relay: Relay) -> None:
         self._relays.add(relay)
@@ -120,7 +116,7 @@ class Relay(AsyncGenerator[AnswerItem, None]):
             await self._changed.wait()
         if self._request.arrived.waited_s() > self._request.timeout_s + GRACE_S:
             self.drop()
-            raise self._lost(f"was not read {GRACE_S:g} s after its timeout_s")
+            raise SlowReader(f"the stream was not read {GRACE_S:g} s after its timeout_s")
         item = self._backlog.popleft()
         self._resize(-len(item))
         [decoded] = _CODEC.decode(_CODEC.content([item]))
@@ -135,7 +131,7 @@ class Relay(AsyncGenerator[AnswerItem, None]):
         """Gives up the backlog, and the answer if it is still being decoded."""
         if self._relaying is not None:
             self._relaying.cancel()
-        self._error = self._lost("was read too slowly, and too much waited for clients")
+        self._error = SlowReader("the stream was read too slowly, and too much waited for clients")
         self._backlog.clear()
         self._resize(-self.size)
         self._changed.set()
@@ -167,6 +163,3 @@ class Relay(AsyncGenerator[AnswerItem, None]):
     def _resize(self, size: int) -> None:
         self.size += size
         self._readers.add_waiting(size)
-
-    def _lost(self, why: str) -> SlowReader:
-        return SlowReader(f"the stream {why}")

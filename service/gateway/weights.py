@@ -1,8 +1,6 @@
 """The weights that may answer, and their update in all replicas by /admin/weights. The highest version wins.
 
-An ingress learns the newest version from the replicas' cards, from other ingresses and from its own updates. Every
-request names it, so a restarted replica cannot answer with older weights. It gets the newest weights.
-The routes have keys of their own (`admin.py`).
+Every request names the newest version that its ingress knows, so a restarted replica cannot answer with older weights.
 """
 
 from __future__ import annotations

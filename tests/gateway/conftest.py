@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +58,15 @@ def checkpoint(settings: Settings) -> Checkpoint:
 
 @pytest.fixture(scope="session")
 def generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[Replica]:
-    generator = local_generator("r0", checkpoint, settings, deps=UNMEASURED)
-    yield generator
-    generator.close()
+    with closing(local_generator("r0", checkpoint, settings, deps=UNMEASURED)) as generator:
+        yield generator
 
 
 @pytest.fixture(scope="session")
 def other(settings: Settings, checkpoint: Checkpoint) -> Iterator[Replica]:
     """A second replica of the same checkpoint."""
-    generator = local_generator("r1", checkpoint, settings, deps=UNMEASURED)
-    yield generator
-    generator.close()
+    with closing(local_generator("r1", checkpoint, settings, deps=UNMEASURED)) as generator:
+        yield generator
 
 
 @pytest.fixture
@@ -112,9 +111,8 @@ def byte_checkpoint(settings: Settings, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="session")
 def bytewise(settings: Settings, byte_checkpoint: Checkpoint) -> Iterator[Replica]:
     """A replica of it."""
-    generator = local_generator("r0", byte_checkpoint, settings, deps=UNMEASURED)
-    yield generator
-    generator.close()
+    with closing(local_generator("r0", byte_checkpoint, settings, deps=UNMEASURED)) as generator:
+        yield generator
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +138,8 @@ def qwen3_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 @pytest.fixture(scope="session")
 def chatting(qwen3_settings: Settings) -> Iterator[Replica]:
     settings = qwen3_settings.model_copy(update={"max_model_len": None})
-    generator = local_generator("r0", load_checkpoint(settings.model), settings, deps=UNMEASURED)
-    yield generator
-    generator.close()
+    with closing(local_generator("r0", load_checkpoint(settings.model), settings, deps=UNMEASURED)) as generator:
+        yield generator
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from service.gateway.http import guarded
 from service.gateway.http.guarded import LEAST_BYTES, LIMIT_S, WriteLimit
 from service.gateway.http.listener import Listener
 from service.gateway.pipeline import RequestPipeline
-from service.gateway.slow_readers import GRACE_S, SlowReaders
+from service.gateway.slow_readers import GRACE_S, Relay, SlowReaders
 from service.ipc import data
 from service.messages.wire import Answering, Chunk, Ending, ReplicaRequest
 from service.routing.failover import FailoverPolicy
@@ -198,7 +198,7 @@ def test_nothing_comes_after_an_answer_was_given_up() -> None:
 
     async def main() -> None:
         readers = SlowReaders(most_bytes=2000)
-        relay = readers.relay(request(1, 100), blocks())
+        relay = Relay(readers, request(1, 100), blocks())
         first = await anext(relay)
         await asyncio.sleep(1)
         assert isinstance(first, Chunk)

@@ -1,7 +1,6 @@
-"""Builds a message, whole or as events, in Anthropic's shape with additional fields.
+"""Builds a message, whole or as events, in Anthropic's shape with `stats`, and `trace` on request.
 
-A message also has the `stats` of POST /generate with its finish reason, mode and seed. `trace` is added on request.
-In a stream they are fields of the event `message_delta`. Whole messages are made of the same events as streams.
+In a stream both are fields of the event `message_delta`. Whole messages are made of the same events as streams.
 """
 
 import secrets
@@ -89,7 +88,7 @@ class MessageBuilder(ResponseBuilder):
         if ending.finish_reason == "stop":
             if ending.stop_text is not None:
                 return "stop_sequence"
-            return "tool_use" if self._content.called else "end_turn"
+            return "tool_use" if self._content.parser.called else "end_turn"
         if ending.finish_reason == "length" and ending.completion_tokens < self._max_tokens:
             return "model_context_window_exceeded"
         return "max_tokens"
@@ -110,20 +109,15 @@ class ContentBuilder:
     """
 
     def __init__(self, answer_format: tools.AnswerFormat) -> None:
-        self._parser = tools.OutputParser(answer_format, lambda: f"toolu_{secrets.token_hex(12)}")
+        self.parser = tools.OutputParser(answer_format, lambda: f"toolu_{secrets.token_hex(12)}")
         self._kind: str | None = None
         self._count = 0
 
-    @property
-    def called(self) -> bool:
-        """Whether the message has calls, and all of them are complete."""
-        return self._parser.called
-
     def push(self, text: str) -> Iterator[Json]:
-        return self._events(self._parser.push(text))
+        return self._events(self.parser.push(text))
 
     def finish(self) -> Iterator[Json]:
-        yield from self._events(self._parser.finish())
+        yield from self._events(self.parser.finish())
         yield from self._end()
 
     def _events(self, events: Iterable[tools.OutputEvent]) -> Iterator[Json]:

@@ -1,7 +1,4 @@
-"""The bodies of Anthropic's routes and their answers with this service's fields.
-
-The models of the bodies have Anthropic's own fields beside the fields that all APIs have.
-"""
+"""The bodies of Anthropic's routes and their answers, with the fields that all APIs have and this service's own."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired

@@ -1,10 +1,6 @@
-"""POST /v1/messages and POST /v1/messages/count_tokens: each body is parsed to one `ReplicaRequest`.
-
-Chat templates get the messages as `text.tools` makes them.
-"""
+"""POST /v1/messages and POST /v1/messages/count_tokens: each body is parsed to one `ReplicaRequest`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -16,7 +12,7 @@ from service.api.content import check_last_turn
 from service.api.driver import JsonAnswer, Upstream, locked, respond
 from service.api.errors import AnthropicErrorAnswer
 from service.api.fields import BodyFields
-from service.api.openapi import STORY, api_docs, model_docs
+from service.api.openapi import API_ERRORS, STORY, errors, model_docs, route_docs
 from service.api.parse import (
     OutputParams,
     RequestContext,
@@ -70,9 +66,9 @@ _MessagesBody = TypeVar("_MessagesBody", bound=protocol.PromptRequest)
 def anthropic_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
     router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
-    docs = partial(api_docs, error_answer=AnthropicErrorAnswer)
-    answered = docs("Messages as Anthropic's client asks for them", protocol.MessageAnswer, _STREAM)
-    counted = docs("The number of tokens of a prompt", protocol.TokenCount)
+    failed = errors(*API_ERRORS, model=AnthropicErrorAnswer)
+    answered = route_docs("Messages as Anthropic's client asks for them", protocol.MessageAnswer, failed, _STREAM)
+    counted = route_docs("The number of tokens of a prompt", protocol.TokenCount, failed)
 
     @router.post("/messages", **answered, **model_docs(protocol.MessagesRequest, {**_CHAT, "max_tokens": 64}))
     async def messages(request: Request) -> Response:

@@ -1,7 +1,4 @@
-"""The messages of a chat as OpenAI writes them, with calls of tools and their results.
-
-Chat templates get the messages as `text.tools` makes them.
-"""
+"""The messages of a chat as OpenAI writes them, with calls of tools and results, and as chat templates take them."""
 
 from __future__ import annotations
 

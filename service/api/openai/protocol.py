@@ -1,7 +1,4 @@
-"""The bodies of OpenAI's two routes and their answers with this service's fields.
-
-The models of the bodies have OpenAI's own fields beside the fields that all APIs have.
-"""
+"""The bodies of OpenAI's two routes and their answers, with the fields of all APIs and this service's own."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired

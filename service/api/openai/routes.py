@@ -1,6 +1,5 @@
 """The routes under /v1 that OpenAI's client calls, except the list of models, which the ingress serves."""
 
-from functools import partial
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
@@ -12,7 +11,7 @@ from service.api.openai import protocol
 from service.api.openai.parse import parse_chat, parse_completion
 from service.api.openai.responses.parse import parse_responses
 from service.api.openai.responses.protocol import ResponseObject, ResponsesRequest
-from service.api.openapi import STORY, api_docs, errors, model_docs, route_docs
+from service.api.openapi import API_ERRORS, STORY, errors, model_docs, route_docs
 from service.api.parse import check_model
 
 _COMPLETION_STREAM: Final = (
@@ -24,13 +23,7 @@ _RESPONSE_STREAM: Final = (
     "`response.incomplete` or `error`. Nothing is stored."
 )
 _COMPLETION: Final = {"model": "demo", "prompt": "def fibonacci(n):", "max_tokens": 32}
-_CHAT: Final = {
-    "model": "demo",
-    "messages": [STORY],
-    "max_tokens": 64,
-    "stream": True,
-}
-
+_CHAT: Final = {"model": "demo", "messages": [STORY], "max_tokens": 64, "stream": True}
 _RESPONSE: Final = {"model": "demo", "input": "Tom has 5 apples, gets 3, loses 2.", "max_output_tokens": 64}
 
 
@@ -38,12 +31,13 @@ def openai_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
     router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
 
-    docs = partial(api_docs, error_answer=OpenAiErrorAnswer)
-    completion = docs("Completions as OpenAI's client asks for them", protocol.CompletionAnswer, _COMPLETION_STREAM)
-    chat = docs("Chat completions as OpenAI's client asks for them", protocol.ChatCompletion, _COMPLETION_STREAM)
-    response = docs(
-        "Responses as OpenAI's client asks for them, without state", ResponseObject, stream=_RESPONSE_STREAM
-    )
+    failed = errors(*API_ERRORS, model=OpenAiErrorAnswer)
+    summary = "Completions as OpenAI's client asks for them"
+    completion = route_docs(summary, protocol.CompletionAnswer, failed, _COMPLETION_STREAM)
+    summary = "Chat completions as OpenAI's client asks for them"
+    chat = route_docs(summary, protocol.ChatCompletion, failed, _COMPLETION_STREAM)
+    summary = "Responses as OpenAI's client asks for them, without state"
+    response = route_docs(summary, ResponseObject, failed, _RESPONSE_STREAM)
 
     @router.post("/completions", **completion, **model_docs(protocol.CompletionRequest, _COMPLETION))
     async def completions(request: Request) -> Response:
@@ -57,9 +51,9 @@ def openai_router(upstream: Upstream) -> APIRouter:
     async def responses(request: Request) -> Response:
         return await respond(parse_responses, upstream, request)
 
-    failed = errors(400, 401, 404, 503, model=OpenAiErrorAnswer)
+    by_name = route_docs("The model by its name", Model, errors(400, 401, 404, 503, model=OpenAiErrorAnswer))
 
-    @router.get("/models/{model_id:path}", **route_docs("The model by its name", Model, failed))
+    @router.get("/models/{model_id:path}", **by_name)
     async def model(model_id: str) -> Response:
         card = await upstream.card()
         check_model(model_id, card)

@@ -16,7 +16,7 @@ from service.api.answers import usage_of
 from service.api.driver import ResponseBuilder, Upstream, locked, respond
 from service.api.errors import OpenAiErrorAnswer
 from service.api.fields import BodyFields, IgnoredFields
-from service.api.openapi import STORY, api_docs, model_docs
+from service.api.openapi import API_ERRORS, STORY, errors, model_docs, route_docs
 from service.api.parse import TOGETHER, RequestContext, sharing_of, timeout_of, validate_body
 from service.api.protocol import PROMPTS
 from service.api.score.protocol import ScoreAnswer, ScoredPosition, ScoreItem, ScoreRequest, TokenScore
@@ -44,9 +44,8 @@ def score_router(upstream: Upstream) -> APIRouter:
     """The route, to be mounted at the root."""
     router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
 
-    docs = api_docs(
-        "Probabilities of labels at positions of a pinned text", ScoreAnswer, error_answer=OpenAiErrorAnswer
-    )
+    failed = errors(*API_ERRORS, model=OpenAiErrorAnswer)
+    docs = route_docs("Probabilities of labels at positions of a pinned text", ScoreAnswer, failed)
 
     @router.post("/score", **docs, **model_docs(ScoreRequest, _EXAMPLE))
     async def score(request: Request) -> Response:

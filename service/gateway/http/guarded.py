@@ -1,9 +1,7 @@
 """uvicorn's HTTP protocol with limits for a client that sends a request and takes the answer.
 
 A head is bounded in bytes, fields and time, a body in time. The number of connections is bounded: those that wait for
-their client make room, and a few more may ask without a body, such as for the health. A client must take the answer at
-some speed. `listener.py` uses this protocol, and `guard_uvicorn` gives it to Serve's proxies. It knows no routes and
-no keys.
+their client make room, and a few more may ask without a body, such as for the health.
 """
 
 from __future__ import annotations
@@ -100,14 +98,10 @@ class GuardedProtocol(HttpToolsProtocol):
                 piece, data = data[:room], data[room:]
                 self._unread += len(piece)
                 super().data_received(piece)
-        if self._refused:
-            self._drop(len(data))
-
-    def _drop(self, size: int) -> None:
-        """Takes bytes that come after a refusal, within a limit. Else the system would take the refusal back."""
-        self._unread += size
-        if self._unread > _DROPPED:
-            self.transport.close()
+        if self._refused:  # takes further bytes within a limit: else the system would take the refusal back
+            self._unread += len(data)
+            if self._unread > _DROPPED:
+                self.transport.close()
 
     def on_headers_complete(self) -> None:
         self._unread = 0

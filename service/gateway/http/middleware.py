@@ -1,7 +1,4 @@
-"""ASGI middleware before all routes: the request's id, its origin, the limit of its body, its client's disconnect.
-
-Also reads the API key.
-"""
+"""ASGI middleware before all routes: the request's id, key and origin, its body's limit, its client's disconnect."""
 
 import asyncio
 import ipaddress
@@ -77,13 +74,8 @@ class CleanRequestId:
 
 
 def _id_of(scope: Scope) -> str:
-    """The client's request id, cleaned, else a new one."""
-    return clean_id(Headers(scope=scope).get(REQUEST_ID, "")) or secrets.token_hex(8)
-
-
-def clean_id(value: str) -> str:
-    """A client's request id with a bounded length and only letters, digits and `._:-`."""
-    return _FOREIGN.sub("", value)[:_MAX_ID]
+    """The client's request id with a bounded length and only letters, digits and `._:-`, else a new one."""
+    return _FOREIGN.sub("", Headers(scope=scope).get(REQUEST_ID, ""))[:_MAX_ID] or secrets.token_hex(8)
 
 
 class BodyLimit:

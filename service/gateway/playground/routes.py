@@ -1,7 +1,6 @@
-"""Serves the playground: `GET /` and the files that it loads, from memory. The ingress adds these routes.
+"""Serves the playground from memory: `GET /` and its files. The page needs no API key; its requests to the API do.
 
-The page needs no API key; its requests to the API do. The headers allow nothing from elsewhere, no inline script or
-style, and no text that becomes markup. Addresses in the page are relative, so it works behind a route prefix.
+The headers allow nothing from elsewhere, no inline script or style, and no text that becomes markup.
 """
 
 import hashlib

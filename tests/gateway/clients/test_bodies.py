@@ -6,6 +6,7 @@ has a constraint.
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,8 @@ def terse(qwen3_settings: Settings) -> Iterator[Replica]:
     """A replica that chats as Qwen3 does and soon ends its answers: clients allow thousands of tokens."""
     settings = qwen3_settings.model_copy(update={"max_model_len": None})
     checkpoint = liking(load_checkpoint(settings.model), "<|im_end|>")
-    generator = local_generator("r0", checkpoint, settings, deps=UNMEASURED)
-    yield generator
-    generator.close()
+    with closing(local_generator("r0", checkpoint, settings, deps=UNMEASURED)) as generator:
+        yield generator
 
 
 @pytest.fixture

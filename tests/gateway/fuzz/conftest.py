@@ -1,6 +1,7 @@
 """A golden checkpoint with a chat template behind a real HTTP server in this process, without Ray."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import httpx
@@ -29,9 +30,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 @pytest.fixture(scope="session")
 def generator(settings: Settings) -> Iterator[Replica]:
-    generator = load_replica("r0", settings, UNMEASURED)
-    yield generator
-    generator.close()
+    with closing(load_replica("r0", settings, UNMEASURED)) as generator:
+        yield generator
 
 
 @pytest.fixture(scope="session")

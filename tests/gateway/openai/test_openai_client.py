@@ -31,12 +31,9 @@ async def test_models(client: openai.AsyncOpenAI) -> None:
 async def test_completions_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
     fields: Any = {"model": "golden", "prompt": PROMPT, "max_tokens": 30, "logprobs": 0, "seed": 3}
     whole = await client.completions.create(**fields, extra_body={"mode": "speculative", "mrp_steps": 2})
-    assert whole.usage
     assert whole.usage.prompt_tokens == len(PROMPT)
     (choice,) = whole.choices
-    assert choice.logprobs
     assert len(choice.logprobs.token_logprobs or ()) == whole.usage.completion_tokens
-    assert choice.model_extra
     assert choice.model_extra["stats"]["tokens_per_forward"] > 0
     stream = await client.completions.create(**fields, stream=True, stream_options={"include_usage": True})
     parts = [part async for part in stream]
@@ -52,7 +49,6 @@ async def test_chats_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
     whole = await client.chat.completions.create(**fields, max_completion_tokens=24, logprobs=True)
     first, second = whole.choices
     assert first.message.content != second.message.content
-    assert first.logprobs
     assert first.logprobs.content
     assert first.logprobs.content[0].logprob <= 0
     texts = ["", ""]
@@ -66,8 +62,6 @@ async def test_a_conversation_goes_on_with_the_clients_own_message(client: opena
     answer = await client.chat.completions.create(model="golden", messages=MESSAGES, max_tokens=8)
     message = answer.choices[0].message.model_dump()
     again = await client.chat.completions.create(model="golden", messages=[*MESSAGES, message, *MESSAGES], max_tokens=8)
-    assert answer.usage
-    assert again.usage
     assert again.usage.prompt_tokens > answer.usage.prompt_tokens
 
 

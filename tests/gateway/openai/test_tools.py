@@ -79,7 +79,6 @@ async def test_a_stream_names_a_call_first_and_then_writes_its_arguments(qwen3: 
     first, *rest = [call for delta, _ in deltas for call in delta.tool_calls or ()]
     assert (first.index, first.type) == (0, "function")
     assert first.id
-    assert first.function
     assert first.function.arguments == ""
     assert len(rest) > 1
     assert all(call.index == 0 and call.id is None and call.function and call.function.name is None for call in rest)
@@ -101,8 +100,6 @@ async def test_results_are_sent_back(qwen3: openai.AsyncOpenAI) -> None:
         for result, call in zip(results, calls, strict=False):
             result["tool_call_id"] = call["id"] if isinstance(call, dict) else call.id
         again = await qwen3.chat.completions.create(**with_tools(messages=[*QUESTION, turn, *results]))
-        assert again.usage
-        assert answer.usage
         assert again.usage.prompt_tokens > answer.usage.prompt_tokens + 20
 
 
@@ -138,8 +135,6 @@ async def test_without_calls_the_prompt_has_no_tools(qwen3: openai.AsyncOpenAI) 
     free = await qwen3.chat.completions.create(model="golden", messages=QUESTION, max_tokens=20)
     none = await qwen3.chat.completions.create(**with_tools(tool_choice="none", max_tokens=20))
     assert none.choices[0].message == free.choices[0].message
-    assert none.usage
-    assert free.usage
     assert none.usage.prompt_tokens == free.usage.prompt_tokens
     assert "constraint_met" not in (none.choices[0].model_extra or {})
 

@@ -1,7 +1,4 @@
-"""Builds a response, whole or as typed events, in OpenAI's shape with `stats`, and `trace` on request.
-
-Whole responses are made of the same items as streams.
-"""
+"""Builds a response, whole or as typed events of the same items, in OpenAI's shape with `stats` and `trace`."""
 
 import secrets
 import time

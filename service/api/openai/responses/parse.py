@@ -1,7 +1,4 @@
-"""Parses a body of POST /v1/responses: one `ReplicaRequest`, and the form of its answer.
-
-Chat templates get the items of `input` as messages.
-"""
+"""Parses a body of POST /v1/responses: one `ReplicaRequest` with the items of `input` as messages."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""The body of POST /v1/responses and its answer.
-
-The model of the body has OpenAI's own fields beside the fields that all APIs have.
-"""
+"""The body of POST /v1/responses and its answer, with the fields that all APIs have and this service's own."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NotRequired
