@@ -4,11 +4,10 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 
 from service.engine.request import Stats
-from service.errors import DeadlineExceeded, MrpServeError, NotReady, QueueFull
+from service.errors import DeadlineExceeded, NotReady, QueueFull
 from service.messages.wire import Ending, Failure
 from service.replica.replica import Replica
 from service.text.tools import TOOL_FORMATS, ReasoningFormat
@@ -19,7 +18,6 @@ from tests.gateway.apis import (
     GENERATE,
     MESSAGES,
     RESPONSES,
-    Api,
     ask,
     by_choice,
     chat,
@@ -52,9 +50,7 @@ BODIES = {COMPLETIONS: completion, CHAT: chat, RESPONSES: response, MESSAGES: me
 @pytest.mark.parametrize(
     "fields", [{"mode": "static"}, {"mode": "speculative", "mrp_steps": 2, "temperature": 0.9, "return_trace": True}]
 )
-async def test_the_events_of_a_stream_make_the_whole_answer(
-    http: httpx.AsyncClient, api: Api, fields: dict[str, Any]
-) -> None:
+async def test_the_events_of_a_stream_make_the_whole_answer(http, api, fields):
     body = api.body(**{api.limit: 40}, seed=5, **fields)
     whole = await ask(http, api.path, body)
     deltas = [api.delta(event) for event in await stream_events(http, api.path, body)]
@@ -92,16 +88,12 @@ CONTINUED_CALLS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), CONTINUED)
-async def test_a_stream_and_an_answer_continue_on_another_replica(
-    generator: Replica, other: Replica, path: str, body: dict[str, Any]
-) -> None:
+async def test_a_stream_and_an_answer_continue_on_another_replica(generator, other, path, body):
     await assert_continues(generator, other, path, {"seed": 1} | body)
 
 
 @pytest.mark.parametrize(("path", "body"), CONTINUED_CALLS)
-async def test_a_stream_with_calls_continues_on_another_replica(
-    callers: tuple[Replica, Replica], path: str, body: dict[str, Any]
-) -> None:
+async def test_a_stream_with_calls_continues_on_another_replica(callers, path, body):
     await assert_continues(*callers, path, body)
 
 
@@ -147,7 +139,7 @@ def parts(path: str, answer: dict[str, Any]) -> tuple[str, str, list[tuple[str, 
 
 @pytest.mark.parametrize("path", CALLS)
 @pytest.mark.parametrize("size", [1, 3, 11, 1000])
-async def test_thinking_text_and_calls_are_the_same_for_blocks_of_any_size(path: str, size: int) -> None:
+async def test_thinking_text_and_calls_are_the_same_for_blocks_of_any_size(path, size):
     texts = [TEXT[start : start + size] for start in range(0, len(TEXT), size)]
     items = [chunk(number, text) for number, text in enumerate(texts)]
     async with over(Scripted(*items, ending("stop"), serves=QWEN3_CARD)) as http:
@@ -169,7 +161,7 @@ async def test_thinking_text_and_calls_are_the_same_for_blocks_of_any_size(path:
         assert parts(path, answer) == ("hm", "Well.", [("add", {"a": 1}), ("now", {})])
 
 
-async def test_a_call_that_was_cut_has_the_arguments_so_far() -> None:
+async def test_a_call_that_was_cut_has_the_arguments_so_far():
     backend = Scripted(serves=QWEN3_CARD)
     async with over(backend) as http:
         for length in range(0, len(TEXT) - 1, 3):
@@ -179,7 +171,7 @@ async def test_a_call_that_was_cut_has_the_arguments_so_far() -> None:
             assert answer["stop_reason"] != "tool_use"
 
 
-async def test_text_that_may_begin_a_call_comes_before_the_end() -> None:
+async def test_text_that_may_begin_a_call_comes_before_the_end():
     items = [chunk(0, "a <tool"), chunk(1, "_ca"), ending("length")]
     async with over(Scripted(*items, serves=QWEN3_CARD)) as http:
         deltas = choices(await stream_events(http, CHAT, chat(tools=TOOLS)))
@@ -266,9 +258,7 @@ REFUSALS: dict[str, list[tuple[dict[str, Any], str, str]]] = {
 @pytest.mark.parametrize(
     ("path", "fields", "param", "text"), [(path, *row) for path, rows in REFUSALS.items() for row in rows]
 )
-async def test_a_refusal_names_the_field(
-    http: httpx.AsyncClient, path: str, fields: dict[str, Any], param: str, text: str
-) -> None:
+async def test_a_refusal_names_the_field(http, path, fields, param, text):
     error = await refused(http, path, BODIES[path](**fields))
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param or error["param"].startswith(f"{param}.")
@@ -276,7 +266,7 @@ async def test_a_refusal_names_the_field(
 
 
 @each_api
-async def test_an_unknown_model_is_404_naming_the_served_one(http: httpx.AsyncClient, api: Api) -> None:
+async def test_an_unknown_model_is_404_naming_the_served_one(http, api):
     error = await refused(http, api.path, api.body(model="gpt-4"), 404)
     assert error["message"] == "model is 'gpt-4', served is 'golden'"
     assert (error["param"], error["code"]) == ("model", "unknown_model")
@@ -284,7 +274,7 @@ async def test_an_unknown_model_is_404_naming_the_served_one(http: httpx.AsyncCl
 
 
 @each_foreign_api
-async def test_a_key_is_required(generator: Replica, api: Api) -> None:
+async def test_a_key_is_required(generator, api):
     async with over(generator, api_keys=("right",)) as http:
         error = await refused(http, api.path, api.body(), 401)
         assert (error["type"], error["code"]) == ("authentication_error", "unauthorized")
@@ -292,7 +282,7 @@ async def test_a_key_is_required(generator: Replica, api: Api) -> None:
             assert (await http.post(api.path, json=api.body(**{api.limit: 1}), headers=headers)).status_code == 200
 
 
-async def test_bodies_that_are_no_json_object_or_too_large(http: httpx.AsyncClient) -> None:
+async def test_bodies_that_are_no_json_object_or_too_large(http):
     for content, status in ((b"{", 400), (b"[]", 400), (b'{"prompt": "' + b"w" * 2**20 + b'"}', 413)):
         answer = await http.post(COMPLETIONS, content=content)
         assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
@@ -308,9 +298,7 @@ async def test_bodies_that_are_no_json_object_or_too_large(http: httpx.AsyncClie
         ("GET", "/nope", 404, None),
     ],
 )
-async def test_errors_of_the_router_have_a_type_below_v1(
-    http: httpx.AsyncClient, method: str, path: str, status: int, kind: str | None
-) -> None:
+async def test_errors_of_the_router_have_a_type_below_v1(http, method, path, status, kind):
     answer = await http.request(method, path)
     assert (answer.status_code, answer.json()["error"].get("type")) == (status, kind)
 
@@ -320,9 +308,7 @@ async def test_errors_of_the_router_have_a_type_below_v1(
 
 @each_api
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_prompt_that_does_not_fit_is_refused_in_the_words_of_its_api(
-    http: httpx.AsyncClient, api: Api, stream: bool
-) -> None:
+async def test_a_prompt_that_does_not_fit_is_refused_in_the_words_of_its_api(http, api, stream):
     error = await refused(http, api.path, api.body(" ".join(["w5"] * 2100), stream=stream))
     if api.path == MESSAGES:
         assert error["message"].startswith("prompt is too long: ")
@@ -336,9 +322,7 @@ async def test_a_prompt_that_does_not_fit_is_refused_in_the_words_of_its_api(
 
 @pytest.mark.parametrize(("tokens", "limit", "output"), [(1, None, 37), (1, 3, 3), (2000, 10**9, None)])
 @each_foreign_api
-async def test_a_limit_is_clipped_and_may_be_left_out(
-    generator: Replica, api: Api, tokens: int, limit: int | None, output: int | None
-) -> None:
+async def test_a_limit_is_clipped_and_may_be_left_out(generator, api, tokens, limit, output):
     if api.path == MESSAGES and limit is None:
         limit = 37  # Anthropic's field is required
     if api.path == COMPLETIONS and limit is None:
@@ -350,7 +334,7 @@ async def test_a_limit_is_clipped_and_may_be_left_out(
     assert usage.get("completion_tokens", usage.get("output_tokens")) == (output or 2048 - prompt)
 
 
-async def test_generates_limit_is_not_clipped(generator: Replica) -> None:
+async def test_generates_limit_is_not_clipped(generator):
     async with over(generator, default_max_tokens=37) as http:
         body = {"prompt_token_ids": [5], "ignore_eos": True}
         assert (await ask(http, GENERATE, body))["usage"]["completion_tokens"] == 37
@@ -373,9 +357,7 @@ async def test_generates_limit_is_not_clipped(generator: Replica) -> None:
     ],
     ids=lambda value: getattr(value, "code", ""),
 )
-async def test_an_error_before_the_first_block_has_its_status(
-    api: Api, error: MrpServeError, kinds: tuple[str, str], stream: bool
-) -> None:
+async def test_an_error_before_the_first_block_has_its_status(api, error, kinds, stream):
     several = {"n": 4} if api.path in {COMPLETIONS, CHAT} else {}
     backend = Scripted(Failure(error))
     async with over(backend) as http:
@@ -395,7 +377,7 @@ async def test_an_error_before_the_first_block_has_its_status(
     ],
     ids=["failure", "error", "bug"],
 )
-async def test_an_error_in_the_midst_is_the_last_event_and_counted(api: Api, error: Any, code: str) -> None:
+async def test_an_error_in_the_midst_is_the_last_event_and_counted(api, error, code):
     several = {"n": 3} if api.path in {COMPLETIONS, CHAT} else {}
     backend = Scripted(chunk(), error)
     async with over(backend) as http:
@@ -413,7 +395,7 @@ async def test_an_error_in_the_midst_is_the_last_event_and_counted(api: Api, err
     assert backend.live == 0
 
 
-async def test_a_time_out_has_the_apis_reason_and_ours() -> None:
+async def test_a_time_out_has_the_apis_reason_and_ours():
     async with over(Scripted(chunk(), ending("timeout"))) as http:
         [choice] = (await ask(http, CHAT, chat()))["choices"]
         [*_, last] = (await stream_events(http, CHAT, chat()))[-1]["choices"]
@@ -425,7 +407,7 @@ async def test_a_time_out_has_the_apis_reason_and_ours() -> None:
         assert (answer["status"], answer["stats"]["finish_reason"]) == ("incomplete", "timeout")
 
 
-async def test_an_answer_of_no_token() -> None:
+async def test_an_answer_of_no_token():
     async with over(Scripted(Ending("stop", 3, 0, Stats()))) as http:
         answer = await ask(http, MESSAGES, message())
         assert (answer["content"], answer["stop_reason"]) == ([], "end_turn")
@@ -438,7 +420,7 @@ async def test_an_answer_of_no_token() -> None:
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-async def test_the_documentation_has_the_routes_and_their_fields(http: httpx.AsyncClient, path: str) -> None:
+async def test_the_documentation_has_the_routes_and_their_fields(http, path):
     paths = (await http.get("/openapi.json")).json()["paths"]
     schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"model", "n", "max_tokens", "stream_options", "seed", "threshold", "mode"} <= set(schema["properties"])
@@ -446,7 +428,7 @@ async def test_the_documentation_has_the_routes_and_their_fields(http: httpx.Asy
     assert schema["properties"]["temperature"]["maximum"] == 2
 
 
-async def test_tokens_are_counted_as_an_answer_counts_them(http: httpx.AsyncClient) -> None:
+async def test_tokens_are_counted_as_an_answer_counts_them(http):
     system = [{"type": "text", "text": "w9", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "w8"}]
     body = message("w5 w6 w7", system=system)
     count = await ask(http, COUNT, {name: body[name] for name in ("model", "messages", "system")})

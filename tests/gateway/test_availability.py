@@ -71,7 +71,7 @@ async def zero() -> AsyncIterator[Service]:
         yield service
 
 
-async def test_a_queued_request_gets_the_slot_of_a_new_replica() -> None:
+async def test_a_queued_request_gets_the_slot_of_a_new_replica():
     """Without another request, even if the controller was away meanwhile."""
     service = Service(0)
     async with service.http:
@@ -83,7 +83,7 @@ async def test_a_queued_request_gets_the_slot_of_a_new_replica() -> None:
         assert (await task).status_code == 200
 
 
-async def test_requests_do_not_wait_for_replicas_that_hang() -> None:
+async def test_requests_do_not_wait_for_replicas_that_hang():
     """The last card holds until they answer. Then the new one does."""
     service = Service(1)
     async with service.http:
@@ -101,7 +101,7 @@ async def test_requests_do_not_wait_for_replicas_that_hang() -> None:
         await ask(service.http, REQUEST)
 
 
-async def test_a_service_that_is_back_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_that_is_back_refuses_nothing(monkeypatch):
     """A request asks the replicas itself, if the last poll found none."""
     monkeypatch.setattr(availability, "POLL_S", 1000.0)
     service = Service(NotReady("gone", retry_after=1.0))
@@ -119,17 +119,17 @@ async def test_a_service_that_is_back_refuses_nothing(monkeypatch: pytest.Monkey
 
 
 class TestScaledToZero:
-    async def test_a_request_wakes_the_service_and_waits(self, zero: Service) -> None:
+    async def test_a_request_wakes_the_service_and_waits(self, zero):
         assert zero.ingress.replicas_wanted == 0
         task = await zero.queued_request()
         assert zero.ingress.replicas_wanted > 0
         zero.slots = 1
         assert (await task).status_code == 200
 
-    async def test_a_request_waits_no_longer_than_its_time_limit(self, zero: Service) -> None:
+    async def test_a_request_waits_no_longer_than_its_time_limit(self, zero):
         assert problem(await zero.request(timeout_s=0.05), 504)["code"] == "deadline_exceeded"
 
-    async def test_a_bad_request_and_operators_do_not_wake_it(self, zero: Service) -> None:
+    async def test_a_bad_request_and_operators_do_not_wake_it(self, zero):
         problem(await zero.request(temperature=-1), 422)
         assert (await zero.http.get("/v1/models")).json()["data"][0]["id"] == CARD.name
         response = await zero.http.get("/health")
@@ -137,14 +137,14 @@ class TestScaledToZero:
         assert 'mrp_replicas_wanted{replica="i0"} 0.0' in (await zero.http.get("/metrics")).text
         assert zero.ingress.replicas_wanted == 0
 
-    async def test_a_replica_that_does_not_start_ends_the_queued_requests(self, zero: Service) -> None:
+    async def test_a_replica_that_does_not_start_ends_the_queued_requests(self, zero):
         task = await zero.queued_request()
         zero.slots = NotReady("given up: CheckpointError", retry_after=5.0)
         assert problem(await task, 503)["message"] == "given up: CheckpointError"
         problem(await zero.request(), 503)
         assert (await zero.http.get("/health")).status_code == 503
 
-    async def test_the_queue_has_its_limit(self) -> None:
+    async def test_the_queue_has_its_limit(self):
         service = Service(1, max_waiting=1)
         await service.scale_to_zero()
         task = await service.queued_request()
@@ -156,7 +156,7 @@ class TestScaledToZero:
 class TestStartedAtZero:
     """An ingress that has started while there was no replica, and so does not know the card."""
 
-    async def test_a_request_waits_for_the_first_card(self) -> None:
+    async def test_a_request_waits_for_the_first_card(self):
         service = Service(ZERO_REPLICAS)
         async with service.http:
             task = service.request()
@@ -165,19 +165,19 @@ class TestStartedAtZero:
             assert (await task).status_code == 200
         assert service.ingress._availability.has_waiting is False
 
-    async def test_the_card_is_known_after_a_check_of_the_health(self) -> None:
+    async def test_the_card_is_known_after_a_check_of_the_health(self):
         service = Service(1)
         async with service.http:
             assert (await service.http.get("/health")).json()["replicas_ready"] == 1
             service.slots = ZERO_REPLICAS
             assert (await service.http.get("/v1/models")).status_code == 200
 
-    async def test_the_wait_has_a_limit(self) -> None:
+    async def test_the_wait_has_a_limit(self):
         service = Service(ZERO_REPLICAS, request_timeout_s=0.05)
         async with service.http:
             assert "no replica started within 0.05 s" in problem(await service.request(), 503)["message"]
 
-    async def test_the_limit_holds_if_a_poll_drops_the_timeout(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_the_limit_holds_if_a_poll_drops_the_timeout(self, monkeypatch):
         """`asyncio.wait_for` of Python 3.11 drops it if it comes together with an answer."""
         service, pauses = Service(ZERO_REPLICAS, request_timeout_s=0.05), iter([10])
 
@@ -190,7 +190,7 @@ class TestStartedAtZero:
         with pytest.raises(NotReady, match="no replica started within"):
             await asyncio.wait_for(service.ingress._availability._first(), 5)
 
-    async def test_an_error_ends_the_wait(self) -> None:
+    async def test_an_error_ends_the_wait(self):
         service = Service(ZERO_REPLICAS)
         async with service.http:
             task = service.request()

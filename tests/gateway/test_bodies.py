@@ -21,7 +21,6 @@ from service.gateway.http.listener import Listener
 from service.gateway.ingress import Ingress
 from service.messages.wire import Chunk, Ending
 from service.settings.settings import Settings
-from tests.clock import Clock
 from tests.gateway.doubles import STATS, Scripted
 from tests.gateway.helpers import eventually, keys_file
 
@@ -72,9 +71,7 @@ class Sender:
 
 
 class TestKeys:
-    async def test_a_key_loses_its_slowest_body_beyond_its_share(
-        self, port: int, ingress: Ingress, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_a_key_loses_its_slowest_body_beyond_its_share(self, port, ingress, monkeypatch):
         monkeypatch.setattr(bodies, "MOST_OF_A_KEY", 3)
         senders = []
         for key in ("a", "b", "b", "b"):
@@ -88,7 +85,7 @@ class TestKeys:
             assert (await sender.answer())[0] == 200
         assert len(ingress._bodies) == ingress._bodies.size == 0
 
-    async def test_a_request_counts_when_its_head_has_come(self, port: int, ingress: Ingress) -> None:
+    async def test_a_request_counts_when_its_head_has_come(self, port, ingress):
         senders = [await Sender.begin(port, "a") for _ in range(4)]
         await eventually(lambda: len(ingress._bodies) == 4)
         status, body = await (await Sender.begin(port, "a")).answer()
@@ -97,7 +94,7 @@ class TestKeys:
             sender.send(WHOLE[1:])
             assert (await sender.answer())[0] == 200
 
-    async def test_a_request_that_the_service_refuses_does_not_count(self, port: int, ingress: Ingress) -> None:
+    async def test_a_request_that_the_service_refuses_does_not_count(self, port, ingress):
         ingress._backend.down = NotReady("loading", retry_after=1.0)  # type: ignore[attr-defined]
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers={"X-Api-Key": "a"}) as http:
             for _ in range(8):
@@ -105,7 +102,7 @@ class TestKeys:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_without_a_key_no_body_is_read(path: str, ingress: Ingress) -> None:
+async def test_without_a_key_no_body_is_read(path, ingress):
     """The routes of administrators, too."""
     sent: list[Message] = []
 
@@ -123,7 +120,7 @@ async def test_without_a_key_no_body_is_read(path: str, ingress: Ingress) -> Non
 class TestBytes:
     """Of all bodies together, with a clock that the test sets."""
 
-    async def test_the_tenant_with_the_most_bytes_loses_its_slowest_body(self, clock: Clock) -> None:
+    async def test_the_tenant_with_the_most_bytes_loses_its_slowest_body(self, clock):
         all_bodies = Bodies(100, clock)
         with ExitStack() as stack:
             feeds = {name: Feed() for name in ("a1", "a2", "b1")}
@@ -151,7 +148,7 @@ class TestBytes:
             assert await bodies["a2"]()
             assert (len(all_bodies), all_bodies.size) == (0, 0)
 
-    async def test_bytes_earn_time(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_bytes_earn_time(self, clock, monkeypatch):
         monkeypatch.setattr(bodies, "MOST_OF_A_KEY", 2)
         all_bodies = Bodies(clock=clock)
         with ExitStack() as stack:
@@ -183,9 +180,7 @@ class Feed:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_drain_ends_unfinished_bodies(
-    port: int, ingress: Ingress, path: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_drain_ends_unfinished_bodies(port, ingress, path, caplog):
     caplog.set_level(logging.INFO, "service.requests")
     sender = await Sender.begin(port, "root" if "admin" in path else "b", path)
     await eventually(lambda: len(ingress._bodies) == 1)

@@ -108,9 +108,7 @@ def request(timeout_s: float = 60.0) -> ReplicaRequest:
         ([[FIRST, SECOND, LAST, NotReady("gone")]], [0], []),
     ],
 )
-async def test_the_next_attempt_continues_after_the_blocks_that_came(
-    scripts: list[list[Item]], blocks: list[int], reasons: list[str]
-) -> None:
+async def test_the_next_attempt_continues_after_the_blocks_that_came(scripts, blocks, reasons):
     attempts = Attempts(*scripts)
     assert await attempts.items() == WHOLE
     assert attempts.reasons == reasons
@@ -125,7 +123,7 @@ async def test_the_next_attempt_continues_after_the_blocks_that_came(
         )
 
 
-async def test_an_ending_without_a_last_block_ends_the_answer() -> None:
+async def test_an_ending_without_a_last_block_ends_the_answer():
     for script in ([FIRST, ENDING], [FIRST, ENDING, LOST]):
         attempts = Attempts(script)
         assert (await attempts.items(), attempts.reasons) == ([FIRST, ENDING], [])
@@ -133,7 +131,7 @@ async def test_an_ending_without_a_last_block_ends_the_answer() -> None:
         await Attempts([FIRST]).items()
 
 
-async def test_a_stream_keeps_no_chunk_that_was_sent() -> None:
+async def test_a_stream_keeps_no_chunk_that_was_sent():
     """Its log-probabilities would take a megabyte for every few hundred tokens, until the answer ends."""
     attempts = Attempts([FIRST, SECOND, None])
     references = sys.getrefcount(FIRST)
@@ -144,7 +142,7 @@ async def test_a_stream_keeps_no_chunk_that_was_sent() -> None:
 
 
 @pytest.mark.parametrize("scripts", [[[FIRST, FAILED], [SECOND, FAILED], [LAST]], [[FAILED], [LOST], [FAILED]]])
-async def test_a_second_failed_engine_quarantines_the_request(scripts: list[list[Item]]) -> None:
+async def test_a_second_failed_engine_quarantines_the_request(scripts):
     attempts = Attempts(*scripts)
     with pytest.raises(Quarantined, match="the engines of two replicas stopped while they decoded this request"):
         await attempts.items()
@@ -152,19 +150,19 @@ async def test_a_second_failed_engine_quarantines_the_request(scripts: list[list
     assert len(attempts.requests) == len(attempts.reasons) + 1
 
 
-async def test_without_failovers_the_client_gets_the_engines_error() -> None:
+async def test_without_failovers_the_client_gets_the_engines_error():
     with pytest.raises(EngineFailed):
         await Attempts([FAILED], max_failovers=0).items()
 
 
-async def test_the_backend_gets_every_error_of_an_attempt() -> None:
+async def test_the_backend_gets_every_error_of_an_attempt():
     attempts = Attempts([FIRST, LOST], [FAILED], [SECOND, LAST])
     assert await attempts.items() == WHOLE
     assert attempts.errors == [LOST, FAILED.error]
 
 
 @pytest.mark.parametrize("max_failovers", [0, 1, 3])
-async def test_lost_attempts_are_limited(max_failovers: int) -> None:
+async def test_lost_attempts_are_limited(max_failovers):
     attempts = Attempts(*[[LOST]] * 9, max_failovers=max_failovers)
     with pytest.raises(ReplicaLost, match="gone") as raised:
         await attempts.items()
@@ -184,7 +182,7 @@ async def test_lost_attempts_are_limited(max_failovers: int) -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_an_error_that_every_replica_would_give_ends_the_request(error: Exception) -> None:
+async def test_an_error_that_every_replica_would_give_ends_the_request(error):
     for script in ([FIRST, error], [error]):
         attempts = Attempts(script)
         with pytest.raises(type(error)):
@@ -192,7 +190,7 @@ async def test_an_error_that_every_replica_would_give_ends_the_request(error: Ex
         assert (len(attempts.requests), attempts.reasons) == (1, [])
 
 
-async def test_refusals_of_stopping_replicas_and_full_queues_do_not_count_as_lost_attempts() -> None:
+async def test_refusals_of_stopping_replicas_and_full_queues_do_not_count_as_lost_attempts():
     """A broken replica refuses at once and so looks idle. An admitted request waits for a full queue."""
     attempts = Attempts(*[[STOPPING]] * 20, [FIRST, ENDING], max_failovers=1)
     assert await attempts.items() == [FIRST, ENDING]
@@ -203,7 +201,7 @@ async def test_refusals_of_stopping_replicas_and_full_queues_do_not_count_as_los
     assert attempts.reasons == ["replica_lost"] + ["queue_full"] * 9
 
 
-async def test_pauses_grow_to_a_limit_and_end_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pauses_grow_to_a_limit_and_end_at_the_deadline(monkeypatch):
     now, pauses = 1000.0, list[float]()
 
     async def sleep(seconds: float) -> None:
@@ -222,7 +220,7 @@ async def test_pauses_grow_to_a_limit_and_end_at_the_deadline(monkeypatch: pytes
     assert len(attempts.reasons) == 2  # 0.05 + 0.1 s are past, 0.2 more would be too late
 
 
-async def test_a_whole_answer_continues_after_the_last_chunk() -> None:
+async def test_a_whole_answer_continues_after_the_last_chunk():
     attempts = Attempts([FIRST, LOST], [SECOND, Failure(LOST)], [LAST])
     answer = await attempts.complete()
     assert (answer.text, answer.token_ids, answer.ending) == ("abc", (10, 20, 11, 21, 12, 22), ENDING)
@@ -231,7 +229,7 @@ async def test_a_whole_answer_continues_after_the_last_chunk() -> None:
 
 @pytest.mark.parametrize("scripts", [[[FIRST, None]], [[FIRST, LOST], [SECOND, None]]])
 @pytest.mark.parametrize("cancels", [False, True])
-async def test_a_client_that_leaves_ends_the_open_attempt(scripts: list[list[Item]], cancels: bool) -> None:
+async def test_a_client_that_leaves_ends_the_open_attempt(scripts, cancels):
     attempts = Attempts(*scripts)
     items = attempts.answer()
     assert [await anext(items) for _ in scripts] == [FIRST, SECOND][: len(scripts)]
@@ -243,7 +241,7 @@ async def test_a_client_that_leaves_ends_the_open_attempt(scripts: list[list[Ite
     assert len(attempts.requests) == len(scripts)
 
 
-async def test_a_client_that_leaves_in_a_pause_ends_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_leaves_in_a_pause_ends_the_request(monkeypatch):
     monkeypatch.setattr(failover, "_PAUSE_S", 10.0)
     monkeypatch.setattr(failover, "_LONGEST_PAUSE_S", 10.0)
     attempts = Attempts([FIRST, LOST])
@@ -266,13 +264,13 @@ async def cancel_next(items: Answering) -> None:
 class TestWeightUpdates:
     """Which replicas may continue an answer."""
 
-    async def test_a_replica_with_older_weights_is_tried_again(self) -> None:
+    async def test_a_replica_with_older_weights_is_tried_again(self):
         behind = Failure(WeightsBehind("too old", retry_after=1.0))
         attempts = Attempts(*[[behind]] * 5, [FIRST, SECOND, LAST])
         assert await attempts.items() == WHOLE
         assert attempts.reasons == ["weights_behind"] * 5
 
-    async def test_an_answer_of_which_nothing_was_sent_begins_again(self) -> None:
+    async def test_an_answer_of_which_nothing_was_sent_begins_again(self):
         attempts = Attempts([CHANGED], [FIRST, SECOND, LAST])
         assert await attempts.items() == WHOLE
         assert attempts.reasons == ["weights_changed"]
@@ -280,13 +278,13 @@ class TestWeightUpdates:
         assert (await attempts.complete()).token_ids == (10, 20, 11, 21, 12, 22)
         assert attempts.requests[1].resume == Resume()
 
-    async def test_an_answer_of_which_a_part_was_sent_ends(self) -> None:
+    async def test_an_answer_of_which_a_part_was_sent_ends(self):
         attempts = Attempts([FIRST, CHANGED], [LAST])
         with pytest.raises(WeightsChanged):
             await attempts.items()
         assert len(attempts.requests) == 1
 
-    async def test_every_attempt_names_the_newest_weights_and_those_of_the_first_block(self) -> None:
+    async def test_every_attempt_names_the_newest_weights_and_those_of_the_first_block(self):
         weights = [Weights(3, "a", "m"), Weights(4, "b", "m")]
         attempts, newest = Attempts([replace(FIRST, version=3), LOST], [LAST]), iter(weights)
         attempts.policy = FailoverPolicy(3, newest_weights=lambda: next(newest))

@@ -109,25 +109,25 @@ class TestHeads:
         ],
         ids=["path", "value", "fields", "extension", "trailer"],
     )
-    async def test_a_head_that_does_not_end_is_refused(self, port: int, head: list[bytes]) -> None:
+    async def test_a_head_that_does_not_end_is_refused(self, port, head):
         detail = error(await sent(port, *head), 431)
         assert detail["code"] == "head_too_large"
         assert str(MAX_HEAD) in detail["message"]
         await answers(port)
 
-    async def test_a_client_that_goes_on_is_cut_off(self, port: int) -> None:
+    async def test_a_client_that_goes_on_is_cut_off(self, port):
         with pytest.raises(ConnectionError):
             await sent(port, BEGUN + b"X: ", *[b"y" * 65536] * 500)
         await answers(port)
 
-    async def test_a_head_of_too_many_fields_is_refused(self, port: int) -> None:
+    async def test_a_head_of_too_many_fields_is_refused(self, port):
         allowed = b"".join(b"X-%d: y\r\n" % number for number in range(MAX_FIELDS - 3))
         last = b"Content-Length: 0\r\nConnection: close\r\n\r\n"
         assert (await sent(port, BEGUN + allowed + last)).startswith(b"HTTP/1.1 200")
         detail = error(await sent(port, BEGUN + allowed + b"Y: z\r\n" + last), 431)
         assert detail["message"] == f"the head has {MAX_FIELDS + 1} fields, allowed are {MAX_FIELDS}"
 
-    async def test_bytes_that_are_no_head_are_refused(self, port: int) -> None:
+    async def test_bytes_that_are_no_head_are_refused(self, port):
         assert error(await sent(port, b"\x16\x03\x01\x02\x00\r\n\r\n"), 400)["code"] == "invalid_http"
 
     @pytest.mark.parametrize(
@@ -139,23 +139,23 @@ class TestHeads:
             (b"Host: x\r\nHost: y\r\n", 400, "the head has 2 fields `Host`, expected is one"),
         ],
     )
-    async def test_an_ambiguous_head_is_refused(self, port: int, fields: bytes, status: int, text: str) -> None:
+    async def test_an_ambiguous_head_is_refused(self, port, fields, status, text):
         answer = await sent(port, b"POST / HTTP/1.1\r\n" + fields + b"\r\n0\r\n\r\n")
         assert text in error(answer, status)["message"]
         await answers(port)
 
     @pytest.mark.parametrize("coding", [b"chunked", b"Chunked", b" chunked "])
-    async def test_chunked_bodies_are_read(self, port: int, coding: bytes) -> None:
+    async def test_chunked_bodies_are_read(self, port, coding):
         head = BEGUN + b"Connection: close\r\nTransfer-Encoding:" + coding + b"\r\n\r\n"
         assert (await sent(port, head + b"2\r\nhi\r\n0\r\n\r\n")).endswith(b"\r\n\r\nhi")
 
-    async def test_a_body_may_be_longer_than_a_head(self, port: int) -> None:
+    async def test_a_body_may_be_longer_than_a_head(self, port):
         content = bytes(3 * MAX_HEAD)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
             for _ in range(3):
                 assert (await http.post("/", content=content)).content == content
 
-    async def test_many_pipelined_requests_are_answered(self, port: int) -> None:
+    async def test_many_pipelined_requests_are_answered(self, port):
         request = BEGUN + b"Content-Length: 1\r\n\r\na"
         last = BEGUN + b"Content-Length: 1\r\nConnection: close\r\n\r\na"
         assert (await sent(port, request * 3000 + last)).count(b"HTTP/1.1 200") == 3001
@@ -164,13 +164,13 @@ class TestHeads:
 class TestHttp10:
     """Its clients know no chunks: an answer without a length ends with its connection."""
 
-    async def test_a_stream_ends_with_its_connection(self, port: int) -> None:
+    async def test_a_stream_ends_with_its_connection(self, port):
         head, _, body = (await sent(port, b"GET /parts HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
         assert body == b"one two three"
         assert b"connection: close" in head
         assert b"transfer-encoding" not in head
 
-    async def test_a_whole_answer_has_its_length(self, port: int) -> None:
+    async def test_a_whole_answer_has_its_length(self, port):
         answer = await sent(port, b"POST / HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi")
         assert b"content-length: 2" in answer
         assert answer.endswith(b"\r\n\r\nhi")
@@ -178,11 +178,11 @@ class TestHttp10:
 
 @pytest.mark.usefixtures("hasty")
 class TestSlowClients:
-    async def test_a_client_that_sends_nothing_is_closed(self, port: int) -> None:
+    async def test_a_client_that_sends_nothing_is_closed(self, port):
         assert await sent(port) == b""
 
     @pytest.mark.parametrize("before", [b"", BEGUN + b"Content-Length: 0\r\n\r\n"], ids=["first", "second"])
-    async def test_an_unfinished_head_is_a_time_out(self, port: int, before: bytes) -> None:
+    async def test_an_unfinished_head_is_a_time_out(self, port, before):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         if before:
             writer.write(before)
@@ -192,12 +192,12 @@ class TestSlowClients:
             assert error(await reader.read(), 408)["message"] == "the head took more than 0.05 s"
         writer.close()
 
-    async def test_an_unfinished_body_is_a_time_out(self, port: int, app: Echo) -> None:
+    async def test_an_unfinished_body_is_a_time_out(self, port, app):
         answer = await sent(port, BEGUN + b"Content-Length: 9\r\n\r\nabc")
         assert error(answer, 408)["message"] == "no byte of the body came for 0.05 s"
         await app.ended.wait()
 
-    async def test_an_endless_body_is_a_time_out(self, port: int, app: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_an_endless_body_is_a_time_out(self, port, app, monkeypatch):
         monkeypatch.setattr(guarded, "PAUSE_S", 60.0)
         monkeypatch.setattr(guarded, "BODY_S", 0.05)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -211,7 +211,7 @@ class TestSlowClients:
         await app.ended.wait()
         writer.close()
 
-    async def test_a_body_has_time_for_its_bytes(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_body_has_time_for_its_bytes(self, port, monkeypatch):
         monkeypatch.setattr(guarded, "PAUSE_S", 60.0)
         monkeypatch.setattr(guarded, "BODY_S", 0.05)
         monkeypatch.setattr(guarded, "BYTES_PER_S", 1)
@@ -223,7 +223,7 @@ class TestSlowClients:
             assert (await reader.read()).endswith(b"aab")
         writer.close()
 
-    async def test_a_client_that_reads_nothing_is_closed(self, port: int, app: Echo) -> None:
+    async def test_a_client_that_reads_nothing_is_closed(self, port, app):
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
         async with asyncio.timeout(20):
@@ -236,7 +236,7 @@ class TestManyConnections:
     def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(guarded, "max_connections", lambda: 8)
 
-    async def test_the_oldest_idle_connection_is_closed_for_a_new_one(self, port: int) -> None:
+    async def test_the_oldest_idle_connection_is_closed_for_a_new_one(self, port):
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
         await answers(port)
         async with asyncio.timeout(20):
@@ -246,7 +246,7 @@ class TestManyConnections:
         for _, writer in idle:
             writer.close()
 
-    async def test_connections_with_a_request_stay(self, port: int) -> None:
+    async def test_connections_with_a_request_stay(self, port):
         busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
         for reader, writer in busy:
             writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -255,9 +255,7 @@ class TestManyConnections:
         for _, writer in busy:
             writer.close()
 
-    async def test_a_few_more_connections_may_request_the_health(
-        self, port: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_a_few_more_connections_may_request_the_health(self, port, monkeypatch):
         """A liveness probe beside as many answers as there may be connections."""
         monkeypatch.setattr(guarded, "_EXTRA", 1)
         busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
@@ -275,9 +273,7 @@ class TestManyConnections:
         for _, connection in [*busy, (reader, writer)]:
             connection.close()
 
-    async def test_the_slowest_unfinished_body_is_closed_for_a_new_connection(
-        self, port: int, app: Echo, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_the_slowest_unfinished_body_is_closed_for_a_new_connection(self, port, app, monkeypatch):
         """The last of eight began last, the first has sent most."""
         monkeypatch.setattr(guarded, "BYTES_PER_S", 1)
         bodies = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
@@ -294,7 +290,7 @@ class TestManyConnections:
             writer.close()
 
 
-def test_serves_proxies_have_the_protocol(monkeypatch: pytest.MonkeyPatch, app: Echo) -> None:
+def test_serves_proxies_have_the_protocol(monkeypatch, app):
     monkeypatch.setitem(HTTP_PROTOCOLS, "auto", HTTP_PROTOCOLS["auto"])  # for the tests after this one
     hooks.proxy_middleware()
     config = uvicorn.Config(app)
@@ -302,7 +298,7 @@ def test_serves_proxies_have_the_protocol(monkeypatch: pytest.MonkeyPatch, app: 
     assert config.http_protocol_class is guarded.GuardedProtocol
 
 
-def test_a_small_limit_of_open_files_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_limit_of_open_files_leaves_room_for_others(monkeypatch):
     for files, most in ((64, 16), (1024, 768), (2**20, 16384), (resource.RLIM_INFINITY, 16384)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
         assert sockets.max_connections() == most

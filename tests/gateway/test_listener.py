@@ -16,8 +16,6 @@ from service.gateway.http.listener import Listener, bind
 from service.gateway.http.middleware import CancelOnDisconnect
 from service.gateway.ingress import Ingress
 from service.settings.settings import Settings
-from tests.gateway.conftest import MakeGenerator
-from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import body
 from tests.gateway.helpers import eventually, idle
 from tests.gateway.local import LocalBackend
@@ -89,7 +87,7 @@ def post(path: str, body: bytes = b"hello") -> bytes:
     return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
 
 
-async def test_a_client_that_leaves_within_a_body_ends_the_request(app: Application, port: int) -> None:
+async def test_a_client_that_leaves_within_a_body_ends_the_request(app, port):
     writer = await connect(port, post("/")[:-3])
     writer.close()
     async with client(port) as http:  # the server goes on
@@ -98,7 +96,7 @@ async def test_a_client_that_leaves_within_a_body_ends_the_request(app: Applicat
     assert app.ended[-1] == "answered"
 
 
-async def test_a_stream_ends_when_its_client_leaves(app: Application, port: int) -> None:
+async def test_a_stream_ends_when_its_client_leaves(app, port):
     async with client(port) as http, http.stream("POST", "/stream") as response:
         assert await anext(response.aiter_raw()) == b"first "
     app.requested.clear()
@@ -106,7 +104,7 @@ async def test_a_stream_ends_when_its_client_leaves(app: Application, port: int)
     assert not app.answers.is_set()
 
 
-async def test_closing_waits_for_requests_and_takes_no_more(app: Application, unused_tcp_port: int) -> None:
+async def test_closing_waits_for_requests_and_takes_no_more(app, unused_tcp_port):
     listener = await Listener.start(app, "127.0.0.1", unused_tcp_port)
     assert listener.listens
     async with client(unused_tcp_port) as http:
@@ -121,7 +119,7 @@ async def test_closing_waits_for_requests_and_takes_no_more(app: Application, un
     assert not listener.listens
 
 
-async def test_a_taken_address_is_an_error(app: Application) -> None:
+async def test_a_taken_address_is_an_error(app):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -129,7 +127,7 @@ async def test_a_taken_address_is_an_error(app: Application) -> None:
             await Listener.start(app, "127.0.0.1", taken.getsockname()[1])
 
 
-async def test_small_packets_are_sent_at_once(unused_tcp_port: int) -> None:
+async def test_small_packets_are_sent_at_once(unused_tcp_port):
     accepted = asyncio.get_running_loop().create_future()
 
     class Protocol(asyncio.Protocol):
@@ -143,7 +141,7 @@ async def test_small_packets_are_sent_at_once(unused_tcp_port: int) -> None:
         writer.close()
 
 
-async def test_the_handlers_of_signals_stay(app: Application, port: int) -> None:
+async def test_the_handlers_of_signals_stay(app, port):
     app.answers.set()
     before = signal.getsignal(signal.SIGTERM)
     async with client(port) as http:
@@ -151,7 +149,7 @@ async def test_the_handlers_of_signals_stay(app: Application, port: int) -> None
         assert signal.getsignal(signal.SIGTERM) is before
 
 
-async def test_a_cancellation_by_the_server_is_raised() -> None:
+async def test_a_cancellation_by_the_server_is_raised():
     """A server that ends cancels its requests. Then the application's end is not the client's leaving."""
     gate = asyncio.Event()
 
@@ -170,9 +168,7 @@ async def test_a_cancellation_by_the_server_is_raised() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_frees_its_request_everywhere(
-    make_generator: MakeGenerator, gate: EngineGate, unused_tcp_port: int, stream: bool
-) -> None:
+async def test_a_client_that_leaves_frees_its_request_everywhere(make_generator, gate, unused_tcp_port, stream):
     generator = make_generator(deps=gate.deps)
     ingress = Ingress("i0", Settings(), LocalBackend(generator))
     listener = await Listener.start(ingress.app(answers_request_id=True), "127.0.0.1", unused_tcp_port)

@@ -30,7 +30,7 @@ async def answer(*messages: Message, path: str = "/generate", headers: dict[str,
         return await http.post(path, json={}, headers=headers)
 
 
-async def test_an_answer_that_has_not_begun_is_an_error_to_try_again() -> None:
+async def test_an_answer_that_has_not_begun_is_an_error_to_try_again():
     response = await answer(headers={"X-Request-Id": "mi ne\x7f"})
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert response.headers["x-request-id"] == "mine"
@@ -41,14 +41,14 @@ async def test_an_answer_that_has_not_begun_is_an_error_to_try_again() -> None:
 @pytest.mark.parametrize(
     ("path", "kind"), [("/v1/chat/completions", "server_error"), ("/v1/messages", "overloaded_error")]
 )
-async def test_each_api_gets_its_own_shape(path: str, kind: str) -> None:
+async def test_each_api_gets_its_own_shape(path, kind):
     response = await answer(path=path)
     assert response.status_code == 503
     assert response.json()["error"]["type"] == kind
     assert response.headers["x-request-id"] in response.text
 
 
-async def test_a_stream_that_has_begun_ends_with_an_error() -> None:
+async def test_a_stream_that_has_begun_ends_with_an_error():
     response = await answer(BEGUN, BLOCK)
     block, error = response.text.strip().split("\n\n")
     assert block == "event: block\ndata: {}"
@@ -56,5 +56,5 @@ async def test_a_stream_that_has_begun_ends_with_an_error() -> None:
     assert json.loads(error.partition("data: ")[2])["error"]["code"] == "ingress_lost"
 
 
-async def test_whole_responses_pass_unchanged() -> None:
+async def test_whole_responses_pass_unchanged():
     assert (await answer(BEGUN, BLOCK, END)).text.count("event: ") == 1

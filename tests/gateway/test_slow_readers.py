@@ -84,7 +84,7 @@ def simulate(
     run(main())
 
 
-def test_the_slot_is_free_when_the_replica_has_answered() -> None:
+def test_the_slot_is_free_when_the_replica_has_answered():
     """However slowly the client reads. It gets everything later."""
 
     async def script(service: Service) -> None:
@@ -101,7 +101,7 @@ def test_the_slot_is_free_when_the_replica_has_answered() -> None:
 
 
 @pytest.mark.parametrize("reads", [1, 3])
-def test_a_client_that_reads_a_little_holds_no_slot(reads: int) -> None:
+def test_a_client_that_reads_a_little_holds_no_slot(reads):
     async def script(service: Service) -> None:
         async with aclosing(service.answer()) as items:
             for _ in range(reads):
@@ -113,7 +113,7 @@ def test_a_client_that_reads_a_little_holds_no_slot(reads: int) -> None:
     simulate(script)
 
 
-def test_an_error_comes_after_the_blocks_before_it() -> None:
+def test_an_error_comes_after_the_blocks_before_it():
     async def script(service: Service) -> None:
         service.fails_at = 4
         items = service.answer()
@@ -127,7 +127,7 @@ def test_an_error_comes_after_the_blocks_before_it() -> None:
     simulate(script)
 
 
-def test_a_client_that_leaves_ends_the_answer() -> None:
+def test_a_client_that_leaves_ends_the_answer():
     async def script(service: Service) -> None:
         items = service.answer()
         await anext(items)
@@ -139,7 +139,7 @@ def test_a_client_that_leaves_ends_the_answer() -> None:
     simulate(script)
 
 
-def test_a_drain_cuts_an_answer_that_is_not_read() -> None:
+def test_a_drain_cuts_an_answer_that_is_not_read():
     async def script(service: Service) -> None:
         items = service.answer()
         await anext(items)
@@ -151,7 +151,7 @@ def test_a_drain_cuts_an_answer_that_is_not_read() -> None:
     simulate(script)
 
 
-def test_an_answer_that_is_not_read_ends_after_its_time_limit() -> None:
+def test_an_answer_that_is_not_read_ends_after_its_time_limit():
     async def script(service: Service) -> None:
         items = service.answer(timeout_s=20)
         await anext(items)
@@ -165,7 +165,7 @@ def test_an_answer_that_is_not_read_ends_after_its_time_limit() -> None:
     simulate(script)
 
 
-def test_the_tenant_with_the_most_bytes_loses_its_longest_answer() -> None:
+def test_the_tenant_with_the_most_bytes_loses_its_longest_answer():
     readers = SlowReaders(most_bytes=1600)
 
     async def script(service: Service) -> None:
@@ -189,7 +189,7 @@ def test_the_tenant_with_the_most_bytes_loses_its_longest_answer() -> None:
     simulate(script, slots=4, readers=readers)
 
 
-def test_nothing_comes_after_an_answer_was_given_up() -> None:
+def test_nothing_comes_after_an_answer_was_given_up():
     """All blocks have come at once, so the task that takes them does not wait between them."""
 
     async def blocks() -> Answering:
@@ -232,7 +232,7 @@ class Pipe:
 
 class TestWriteLimit:
     @pytest.mark.parametrize(("takes", "aborted"), [(0, True), (LEAST_BYTES - 1, True), (LEAST_BYTES, False)])
-    def test_a_minute_must_take_some_bytes(self, takes: int, aborted: bool) -> None:
+    def test_a_minute_must_take_some_bytes(self, takes, aborted):
         async def main() -> None:
             limit = WriteLimit(pipe := Pipe())  # type: ignore[arg-type]
             limit.paused()
@@ -243,7 +243,7 @@ class TestWriteLimit:
 
         run(main())
 
-    def test_a_closing_connection_is_aborted_if_bytes_are_left(self) -> None:
+    def test_a_closing_connection_is_aborted_if_bytes_are_left(self):
         async def main() -> None:
             limit = WriteLimit(pipe := Pipe())  # type: ignore[arg-type]
             limit.closing()
@@ -259,9 +259,7 @@ class TestWriteLimit:
 
 
 @pytest.mark.parametrize("head", [b"", b"Connection: close\r\n"])
-async def test_the_listener_ends_connections_that_do_not_read(
-    monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int, head: bytes
-) -> None:
+async def test_the_listener_ends_connections_that_do_not_read(monkeypatch, unused_tcp_port, head):
     monkeypatch.setattr(guarded, "LIMIT_S", 0.05)
     ended = asyncio.Event()
 

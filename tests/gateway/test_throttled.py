@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from service.gateway.metrics import Throttled
-from tests.clock import Clock
 
 
 class Counter:
@@ -18,7 +17,7 @@ class Counter:
         return self.count
 
 
-async def test_a_frequent_caller_gets_the_last_value(clock: Clock) -> None:
+async def test_a_frequent_caller_gets_the_last_value(clock):
     counter = Counter()
     throttled = Throttled(counter, clock)
     for _ in range(1000):
@@ -31,13 +30,13 @@ async def test_a_frequent_caller_gets_the_last_value(clock: Clock) -> None:
     assert 9 <= counter.count - before <= 11
 
 
-async def test_concurrent_callers_get_one_value(clock: Clock) -> None:
+async def test_concurrent_callers_get_one_value(clock):
     counter = Counter()
     throttled = Throttled(counter, clock)
     assert set(await asyncio.gather(*(throttled() for _ in range(50)))) == {1}
 
 
-async def test_a_cancelled_caller_leaves_the_value_to_others(clock: Clock) -> None:
+async def test_a_cancelled_caller_leaves_the_value_to_others(clock):
     throttled = Throttled(Counter(), clock)
     first, second = asyncio.ensure_future(throttled()), asyncio.ensure_future(throttled())
     await asyncio.sleep(0)
@@ -45,7 +44,7 @@ async def test_a_cancelled_caller_leaves_the_value_to_others(clock: Clock) -> No
     assert await second == 1
 
 
-async def test_an_error_is_raised_for_every_caller(clock: Clock) -> None:
+async def test_an_error_is_raised_for_every_caller(clock):
     async def fail() -> int:
         raise ValueError("no")
 

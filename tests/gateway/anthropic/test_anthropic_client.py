@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from service.replica.replica import Replica
 from tests.gateway.helpers import application
 
 anthropic = pytest.importorskip("anthropic", reason="the extra `dev` installs Anthropic's client")
@@ -23,7 +22,7 @@ async def client(app: ASGIApp) -> AsyncIterator[Any]:
         yield client
 
 
-async def test_whole_and_streamed(client: Any) -> None:
+async def test_whole_and_streamed(client):
     fields: Any = {"model": "golden", "max_tokens": 30, "messages": MESSAGES, "system": "w9"}
     whole = await client.messages.create(**fields, extra_body={"mode": "static", "ignore_eos": True})
     assert whole.stop_reason == "max_tokens"
@@ -46,7 +45,7 @@ async def test_whole_and_streamed(client: Any) -> None:
     assert beta.content[0].text == whole.content[0].text
 
 
-async def test_a_conversation_goes_on_with_the_clients_own_message(client: Any) -> None:
+async def test_a_conversation_goes_on_with_the_clients_own_message(client):
     first = await client.messages.create(model="golden", max_tokens=8, messages=MESSAGES)
     turns = [*MESSAGES, {"role": first.role, "content": first.content}, *MESSAGES]
     again = await client.messages.create(model="golden", max_tokens=8, messages=turns)
@@ -54,7 +53,7 @@ async def test_a_conversation_goes_on_with_the_clients_own_message(client: Any) 
     assert count.input_tokens == again.usage.input_tokens + again.usage.cache_read_input_tokens
 
 
-async def test_errors_are_the_clients_own(client: Any) -> None:
+async def test_errors_are_the_clients_own(client):
     fields: Any = {"max_tokens": 8, "messages": MESSAGES}
     with pytest.raises(anthropic.BadRequestError) as caught:
         await client.messages.create(model="golden", **fields, extra_body={"temperature": 2})
@@ -64,7 +63,7 @@ async def test_errors_are_the_clients_own(client: Any) -> None:
         await client.messages.create(model="claude-opus-4", **fields)
 
 
-async def test_a_loop_with_a_tool_that_adds(chatting: Replica) -> None:
+async def test_a_loop_with_a_tool_that_adds(chatting):
     """Asked, called, answered, asked again: with the client's own blocks and its stream helper."""
     app = application(chatting)
     schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}

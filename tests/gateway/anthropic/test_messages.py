@@ -27,7 +27,7 @@ from tests.gateway.helpers import assert_shape, over
 SYSTEM = [{"type": "text", "text": "w9", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "w8"}]
 
 
-async def test_the_answer_is_that_of_a_chat(http: httpx.AsyncClient) -> None:
+async def test_the_answer_is_that_of_a_chat(http):
     """Same prompt, same tokens as OpenAI's route; knobs and statistics are there, too."""
     fields = {"max_tokens": 30, "mode": "speculative", "mrp_steps": 2, "ignore_eos": True}
     answer = await ask(http, MESSAGES, message(system="w9", return_trace=True, **fields))
@@ -40,7 +40,7 @@ async def test_the_answer_is_that_of_a_chat(http: httpx.AsyncClient) -> None:
     assert essence(answer["usage"])["prompt"] == openai["usage"]["prompt_tokens"]
 
 
-async def test_the_events_of_a_stream_make_the_whole_message(http: httpx.AsyncClient) -> None:
+async def test_the_events_of_a_stream_make_the_whole_message(http):
     body = message(max_tokens=40, mode="speculative", mrp_steps=2, temperature=0.9, seed=5, return_trace=True)
     whole, events = await ask(http, MESSAGES, body), await stream_events(http, MESSAGES, body)
     assert essence(whole_message(events)) == essence(whole)
@@ -48,7 +48,7 @@ async def test_the_events_of_a_stream_make_the_whole_message(http: httpx.AsyncCl
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == essence(whole["usage"])["prompt"]
 
 
-async def test_a_stop_sequence_is_named(http: httpx.AsyncClient) -> None:
+async def test_a_stop_sequence_is_named(http):
     body = message(max_tokens=30, mode="static", seed=1, ignore_eos=True)
     whole = (await ask(http, MESSAGES, body))["content"][0]["text"]
     stop = whole.split()[12]
@@ -60,7 +60,7 @@ async def test_a_stop_sequence_is_named(http: httpx.AsyncClient) -> None:
     assert essence(whole_message(events)) == essence(answer)
 
 
-async def test_an_agents_max_tokens_is_clipped_to_the_context(http: httpx.AsyncClient) -> None:
+async def test_an_agents_max_tokens_is_clipped_to_the_context(http):
     """Agents ask for 32,000 tokens whatever the model's length is."""
     body = message(" ".join(["w5"] * 2000), max_tokens=32000, mode="static", ignore_eos=True)
     answer = await ask(http, MESSAGES, body)
@@ -68,7 +68,7 @@ async def test_an_agents_max_tokens_is_clipped_to_the_context(http: httpx.AsyncC
     assert sum(answer["usage"].values()) == 2048
 
 
-async def test_marks_labels_betas_and_thoughts_of_agents_change_nothing(http: httpx.AsyncClient) -> None:
+async def test_marks_labels_betas_and_thoughts_of_agents_change_nothing(http):
     text = {"type": "text", "text": "w5", "cache_control": {"type": "ephemeral", "ttl": "1h"}}
     thought = {"type": "thinking", "thinking": "w1", "signature": "x"}
     turns = [
@@ -118,7 +118,7 @@ def with_tools(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("choice", [ANY, {"type": "tool", "name": "none"}])
-async def test_a_required_call_fits_its_schema(agent: httpx.AsyncClient, choice: dict[str, Any]) -> None:
+async def test_a_required_call_fits_its_schema(agent, choice):
     answer = await ask(agent, MESSAGES, with_tools(tool_choice=choice))
     assert_shape(MessageAnswer, answer)
     call = answer["content"][-1]
@@ -131,7 +131,7 @@ async def test_a_required_call_fits_its_schema(agent: httpx.AsyncClient, choice:
     )
 
 
-async def test_only_a_strict_tool_is_refused_for_an_unusual_schema(agent: httpx.AsyncClient) -> None:
+async def test_only_a_strict_tool_is_refused_for_an_unusual_schema(agent):
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True, "maxItems": 1}}}
     tools = [*TOOLS, {"name": "find", "input_schema": schema}]
     assert await ask(agent, MESSAGES, with_tools(tools=tools, tool_choice={"type": "tool", "name": "find"}))
@@ -141,7 +141,7 @@ async def test_only_a_strict_tool_is_refused_for_an_unusual_schema(agent: httpx.
     assert "properties.a.uniqueItems is not supported in a strict schema" in error["message"]
 
 
-async def test_a_conversation_goes_on_after_a_call(agent: httpx.AsyncClient) -> None:
+async def test_a_conversation_goes_on_after_a_call(agent):
     """The client's own blocks come back with the result; the prompt then has more tokens."""
     first = await ask(agent, MESSAGES, with_tools(tool_choice=ANY))
     result = {
@@ -169,7 +169,7 @@ async def test_a_conversation_goes_on_after_a_call(agent: httpx.AsyncClient) -> 
 
 
 @pytest.mark.parametrize("wanted", [None, "enabled", "disabled"])
-async def test_thinking_is_a_block_of_its_own_if_it_is_wanted(agent: httpx.AsyncClient, wanted: str | None) -> None:
+async def test_thinking_is_a_block_of_its_own_if_it_is_wanted(agent, wanted):
     """Otherwise the prompt tells the model not to think."""
     thinking = {"type": wanted, "budget_tokens": 1024} if wanted else None
     body = message("w5", max_tokens=24, mode="static", seed=1, thinking=thinking)

@@ -8,7 +8,6 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -47,9 +46,7 @@ async def http(terse: Replica) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-async def test_a_client_gets_the_answer_or_the_error_that_it_understands(
-    http: httpx.AsyncClient, request_: dict[str, Any]
-) -> None:
+async def test_a_client_gets_the_answer_or_the_error_that_it_understands(http, request_):
     method, body = request_.get("method", "POST"), request_["body"]
     response = await http.request(method, request_["path"], json=body, headers=request_.get("headers", {}))
     assert response.status_code == request_.get("status", 200), response.text
@@ -71,6 +68,6 @@ async def test_a_client_gets_the_answer_or_the_error_that_it_understands(
             assert "constraint_met" in answer["choices"][0]
 
 
-def test_every_file_names_the_source_of_its_requests() -> None:
+def test_every_file_names_the_source_of_its_requests():
     for content in CLIENTS.values():
         assert content["client"] and content["version"] and content["seen"] and content["requests"]  # noqa: PT018

@@ -55,7 +55,7 @@ def post(http: httpx.Client, route: str, content: bytes, **headers: str) -> http
 @pytest.mark.parametrize("route", ROUTES)
 @FEW
 @given(text=texts)
-def test_any_text_is_answered_or_refused(http: httpx.Client, route: str, text: str) -> None:
+def test_any_text_is_answered_or_refused(http, route, text):
     response = post(http, route, json.dumps(whole(route, text)).encode())
     if response.status_code in (400, 422):  # the words tokenizer knows no such characters: nothing is left
         assert "empty" in response.json()["error"]["message"]
@@ -64,7 +64,7 @@ def test_any_text_is_answered_or_refused(http: httpx.Client, route: str, text: s
 @pytest.mark.parametrize("route", ROUTES)
 @FEW
 @given(field=st.sampled_from(FIELDS), number=st.sampled_from(NUMBERS), listed=st.booleans())
-def test_numbers_of_any_size(http: httpx.Client, route: str, field: str, number: str, listed: bool) -> None:
+def test_numbers_of_any_size(http, route, field, number, listed):
     body = json.dumps(whole(route, "w5 w6"))
     content = f'{body[:-1]}, "{field}": {f"[{number}]" if listed else number}}}'
     post(http, route, content.encode())
@@ -73,7 +73,7 @@ def test_numbers_of_any_size(http: httpx.Client, route: str, field: str, number:
 @pytest.mark.parametrize("route", ROUTES)
 @FEW
 @given(data=st.data())
-def test_mangled_bodies(http: httpx.Client, route: str, data: st.DataObject) -> None:
+def test_mangled_bodies(http, route, data):
     """Cut anywhere, one byte changed or doubled: an answer if it still is JSON of a request."""
     content = json.dumps(whole(route, "w5 é😀"), ensure_ascii=False).encode()
     at = data.draw(st.integers(0, len(content) - 1))
@@ -95,7 +95,7 @@ blocks = st.lists(
 @pytest.mark.parametrize(("route", "field"), [(MESSAGES, "content"), (RESPONSES, "input")])
 @FEW
 @given(blocks=blocks)
-def test_blocks_of_any_form(http: httpx.Client, route: str, field: str, blocks: list[dict[str, Any]]) -> None:
+def test_blocks_of_any_form(http, route, field, blocks):
     body = whole(route, "w5")
     body |= {"input": blocks} if field == "input" else {"messages": [{"role": "user", "content": blocks}]}
     post(http, route, json.dumps(body).encode())
@@ -111,7 +111,7 @@ any_json = st.recursive(
 @pytest.mark.parametrize("route", ROUTES)
 @FEW
 @given(data=st.data())
-def test_a_field_of_any_json(http: httpx.Client, route: str, data: st.DataObject) -> None:
+def test_a_field_of_any_json(http, route, data):
     names = ("prompt", "messages", "mode", "model", "echo", "stream_options", "return_trace")
     names += ("system", "tools", "tool_choice", "thinking", "output_config", "metadata", "stop_sequences")
     names += ("items", "labels", "label_token_ids", "mark", "normalize", "top_logprobs")
@@ -153,9 +153,7 @@ near_messages = st.lists(
 
 @FEW
 @given(tools=near_tools, choice=spoiled, messages=near_messages, effort=spoiled)
-def test_tools_and_calls_of_any_form(
-    tools_http: httpx.Client, tools: Any, choice: Any, messages: Any, effort: Any
-) -> None:
+def test_tools_and_calls_of_any_form(tools_http, tools, choice, messages, effort):
     body = whole(CHAT, "w5 w6")
     conversation = [*body["messages"], *messages]
     for fields in (
@@ -184,7 +182,7 @@ GOOD = json.dumps(whole(GENERATE, "w5 w6")).encode()
         GOOD.replace(b'"w5 w6"', b'"w5 \x80"'),
     ],
 )
-def test_a_body_that_is_no_json_is_refused(http: httpx.Client, content: bytes) -> None:
+def test_a_body_that_is_no_json_is_refused(http, content):
     response = post(http, GENERATE, content)
     assert response.status_code == 422
     assert "JSON" in response.json()["error"]["message"]
@@ -195,7 +193,7 @@ zipped = functools.partial(gzip.compress, mtime=0)
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_gzip_body_is_inflated(http: httpx.Client, route: str) -> None:
+def test_a_gzip_body_is_inflated(http, route):
     content = json.dumps(whole(route, "w5 w6")).encode()
     response = post(http, route, gzip.compress(content), **{"content-encoding": "gzip"})
     assert response.status_code == 200
@@ -214,25 +212,23 @@ def test_a_gzip_body_is_inflated(http: httpx.Client, route: str) -> None:
         pytest.param(GOOD, "gzip, gzip", 422, "allowed are gzip and identity", id="two codings"),
     ],
 )
-def test_other_compressed_bodies_are_refused(
-    http: httpx.Client, content: bytes, encoding: str, status: int, message: str
-) -> None:
+def test_other_compressed_bodies_are_refused(http, content, encoding, status, message):
     response = post(http, GENERATE, content, **{"content-encoding": encoding})
     assert response.status_code == status
     assert message in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/xml", "multipart/form-data; boundary=x", "", "a" * 500])
-def test_the_declared_type_does_not_matter(http: httpx.Client, kind: str) -> None:
+def test_the_declared_type_does_not_matter(http, kind):
     assert post(http, GENERATE, GOOD, **{"content-type": kind}).status_code == 200
 
 
-def test_the_last_of_two_values_of_a_key_counts(http: httpx.Client) -> None:
+def test_the_last_of_two_values_of_a_key_counts(http):
     response = post(http, GENERATE, GOOD[:-1] + b', "max_new_tokens": 3, "max_new_tokens": 2}')
     assert len(response.json()["token_ids"]) <= 2
     assert response.status_code == 200
 
 
-def test_the_most_choices_are_answered(http: httpx.Client) -> None:
+def test_the_most_choices_are_answered(http):
     body = whole(COMPLETIONS, "w5 w6", n=128, max_tokens=2)
     assert len(post(http, COMPLETIONS, json.dumps(body).encode()).json()["choices"]) == 128

@@ -157,7 +157,7 @@ def _message(response: Any) -> str:
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 
-def test_a_few_cases_of_every_route(url: str) -> None:
+def test_a_few_cases_of_every_route(url):
     cases, faults = violations(url, 2, ("examples", "fuzzing"))
     assert not faults, "\n".join(faults)
     assert cases.total() >= 20
@@ -165,7 +165,7 @@ def test_a_few_cases_of_every_route(url: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_many_cases(url: str) -> None:
+def test_many_cases(url):
     cases, faults = violations(url, 900, ("examples", "coverage", "fuzzing", "stateful"))
     print(f"\n{cases.total()} cases: {dict(sorted(cases.items()))}")  # noqa: T201
     assert not faults, "\n".join(faults)

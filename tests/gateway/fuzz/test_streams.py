@@ -4,13 +4,12 @@ import json
 import re
 from collections.abc import Iterator
 
-import httpx
 from hypothesis import given
 from hypothesis import strategies as st
 
 from service.api.streams import frame
 from service.decode.modes import MODES
-from tests.gateway.apis import CHAT, COMPLETIONS, MESSAGES, Api, each_foreign_api
+from tests.gateway.apis import CHAT, COMPLETIONS, MESSAGES, each_foreign_api
 from tests.gateway.fuzz.test_bodies import FEW, any_json, whole
 
 _LINE_END = re.compile("\r\n|\n|\r")
@@ -39,7 +38,7 @@ def events(content: bytes) -> Iterator[tuple[str, str]]:
 
 
 @given(value=any_json | st.text(alphabet="\r\n:\u2028\u2029\x85\0 e", max_size=20))
-def test_a_frame_is_one_event_whatever_it_holds(value: object) -> None:
+def test_a_frame_is_one_event_whatever_it_holds(value):
     [(name, data)] = events(frame("block", {"text": value}))
     assert name == "block"
     assert json.loads(data) == {"text": value}
@@ -53,9 +52,7 @@ def test_a_frame_is_one_event_whatever_it_holds(value: object) -> None:
     length=st.integers(1, 40),
     stop=st.lists(st.sampled_from(["w1", " ", "w4", "w50", "\n", "9"]), max_size=2),
 )
-def test_a_stream_is_the_whole_answer(
-    http: httpx.Client, mode: str, temperature: float, seed: int, length: int, stop: list[str]
-) -> None:
+def test_a_stream_is_the_whole_answer(http, mode, temperature, seed, length, stop):
     knobs = {"mode": mode, "temperature": temperature, "seed": seed, "max_new_tokens": length}
     body = {**whole("/generate", "w5 w6 w7"), **knobs, "stop": stop}
     answer = http.post("/generate", json=body).json()
@@ -73,9 +70,7 @@ def test_a_stream_is_the_whole_answer(
 @each_foreign_api
 @FEW
 @given(seed=st.integers(0, 2**62), length=st.integers(1, 30), stop=st.sampled_from([None, "w1", " ", "9"]))
-def test_a_stream_of_another_api_is_the_whole_answer(
-    http: httpx.Client, api: Api, seed: int, length: int, stop: str | None
-) -> None:
+def test_a_stream_of_another_api_is_the_whole_answer(http, api, seed, length, stop):
     body = {**whole(api.path, "w5 w6 w7"), "seed": seed, api.limit: length, "temperature": 0.9}
     body |= {"stop_sequences" if api.path == MESSAGES else "stop": [stop]} if stop else {}
     body |= {"stream_options": {"include_usage": True}} if api.path in {COMPLETIONS, CHAT} else {}

@@ -7,11 +7,10 @@ import os
 
 import pytest
 
-from service.replica.replica import Replica
 from tests.gateway.fuzz.sent import EXPECTED, send
 
 
-async def test_some_dozens_of_valid_requests(url: str, generator: Replica) -> None:
+async def test_some_dozens_of_valid_requests(url, generator):
     seen = await send(url, 48, seed=1)
     assert set(seen) <= EXPECTED, "\n".join(seen)
     assert seen["answered"] > 36
@@ -20,7 +19,7 @@ async def test_some_dozens_of_valid_requests(url: str, generator: Replica) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-async def test_thousands_of_valid_requests(url: str, generator: Replica) -> None:
+async def test_thousands_of_valid_requests(url, generator):
     """MRP_FUZZ_SEED draws others."""
     seen = await send(url, 2000, seed=int(os.environ.get("MRP_FUZZ_SEED", "1000")))
     print(f"\n{dict(seen)}")  # noqa: T201

@@ -23,11 +23,11 @@ def small(generator: Replica) -> httpx.AsyncClient:
 
 
 class TestBodySizes:
-    async def test_a_declared_size_is_refused(self, small: httpx.AsyncClient) -> None:
+    async def test_a_declared_size_is_refused(self, small):
         detail = problem(await small.post(GENERATE, content=b"x" * 201), 413)
         assert (detail["code"], detail["message"]) == ("body_too_large", "the body has 201 bytes, allowed are 200")
 
-    async def test_a_wrong_size_or_none_is_refused_while_it_comes(self, small: httpx.AsyncClient) -> None:
+    async def test_a_wrong_size_or_none_is_refused_while_it_comes(self, small):
         async def chunks() -> AsyncIterator[bytes]:
             for _ in range(300):
                 yield b"x"
@@ -36,7 +36,7 @@ class TestBodySizes:
             detail = problem(await small.post(GENERATE, content=chunks(), headers=headers), 413)
             assert detail["message"] == "the body has more than 200 bytes, allowed are 200"
 
-    async def test_a_body_at_the_limit_is_read(self, small: httpx.AsyncClient) -> None:
+    async def test_a_body_at_the_limit_is_read(self, small):
         content = json.dumps(body()).encode().ljust(200)
         assert (await small.post(GENERATE, content=content)).status_code == 200
         assert problem(await small.post(GENERATE, content=content + b" "), 413)
@@ -58,9 +58,7 @@ class TestKeys:
             ({"x-api-key": "first", "Authorization": "Bearer wrong"}, "the API key is wrong"),
         ],
     )
-    async def test_a_missing_or_wrong_key_is_refused(
-        self, locked: httpx.AsyncClient, method: str, path: str, headers: dict[str, str], message: str
-    ) -> None:
+    async def test_a_missing_or_wrong_key_is_refused(self, locked, method, path, headers, message):
         response = await locked.request(method, path, headers=headers)
         detail = problem(response, 401)
         assert detail["code"] == "unauthorized"
@@ -77,18 +75,18 @@ class TestKeys:
             {"X-Api-Key": "second", "Authorization": "Basic x"},
         ],
     )
-    async def test_a_right_key_is_accepted(self, locked: httpx.AsyncClient, headers: dict[str, str]) -> None:
+    async def test_a_right_key_is_accepted(self, locked, headers):
         assert (await locked.get("/v1/models", headers=headers)).status_code == 200
         assert (await locked.post(GENERATE, json=body(max_new_tokens=1), headers=headers)).status_code == 200
 
-    async def test_every_route_needs_a_key_but_those_for_operators(self, locked: httpx.AsyncClient) -> None:
+    async def test_every_route_needs_a_key_but_those_for_operators(self, locked):
         paths = (await locked.get("/openapi.json")).json()["paths"]
         routes = [(method, path.replace("{model_id}", "demo")) for path in paths for method in paths[path]]
         public = {path for method, path in routes if (await locked.request(method, path, json={})).status_code != 401}
         assert len(routes) > 8
         assert public == {"/live", "/health", "/metrics"}
 
-    async def test_a_key_may_have_letters_beyond_ascii(self, generator: Replica) -> None:
+    async def test_a_key_may_have_letters_beyond_ascii(self, generator):
         async with over(generator, api_keys=("schlüssel",)) as http:
             header = {b"Authorization": "Bearer schlüssel".encode()}
             assert (await http.get("/v1/models", headers=header)).status_code == 200
@@ -104,9 +102,7 @@ class TestRoutes:
             ("POST", "/health", 405, "method_not_allowed"),
         ],
     )
-    async def test_an_unknown_route_or_method_is_named(
-        self, http: httpx.AsyncClient, method: str, path: str, status: int, code: str
-    ) -> None:
+    async def test_an_unknown_route_or_method_is_named(self, http, method, path, status, code):
         response = await http.request(method, path)
         detail = problem(response, status)
         assert (detail["code"], detail["param"]) == (code, None)
@@ -123,7 +119,7 @@ class TestRoutes:
             ("/nope/", None),
         ],
     )
-    async def test_a_slash_too_many_gets_a_hint(self, http: httpx.AsyncClient, path: str, hint: str | None) -> None:
+    async def test_a_slash_too_many_gets_a_hint(self, http, path, hint):
         response = await http.post("http://test" + path, json={})
         assert response.status_code == 404
         message = response.json()["error"]["message"]
@@ -134,7 +130,7 @@ class TestRequestIds:
     ROUTES = (("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/models"), ("GET", "/nope"), ("POST", GENERATE))
 
     @pytest.mark.parametrize(("method", "path"), ROUTES)
-    async def test_every_response_has_an_id(self, http: httpx.AsyncClient, method: str, path: str) -> None:
+    async def test_every_response_has_an_id(self, http, method, path):
         made = {(await http.request(method, path)).headers["x-request-id"] for _ in range(3)}
         assert len(made) == 3
         again = await http.request(method, path, headers={"X-Request-Id": "mine-1.2:3_"})
@@ -143,14 +139,14 @@ class TestRequestIds:
     @pytest.mark.parametrize(
         ("sent", "request_id"), [("<b>a</b>\t!", "bab"), ("x" * 500, "x" * 128), ("a,b;c=d\u00e9", "abcd")]
     )
-    async def test_an_id_of_the_client_is_cleaned(self, http: httpx.AsyncClient, sent: str, request_id: str) -> None:
+    async def test_an_id_of_the_client_is_cleaned(self, http, sent, request_id):
         response = await http.post(GENERATE, json={}, headers={b"X-Request-Id": sent.encode("latin-1")})
         assert problem(response, 422)["request_id"] == request_id
 
-    async def test_an_id_of_which_nothing_is_left_is_replaced(self, http: httpx.AsyncClient) -> None:
+    async def test_an_id_of_which_nothing_is_left_is_replaced(self, http):
         assert len((await http.get("/health", headers={"X-Request-Id": "<>?"})).headers["x-request-id"]) == 16
 
-    async def test_streams_have_an_id_and_it_may_be_used_twice(self, http: httpx.AsyncClient) -> None:
+    async def test_streams_have_an_id_and_it_may_be_used_twice(self, http):
         headers = {"X-Request-Id": "same"}
         requests = [http.post(GENERATE, json=body(stream=True), headers=headers) for _ in range(3)]
         answers = await asyncio.gather(*requests)

@@ -36,7 +36,7 @@ def request(http: httpx.AsyncClient, **fields: Any) -> asyncio.Task[dict[str, An
 
 
 class TestQueue:
-    async def test_a_full_queue_refuses_with_429(self, backend: LocalBackend, gate: EngineGate) -> None:
+    async def test_a_full_queue_refuses_with_429(self, backend, gate):
         async with over(backend, max_waiting=2) as http:
             tasks = [request(http) for _ in range(4)]
             await queued(http, 2)
@@ -51,9 +51,7 @@ class TestQueue:
             assert len({tuple(answer["token_ids"]) for answer in answers}) == 1
             await ask(http, body())
 
-    async def test_an_admitted_request_is_not_refused_by_the_replica(
-        self, make_generator: MakeGenerator, gate: EngineGate
-    ) -> None:
+    async def test_an_admitted_request_is_not_refused_by_the_replica(self, make_generator, gate):
         """Eight requests are decoded and two wait in the engine, although only one may wait at the ingress."""
         generator = make_generator(deps=gate.deps, max_num_seqs=8, max_waiting=1)
         async with over(generator, max_waiting=1) as http:
@@ -63,7 +61,7 @@ class TestQueue:
             gate.release()
             assert len(await asyncio.gather(*tasks)) == 11
 
-    async def test_the_queue_is_ordered_by_priority(self, backend: LocalBackend, gate: EngineGate) -> None:
+    async def test_the_queue_is_ordered_by_priority(self, backend, gate):
         async with over(backend) as http:
             tasks = [request(http, seed=seed) for seed in (0, 1)]
             await gate.holds()
@@ -76,9 +74,7 @@ class TestQueue:
         assert [request.sampling.seed for request in backend.requests][2:] == [4, 3, 5, 2]
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_a_client_that_leaves_the_queue_frees_its_position(
-        self, backend: LocalBackend, gate: EngineGate, stream: bool
-    ) -> None:
+    async def test_a_client_that_leaves_the_queue_frees_its_position(self, backend, gate, stream):
         async with over(backend) as http:
             tasks = [request(http) for _ in range(2)]
             await gate.holds()
@@ -92,9 +88,7 @@ class TestQueue:
             await ask(http, body())
         assert len(backend.requests) == 3
 
-    async def test_a_time_limit_that_passes_in_the_queue_is_an_error(
-        self, backend: LocalBackend, gate: EngineGate
-    ) -> None:
+    async def test_a_time_limit_that_passes_in_the_queue_is_an_error(self, backend, gate):
         async with over(backend) as http:
             tasks = [request(http) for _ in range(2)]
             await gate.holds()
@@ -107,9 +101,7 @@ class TestQueue:
         assert len(backend.requests) == 2
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_a_server_that_stops_ends_queued_requests(
-        self, backend: LocalBackend, gate: EngineGate, stream: bool
-    ) -> None:
+    async def test_a_server_that_stops_ends_queued_requests(self, backend, gate, stream):
         ingress = Ingress("i0", Settings(), backend)
         async with client(ingress.app(answers_request_id=True)) as http:
             tasks = [asyncio.ensure_future(http.post(GENERATE, json=body(stream=stream))) for _ in range(3)]
@@ -120,9 +112,7 @@ class TestQueue:
             await queued(http, 0)
         gate.release()
 
-    async def test_several_answers_of_one_request_wait_like_several_requests(
-        self, backend: LocalBackend, gate: EngineGate
-    ) -> None:
+    async def test_several_answers_of_one_request_wait_like_several_requests(self, backend, gate):
         async with over(backend, served_model_name="golden") as http:
             model = (await http.get("/v1/models")).json()["data"][0]["id"]
             wanted = {
@@ -158,7 +148,7 @@ def key(name: str) -> dict[str, str]:
 
 
 class TestKeys:
-    async def test_a_request_has_the_tenant_and_weight_of_its_key(self, keyed: Callable) -> None:
+    async def test_a_request_has_the_tenant_and_weight_of_its_key(self, keyed):
         backend, http = keyed(a={"weight": 3}, b={})
         async with http:
             for name in ("a", "b"):
@@ -170,9 +160,7 @@ class TestKeys:
             ("b", 1.0),
         ]
 
-    async def test_a_flood_of_one_does_not_hold_up_another(
-        self, backend: LocalBackend, gate: EngineGate, keyed: Callable
-    ) -> None:
+    async def test_a_flood_of_one_does_not_hold_up_another(self, backend, gate, keyed):
         _, http = keyed(backend, flood={}, other={})
         async with http:
             tasks = [asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("flood"))) for _ in range(8)]
@@ -182,7 +170,7 @@ class TestKeys:
             gate.release()
             assert {response.status_code for response in await asyncio.gather(*tasks)} == {200}
 
-    async def test_requests_a_minute_are_limited(self, keyed: Callable) -> None:
+    async def test_requests_a_minute_are_limited(self, keyed):
         _, http = keyed(a={"requests_per_minute": 2}, b={})
         async with http:
             for _ in range(2):
@@ -197,7 +185,7 @@ class TestKeys:
             openai = await http.post("/v1/completions", json={"model": "x", "prompt": "x"}, headers=key("a"))
             assert openai.status_code == 429  # before the body is read, so wrong bodies cannot get around the limit
 
-    async def test_tokens_a_minute_count_the_used_tokens(self, keyed: Callable) -> None:
+    async def test_tokens_a_minute_count_the_used_tokens(self, keyed):
         """8 + 16 are used by each: the key is out after the second."""
         _, http = keyed(a={"tokens_per_minute": 50})
         async with http:
@@ -211,7 +199,7 @@ class TestKeys:
     @pytest.mark.parametrize(
         "value", [b"Bearer \xff\xfe\x00\x80", b"Bearer \xc3", b"\xe4\xf6\xfc", b"Bearer" + b" " * 99]
     )
-    async def test_odd_bytes_are_a_wrong_key(self, keyed: Callable, value: bytes) -> None:
+    async def test_odd_bytes_are_a_wrong_key(self, keyed, value):
         _, http = keyed(a={})
         async with http:
             for header in (b"authorization", b"x-api-key"):

@@ -3,18 +3,16 @@
 import asyncio
 from typing import Any
 
-import httpx
 import pytest
 
 from service.api.answers import BlockFrame, Done, GenerateAnswer
-from service.replica.replica import Replica
 from tests.gateway.generate.helpers import CASES, EOS, ask, body, essence, frames, golden_body, streamed, words
 from tests.gateway.helpers import assert_shape
 
 
 class TestGolden:
     @pytest.mark.parametrize("number", range(len(CASES)))
-    async def test_a_golden_decode_is_answered_whole_and_streamed(self, http: httpx.AsyncClient, number: int) -> None:
+    async def test_a_golden_decode_is_answered_whole_and_streamed(self, http, number):
         case = CASES[number]
         request = golden_body(case, seed=number)
         answer = await ask(http, request)
@@ -42,9 +40,7 @@ class TestGolden:
         assert 0 <= stats["drafts_accepted"] <= stats["drafts_proposed"]
         assert 0 <= stats["queue_ms"] <= stats["first_block_ms"] <= stats["total_ms"]
 
-    async def test_many_requests_at_once_are_answered_as_alone(
-        self, http: httpx.AsyncClient, generator: Replica
-    ) -> None:
+    async def test_many_requests_at_once_are_answered_as_alone(self, http, generator):
         answers = await asyncio.gather(*(ask(http, golden_body(case)) for case in CASES))
         assert [answer["token_ids"] for answer in answers] == [case["token_ids"] for case in CASES]
         assert generator.snapshot().in_flight == 0
@@ -52,7 +48,7 @@ class TestGolden:
 
 class TestFrames:
     @pytest.mark.parametrize("trace", [False, True])
-    async def test_frames_have_their_schemas(self, http: httpx.AsyncClient, trace: bool) -> None:
+    async def test_frames_have_their_schemas(self, http, trace):
         *blocks, (last, done) = await frames(http, body(return_trace=trace, max_new_tokens=33, ignore_eos=True))
         assert last == "done"
         assert_shape(Done, done)
@@ -62,7 +58,7 @@ class TestFrames:
             assert ("trace" in block) == trace
         assert [block["index"] for _, block in blocks] == [0, 1, 2, 3, 4]
 
-    async def test_statistics_of_frames_only_grow(self, http: httpx.AsyncClient) -> None:
+    async def test_statistics_of_frames_only_grow(self, http):
         *blocks, (_, done) = await frames(http, body(max_new_tokens=33, ignore_eos=True))
         counts = [frame["stats"]["forwards"]["denoise"] for _, frame in blocks]
         assert counts == sorted(set(counts))
@@ -92,7 +88,7 @@ def replay(prompt: list[int], trace: list[dict[str, Any]]) -> list[int]:
 
 class TestTrace:
     @pytest.mark.parametrize("number", range(0, len(CASES), 3))
-    async def test_a_trace_replays_to_the_tokens(self, http: httpx.AsyncClient, number: int) -> None:
+    async def test_a_trace_replays_to_the_tokens(self, http, number):
         case = CASES[number]
         answer = await ask(http, golden_body(case, return_trace=True, seed=0))
         assert_shape(GenerateAnswer, answer)

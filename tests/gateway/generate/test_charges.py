@@ -105,7 +105,7 @@ class Counting(Scripted):
 
 
 @pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])
-async def test_an_answer_costs_the_tokens_that_it_used(meter: Meter, path: str) -> None:
+async def test_an_answer_costs_the_tokens_that_it_used(meter, path):
     service = meter(Scripted(BLOCK, ENDING))
     for number, stream in enumerate((False, True), 1):
         assert (await service.http.post(path, json=REQUESTS[path] | {"stream": stream})).status_code == 200
@@ -114,7 +114,7 @@ async def test_an_answer_costs_the_tokens_that_it_used(meter: Meter, path: str) 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(getattr(error, "error", error)).__name__)
 @pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])
-async def test_a_failed_request_costs_the_tokens_that_were_streamed(meter: Meter, path: str, error: Any) -> None:
+async def test_a_failed_request_costs_the_tokens_that_were_streamed(meter, path, error):
     """Nothing before the first block, and nothing of a whole answer, of which the client got nothing."""
     backend = Scripted(error)
     service = meter(backend)
@@ -134,32 +134,32 @@ class TestOwnLimits:
 
     @pytest.mark.parametrize("error", [DeadlineExceeded("late"), ConstraintFailed("no token is allowed")])
     @pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])
-    async def test_the_estimate_stays(self, meter: Meter, path: str, error: Any) -> None:
+    async def test_the_estimate_stays(self, meter, path, error):
         service = meter(Scripted(BLOCK, Failure(error)))
         for number, stream in enumerate((False, True), 1):
             await service.http.post(path, json=REQUESTS[path] | {"stream": stream})
             assert service.charged == number * ESTIMATES[path]
 
-    async def test_the_prompt_is_charged_with_the_first_block(self, meter: Meter) -> None:
+    async def test_the_prompt_is_charged_with_the_first_block(self, meter):
         """Whatever the estimate was. The client leaves then."""
         service = meter(Scripted(replace(BLOCK, prompt_tokens=700), hangs=True))
         request = body(stream=True, prompt_token_ids=None, prompt="w1 w2")
         await AsgiClient(request, headers=KEY).request(service.app)
         assert service.charged == 700 + len(BLOCK.token_ids)
 
-    async def test_a_refused_prompt_costs_itself(self, meter: Meter) -> None:
+    async def test_a_refused_prompt_costs_itself(self, meter):
         service = meter(Scripted(Failure(InvalidRequest("too long"))))
         assert (await service.http.post(GENERATE, json=body())).status_code == 422
         assert service.charged == 8
 
-    async def test_the_ended_answers_of_a_late_request_are_charged(self, meter: Meter) -> None:
+    async def test_the_ended_answers_of_a_late_request_are_charged(self, meter):
         """Else one answer that is too late makes all others free."""
         service = meter(Choices([None, ENDING], [BLOCK, None, DeadlineExceeded("late")], [BLOCK]))
         assert (await service.http.post(COMPLETIONS, json=SEVERAL)).status_code == 504
         # the first used a fourth of its most tokens, so the others may, too
         assert service.charged == USED + 2 * (1 + 16 / 4)
 
-    async def test_counting_costs_a_tenth(self, meter: Meter) -> None:
+    async def test_counting_costs_a_tenth(self, meter):
         service = meter(Counting())
         message = {"role": "user", "content": "How long?"}
         answer = await service.http.post("/v1/messages/count_tokens", json={"model": "golden", "messages": [message]})
@@ -170,13 +170,13 @@ class TestOwnLimits:
 class TestSeveralAnswers:
     """One of them fails, so the request fails."""
 
-    async def test_whole_answers_are_free(self, meter: Meter) -> None:
+    async def test_whole_answers_are_free(self, meter):
         """The first has ended, the third is being decoded."""
         service = meter(Choices([None, ENDING], [BLOCK, None, LOST], [BLOCK]))
         assert (await service.http.post(COMPLETIONS, json=SEVERAL)).status_code == 503
         assert service.charged == 0
 
-    async def test_a_stream_is_charged_for_the_blocks_so_far(self, meter: Meter) -> None:
+    async def test_a_stream_is_charged_for_the_blocks_so_far(self, meter):
         service = meter(Choices([BLOCK, ENDING, None], [BLOCK, LOST], [BLOCK]))
         response = await service.http.post(COMPLETIONS, json=SEVERAL | {"stream": True})
         assert "replica_lost" in response.text
@@ -188,7 +188,7 @@ class TestCut:
 
     @pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_the_streamed_blocks_are_charged(self, meter: Meter, path: str, stream: bool) -> None:
+    async def test_the_streamed_blocks_are_charged(self, meter, path, stream):
         backend = Scripted(BLOCK, hangs=True)
         service = meter(backend)
         request = REQUESTS[path] | {"stream": stream}
@@ -203,7 +203,7 @@ class TestCut:
 class TestLeaving:
     """The client aborted the request. It pays the estimate, since the work was done for it."""
 
-    async def test_a_whole_answer_is_charged_its_estimate(self, meter: Meter) -> None:
+    async def test_a_whole_answer_is_charged_its_estimate(self, meter):
         backend = Scripted(BLOCK, hangs=True)
         service = meter(backend)
         task = asyncio.ensure_future(service.http.post(GENERATE, json=body()))
@@ -214,19 +214,19 @@ class TestLeaving:
         assert service.charged == ESTIMATES[GENERATE]
 
     @pytest.mark.parametrize("version", ["2.3", "2.4"])
-    async def test_a_stream_is_charged_its_estimate(self, meter: Meter, version: str) -> None:
+    async def test_a_stream_is_charged_its_estimate(self, meter, version):
         service = meter(backend := Scripted(BLOCK, BLOCK, hangs=True))
         await AsgiClient(body(stream=True), version, headers=KEY).request(service.app)
         assert backend.live == 0
         assert service.charged == ESTIMATES[GENERATE]
 
-    async def test_a_stream_that_was_longer_than_its_estimate_is_charged_its_blocks(self, meter: Meter) -> None:
+    async def test_a_stream_that_was_longer_than_its_estimate_is_charged_its_blocks(self, meter):
         """Otherwise a client that leaves before the last block would pay less than one that stays."""
         service = meter(Scripted(BLOCK, BLOCK, BLOCK, hangs=True))
         await AsgiClient(body(stream=True, max_new_tokens=1), headers=KEY).request(service.app)
         assert service.charged >= len(BLOCK.token_ids)
 
-    async def test_several_answers_are_charged_their_estimates(self, meter: Meter) -> None:
+    async def test_several_answers_are_charged_their_estimates(self, meter):
         backend = Scripted(BLOCK, hangs=True)
         backend.waiting_for = 3
         service = meter(backend)

@@ -5,13 +5,11 @@ import shutil
 from itertools import pairwise
 from pathlib import Path
 
-import httpx
 import pytest
 
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, load_checkpoint, save_checkpoint
 from service.replica.replica import Replica
-from service.settings.settings import Settings
 from tests.gateway.conftest import UNMEASURED, MakeGenerator
 from tests.gateway.generate.helpers import CASES, UNKNOWN, ask, body, essence, frames, refused, streamed
 from tests.gateway.helpers import over
@@ -33,7 +31,7 @@ def copied(path: Path, **tokenizer_config: str) -> Checkpoint:
     return load_checkpoint(path)
 
 
-async def test_a_published_module_of_the_hub(settings: Settings, tmp_path: Path) -> None:
+async def test_a_published_module_of_the_hub(settings, tmp_path):
     """Its kind is known by its name, and clients see its commit."""
     folder = tmp_path / "models--heavyball--sdar-4b-mrp-3lyr-k2" / "snapshots" / "0123abc"
     hub = settings.model_copy(update={"model": "heavyball/sdar-4b-mrp-3lyr-k2"})
@@ -57,9 +55,7 @@ class TestWithoutMrp:
         return load_checkpoint(tmp_path)
 
     @pytest.mark.parametrize("mode", ["direct", "speculative", "remask"])
-    async def test_modes_of_mrp_name_those_there_are(
-        self, make_generator: MakeGenerator, bare: Checkpoint, mode: str
-    ) -> None:
+    async def test_modes_of_mrp_name_those_there_are(self, make_generator, bare, mode):
         async with over(make_generator("r0", bare)) as http:
             detail = await refused(http, body(mode=mode, **({} if mode == "remask" else {"mrp_steps": 1})))
         assert (detail["code"], detail["param"]) == ("mode_not_available", "mode")
@@ -69,7 +65,7 @@ class TestWithoutMrp:
             == f"{has_none}; it serves static, dynamic, sequential, entropy, speculative with mrp_steps auto or 0"
         )
 
-    async def test_speculative_drafts_without_mrp(self, make_generator: MakeGenerator, bare: Checkpoint) -> None:
+    async def test_speculative_drafts_without_mrp(self, make_generator, bare):
         tree = {"mrp_steps": 0, "max_drafts": 4}
         async with over(make_generator("r0", bare)) as http:
             static, drafted = await ask(http, body(mode="static")), await ask(http, body(mode="speculative", **tree))
@@ -77,9 +73,7 @@ class TestWithoutMrp:
         assert drafted["stats"]["forwards"]["verify"] > 0 == drafted["stats"]["forwards"]["mrp"]
         assert drafted["stats"]["drafts_accepted"] > 0
 
-    async def test_the_default_leaves_drafts_to_the_engine(
-        self, make_generator: MakeGenerator, bare: Checkpoint
-    ) -> None:
+    async def test_the_default_leaves_drafts_to_the_engine(self, make_generator, bare):
         async with over(make_generator("r0", bare)) as http:
             (model,) = (await http.get("/v1/models")).json()["data"]
             answer = await ask(http, body(mode=None))
@@ -91,7 +85,7 @@ class TestWithoutMrp:
         assert (answer["mode"], answer["stats"]["mrp_steps"]) == ("speculative", 0)
         assert answer["token_ids"] == CASES[0]["token_ids"]
 
-    def test_a_default_mode_it_has_not(self, make_generator: MakeGenerator, bare: Checkpoint) -> None:
+    def test_a_default_mode_it_has_not(self, make_generator, bare):
         served = "static, dynamic, sequential, entropy, speculative"
         wanted = f"default_mode is 'remask', this checkpoint has no MRP and serves {served}"
         with pytest.raises(SettingsError, match=wanted):
@@ -103,7 +97,7 @@ class TestChat:
     def chatty(self, make_generator: MakeGenerator, tmp_path: Path) -> Replica:
         return make_generator("r0", copied(tmp_path, chat_template=TEMPLATE))
 
-    async def test_messages_are_the_templates_text(self, chatty: Replica) -> None:
+    async def test_messages_are_the_templates_text(self, chatty):
         messages = [{"role": "system", "content": "w5 w6"}, {"role": "user", "content": "w7"}]
         async with over(chatty) as http:
             answer = await ask(http, body(prompt_token_ids=None, messages=messages, seed=1))
@@ -111,7 +105,7 @@ class TestChat:
             assert essence(answer) == essence(await ask(http, body(prompt_token_ids=ids, seed=1)))
             assert (await http.get("/v1/models")).json()["data"][0]["chat_template"] is True
 
-    async def test_control_tokens_in_messages_are_text(self, chatty: Replica) -> None:
+    async def test_control_tokens_in_messages_are_text(self, chatty):
         messages = [{"role": "user", "content": "w5 <|MASK|> <|eos|> <|pad|>"}, {"role": "assistant", "content": ""}]
         async with over(chatty) as http:
             answer = await ask(http, body(prompt_token_ids=None, messages=messages, seed=1))
@@ -127,15 +121,13 @@ class TestChat:
             ("w9", [9]),
         ],
     )
-    async def test_templates_may_repeat_reorder_and_leave_out(
-        self, make_generator: MakeGenerator, tmp_path: Path, template: str, ids: list[int]
-    ) -> None:
+    async def test_templates_may_repeat_reorder_and_leave_out(self, make_generator, tmp_path, template, ids):
         messages = [{"role": "user", "content": "w5"}, {"role": "user", "content": "w6"}]
         async with over(make_generator("r0", copied(tmp_path, chat_template=template))) as http:
             answer = await ask(http, body(prompt_token_ids=None, messages=messages, seed=1))
             assert essence(answer) == essence(await ask(http, body(prompt_token_ids=ids, seed=1)))
 
-    async def test_a_template_that_refuses(self, make_generator: MakeGenerator, tmp_path: Path) -> None:
+    async def test_a_template_that_refuses(self, make_generator, tmp_path):
         late = "{% if messages[1].role == 'user' %}{{ raise_exception('no system') }}{% endif %}"
         model = copied(tmp_path, chat_template=late + TEMPLATE)
         async with over(make_generator("r0", model)) as http:
@@ -143,9 +135,7 @@ class TestChat:
         assert detail["param"] == "messages"
         assert detail["message"] == "the chat template refuses these messages: no system"
 
-    async def test_a_template_that_cannot_be_used_is_said_when_it_is_loaded(
-        self, make_generator: MakeGenerator, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_a_template_that_cannot_be_used_is_said_when_it_is_loaded(self, make_generator, tmp_path, caplog):
         broken = make_generator("r0", copied(tmp_path, chat_template="{{ raise_exception('never') }}"))
         async with over(broken) as http:
             (model,) = (await http.get("/v1/models")).json()["data"]
@@ -161,7 +151,7 @@ class TestBytes:
     """One token a byte, so that a random model writes broken and whole characters over all borders."""
 
     @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
-    async def test_frames_hold_whole_characters(self, bytewise: Replica, seed: int) -> None:
+    async def test_frames_hold_whole_characters(self, bytewise, seed):
         request = body(temperature=3, seed=seed, max_new_tokens=64, ignore_eos=True)
         async with over(bytewise) as http:
             answer = await ask(http, request)
@@ -176,7 +166,7 @@ class TestBytes:
         for piece, following in pairwise(pieces):
             assert not (piece.endswith("\ufffd") and following.startswith("\ufffd"))
 
-    async def test_control_tokens_in_text_are_their_letters(self, bytewise: Replica) -> None:
+    async def test_control_tokens_in_text_are_their_letters(self, bytewise):
         async with over(bytewise) as http:
             for text in ("<|MASK|>", "<|eos|><|pad|>", "日本語😀"):
                 answer = await ask(http, body(prompt_token_ids=None, prompt=text, max_new_tokens=1))
@@ -184,14 +174,14 @@ class TestBytes:
 
 
 @pytest.mark.filterwarnings("ignore:`rope_scaling`:FutureWarning")  # transformers, in search of a tokenizer
-def test_without_a_tokenizer(make_generator: MakeGenerator, tmp_path: Path, checkpoint: Checkpoint) -> None:
+def test_without_a_tokenizer(make_generator, tmp_path, checkpoint):
     save_checkpoint(tmp_path, checkpoint.raw, checkpoint.backbone, checkpoint.mrp)
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         make_generator("r0", load_checkpoint(tmp_path))
 
 
 class TestModels:
-    async def test_a_model_has_its_name_modes_and_defaults(self, http: httpx.AsyncClient) -> None:
+    async def test_a_model_has_its_name_modes_and_defaults(self, http):
         answer = (await http.get("/v1/models")).json()
         assert answer["object"] == "list"
         (model,) = answer["data"]

@@ -34,7 +34,7 @@ def constrained(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", [*MODES, None])
-async def test_a_schema_holds_in_every_mode(bytes_http: httpx.AsyncClient, mode: str | None) -> None:
+async def test_a_schema_holds_in_every_mode(bytes_http, mode):
     request = constrained(mode=mode, temperature=1.0, response_format=FORM)
     answer = await ask(bytes_http, request)
     jsonschema.validate(json.loads(answer["text"]), SCHEMA)
@@ -59,20 +59,20 @@ async def test_a_schema_holds_in_every_mode(bytes_http: httpx.AsyncClient, mode:
         ),
     ],
 )
-async def test_patterns_choices_and_grammars(bytes_http: httpx.AsyncClient, fields: Any, pattern: str) -> None:
+async def test_patterns_choices_and_grammars(bytes_http, fields, pattern):
     answer = await ask(bytes_http, constrained(**fields))
     assert answer["constraint_met"] is True
     assert re.fullmatch(pattern, answer["text"])
 
 
-async def test_a_json_object_is_an_object(bytes_http: httpx.AsyncClient) -> None:
+async def test_a_json_object_is_an_object(bytes_http):
     answer = await ask(bytes_http, constrained(response_format={"type": "json_object"}, max_new_tokens=30))
     assert answer["text"].startswith("{")
     if answer["constraint_met"]:
         assert isinstance(json.loads(answer["text"]), dict)
 
 
-async def test_the_form_text_is_no_constraint(bytes_http: httpx.AsyncClient) -> None:
+async def test_the_form_text_is_no_constraint(bytes_http):
     free, plain = [await ask(bytes_http, constrained(**form)) for form in ({}, {"response_format": {"type": "text"}})]
     assert free["token_ids"] == plain["token_ids"]
     assert "constraint_met" not in free
@@ -81,17 +81,17 @@ async def test_the_form_text_is_no_constraint(bytes_http: httpx.AsyncClient) -> 
 
 
 class TestCut:
-    async def test_a_cut_by_length_leaves_the_constraint_unmet(self, bytes_http: httpx.AsyncClient) -> None:
+    async def test_a_cut_by_length_leaves_the_constraint_unmet(self, bytes_http):
         answer = await ask(bytes_http, constrained(response_format=FORM, max_new_tokens=4))
         assert (answer["text"], answer["finish_reason"], answer["constraint_met"]) == ('{"ok', "length", False)
 
-    async def test_a_cut_by_a_stop_text_leaves_it_unmet(self, bytes_http: httpx.AsyncClient) -> None:
+    async def test_a_cut_by_a_stop_text_leaves_it_unmet(self, bytes_http):
         answer = await ask(bytes_http, constrained(response_format=FORM, stop=['"n"']))
         assert answer["text"].endswith(", ")
         assert (answer["finish_reason"], answer["constraint_met"]) == ("stop", False)
 
 
-async def test_the_trace_has_the_forced_tokens(bytes_http: httpx.AsyncClient) -> None:
+async def test_the_trace_has_the_forced_tokens(bytes_http):
     answer = await ask(bytes_http, constrained(response_format=FORM, return_trace=True))
     forced = [step for step in answer["trace"] if step["kind"] == "forced"]
     assert sum(len(step["revealed"]) for step in forced) == answer["stats"]["forced_tokens"]
@@ -130,14 +130,12 @@ async def test_the_trace_has_the_forced_tokens(bytes_http: httpx.AsyncClient) ->
         ({"regex": "a" * 5000}, "regex", "4096"),
     ],
 )
-async def test_a_bad_constraint_is_refused_before_decoding(
-    bytes_http: httpx.AsyncClient, fields: dict[str, Any], param: str, text: str
-) -> None:
+async def test_a_bad_constraint_is_refused_before_decoding(bytes_http, fields, param, text):
     detail = await refused(bytes_http, constrained(**fields))
     assert detail["param"] == param
     assert text in detail["message"]
 
 
-async def test_a_tokenizer_of_words_cannot_be_constrained(http: httpx.AsyncClient) -> None:
+async def test_a_tokenizer_of_words_cannot_be_constrained(http):
     detail = await refused(http, constrained(regex="a"))
     assert detail["code"] == "constraint_not_available"

@@ -14,12 +14,10 @@ from service.engine.request import SamplingParams, Stats
 from service.errors import EngineFailed, ReplicaLost
 from service.ipc.data import Arrival
 from service.messages.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Resume
-from service.model import Checkpoint
 from service.replica.replica import Replica
 from service.routing.failover import FailoverPolicy
-from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import LosesFirst, free, pipeline
-from tests.gateway.engines import EngineGate, failing
+from tests.gateway.engines import failing
 from tests.gateway.generate.helpers import PROMPT, ask, body, essence, streamed
 from tests.gateway.helpers import over, page, replica_request_of
 from tests.gateway.local import LocalBackend
@@ -117,9 +115,7 @@ def replicas(generator: Replica, other: Replica) -> tuple[Replica, Replica]:
         for how, prompt, temperature in zip(HOW, PROMPTS, (0.9, 0.9, 0), strict=True)
     ],
 )
-async def test_every_mode_continues(
-    replicas: tuple[Replica, Replica], mode: dict[str, Any], temperature: float, prompt: list[int]
-) -> None:
+async def test_every_mode_continues(replicas, mode, temperature, prompt):
     request = body(prompt_token_ids=prompt, max_new_tokens=30, temperature=temperature, seed=3, ignore_eos=True)
     assert (
         await assert_same_after_every_block(*replicas, request | mode | {"return_trace": True, "return_step_map": True})
@@ -128,7 +124,7 @@ async def test_every_mode_continues(
 
 
 @pytest.mark.parametrize("mode", MODES[1:7:2], ids=str)
-async def test_penalties_and_bad_words_continue(replicas: tuple[Replica, Replica], mode: dict[str, Any]) -> None:
+async def test_penalties_and_bad_words_continue(replicas, mode):
     """The tokens that other replicas have decoded are the answer's, not the prompt's."""
     fields = {"repetition_penalty": 1.3, "frequency_penalty": 0.9, "presence_penalty": -0.4, "min_tokens": 20}
     fields |= {"bad_words": ["w456", "w351 w112", "w7"], "logit_bias": {"8": 1.5}, "min_p": 0.01}
@@ -143,7 +139,7 @@ async def test_penalties_and_bad_words_continue(replicas: tuple[Replica, Replica
         for mode in MODES[::2]
     ],
 )
-async def test_a_stop_token_ends_a_continued_answer(replicas: tuple[Replica, Replica], mode: dict[str, Any]) -> None:
+async def test_a_stop_token_ends_a_continued_answer(replicas, mode):
     request = body(max_new_tokens=40, temperature=0.9, seed=5, ignore_eos=True) | mode
     items, _ = await items_of(LocalBackend(replicas[0]), replica_request_of(replicas[0].status().card, request))
     tokens = [token for chunk in items[:-1] for token in chunk.token_ids]
@@ -154,7 +150,7 @@ async def test_a_stop_token_ends_a_continued_answer(replicas: tuple[Replica, Rep
 @pytest.mark.parametrize(
     "number", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
 )
-async def test_stop_texts_over_the_borders_of_blocks(replicas: tuple[Replica, Replica], number: int) -> None:
+async def test_stop_texts_over_the_borders_of_blocks(replicas, number):
     """A stop text that begins in one block and ends in the next, or that only begins. `number`: of the border."""
     request = body(prompt_token_ids=None, prompt="w17 w4 w5", max_new_tokens=32, temperature=0.9, seed=1)
     request["ignore_eos"] = True
@@ -169,15 +165,13 @@ async def test_stop_texts_over_the_borders_of_blocks(replicas: tuple[Replica, Re
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
-async def test_a_character_may_be_cut_by_the_loss(
-    make_generator: MakeGenerator, byte_checkpoint: Checkpoint, seed: int
-) -> None:
+async def test_a_character_may_be_cut_by_the_loss(make_generator, byte_checkpoint, seed):
     first, second = make_generator("r0", byte_checkpoint), make_generator("r1", byte_checkpoint)
     request = body(temperature=3, seed=seed, max_new_tokens=64, ignore_eos=True)
     await assert_same_after_every_block(first, second, request)
 
 
-async def test_a_stream_over_http_continues(replicas: tuple[Replica, Replica]) -> None:
+async def test_a_stream_over_http_continues(replicas):
     request = body(max_new_tokens=30, temperature=0.9, seed=3, mode="remask", threshold=0.3, return_trace=True)
     async with over(replicas[1]) as http:
         whole = await streamed(http, request)
@@ -191,7 +185,7 @@ async def test_a_stream_over_http_continues(replicas: tuple[Replica, Replica]) -
     assert stats["queue_ms"] <= stats["first_block_ms"] <= stats["total_ms"]
 
 
-async def test_a_long_whole_answer_continues_after_the_last_blocks_that_came(replicas: tuple[Replica, Replica]) -> None:
+async def test_a_long_whole_answer_continues_after_the_last_blocks_that_came(replicas):
     sampling = {"temperature": 0.9, "seed": 3, "ignore_eos": True, "stop": "w7 w7 w7"}
     request = body(max_new_tokens=34 * replicas[0].status().card.block_size, return_trace=True, **sampling)
     async with over(replicas[1]) as http:
@@ -204,7 +198,7 @@ async def test_a_long_whole_answer_continues_after_the_last_blocks_that_came(rep
     assert list(resume.token_ids) == whole["token_ids"][: len(resume.token_ids)]
 
 
-async def test_an_engine_that_fails_in_the_midst(make_generator: MakeGenerator, generator: Replica) -> None:
+async def test_an_engine_that_fails_in_the_midst(make_generator, generator):
     """The process does not die; the replica itself reports that it cannot continue."""
     mortal = make_generator("mortal", deps=failing(after=12))
     request = body(max_new_tokens=30, seed=1)
@@ -229,9 +223,7 @@ async def refuses(replica: Replica) -> None:
             return
 
 
-async def test_a_replica_that_stops_in_the_midst(
-    make_generator: MakeGenerator, gate: EngineGate, generator: Replica
-) -> None:
+async def test_a_replica_that_stops_in_the_midst(make_generator, gate, generator):
     mortal = make_generator("mortal", deps=gate.deps)
     request = body(max_new_tokens=30, ignore_eos=True, seed=2, temperature=0.5)
     async with over(generator) as http:
@@ -250,7 +242,7 @@ async def test_a_replica_that_stops_in_the_midst(
     assert backend.requests[1].resume.num_blocks == 1
 
 
-async def test_a_continued_answer_that_comes_too_late_is_a_time_out(generator: Replica) -> None:
+async def test_a_continued_answer_that_comes_too_late_is_a_time_out(generator):
     """The replica has no time left. The answer is what was sent, and what was gate back of it."""
     resume = Resume((351, 17), 1, Stats(decoded_tokens=2))
     late = ReplicaRequest(

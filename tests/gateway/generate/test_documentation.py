@@ -46,12 +46,12 @@ def references(part: Any) -> Iterator[str]:
             yield from references(value)
 
 
-def test_every_reference_leads_somewhere(schema: dict[str, Any]) -> None:
+def test_every_reference_leads_somewhere(schema):
     schemas = {f"#/components/schemas/{name}" for name in schema["components"]["schemas"]}
     assert set(references(schema)) <= schemas
 
 
-def test_the_body_is_told_apart_by_mode(schema: dict[str, Any]) -> None:
+def test_the_body_is_told_apart_by_mode(schema):
     wanted = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert wanted["discriminator"]["propertyName"] == "mode"
     assert wanted["discriminator"]["mapping"].keys() == MODES.keys()
@@ -67,7 +67,7 @@ def test_the_body_is_told_apart_by_mode(schema: dict[str, Any]) -> None:
     assert "required" not in unnamed
 
 
-def test_errors_and_frames_are_there(schema: dict[str, Any]) -> None:
+def test_errors_and_frames_are_there(schema):
     answers = schema["paths"][GENERATE]["post"]["responses"]
     assert {"200", "401", "404", "413", "422", "429", "503", "504"} <= answers.keys()
     assert "text/event-stream" in answers["200"]["content"]
@@ -77,13 +77,13 @@ def test_errors_and_frames_are_there(schema: dict[str, Any]) -> None:
         assert answers[status]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorAnswer")
 
 
-async def test_another_applications_page_is_the_same(schema: dict[str, Any]) -> None:
+async def test_another_applications_page_is_the_same(schema):
     """All applications share the documentation of bodies, so no application may change it."""
     async with over(Scripted()) as http:
         assert (await http.get("/openapi.json")).json() == schema
 
 
-async def test_the_page_needs_nothing_from_elsewhere(http: httpx.AsyncClient) -> None:
+async def test_the_page_needs_nothing_from_elsewhere(http):
     page = await http.get("/docs")
     assert page.status_code == 200
     assert "text/html" in page.headers["content-type"]
@@ -98,26 +98,26 @@ async def test_the_page_needs_nothing_from_elsewhere(http: httpx.AsyncClient) ->
     assert (await http.get("/redoc")).status_code == 404  # FastAPI's own, from elsewhere
 
 
-def test_every_route_stands_below_a_heading(schema: dict[str, Any]) -> None:
+def test_every_route_stands_below_a_heading(schema):
     tags = [tuple(route["tags"]) for methods in schema["paths"].values() for route in methods.values()]
     assert set(tags) == {(DECODING,), (OPENAI,), (ANTHROPIC,), (OPERATION,)}
 
 
-def test_examples_are_of_the_schema(schema: dict[str, Any]) -> None:
+def test_examples_are_of_the_schema(schema):
     wanted = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]
     for example in wanted["examples"].values():
         jsonschema.validate(example["value"], {**wanted["schema"], "components": schema["components"]})
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_are_requests(schema: dict[str, Any], name: str) -> None:
+def test_examples_are_requests(schema, name):
     example = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]["examples"][name]
     assert example["summary"]
     request = parse_generate(example["value"], "speculative")
     assert request.quality in {*QUALITIES, None}
 
 
-async def test_the_fields_are_those_of_the_contract() -> None:
+async def test_the_fields_are_those_of_the_contract():
     """The table of the contract, and nothing else."""
     names = """model quality mode prompt prompt_token_ids messages max_new_tokens n stream stream_steps timeout_s
         priority temperature top_p top_k min_p seed repetition_penalty frequency_penalty presence_penalty logit_bias

@@ -33,7 +33,7 @@ async def http(ingress: Ingress) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-async def test_a_draining_ingress_is_alive_and_not_ready(ingress: Ingress, http: httpx.AsyncClient) -> None:
+async def test_a_draining_ingress_is_alive_and_not_ready(ingress, http):
     assert (await http.get("/live")).json() == {"status": "ok"}
     assert (await http.get("/health")).status_code == 200
     assert ingress.draining.begin() == 0
@@ -43,7 +43,7 @@ async def test_a_draining_ingress_is_alive_and_not_ready(ingress: Ingress, http:
     assert (await http.get("/live")).json() == {"status": "ok"}
 
 
-async def test_new_requests_are_refused_and_counted(ingress: Ingress, http: httpx.AsyncClient) -> None:
+async def test_new_requests_are_refused_and_counted(ingress, http):
     ingress.draining.begin()
     detail = await refused(http, body(), 503)
     assert detail["code"] == "not_ready"
@@ -52,7 +52,7 @@ async def test_new_requests_are_refused_and_counted(ingress: Ingress, http: http
     assert 'mrp_request_rejected_total{reason="not_ready",replica="i0"} 3.0' in (await http.get("/metrics")).text
 
 
-async def test_requests_in_flight_are_finished(ingress: Ingress, http: httpx.AsyncClient, gate: EngineGate) -> None:
+async def test_requests_in_flight_are_finished(ingress, http, gate):
     answers = [
         asyncio.ensure_future(http.post(GENERATE, json=body(stream=stream, ignore_eos=True)))
         for stream in (True, False)
@@ -67,9 +67,7 @@ async def test_requests_in_flight_are_finished(ingress: Ingress, http: httpx.Asy
     assert ingress.draining.begin() == 0
 
 
-async def test_a_request_that_takes_too_long_is_cut_before_and_after_the_first_block(
-    ingress: Ingress, http: httpx.AsyncClient, generator: Replica, gate: EngineGate
-) -> None:
+async def test_a_request_that_takes_too_long_is_cut_before_and_after_the_first_block(ingress, http, generator, gate):
     gate.let(8)  # a block
     asgi_client = AsgiClient(body(stream=True, max_new_tokens=2000, ignore_eos=True), stays=True)
     visit = asyncio.ensure_future(asgi_client.request(ingress.app(answers_request_id=True)))
@@ -89,9 +87,7 @@ async def test_a_request_that_takes_too_long_is_cut_before_and_after_the_first_b
     await eventually(lambda: generator.snapshot().in_flight == 0)
 
 
-async def test_an_answer_that_was_sent_is_not_in_flight(
-    ingress: Ingress, http: httpx.AsyncClient, gate: EngineGate
-) -> None:
+async def test_an_answer_that_was_sent_is_not_in_flight(ingress, http, gate):
     gate.release()
     await ask(http, body())
     await refused(http, body(mode="none"))

@@ -31,8 +31,7 @@ from service.replica.start import start_replica
 from service.routing.failover import FailoverPolicy
 from service.settings.settings import Settings
 from service.telemetry.metrics import SumsData
-from tests.clock import Clock
-from tests.gateway.conftest import UNMEASURED, MakeGenerator
+from tests.gateway.conftest import UNMEASURED
 from tests.gateway.doubles import free, pipeline
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, essence, golden_body, problem, streamed
 from tests.gateway.helpers import eventually, idle, over, replica_request_of
@@ -84,7 +83,7 @@ async def blocks(engine: Any, request: GenerationRequest) -> list[BlockEvent]:
 
 
 class TestAnswers:
-    async def test_golden_decodes_of_every_mode_at_once(self, remote: Replica) -> None:
+    async def test_golden_decodes_of_every_mode_at_once(self, remote):
         async with over(remote) as http:
             answers = await asyncio.gather(*(ask(http, golden_body(case)) for case in CASES))
         assert [answer["token_ids"] for answer in answers] == [case["token_ids"] for case in CASES]
@@ -99,9 +98,7 @@ class TestAnswers:
         ],
         ids=lambda fields: fields["mode"],
     )
-    async def test_answers_equal_those_of_an_engine_in_the_same_process(
-        self, remote: Replica, generator: Replica, fields: dict[str, Any]
-    ) -> None:
+    async def test_answers_equal_those_of_an_engine_in_the_same_process(self, remote, generator, fields):
         body_ = body(seed=3) | fields
         async with over(remote) as there, over(generator) as local:
             for read in (ask, streamed):
@@ -110,9 +107,7 @@ class TestAnswers:
             texts = [(await http.post(GENERATE, json=steps)).text for http in (there, local)]
         assert texts[0].count("event: step") == texts[1].count("event: step") > 1
 
-    async def test_counts_come_unasked_and_an_error_of_counting_ends_nothing(
-        self, settings: Settings, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_counts_come_unasked_and_an_error_of_counting_ends_nothing(self, settings, caplog):
         """Else the counts would fill the memory of a replica that nobody scrapes."""
         counted: list[SumsData] = []
 
@@ -128,7 +123,7 @@ class TestAnswers:
         assert "counts are lost: ZeroDivisionError in " in caplog.text
         engine.close()
 
-    async def test_log_probabilities(self, remote: Replica, generator: Replica) -> None:
+    async def test_log_probabilities(self, remote, generator):
         wanted = request("logprobs", logprobs=LogprobsRequest(3, (7, 8)))
         there, local = [
             [pick.logprobs for event in await blocks(engine, wanted) for step in event.steps for pick in step.revealed]
@@ -137,7 +132,7 @@ class TestAnswers:
         assert there == local
         assert all(logprobs and len(logprobs.top) == 3 and len(logprobs.by_id) == 2 for logprobs in there)
 
-    async def test_grammars_are_compiled_in_the_engines_process(self, demo_remote: Replica) -> None:
+    async def test_grammars_are_compiled_in_the_engines_process(self, demo_remote):
         async with over(demo_remote) as http:
             for fields, pattern in (({"regex": "(ab|cd){2}e"}, r"(ab|cd){2}e"), ({"choice": ["yes", "no"]}, "yes|no")):
                 body_ = {"prompt": "Tom has 5 apples.", "max_new_tokens": 40, "mode": "static"} | fields
@@ -146,7 +141,7 @@ class TestAnswers:
             wrong = await http.post(GENERATE, json={"prompt": "Tom", "regex": "("})
             assert problem(wrong, 422)["param"] == "regex"
 
-    async def test_a_client_that_leaves_before_the_grammar_is_compiled_frees_the_id(self, demo_remote: Replica) -> None:
+    async def test_a_client_that_leaves_before_the_grammar_is_compiled_frees_the_id(self, demo_remote):
         engine: EngineProcessClient = demo_remote._engine  # type: ignore[assignment]
         digits = Constraint.regex("[0-9]{3}")
         leaving = asyncio.create_task(anext(engine.generate(request(), digits)))  # type: ignore[arg-type]
@@ -161,12 +156,12 @@ class TestAnswers:
         assert events[-1].constraint_met
         assert events[-1].stats.queue_s > 0
 
-    async def test_the_time_limit_holds_while_the_grammar_is_compiled(self, demo_remote: Replica) -> None:
+    async def test_the_time_limit_holds_while_the_grammar_is_compiled(self, demo_remote):
         items = demo_remote._engine.generate(request(timeout_s=0.001), Constraint.regex("[0-9]{5}"))
         [event] = await block_events(items)
         assert (event.finish_reason, event.token_ids) == ("timeout", ())
 
-    async def test_a_client_that_leaves_frees_the_pages_and_the_id(self, remote: Replica) -> None:
+    async def test_a_client_that_leaves_frees_the_pages_and_the_id(self, remote):
         engine = remote._engine
         async with aclosing(engine.generate(GenerationRequest("twice", (5, 6, 7), max_new_tokens=800))) as items:
             await anext(items)
@@ -176,7 +171,7 @@ class TestAnswers:
         assert (await blocks(engine, request("twice")))[-1].finish_reason
 
 
-async def test_weights_are_updated(settings: Settings, make_generator: MakeGenerator, tmp_path: Path) -> None:
+async def test_weights_are_updated(settings, make_generator, tmp_path):
     engine = await start(settings)
     before = await blocks(engine, request())
     other = other_weights(tmp_path / "other", Path(settings.model))
@@ -230,9 +225,7 @@ async def assert_continued(first: Replica, other: Replica, kill: Callable[[], No
     assert tokens == [token for item in whole if isinstance(item, Chunk) for token in item.token_ids]
 
 
-async def test_a_killed_process_loses_no_request_that_another_replica_can_continue(
-    settings: Settings, generator: Replica
-) -> None:
+async def test_a_killed_process_loses_no_request_that_another_replica_can_continue(settings, generator):
     lost = await start_replica("lost", settings, path_of("HANGING_LATER"))
     engine: EngineProcessClient = lost._engine  # type: ignore[assignment]
     await assert_continued(lost, generator, lambda: os.kill(engine.pid, signal.SIGKILL))
@@ -244,9 +237,7 @@ async def test_a_killed_process_loses_no_request_that_another_replica_can_contin
     lost.close()
 
 
-async def test_a_replica_of_two_ranks_answers_as_one_and_ends_with_a_rank(
-    settings: Settings, generator: Replica
-) -> None:
+async def test_a_replica_of_two_ranks_answers_as_one_and_ends_with_a_rank(settings, generator):
     """The drafts are fixed: `auto` drafts by the past of its engine."""
     pair = load_replica("pair", settings.model_copy(update={"tensor_parallel_size": 2}), UNMEASURED)
     try:
@@ -262,7 +253,7 @@ async def test_a_replica_of_two_ranks_answers_as_one_and_ends_with_a_rank(
         pair.close()
 
 
-async def test_an_engine_that_fails_tells_the_line(settings: Settings) -> None:
+async def test_an_engine_that_fails_tells_the_line(settings):
     engine = await start(settings, path_of("FAILING"))
     with pytest.raises(EngineFailed, match=r"ZeroDivisionError in .*process_deps, line "):
         await blocks(engine, request())
@@ -272,7 +263,7 @@ async def test_an_engine_that_fails_tells_the_line(settings: Settings) -> None:
     engine.close()
 
 
-async def test_a_step_that_takes_too_long_ends_the_process(settings: Settings) -> None:
+async def test_a_step_that_takes_too_long_ends_the_process(settings):
     engine = await start(settings, path_of("HANGING"), stall_timeout_s=0.5)
     with pytest.raises(ReplicaLost, match=r"the engine's step has taken .* s, allowed are 0.5"):
         await blocks(engine, request())
@@ -281,9 +272,7 @@ async def test_a_step_that_takes_too_long_ends_the_process(settings: Settings) -
     engine.close()
 
 
-async def test_a_long_step_is_no_silence_and_a_stopped_process_is_killed(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_long_step_is_no_silence_and_a_stopped_process_is_killed(settings, monkeypatch):
     engine = await start(settings, path_of("HANGING"))
     silences: list[float] = []
     monkeypatch.setattr(engine._heartbeats, "observe", lambda: silences.append(engine._heartbeats.poll()))
@@ -299,7 +288,7 @@ async def test_a_long_step_is_no_silence_and_a_stopped_process_is_killed(
     engine.close()
 
 
-async def test_a_paused_process_does_not_count_as_hung_and_closing_ends_its_requests(settings: Settings) -> None:
+async def test_a_paused_process_does_not_count_as_hung_and_closing_ends_its_requests(settings):
     """Its thread reports while a request waits. The request goes on after the pause."""
     engine = await start(settings)
     whole = await blocks(engine, request())
@@ -324,7 +313,7 @@ async def test_a_paused_process_does_not_count_as_hung_and_closing_ends_its_requ
     assert not alive(engine.pid)
 
 
-async def test_only_work_that_may_hold_up_python_may_be_silent_for_longer(clock: Clock) -> None:
+async def test_only_work_that_may_hold_up_python_may_be_silent_for_longer(clock):
     engine = EngineProcessClient(None, lambda added: None, 60.0, clock)  # type: ignore[arg-type]
 
     def hang(seconds: float) -> str | None:
@@ -343,7 +332,7 @@ async def test_only_work_that_may_hold_up_python_may_be_silent_for_longer(clock:
     assert hang(HEARTBEAT_TIMEOUT_S) is None
 
 
-async def test_a_control_command_may_take_the_engines_thread_for_longer_than_a_step(clock: Clock) -> None:
+async def test_a_control_command_may_take_the_engines_thread_for_longer_than_a_step(clock):
     engine = EngineProcessClient(None, lambda added: None, 60.0, clock)  # type: ignore[arg-type]
     engine._add("request")
     for controlled in (True, False):
@@ -353,7 +342,7 @@ async def test_a_control_command_may_take_the_engines_thread_for_longer_than_a_s
         assert (engine._hang() is None) is controlled
 
 
-async def test_a_checkpoint_that_cannot_be_loaded(settings: Settings, tmp_path: Path) -> None:
+async def test_a_checkpoint_that_cannot_be_loaded(settings, tmp_path):
     with pytest.raises(CheckpointError):
         await start(settings.model_copy(update={"model": str(tmp_path)}))
 
@@ -376,7 +365,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_the_process_ends_with_its_replica(settings: Settings) -> None:
+async def test_the_process_ends_with_its_replica(settings):
     command = [sys.executable, "-c", PARENT, settings.model, DEPS]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
     assert parent.stdout is not None

@@ -38,7 +38,7 @@ def part(text: bytes) -> Message:
 class TestKeepAlive:
     """`period_s` is far too long or nothing at all, so no test waits for time to pass."""
 
-    async def test_no_comment_while_frames_come(self) -> None:
+    async def test_no_comment_while_frames_come(self):
         sent = Sent()
         async with kept_alive(sent, period_s=1000) as send:
             for text in (b"1", b"2", b"3"):
@@ -46,7 +46,7 @@ class TestKeepAlive:
                 await asyncio.sleep(0)
         assert sent.bodies == [b"1", b"2", b"3"]
 
-    async def test_comments_come_while_no_frame_comes(self) -> None:
+    async def test_comments_come_while_no_frame_comes(self):
         sent = Sent()
         async with kept_alive(sent, period_s=0) as send:
             await send(part(b"1"))
@@ -56,7 +56,7 @@ class TestKeepAlive:
         assert (sent.bodies[0], sent.bodies[-1]) == (b"1", b"2")
         assert set(sent.bodies[1:-1]) == {KEEP_ALIVE}
 
-    async def test_a_client_that_left_while_nothing_came_ends_the_stream(self) -> None:
+    async def test_a_client_that_left_while_nothing_came_ends_the_stream(self):
         async def stream() -> None:
             async with kept_alive(Sent(broken=True), period_s=0) as send:
                 await send(part(b"1"))
@@ -65,7 +65,7 @@ class TestKeepAlive:
         with pytest.raises(OSError, match="has left"):
             await stream()
 
-    async def test_a_cancelled_stream_ends(self) -> None:
+    async def test_a_cancelled_stream_ends(self):
         async def stream() -> None:
             async with kept_alive(Sent(), period_s=1000):
                 await asyncio.Event().wait()
@@ -92,7 +92,7 @@ class SilentItems:
 
 
 @pytest.mark.parametrize("sent", [0, 1])
-async def test_the_items_end_if_the_status_or_the_next_message_cannot_be_sent(sent: int) -> None:
+async def test_the_items_end_if_the_status_or_the_next_message_cannot_be_sent(sent):
     items, messages = SilentItems(), list[object]()
     generator = items.all()
     first = await first_of(generator, 0.01)
@@ -116,7 +116,7 @@ async def test_the_items_end_if_the_status_or_the_next_message_cannot_be_sent(se
     assert first.cancelled()
 
 
-async def test_an_error_before_the_status_closes_the_items() -> None:
+async def test_an_error_before_the_status_closes_the_items():
     async def broken() -> AsyncGenerator[int]:
         raise ValueError
         yield 1

@@ -3,13 +3,9 @@
 FIRST is w456 w456 w351 w351 w112 w112 w417 w351 | w159 w159 …, the bar between two blocks.
 """
 
-from typing import Any
-
-import httpx
 import pytest
 
 from service.messages.wire import Ending
-from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.generate.helpers import (
     CASES,
@@ -28,12 +24,12 @@ FIRST = CASES[0]["token_ids"]
 
 
 class TestPrompts:
-    async def test_text_and_ids_are_the_same(self, http: httpx.AsyncClient) -> None:
+    async def test_text_and_ids_are_the_same(self, http):
         answer = await ask(http, body(prompt=words(PROMPT), prompt_token_ids=None))
         assert answer["token_ids"] == FIRST
 
     @pytest.mark.parametrize("long", [False, True])
-    async def test_control_tokens_in_text_are_text(self, http: httpx.AsyncClient, long: bool) -> None:
+    async def test_control_tokens_in_text_are_text(self, http, long):
         """WordLevel knows them as words only, so here their text is the unknown word."""
         written = ["w1", "<|MASK|>", "w2", "<|eos|>", "<|pad|>"] * (150 if long else 1)
         ids = [1, UNKNOWN, 2, UNKNOWN, UNKNOWN] * (150 if long else 1)
@@ -44,9 +40,7 @@ class TestPrompts:
 
 
 class TestModes:
-    async def test_the_default_is_speculative_and_leaves_its_drafts_to_the_engine(
-        self, http: httpx.AsyncClient
-    ) -> None:
+    async def test_the_default_is_speculative_and_leaves_its_drafts_to_the_engine(self, http):
         (model,) = (await http.get("/v1/models")).json()["data"]
         assert model["default_mode"] == "speculative"
         assert model["defaults"]["speculative"] == {"mrp_steps": "auto"}
@@ -60,19 +54,19 @@ class TestModes:
         assert fixed["stats"]["mrp_steps"] == 3
         assert (await ask(http, body(mode="static")))["stats"]["mrp_steps"] is None
 
-    async def test_the_operators_default_mode(self, make_generator: MakeGenerator) -> None:
+    async def test_the_operators_default_mode(self, make_generator):
         async with over(make_generator(default_mode="dynamic")) as http:
             answer = await ask(http, body(mode=None, threshold=0.5, seed=3))
             assert answer["mode"] == "dynamic"
             assert essence(answer) == essence(await ask(http, body(mode="dynamic", threshold=0.5, seed=3)))
 
-    async def test_null_is_the_default(self, http: httpx.AsyncClient) -> None:
+    async def test_null_is_the_default(self, http):
         nulls = dict.fromkeys(("mode", "mrp_steps", "seed", "stop", "timeout_s", "prompt", "messages"))
         assert (await ask(http, body() | nulls))["mode"] == "speculative"
 
 
 class TestSampling:
-    async def test_a_seed_is_returned_and_repeats_the_sample(self, http: httpx.AsyncClient) -> None:
+    async def test_a_seed_is_returned_and_repeats_the_sample(self, http):
         request = body(temperature=1.5, ignore_eos=True)
         answers = [await ask(http, request) for _ in range(3)]
         assert len({answer["seed"] for answer in answers}) == 3
@@ -82,7 +76,7 @@ class TestSampling:
             assert again["seed"] == answer["seed"]
             assert again["token_ids"] == answer["token_ids"]
 
-    async def test_speculative_is_static_sampled_too(self, http: httpx.AsyncClient) -> None:
+    async def test_speculative_is_static_sampled_too(self, http):
         request = body(temperature=0.8, top_p=0.95, top_k=50, seed=2**63 - 1)
         static = await ask(http, request)
         speculative = await ask(http, request | {"mode": "speculative"})
@@ -91,7 +85,7 @@ class TestSampling:
     @pytest.mark.parametrize(
         "mode", [{"mode": "static"}, {"mode": "speculative"}, {"mode": "speculative", "mrp_steps": 3}]
     )
-    async def test_penalties_bias_and_words(self, http: httpx.AsyncClient, mode: dict[str, Any]) -> None:
+    async def test_penalties_bias_and_words(self, http, mode):
         """FIRST has some tokens twice, and each field takes them out. The neutral values change nothing."""
         neutral = {"min_p": 0, "repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
         answer = await ask(http, body(**mode, **neutral, min_tokens=0, bad_words=[]))
@@ -121,7 +115,7 @@ class TestEnds:
             ("w456", 1, ""),
         ],
     )
-    async def test_stop_texts(self, http: httpx.AsyncClient, stop: Any, number: int, left: str) -> None:
+    async def test_stop_texts(self, http, stop, number, left):
         answer = await ask(http, body(stop=stop, seed=1))
         assert answer["text"] == left
         assert answer["finish_reason"] == "stop"
@@ -130,7 +124,7 @@ class TestEnds:
         again = await streamed(http, body(stop=stop, seed=1))
         assert essence(again) == essence(answer)
 
-    async def test_end_tokens(self, http: httpx.AsyncClient) -> None:
+    async def test_end_tokens(self, http):
         assert (await ask(http, body()))["finish_reason"] == "stop"
         on = await ask(http, body(ignore_eos=True))
         assert on["token_ids"] == [*FIRST, EOS]
@@ -138,18 +132,18 @@ class TestEnds:
         assert on["text"] == words(FIRST)
 
     @pytest.mark.parametrize("ignore_eos", [False, True])
-    async def test_stop_tokens(self, http: httpx.AsyncClient, ignore_eos: bool) -> None:
+    async def test_stop_tokens(self, http, ignore_eos):
         answer = await ask(http, body(stop_token_ids=[351, 7], ignore_eos=ignore_eos))
         assert answer["token_ids"] == FIRST[:2]
         assert answer["finish_reason"] == "stop"
 
-    async def test_an_end_before_the_first_token(self, http: httpx.AsyncClient) -> None:
+    async def test_an_end_before_the_first_token(self, http):
         answer = await ask(http, body(stop_token_ids=[456], seed=1))
         assert (answer["text"], answer["token_ids"], answer["finish_reason"]) == ("", [], "stop")
         assert essence(await streamed(http, body(stop_token_ids=[456], seed=1))) == essence(answer)
 
 
-async def test_a_replica_gets_the_fields_and_their_defaults() -> None:
+async def test_a_replica_gets_the_fields_and_their_defaults():
     backend = Scripted(Ending("length", 1, 1, STATS))
     async with over(backend, request_timeout_s=30) as http:
         await ask(http, {"prompt": "a"})

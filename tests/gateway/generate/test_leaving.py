@@ -12,9 +12,7 @@ from service.gateway.ingress import Ingress
 from service.rayserve.deployments import ServeDisconnectAdapter
 from service.replica.replica import Replica
 from service.settings.settings import Settings
-from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import AsgiClient
-from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import CASES, ask, body, golden_body, read_frames
 from tests.gateway.helpers import application, client, eventually, idle, over, page, read
 from tests.gateway.local import LocalBackend
@@ -37,9 +35,7 @@ async def assert_gone(generator: Replica, mode: str = "static") -> None:
 
 class TestStreams:
     @pytest.mark.parametrize("version", ["2.3", "2.4"])
-    async def test_the_client_leaves(
-        self, make_generator: MakeGenerator, gate: EngineGate, version: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_the_client_leaves(self, make_generator, gate, version, monkeypatch):
         """Servers of ASGI 2.3 say so when asked, later ones refuse what is sent: a block or a comment."""
         monkeypatch.setattr(streams, "KEEP_ALIVE_S", 0.01)
         generator = make_generator(deps=gate.deps)
@@ -52,7 +48,7 @@ class TestStreams:
         assert ingress.snapshot().in_flight == 0
         await assert_gone(generator)
 
-    async def test_the_server_cancels(self, make_generator: MakeGenerator, gate: EngineGate) -> None:
+    async def test_the_server_cancels(self, make_generator, gate):
         generator = make_generator(deps=gate.deps)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
         asgi_client = AsgiClient(LONG | {"stream": True, "mode": "speculative"}, stays=True)
@@ -66,7 +62,7 @@ class TestStreams:
         gate.release()
         await assert_gone(generator, "speculative")
 
-    async def test_other_requests_are_not_affected(self, make_generator: MakeGenerator) -> None:
+    async def test_other_requests_are_not_affected(self, make_generator):
         generator = make_generator()
         app = application(generator)
         async with over(generator) as http:
@@ -79,7 +75,7 @@ class TestStreams:
 
 class TestWholeAnswers:
     @pytest.mark.parametrize("running", [False, True])
-    async def test_the_server_cancels(self, make_generator: MakeGenerator, gate: EngineGate, running: bool) -> None:
+    async def test_the_server_cancels(self, make_generator, gate, running):
         generator = make_generator(deps=gate.deps)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
         async with client(ingress.app(answers_request_id=True)) as http:
@@ -95,9 +91,7 @@ class TestWholeAnswers:
         gate.release()
         await assert_gone(generator)
 
-    async def test_the_client_leaves_while_the_request_waits(
-        self, make_generator: MakeGenerator, gate: EngineGate
-    ) -> None:
+    async def test_the_client_leaves_while_the_request_waits(self, make_generator, gate):
         generator = make_generator(deps=gate.deps, max_num_seqs=1)
         async with over(generator) as http:
             running = asyncio.ensure_future(ask(http, body()))
@@ -113,9 +107,7 @@ class TestWholeAnswers:
 
 
 class TestBeforeItIsRead:
-    async def test_serves_cancellation_before_the_body_is_read_is_no_error(
-        self, generator: Replica, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_serves_cancellation_before_the_body_is_read_is_no_error(self, generator, caplog):
         sent: list[Any] = []
 
         async def receive() -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import BaseModel
 from starlette.types import ASGIApp
 
 from service.api.anthropic.protocol import CountRequest, MessagesRequest
@@ -55,7 +54,7 @@ def lists(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_first_wrong_item_ends_the_reading_of_its_list(model: type[BaseModel]) -> None:
+def test_the_first_wrong_item_ends_the_reading_of_its_list(model):
     assert [part for part in lists(model.__pydantic_core_schema__) if not part.get("fail_fast")] == []
 
 
@@ -65,16 +64,14 @@ def app() -> ASGIApp:
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_a_refusal_is_short_for_any_number_of_errors(
-    http: httpx.AsyncClient, path: str, body: dict[str, Any]
-) -> None:
+async def test_a_refusal_is_short_for_any_number_of_errors(http, path, body):
     response = await http.post(path, json=body)
     assert response.status_code in {400, 404, 422}
     assert len(response.content) < 1.1 * MAX_MESSAGE + 200
     assert response.json()["error"]["message"]
 
 
-async def test_further_errors_are_counted(http: httpx.AsyncClient) -> None:
+async def test_further_errors_are_counted(http):
     form = {"response_format": {"type": "text", **NAMES}}
     detail = problem(await http.post(GENERATE, json={"prompt": "a", **form}), 422)
     assert detail["message"].count("'k") == 10
@@ -97,16 +94,14 @@ TOO_MANY: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("path", "name", "items"), TOO_MANY)
-async def test_too_many_parts_are_refused_whatever_they_are(
-    http: httpx.AsyncClient, path: str, name: str, items: Any
-) -> None:
+async def test_too_many_parts_are_refused_whatever_they_are(http, path, name, items):
     response = await http.post(path, json={**CALLING, name: items})
     assert response.status_code in {400, 422}
     error = response.json()["error"]
     assert (error["param"], error["message"]) == (name, f"{name} has more than {MAX_PARTS} items with their parts")
 
 
-def test_no_more_parts_are_walked_than_are_allowed() -> None:
+def test_no_more_parts_are_walked_than_are_allowed():
     walked = 0
 
     class Watched(list[Any]):
@@ -127,12 +122,12 @@ def test_no_more_parts_are_walked_than_are_allowed() -> None:
     assert walked < MAX_PARTS + 200
 
 
-async def test_prompts_that_are_too_many_are_not_read(http: httpx.AsyncClient) -> None:
+async def test_prompts_that_are_too_many_are_not_read(http):
     response = await http.post("/v1/completions", json={"model": "golden", "prompt": [[1]] * 129 + [{}]})
     assert "130 prompts are too many, allowed are 128" in response.json()["error"]["message"]
 
 
-def test_wrong_fields_beside_a_wrong_list_are_named() -> None:
+def test_wrong_fields_beside_a_wrong_list_are_named():
     with pytest.raises(InvalidRequest, match=r"messages\.1 is 2: .*top_p is 7: .*stop_token_ids\.0"):
         parse_generate({"messages": [MESSAGE, 2, 3], "top_p": 7, "stop_token_ids": [-1]}, "static")
 
@@ -152,7 +147,7 @@ def limited(tmp_path: Path) -> httpx.AsyncClient:
     "path", [GENERATE, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/score"]
 )
 @pytest.mark.parametrize("content", [b"{", b'{"mode": 1}', b" " * 2**21], ids=["json", "fields", "size"])
-async def test_a_refused_request_counts_as_one(limited: httpx.AsyncClient, path: str, content: bytes) -> None:
+async def test_a_refused_request_counts_as_one(limited, path, content):
     async with limited as http:
         statuses = [(await http.post(path, content=content)).status_code for _ in range(4)]
         listed = await http.get("/v1/models")
@@ -160,7 +155,7 @@ async def test_a_refused_request_counts_as_one(limited: httpx.AsyncClient, path:
     assert listed.status_code == 200
 
 
-async def test_a_refused_request_is_not_read_when_the_limit_is_reached(limited: httpx.AsyncClient) -> None:
+async def test_a_refused_request_is_not_read_when_the_limit_is_reached(limited):
     async def unread() -> Any:
         raise AssertionError("the body was read")
         yield b""

@@ -18,8 +18,6 @@ from service.messages.wire import Items, ReplicaRequest, Weights
 from service.replica.metrics import ReplicaMetrics
 from service.replica.replica import Replica
 from service.telemetry.metrics import METRICS, Registry
-from tests.gateway.conftest import MakeGenerator
-from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import CASES, GENERATE, ask, body, golden_body, streamed
 from tests.gateway.helpers import eventually, over, page, read
 from tests.gateway.local import LocalBackend
@@ -35,7 +33,7 @@ async def text(http: httpx.AsyncClient) -> str:
 
 
 class TestNames:
-    async def test_every_metric_is_exposed_and_no_other(self, http: httpx.AsyncClient) -> None:
+    async def test_every_metric_is_exposed_and_no_other(self, http):
         for case in CASES[::6]:
             await ask(http, golden_body(case))
         await http.post(GENERATE, json={})
@@ -62,7 +60,7 @@ def total(answers: list[dict[str, Any]], *path: str) -> int:
 
 
 class TestCounters:
-    async def test_counters_add_up_to_the_answers(self, make_generator: MakeGenerator) -> None:
+    async def test_counters_add_up_to_the_answers(self, make_generator):
         async with over(make_generator()) as http:
             cases = CASES[::2]
             requests = [
@@ -113,7 +111,7 @@ class TestCounters:
         for (mode, source), count in revealed.items():
             assert metrics("mrp_tokens_revealed_total", mode=mode, source=source) == count
 
-    async def test_every_forward_has_its_rows_and_every_step_its_time(self, make_generator: MakeGenerator) -> None:
+    async def test_every_forward_has_its_rows_and_every_step_its_time(self, make_generator):
         """One request alone: every forward has its rows, every engine step its time."""
         async with over(make_generator()) as http:
             answer = await ask(http, body(max_new_tokens=16, ignore_eos=True))
@@ -124,7 +122,7 @@ class TestCounters:
         assert metrics("mrp_rows_per_forward_sum") == forwards["denoise"] + 2  # the prompt's block, the first block
         assert metrics("mrp_inter_block_latency_seconds_count") == 1
 
-    async def test_refusals_are_counted_by_their_reason(self, generator: Replica) -> None:
+    async def test_refusals_are_counted_by_their_reason(self, generator):
         async with over(generator, api_keys=("k",)) as http:
             await http.post(GENERATE, json={})
             http.headers["x-api-key"] = "k"
@@ -141,21 +139,21 @@ class TestCounters:
 
 
 class TestEnds:
-    def test_time_in_the_ingress_counts(self) -> None:
+    def test_time_in_the_ingress_counts(self):
         metrics = ReplicaMetrics()
         for index, seconds in enumerate((2.0, 3.0)):
             metrics.on_event(REQUEST, block(index, seconds), ())
         assert value(metrics, "mrp_time_to_first_block_seconds_sum") == 10 + 2
         assert value(metrics, "mrp_inter_block_latency_seconds_sum") == 1
 
-    def test_a_continued_answer_has_one_prompt_and_one_first_block(self) -> None:
+    def test_a_continued_answer_has_one_prompt_and_one_first_block(self):
         metrics = ReplicaMetrics()
         metrics.on_event(replace(REQUEST, num_continued=1), block(0, 2.0), ())
         assert value(metrics, "mrp_generation_tokens_total") == 1
         assert value(metrics, "mrp_prompt_tokens_total") == 0
         assert value(metrics, "mrp_time_to_first_block_seconds_count") == 0
 
-    def test_ends_are_counted_without_a_look_at_them(self) -> None:
+    def test_ends_are_counted_without_a_look_at_them(self):
         """Else they would fill the memory of a replica that nobody scrapes."""
         metrics = ReplicaMetrics()
         for _ in range(1000):
@@ -164,7 +162,7 @@ class TestEnds:
         assert value(metrics, "mrp_request_success_total") == 1000
         assert not metrics._ended
 
-    def test_an_abort_is_counted_and_not_timed(self) -> None:
+    def test_an_abort_is_counted_and_not_timed(self):
         metrics = ReplicaMetrics()
         metrics.finished("static", "abort", Stats())
         assert value(metrics, "mrp_request_success_total") == 1
@@ -185,7 +183,7 @@ def value(metrics: ReplicaMetrics, name: str) -> float:
 
 
 class TestGauges:
-    async def test_gauges_follow_the_engines_state(self, make_generator: MakeGenerator, gate: EngineGate) -> None:
+    async def test_gauges_follow_the_engines_state(self, make_generator, gate):
         """Three run, each with 3 of 12 pages; one waits."""
         generator = make_generator(deps=gate.deps, max_num_seqs=3, kv_cache_tokens=12 * 8)
         async with over(generator) as http:
@@ -225,7 +223,7 @@ class Two(LocalBackend):
 
 
 class TestReplicas:
-    async def test_two_replicas_are_counted_side_by_side(self, make_generator: MakeGenerator) -> None:
+    async def test_two_replicas_are_counted_side_by_side(self, make_generator):
         async with over(Two(make_generator("r0"), make_generator("r1"))) as http:
             answers = [await ask(http, body(max_new_tokens=tokens, ignore_eos=True)) for tokens in (1, 2, 4)]
             metrics = await page(http)
@@ -235,7 +233,7 @@ class TestReplicas:
         assert metrics("mrp_generation_tokens_total") == total(answers, "usage", "completion_tokens")
         assert metrics("mrp_e2e_request_latency_seconds_bucket", le="+Inf", replica="r1") == 2
 
-    def test_requests_that_no_replica_has_wait_in_the_queue(self) -> None:
+    def test_requests_that_no_replica_has_wait_in_the_queue(self):
         families = Registry("replica").families("r0")
         replicas = [Snapshot("r0", 3, families), Snapshot("r1", 1, families)]
         for in_hand, queued in ((9, 5), (4, 0), (2, 0)):

@@ -40,9 +40,7 @@ def locked_service() -> httpx.AsyncClient:
         ({"Sec_Fetch_Site": "same-site"}, 403),
     ],
 )
-async def test_pages_of_other_sites_may_not_post(
-    open_service: httpx.AsyncClient, locked_service: httpx.AsyncClient, headers: dict[str, str], expected: int
-) -> None:
+async def test_pages_of_other_sites_may_not_post(open_service, locked_service, headers, expected):
     assert await status(open_service, **headers) == expected
     assert (await open_service.get("/live", headers={"Origin": "http://evil.example"})).status_code == 200
     assert await status(locked_service, X_API_Key="secret", **headers) == 422
@@ -57,11 +55,11 @@ async def test_pages_of_other_sites_may_not_post(
         *(("0.0.0.0", name, 422) for name in ("myserver:8000", "mrp-serve.default.svc")),
     ],
 )
-async def test_on_loopback_other_names_are_refused(host: str, name: str, expected: int) -> None:
+async def test_on_loopback_other_names_are_refused(host, name, expected):
     assert await status(over(Scripted(), host=host, listens=True), Host=name) == expected
 
 
-async def test_a_refusal_of_a_host_names_the_setting() -> None:
+async def test_a_refusal_of_a_host_names_the_setting():
     async with over(Scripted(), listens=True) as http:
         response = await http.post(GENERATE, content=BAD, headers={"Host": "evil.example"})
     detail = problem(response, 403)
@@ -70,20 +68,18 @@ async def test_a_refusal_of_a_host_names_the_setting() -> None:
     assert "set `api_keys`" in detail["message"]
 
 
-async def test_serves_proxies_take_any_name(open_service: httpx.AsyncClient) -> None:
+async def test_serves_proxies_take_any_name(open_service):
     assert await status(open_service, Host="mrp-serve.default.svc:8000") == 422
 
 
-async def test_no_path_redirects_and_browsers_believe_the_content_type(open_service: httpx.AsyncClient) -> None:
+async def test_no_path_redirects_and_browsers_believe_the_content_type(open_service):
     for path in ("/generate/", "/v1/models/", "/docs/", "/live/"):
         assert (await open_service.get(path)).status_code == 404
     for path in ("/", "/docs", "/docs/static/swagger-ui.css", "/openapi.json", "/live", "/nope"):
         assert (await open_service.get(path)).headers["x-content-type-options"] == "nosniff"
 
 
-async def test_the_documentation_stands_in_no_frame_and_runs_its_own_scripts_only(
-    open_service: httpx.AsyncClient,
-) -> None:
+async def test_the_documentation_stands_in_no_frame_and_runs_its_own_scripts_only(open_service):
     policy = (await open_service.get("/docs")).headers["content-security-policy"]
     assert "frame-ancestors 'none'" in policy
     [scripts] = [part.split()[1:] for part in policy.split("; ") if part.startswith("script-src")]

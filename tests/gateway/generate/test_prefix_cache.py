@@ -3,7 +3,6 @@
 import httpx
 import pytest
 
-from tests.gateway.conftest import MakeGenerator
 from tests.gateway.generate.helpers import PROMPT, ask, body, frames, refused
 from tests.gateway.helpers import over, page
 
@@ -15,7 +14,7 @@ async def cached(http: httpx.AsyncClient, **fields: object) -> int:
     return int((await ask(http, body(**fields)))["stats"]["cached_tokens"])
 
 
-async def test_a_repeated_prompt_is_counted_and_not_prefilled(make_generator: MakeGenerator) -> None:
+async def test_a_repeated_prompt_is_counted_and_not_prefilled(make_generator):
     async with over(make_generator()) as http:
         first = (await ask(http, body()))["stats"]
         *blocks, (_, done) = await frames(http, body())
@@ -28,7 +27,7 @@ async def test_a_repeated_prompt_is_counted_and_not_prefilled(make_generator: Ma
     assert metrics("mrp_kv_cache_usage_perc") == 0
 
 
-async def test_only_requests_with_the_same_salt_share(make_generator: MakeGenerator) -> None:
+async def test_only_requests_with_the_same_salt_share(make_generator):
     async with over(make_generator()) as http:
         counts = [await cached(http, cache_salt=salt) for salt in ("a", "b", None, "a", None)]
         assert counts == [0, 0, 0, CACHED, CACHED]
@@ -38,14 +37,14 @@ async def test_only_requests_with_the_same_salt_share(make_generator: MakeGenera
     assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [0, CACHED]
 
 
-async def test_the_cache_can_be_switched_off(make_generator: MakeGenerator) -> None:
+async def test_the_cache_can_be_switched_off(make_generator):
     async with over(make_generator(enable_prefix_caching=False)) as http:
         assert [await cached(http), await cached(http)] == [0, 0]
         assert (await page(http))("mrp_prefix_cache_queries_total") == 0
 
 
 @pytest.mark.parametrize("salt", ["", "x" * 257, 1])
-async def test_a_salt_or_a_key_of_a_wrong_form_is_refused(http: httpx.AsyncClient, salt: object) -> None:
+async def test_a_salt_or_a_key_of_a_wrong_form_is_refused(http, salt):
     assert (await refused(http, body(cache_salt=salt)))["param"] == "cache_salt"
     key = salt * 2 if isinstance(salt, str) else salt
     assert (await refused(http, body(prompt_cache_key=key)))["param"] == "prompt_cache_key"

@@ -7,24 +7,19 @@ from msgspec.structs import replace
 
 from service.ipc.data import Arrival
 from service.messages.wire import Answer
-from service.replica.replica import Replica
-from tests.gateway.conftest import MakeGenerator
-from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import body, refused
 from tests.gateway.helpers import eventually, over, replica_request_of
 from tests.gathered import gathered
 
 
 @pytest.mark.parametrize("wrong", [-1, 10, 1.5, "0", True])
-async def test_a_priority_out_of_range_is_refused(generator: Replica, wrong: object) -> None:
+async def test_a_priority_out_of_range_is_refused(generator, wrong):
     async with over(generator) as http:
         assert (await refused(http, body(priority=wrong)))["param"] == "priority"
 
 
 @pytest.mark.parametrize(("waited_s", "order"), [(0.0, ["urgent", "patient"]), (3600.0, ["patient", "urgent"])])
-async def test_the_engine_has_it_and_the_time_waited_so_far(
-    make_generator: MakeGenerator, gate: EngineGate, waited_s: float, order: list[str]
-) -> None:
+async def test_the_engine_has_it_and_the_time_waited_so_far(make_generator, gate, waited_s, order):
     """One request is decoded at a time. A request that has waited long goes before a more urgent one."""
     ended: list[str] = []
     generator = make_generator(deps=gate.deps, max_num_seqs=1)

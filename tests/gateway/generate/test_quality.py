@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -42,9 +41,7 @@ async def presets(make_generator: MakeGenerator, calibrated: Checkpoint) -> Asyn
 
 class TestGenerate:
     @pytest.mark.parametrize("quality", PLANS)
-    async def test_a_quality_runs_and_names_the_plan_of_its_preset(
-        self, presets: httpx.AsyncClient, quality: str
-    ) -> None:
+    async def test_a_quality_runs_and_names_the_plan_of_its_preset(self, presets, quality):
         plan = PLANS[quality]
         answer = await ask(presets, body(mode=None, quality=quality, seed=3))
         assert {name: answer[name] for name in ("mode", "knobs")} == plan
@@ -53,11 +50,11 @@ class TestGenerate:
         *_, (_, done) = await frames(presets, body(mode=None, quality=quality, seed=3))
         assert {name: done[name] for name in ("mode", "knobs")} == plan
 
-    async def test_a_temperature_that_was_not_measured_is_lossless(self, presets: httpx.AsyncClient) -> None:
+    async def test_a_temperature_that_was_not_measured_is_lossless(self, presets):
         answer = await ask(presets, body(mode=None, quality="fast", temperature=0.5, seed=3))
         assert {name: answer[name] for name in ("mode", "knobs")} == PLANS["lossless"]
 
-    async def test_a_threshold_alone_verifies_dynamic_and_the_answer_says_so(self, http: httpx.AsyncClient) -> None:
+    async def test_a_threshold_alone_verifies_dynamic_and_the_answer_says_so(self, http):
         answer = await ask(http, body(mode=None, threshold=0.5, seed=1))
         ran = {"mrp_steps": "auto", "threshold": 0.5, "verify": "dynamic"}
         assert (answer["mode"], answer["knobs"]) == ("speculative", ran)
@@ -69,43 +66,39 @@ class TestGenerate:
         ("fields", "other"),
         [({"mode": "static"}, 'mode is "static"'), ({"mode": None, "threshold": 0.5}, "threshold is 0.5")],
     )
-    async def test_a_quality_beside_a_mode_or_knob_is_refused(
-        self, presets: httpx.AsyncClient, fields: dict[str, Any], other: str
-    ) -> None:
+    async def test_a_quality_beside_a_mode_or_knob_is_refused(self, presets, fields, other):
         detail = await refused(presets, body(quality="fast", **fields))
         message = f'quality is "fast" and {other}, allowed is one of them: quality chooses the mode and its knobs'
         assert (detail["message"], detail["param"]) == (message, "quality")
 
     @pytest.mark.parametrize("value", ["best", 1, ["fast"], "Fast"])
-    async def test_an_unknown_quality_is_refused(self, presets: httpx.AsyncClient, value: object) -> None:
+    async def test_an_unknown_quality_is_refused(self, presets, value):
         detail = await refused(presets, body(mode=None, quality=value))
         assert detail["param"] == "quality"
         assert "'lossless', 'balanced' or 'fast'" in detail["message"]
 
 
 class TestWithoutAFile:
-    async def test_lossless_is_the_checkpoints_own(self, http: httpx.AsyncClient) -> None:
+    async def test_lossless_is_the_checkpoints_own(self, http):
         answer = await ask(http, body(mode=None, quality="lossless", seed=3))
         plain = await ask(http, body(mode="speculative", seed=3))
         assert [answer[name] for name in ("token_ids", "mode", "knobs")] == [
             plain[name] for name in ("token_ids", "mode", "knobs")
         ]
 
-    async def test_lossless_is_not_the_operators_default(self, make_generator: MakeGenerator) -> None:
+    async def test_lossless_is_not_the_operators_default(self, make_generator):
         async with over(make_generator(default_mode="dynamic")) as http:
             assert (await ask(http, body(mode=None, quality="lossless")))["mode"] == "speculative"
 
     @pytest.mark.parametrize("quality", ["balanced", "fast"])
-    async def test_other_qualities_name_the_command_that_calibrates(
-        self, http: httpx.AsyncClient, quality: str
-    ) -> None:
+    async def test_other_qualities_name_the_command_that_calibrates(self, http, quality):
         detail = await refused(http, body(mode=None, quality=quality))
         assert (detail["code"], detail["param"]) == ("quality_not_available", "quality")
         assert "this checkpoint has no quality.json; make one with `mrp-serve calibrate" in detail["message"]
 
 
 class TestModels:
-    async def test_models_have_presets_and_the_frontier(self, presets: httpx.AsyncClient) -> None:
+    async def test_models_have_presets_and_the_frontier(self, presets):
         listed = (await presets.get("/v1/models")).json()
         assert_shape(Models, listed)
         quality = listed["data"][0]["quality"]
@@ -118,7 +111,7 @@ class TestModels:
             "static", "dynamic", "remask", "dynamic", "dynamic"
         ]  # fmt: skip
 
-    async def test_models_without_presets_have_the_reason(self, http: httpx.AsyncClient) -> None:
+    async def test_models_without_presets_have_the_reason(self, http):
         listed = (await http.get("/v1/models")).json()
         assert_shape(Models, listed)
         quality = listed["data"][0]["quality"]
@@ -128,14 +121,12 @@ class TestModels:
 
 
 class TestLoading:
-    def test_a_broken_file_is_an_error(self, make_generator: MakeGenerator, calibrated: Checkpoint) -> None:
+    def test_a_broken_file_is_an_error(self, make_generator, calibrated):
         (calibrated.path / "quality.json").write_text('{"version": 7}', "utf-8")
         with pytest.raises(CheckpointError, match=r"quality\.json is no calibration file of version 3: version"):
             make_generator("r0", calibrated)
 
-    async def test_the_setting_names_another_file(
-        self, make_generator: MakeGenerator, calibrated: Checkpoint, tmp_path: Path
-    ) -> None:
+    async def test_the_setting_names_another_file(self, make_generator, calibrated, tmp_path):
         (calibrated.path / "quality.json").rename(tmp_path / "mine.json")
         async with over(make_generator("r0", calibrated, quality_file=tmp_path / "mine.json")) as http:
             assert (await ask(http, body(mode=None, quality="fast")))["mode"] == "dynamic"
@@ -145,7 +136,7 @@ class TestLoading:
 
 class TestOpenAi:
     @pytest.mark.parametrize(("path", "request_"), [(apis.COMPLETIONS, apis.completion), (apis.CHAT, apis.chat)])
-    async def test_openais_routes_have_qualities(self, presets: httpx.AsyncClient, path: str, request_: Any) -> None:
+    async def test_openais_routes_have_qualities(self, presets, path, request_):
         [choice] = (await apis.ask(presets, path, request_(quality="fast")))["choices"]
         assert {name: choice["stats"][name] for name in ("mode", "knobs")} == PLANS["fast"]
         detail = await apis.refused(presets, path, request_(quality="fast", mrp_steps=2))

@@ -80,7 +80,7 @@ async def clients(backend: HeldReplica, **settings: Any) -> AsyncIterator[Client
         await group.leave(len(group.answers))
 
 
-async def test_the_plan_follows_the_load_up_and_down_with_hysteresis() -> None:
+async def test_the_plan_follows_the_load_up_and_down_with_hysteresis():
     async with clients(backend := HeldReplica()) as group:
         await group.come(7)
         assert backend.thresholds == [0.9] * 5 + [0.5] * 2
@@ -92,7 +92,7 @@ async def test_the_plan_follows_the_load_up_and_down_with_hysteresis() -> None:
         assert backend.thresholds[9:] == [0.9]
 
 
-async def test_explicit_modes_and_a_single_band_ignore_the_load() -> None:
+async def test_explicit_modes_and_a_single_band_ignore_the_load():
     async with clients(backend := HeldReplica()) as group:
         await group.come(6, request=body(mode="dynamic", threshold=0.25))
         await group.come(2, request=body(mode=None, quality="lossless"))
@@ -100,7 +100,7 @@ async def test_explicit_modes_and_a_single_band_ignore_the_load() -> None:
         assert set(backend.thresholds[:6]) == {0.25}
 
 
-async def test_every_api_follows_the_load() -> None:
+async def test_every_api_follows_the_load():
     async with clients(backend := HeldReplica()) as group:
         await group.come(5)
         await group.come(path=apis.CHAT, request=apis.chat(quality="fast"))
@@ -110,7 +110,7 @@ async def test_every_api_follows_the_load() -> None:
 
 
 @pytest.mark.parametrize(("replicas", "ingresses", "alone"), [(1, 1, 5), (2, 1, 10), (1, 2, 3), (4, 2, 10)])
-async def test_the_load_is_that_of_one_replica(replicas: int, ingresses: int, alone: int) -> None:
+async def test_the_load_is_that_of_one_replica(replicas, ingresses, alone):
     """`alone`: requests that get the plan of a lone one."""
     many = replace(BY_LOAD, slots=64 * replicas, replica_slots=64)
     async with clients(backend := HeldReplica(many), api_server_count=ingresses) as group:
@@ -118,7 +118,7 @@ async def test_the_load_is_that_of_one_replica(replicas: int, ingresses: int, al
         assert backend.thresholds == [0.9] * alone + [0.5] * (12 - alone)
 
 
-async def test_another_attempt_keeps_the_plan_at_any_load() -> None:
+async def test_another_attempt_keeps_the_plan_at_any_load():
     async with clients(backend := HeldReplica(lost=True), max_failovers=1) as group:
         await group.come(6)
         backend.gates.pop(0).set()
@@ -129,7 +129,7 @@ async def test_another_attempt_keeps_the_plan_at_any_load() -> None:
         backend.gates.insert(0, backend.gates.pop())
 
 
-async def test_models_have_the_bands_and_the_current_plan() -> None:
+async def test_models_have_the_bands_and_the_current_plan():
     async with clients(HeldReplica()) as group:
         assert await current_plan(group.http) == (ALONE, 1.0)
         await group.come(6)
@@ -146,7 +146,7 @@ async def current_plan(http: httpx.AsyncClient) -> tuple[Any, float]:
     return quality["presets"]["fast"]["knobs"], quality["load"]
 
 
-async def test_metrics_count_answers_by_plan() -> None:
+async def test_metrics_count_answers_by_plan():
     async with clients(HeldReplica()) as group:
         await group.come(7)
         await group.come(request=body(mode="dynamic"))

@@ -3,12 +3,10 @@
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from service.decode.modes import MODES
 from service.model import load_checkpoint
-from tests.gateway.conftest import MakeGenerator
 from tests.gateway.generate.helpers import GENERATE, LENGTH, MASK, VOCABULARY, ask, body, problem, refused
 from tests.gateway.helpers import over
 from tests.tiny import GOLDEN
@@ -31,7 +29,7 @@ NO_PROMPT: dict[str, Any] = {"prompt_token_ids": None}
         (b"null", "the body is null, a JSON object is expected"),
     ],
 )
-async def test_a_body_that_is_no_json_object_is_refused(http: httpx.AsyncClient, content: bytes, text: str) -> None:
+async def test_a_body_that_is_no_json_object_is_refused(http, content, text):
     detail = problem(await http.post(GENERATE, content=content), 422)
     assert text in detail["message"]
     assert (detail["code"], detail["param"]) == ("invalid_request", None)
@@ -111,27 +109,25 @@ OTHERS: list[tuple[dict[str, Any], str | None, str]] = [
 @pytest.mark.parametrize(
     ("fields", "param", "text"), [*((fields, text.split()[0], text) for fields, text in NAMED), *OTHERS]
 )
-async def test_a_wrong_field_is_named(
-    http: httpx.AsyncClient, fields: dict[str, Any], param: str | None, text: str
-) -> None:
+async def test_a_wrong_field_is_named(http, fields, param, text):
     detail = await refused(http, body(**fields))
     assert (detail["code"], detail["param"]) == ("invalid_request", param)
     assert text in detail["message"]
 
 
 @pytest.mark.parametrize("value", ["infinity", 1e999, "1e999"])
-async def test_an_infinite_number_is_refused(http: httpx.AsyncClient, value: Any) -> None:
+async def test_an_infinite_number_is_refused(http, value):
     content = json.dumps(body(timeout_s=value)).replace("Infinity", "1e999")
     assert problem(await http.post(GENERATE, content=content), 422)["param"] == "timeout_s"
 
 
-async def test_several_wrong_fields_are_all_named(http: httpx.AsyncClient) -> None:
+async def test_several_wrong_fields_are_all_named(http):
     detail = await refused(http, body(top_p=7, top_k=-7, seeds=1))
     for message in ("top_p is 7", "top_k is -7", "'seeds' is not a field; did you mean 'seed'?"):
         assert message in detail["message"]
 
 
-async def test_a_long_value_is_cut(http: httpx.AsyncClient) -> None:
+async def test_a_long_value_is_cut(http):
     detail = await refused(http, body(top_p="x" * 10000))
     assert len(detail["message"]) < 300
 
@@ -144,9 +140,7 @@ async def test_a_long_value_is_cut(http: httpx.AsyncClient) -> None:
         ("direct", {"threshold": 0.5}, "dynamic, speculative, remask", "mrp_steps"),
     ],
 )
-async def test_a_knob_of_another_mode_is_refused(
-    http: httpx.AsyncClient, mode: str, knob: dict[str, Any], users: str, its_knobs: str
-) -> None:
+async def test_a_knob_of_another_mode_is_refused(http, mode, knob, users, its_knobs):
     (name,) = knob
     detail = await refused(http, body(mode=mode, **knob))
     assert detail["param"] == name
@@ -154,7 +148,7 @@ async def test_a_knob_of_another_mode_is_refused(
 
 
 @pytest.mark.parametrize("mode", ["fast", "", "STATIC", 5, [], {}, True])
-async def test_an_unknown_mode_is_refused(http: httpx.AsyncClient, mode: Any) -> None:
+async def test_an_unknown_mode_is_refused(http, mode):
     detail = await refused(http, body() | {"mode": mode})
     assert detail["param"] == "mode"
     assert detail["message"] == f"mode is {json.dumps(mode)}, allowed are {', '.join(MODES)}"
@@ -164,9 +158,7 @@ async def test_an_unknown_mode_is_refused(http: httpx.AsyncClient, mode: Any) ->
 
 
 @pytest.mark.parametrize(("prompt", "room"), [(8, 2040), (2047, 1), (2048, 0), (5000, 0)])
-async def test_a_prompt_that_is_too_long_is_refused_with_both_lengths(
-    http: httpx.AsyncClient, prompt: int, room: int
-) -> None:
+async def test_a_prompt_that_is_too_long_is_refused_with_both_lengths(http, prompt, room):
     request = body(prompt_token_ids=[1] * prompt, max_new_tokens=room + 1)
     detail = await refused(http, request)
     assert (detail["code"], detail["param"]) == ("prompt_too_long", "max_new_tokens")
@@ -174,17 +166,17 @@ async def test_a_prompt_that_is_too_long_is_refused_with_both_lengths(
     assert detail["message"] == f"This model's maximum context length is {LENGTH} tokens. However, {lengths}."
 
 
-async def test_the_longest_prompt_is_answered(http: httpx.AsyncClient) -> None:
+async def test_the_longest_prompt_is_answered(http):
     assert len((await ask(http, body(prompt_token_ids=[1] * 2046, max_new_tokens=2)))["token_ids"]) <= 2
 
 
 @pytest.mark.parametrize("digits", [19, 400, 4300])
-async def test_an_absurd_length_is_refused(http: httpx.AsyncClient, digits: int) -> None:
+async def test_an_absurd_length_is_refused(http, digits):
     detail = problem(await http.post(GENERATE, json=body(max_new_tokens=10**digits - 1)), 422)
     assert detail["param"] == "max_new_tokens"
 
 
-async def test_the_operators_context_length_holds(make_generator: MakeGenerator) -> None:
+async def test_the_operators_context_length_holds(make_generator):
     async with over(make_generator(max_model_len=30)) as http:
         assert (
             "maximum context length is 30 tokens. However, 8 prompt tokens and max_new_tokens 23"
@@ -193,7 +185,7 @@ async def test_the_operators_context_length_holds(make_generator: MakeGenerator)
         await ask(http, body(max_new_tokens=22))
 
 
-async def test_messages_need_a_chat_template(make_generator: MakeGenerator) -> None:
+async def test_messages_need_a_chat_template(make_generator):
     bare = make_generator("r0", load_checkpoint(GOLDEN / "sdar-mrp-random-a"))
     async with over(bare) as http:
         (model,) = (await http.get("/v1/models")).json()["data"]
@@ -204,18 +196,18 @@ async def test_messages_need_a_chat_template(make_generator: MakeGenerator) -> N
 
 
 @pytest.mark.parametrize("token", [VOCABULARY, -1, 2**63 - 1])
-async def test_a_token_out_of_the_vocabulary_is_refused(http: httpx.AsyncClient, token: int) -> None:
+async def test_a_token_out_of_the_vocabulary_is_refused(http, token):
     detail = await refused(http, body(prompt_token_ids=[1, token]))
     assert detail["message"] == f"prompt_token_ids has {token}, allowed are 0 to {VOCABULARY - 1}"
     assert detail["param"] == "prompt_token_ids"
 
 
-async def test_a_token_beyond_64_bits_is_refused(http: httpx.AsyncClient) -> None:
+async def test_a_token_beyond_64_bits_is_refused(http):
     detail = await refused(http, body(prompt_token_ids=[1, 2**64]))
     assert detail["message"] == (f"prompt_token_ids.1 is {2**64}: Input should be less than or equal to {2**63 - 1}")
     assert detail["param"] == "prompt_token_ids.1"
 
 
-async def test_the_mask_token_is_refused(http: httpx.AsyncClient) -> None:
+async def test_the_mask_token_is_refused(http):
     detail = await refused(http, body(prompt_token_ids=[1, MASK]))
     assert detail["message"] == f"prompt_token_ids has the mask token {MASK}, which prompts must not contain"

@@ -15,9 +15,7 @@ from service.messages.wire import Chunk
 from service.replica.replica import Replica
 from service.settings.settings import Settings
 from service.telemetry.logs import log_formatter
-from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import STATS, AsgiClient, Scripted
-from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import GENERATE, PROMPT, body
 from tests.gateway.helpers import application, over, read, replica_request_of
 from tests.gateway.local import LocalBackend
@@ -44,7 +42,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
 
 class TestLines:
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_an_answer_has_a_line(self, http: httpx.AsyncClient, lines: Lines, stream: bool) -> None:
+    async def test_an_answer_has_a_line(self, http, lines, stream):
         http.headers["X-Request-Id"] = "r<1>"
         request = body(mode="speculative", mrp_steps=2)
         response = await http.post(GENERATE, json=request | {"stream": stream})
@@ -69,20 +67,20 @@ class TestLines:
             "completion_tokens": answer["usage"]["completion_tokens"],
         }
 
-    async def test_several_answers_are_added_up(self, http: httpx.AsyncClient, lines: Lines) -> None:
+    async def test_several_answers_are_added_up(self, http, lines):
         request = {"model": "golden", "prompt": [PROMPT, PROMPT], "max_tokens": 8, "mode": "static"}
         choices = (await http.post(COMPLETIONS, json=request)).json()["choices"]
         (line,) = lines()
         assert (line["answers"], line["completion_tokens"], line["tokens_per_forward"]) == (2, 16, 1.0)
         assert line["total_ms"] == max(choice["stats"]["total_ms"] for choice in choices)
 
-    async def test_a_refusal_has_its_error(self, http: httpx.AsyncClient, lines: Lines) -> None:
+    async def test_a_refusal_has_its_error(self, http, lines):
         await http.post(GENERATE, json=body(temperature=-1))
         (line,) = lines()
         assert (line["status"], line["error"]) == (422, "invalid_request")
         assert not {"mode", "id", "prompt_tokens"} & set(line)
 
-    async def test_a_line_names_the_key(self, lines: Lines, generator: Replica) -> None:
+    async def test_a_line_names_the_key(self, lines, generator):
         request = replica_request_of(generator.status().card, body(), tenant="team")
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -92,9 +90,7 @@ class TestLines:
         (line,) = lines()
         assert (line["tenant"], line["mode"]) == ("team", "static")
 
-    async def test_a_client_that_left_is_an_abort(
-        self, make_generator: MakeGenerator, gate: EngineGate, settings: Settings, lines: Lines
-    ) -> None:
+    async def test_a_client_that_left_is_an_abort(self, make_generator, gate, settings, lines):
         generator = make_generator(deps=gate.deps)
         app = Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)
         gate.let(8)  # a block
@@ -103,7 +99,7 @@ class TestLines:
         (line,) = lines()
         assert (line["status"], line["finish_reason"]) == (200, "abort")
 
-    async def test_requests_without_work_are_for_debugging(self, http: httpx.AsyncClient, lines: Lines) -> None:
+    async def test_requests_without_work_are_for_debugging(self, http, lines):
         await http.get("/health")
         await http.get("/v1/models/none")
         await http.get("/nowhere%0a")
@@ -122,7 +118,7 @@ class TestErrorsAfterTheAnswerBegan:
         caplog.set_level(logging.DEBUG, "service")
         return lambda: [record for record in caplog.records if record.levelno >= logging.WARNING]
 
-    async def test_an_unlogged_error_is_logged(self, errors: Errors) -> None:
+    async def test_an_unlogged_error_is_logged(self, errors):
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await send({"type": "http.response.start", "status": 200})
             raise ValueError(MARK)
@@ -134,7 +130,7 @@ class TestErrorsAfterTheAnswerBegan:
         assert "test_request_log.py" in record.exception
         assert MARK not in record.exception
 
-    async def test_an_error_before_the_answer_is_raised(self, errors: Errors) -> None:
+    async def test_an_error_before_the_answer_is_raised(self, errors):
         async def app(scope: Any, receive: Any, send: Any) -> None:
             raise ValueError(MARK)
 
@@ -142,13 +138,13 @@ class TestErrorsAfterTheAnswerBegan:
             await RequestLog(app)(SCOPE, AsgiClient({}).receive, AsgiClient({}).send)
         assert errors() == []
 
-    async def test_an_error_of_a_route_is_logged_once(self, errors: Errors) -> None:
+    async def test_an_error_of_a_route_is_logged_once(self, errors):
         async with over(Scripted(down=ValueError(MARK))) as http:
             for method, path in (("POST", GENERATE), ("GET", "/v1/models")):
                 assert (await http.request(method, path, json=body())).status_code == 500
         assert [record.message for record in errors()] == ["request failed"] * 2
 
-    async def test_an_error_that_closes_a_stream_is_logged_once(self, errors: Errors) -> None:
+    async def test_an_error_that_closes_a_stream_is_logged_once(self, errors):
         class Unclosable(Scripted):
             async def stream(self, request: Any) -> Any:
                 try:
@@ -164,7 +160,7 @@ class TestErrorsAfterTheAnswerBegan:
         assert MARK not in record.exception
 
     @pytest.mark.parametrize("version", ["2.3", "2.4"])
-    async def test_a_client_that_leaves_is_no_error(self, errors: Errors, version: str) -> None:
+    async def test_a_client_that_leaves_is_no_error(self, errors, version):
         ingress = Ingress("i0", Settings(), Scripted(*[Chunk(0, "a", (1,), STATS)] * 2, hangs=True))
         await AsgiClient(body(stream=True), version).request(ingress.app(answers_request_id=True))
         assert errors() == []
@@ -215,9 +211,7 @@ class TestSecrets:
     @pytest.mark.usefixtures("debugged_loop")
     @pytest.mark.parametrize("stream", [False, True])
     @pytest.mark.parametrize(("path", "request_body"), BODIES)
-    async def test_answers_leave_no_text_in_the_log(
-        self, locked: httpx.AsyncClient, logged: Logged, path: str, request_body: dict[str, Any], stream: bool
-    ) -> None:
+    async def test_answers_leave_no_text_in_the_log(self, locked, logged, path, request_body, stream):
         response = await locked.post(path, json=request_body | {"stream": stream})
         assert response.status_code == 200, response.text
         text = silent(logged())
@@ -242,14 +236,12 @@ class TestSecrets:
             (CHAT, json.dumps({"model": "golden", "messages": [], "logit_bias": {MARK: 1}})),
         ],
     )
-    async def test_refusals_leave_no_text_in_the_log(
-        self, locked: httpx.AsyncClient, logged: Logged, path: str, content: str
-    ) -> None:
+    async def test_refusals_leave_no_text_in_the_log(self, locked, logged, path, content):
         assert (await locked.post(path, content=content)).status_code in {400, 422}
         silent(logged())
 
     @pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
-    async def test_keys_are_not_logged(self, locked: httpx.AsyncClient, logged: Logged, header: str) -> None:
+    async def test_keys_are_not_logged(self, locked, logged, header):
         del locked.headers["Authorization"]
         key = f"Bearer {KEY}-{MARK}" if header == "Authorization" else f"{KEY}-{MARK}"
         response = await locked.post(GENERATE, json={"prompt": MARK}, headers={header: key})
@@ -259,7 +251,7 @@ class TestSecrets:
 
     @pytest.mark.parametrize("stream", [False, True])
     @pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])
-    async def test_bugs_in_a_backend_leave_no_text_in_the_log(self, logged: Logged, path: str, stream: bool) -> None:
+    async def test_bugs_in_a_backend_leave_no_text_in_the_log(self, logged, path, stream):
         cause = KeyError(f"{MARK} {KEY} {PROMPT}")
         bug = RuntimeError(MARK)
         bug.__cause__ = cause
@@ -273,9 +265,7 @@ class TestSecrets:
         assert "builtins.KeyError" in text
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_bugs_in_a_replica_leave_no_text_in_the_log(
-        self, make_generator: MakeGenerator, logged: Logged, monkeypatch: pytest.MonkeyPatch, stream: bool
-    ) -> None:
+    async def test_bugs_in_a_replica_leave_no_text_in_the_log(self, make_generator, logged, monkeypatch, stream):
         generator = make_generator()
 
         def encode(text: str) -> list[int]:
@@ -291,7 +281,7 @@ class TestSecrets:
         assert "builtins.ValueError" in text
         assert '"request_id": "r1"' in text
 
-    async def test_a_logged_text_would_be_seen(self, logged: Logged) -> None:
+    async def test_a_logged_text_would_be_seen(self, logged):
         logging.getLogger("anything").debug("%s", {"prompt": MARK})
         with pytest.raises(AssertionError):
             silent(logged())

@@ -2,14 +2,11 @@
 
 from typing import Any
 
-import httpx
 import pytest
 
 from service.api.answers import BlockFrame, Done, GenerateAnswer, GenerateAnswers, StepFrame
 from service.errors import DeadlineExceeded
-from service.model import Checkpoint
 from tests.gateway.apis import COMPLETIONS
-from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Scripted
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, essence, frames, refused
 from tests.gateway.helpers import assert_shape, gauge, over
@@ -17,7 +14,7 @@ from tests.gateway.helpers import assert_shape, gauge, over
 SAMPLED = {"temperature": 0.9, "seed": 2**63 - 2, "max_new_tokens": 20, "ignore_eos": True}
 
 
-async def test_each_is_the_answer_to_its_own_seed(http: httpx.AsyncClient) -> None:
+async def test_each_is_the_answer_to_its_own_seed(http):
     """The seed after the last is 0."""
     answers = await ask(http, body(n=3, **SAMPLED))
     assert_shape(GenerateAnswers, answers)
@@ -34,14 +31,14 @@ async def test_each_is_the_answer_to_its_own_seed(http: httpx.AsyncClient) -> No
     }  # fmt: skip
 
 
-async def test_one_answer_has_its_plain_form(http: httpx.AsyncClient) -> None:
+async def test_one_answer_has_its_plain_form(http):
     answer = await ask(http, body(n=1))
     assert_shape(GenerateAnswer, answer)
     assert "choice" not in answer
     assert all("choice" not in frame for _, frame in await frames(http, body(n=1)))
 
 
-async def test_a_stream_has_the_frames_of_all(http: httpx.AsyncClient) -> None:
+async def test_a_stream_has_the_frames_of_all(http):
     whole = (await ask(http, body(n=3, return_step_map=True, **SAMPLED)))["choices"]
     events = await frames(http, body(n=3, return_step_map=True, stream_steps=True, **SAMPLED))
     shapes: dict[str, Any] = {"block": BlockFrame, "step": StepFrame, "done": Done}
@@ -57,11 +54,11 @@ async def test_a_stream_has_the_frames_of_all(http: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 129, 1.5])
-async def test_a_wrong_number_is_refused(http: httpx.AsyncClient, n: float) -> None:
+async def test_a_wrong_number_is_refused(http, n):
     assert (await refused(http, body(n=n)))["param"] == "n"
 
 
-async def test_the_pages_of_the_prompt_are_shared(checkpoint: Checkpoint, make_generator: MakeGenerator) -> None:
+async def test_the_pages_of_the_prompt_are_shared(checkpoint, make_generator):
     """Its whole blocks are computed once and lie once in the KV cache."""
     size = checkpoint.config.block_size
     blocks = 40
@@ -77,7 +74,7 @@ async def test_the_pages_of_the_prompt_are_shared(checkpoint: Checkpoint, make_g
 
 @pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_one_that_is_late_does_not_speak_for_the_others(path: str, stream: bool) -> None:
+async def test_one_that_is_late_does_not_speak_for_the_others(path, stream):
     late = DeadlineExceeded("timeout_s is 9, nothing was decoded by then", param="timeout_s")
     async with over(Scripted(late)) as http:
         body_ = {"model": "golden", "prompt": "a", "stream": stream}

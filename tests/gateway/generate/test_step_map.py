@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import httpx
 import pytest
 
 from service.api.answers import BlockFrame, GenerateAnswer
@@ -21,7 +20,7 @@ def plain_steps(trace: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case["mode"] in {"static", "dynamic", "direct"}][::3])
-async def test_a_plain_mode_has_the_steps_of_its_trace(http: httpx.AsyncClient, case: dict[str, Any]) -> None:
+async def test_a_plain_mode_has_the_steps_of_its_trace(http, case):
     answer = await ask(http, golden_body(case, return_step_map=True, return_trace=True, seed=0))
     assert_shape(GenerateAnswer, answer)
     steps = plain_steps(answer["trace"])
@@ -37,7 +36,7 @@ async def test_a_plain_mode_has_the_steps_of_its_trace(http: httpx.AsyncClient, 
         assert answer["stop_token"] is None
 
 
-async def test_speculative_has_the_steps_of_the_verified_mode(http: httpx.AsyncClient) -> None:
+async def test_speculative_has_the_steps_of_the_verified_mode(http):
     request = body(return_step_map=True, max_new_tokens=40, temperature=0.8, seed=3, ignore_eos=True)
     for plain in ({"mode": "static"}, {"mode": "dynamic", "threshold": 0.1}, {"mode": "entropy", "entropy_bound": 9.0}):
         knobs = {name: value for name, value in plain.items() if name != "mode"}
@@ -49,7 +48,7 @@ async def test_speculative_has_the_steps_of_the_verified_mode(http: httpx.AsyncC
         assert answer["token_logprobs"] == pytest.approx(wanted["token_logprobs"], abs=1e-4)
 
 
-async def test_the_blocks_of_a_stream_add_up(http: httpx.AsyncClient) -> None:
+async def test_the_blocks_of_a_stream_add_up(http):
     request = body(return_step_map=True, max_new_tokens=30, temperature=0.8, seed=3)
     whole = await ask(http, request)
     *blocks, (_, done) = await frames(http, request)
@@ -63,7 +62,7 @@ async def test_the_blocks_of_a_stream_add_up(http: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("path", "body_"), [(COMPLETIONS, completion(seed=3, n=2)), (CHAT, chat(seed=3, n=2, max_tokens=24))]
 )
-async def test_openais_choices_have_a_step_map(http: httpx.AsyncClient, path: str, body_: dict[str, Any]) -> None:
+async def test_openais_choices_have_a_step_map(http, path, body_):
     body_ = body_ | {"return_step_map": True, "temperature": 0.8}
     whole = (await ask_openai(http, path, body_))["choices"]
     events = await stream_events(http, path, body_)
@@ -78,7 +77,7 @@ async def test_openais_choices_have_a_step_map(http: httpx.AsyncClient, path: st
     assert not {"step_map", "token_logprobs", "stop_token"} & plain[0].keys()
 
 
-async def test_openais_log_probabilities_are_the_same_numbers(http: httpx.AsyncClient) -> None:
+async def test_openais_log_probabilities_are_the_same_numbers(http):
     for logprobs in (0, 2):
         request = completion(return_step_map=True, logprobs=logprobs, mode="static", temperature=0.8, seed=3)
         (choice,) = (await ask_openai(http, COMPLETIONS, request))["choices"]
@@ -86,6 +85,6 @@ async def test_openais_log_probabilities_are_the_same_numbers(http: httpx.AsyncC
         assert "trace" not in choice
 
 
-async def test_the_step_map_is_optional(http: httpx.AsyncClient) -> None:
+async def test_the_step_map_is_optional(http):
     assert not {"step_map", "token_logprobs", "stop_token"} & (await ask(http, body())).keys()
     assert (await refused(http, body(return_step_map="yes")))["param"] == "return_step_map"

@@ -4,15 +4,12 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from service.api.answers import BlockFrame, StepFrame
 from service.errors import ReplicaLost
 from service.messages.wire import Progress
-from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import AsgiClient, LosesFirst, Scripted
-from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import CASES, GENERATE, body, essence, frames, golden_body, refused, streamed
 from tests.gateway.helpers import application, assert_shape, over
 
@@ -25,9 +22,7 @@ def steps_of(events: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", CASES[::3])
-async def test_the_steps_are_those_of_the_trace_and_the_answer_is_the_same(
-    http: httpx.AsyncClient, case: dict[str, Any]
-) -> None:
+async def test_the_steps_are_those_of_the_trace_and_the_answer_is_the_same(http, case):
     request = golden_body(case, return_trace=True, seed=7)
     plain = await streamed(http, request)
     events = await frames(http, {**request, "stream_steps": True})
@@ -44,7 +39,7 @@ async def test_the_steps_are_those_of_the_trace_and_the_answer_is_the_same(
     assert essence(answer) == essence(plain)
 
 
-async def test_steps_come_in_order_before_their_block(http: httpx.AsyncClient) -> None:
+async def test_steps_come_in_order_before_their_block(http):
     events = await frames(http, body(stream_steps=True, max_new_tokens=20))
     numbers: dict[int, int] = {}
     finished, before = -1, 0.0
@@ -62,7 +57,7 @@ async def test_steps_come_in_order_before_their_block(http: httpx.AsyncClient) -
     assert set(numbers) == set(range(finished + 1))
 
 
-async def test_only_the_first_block_has_positions_of_the_prompt(http: httpx.AsyncClient) -> None:
+async def test_only_the_first_block_has_positions_of_the_prompt(http):
     [model] = (await http.get("/v1/models")).json()["data"]
     events = await frames(http, body(prompt_token_ids=[1, 2, 3, 4, 5], stream_steps=True))
     held = {step["block"]: step["prompt_positions"] for step in steps_of(events)}
@@ -70,7 +65,7 @@ async def test_only_the_first_block_has_positions_of_the_prompt(http: httpx.Asyn
     assert len(held) > 1
 
 
-async def test_a_step_is_sent_before_the_next_forward_is_made(make_generator: MakeGenerator, gate: EngineGate) -> None:
+async def test_a_step_is_sent_before_the_next_forward_is_made(make_generator, gate):
     app = application(make_generator(deps=gate.deps))
     asgi_client = AsgiClient(body(prompt_token_ids=[7], stream=True, stream_steps=True), stays=True)
     task = asyncio.ensure_future(asgi_client.request(app))
@@ -84,7 +79,7 @@ async def test_a_step_is_sent_before_the_next_forward_is_made(make_generator: Ma
     gate.release()
 
 
-async def test_steps_without_a_stream_are_refused(http: httpx.AsyncClient) -> None:
+async def test_steps_without_a_stream_are_refused(http):
     response = await http.post(GENERATE, json=body(stream_steps=True))
     detail = response.json()["error"]
     assert (response.status_code, detail["param"]) == (422, "stream_steps")
@@ -94,7 +89,7 @@ async def test_steps_without_a_stream_are_refused(http: httpx.AsyncClient) -> No
     assert "stream_steps" in (await refused(http, body(stream_steps="yes")))["message"]
 
 
-async def test_after_a_loss_the_steps_of_the_open_block_begin_again(make_generator: MakeGenerator) -> None:
+async def test_after_a_loss_the_steps_of_the_open_block_begin_again(make_generator):
     request = body(stream_steps=True, max_new_tokens=16)
     async with over(make_generator("whole")) as http:
         whole = await frames(http, request)
@@ -112,7 +107,7 @@ async def test_after_a_loss_the_steps_of_the_open_block_begin_again(make_generat
     ]
 
 
-async def test_an_error_after_a_step_is_an_event() -> None:
+async def test_an_error_after_a_step_is_an_event():
     async with over(Scripted(PICKED, ReplicaLost("gone")), max_failovers=0) as http:
         (first, step), (last, error) = await frames(http, body(stream_steps=True))
     assert (first, last) == ("step", "error")

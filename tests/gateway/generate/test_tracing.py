@@ -87,7 +87,7 @@ SERVER = f"POST {GENERATE}"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_spans_are_one_tree_under_the_clients(http: httpx.AsyncClient, spans: Spans, stream: bool) -> None:
+async def test_the_spans_are_one_tree_under_the_clients(http, spans, stream):
     http.headers["traceparent"] = CLIENTS
     await (frames if stream else ask)(http, body())
     finished = spans()
@@ -101,13 +101,13 @@ async def test_the_spans_are_one_tree_under_the_clients(http: httpx.AsyncClient,
     assert server.kind.name == "SERVER"
 
 
-async def test_a_client_that_does_not_want_a_trace_gets_none(http: httpx.AsyncClient, spans: Spans) -> None:
+async def test_a_client_that_does_not_want_a_trace_gets_none(http, spans):
     http.headers["traceparent"] = CLIENTS[:-1] + "0"
     await ask(http, body())
     assert spans() == []
 
 
-async def test_the_request_is_described_in_the_names_for_generative_ai(http: httpx.AsyncClient, spans: Spans) -> None:
+async def test_the_request_is_described_in_the_names_for_generative_ai(http, spans):
     answer = await ask(http, body(mode="speculative", mrp_steps=2, seed=17))
     attributes = dict(only(spans(), SERVER).attributes or {})
     expected = {
@@ -129,7 +129,7 @@ async def test_the_request_is_described_in_the_names_for_generative_ai(http: htt
     assert {name: attributes.get(name) for name in expected} == expected
 
 
-async def test_blocks_add_up_to_the_answer_and_follow_each_other(http: httpx.AsyncClient, spans: Spans) -> None:
+async def test_blocks_add_up_to_the_answer_and_follow_each_other(http, spans):
     answer = await ask(http, body(mode="speculative", mrp_steps=2, max_new_tokens=24))
     finished = spans()
     whole, queue, prefill, blocks = (
@@ -158,19 +158,19 @@ async def test_blocks_add_up_to_the_answer_and_follow_each_other(http: httpx.Asy
     assert milliseconds == pytest.approx(stats["total_ms"], abs=0.01)
 
 
-async def test_a_prompt_without_a_whole_block_has_no_prefill(http: httpx.AsyncClient, spans: Spans) -> None:
+async def test_a_prompt_without_a_whole_block_has_no_prefill(http, spans):
     await ask(http, body(prompt_token_ids=[1]))
     assert named(spans(), "prefill") == []
 
 
-async def test_a_client_that_left_leaves_the_spans_so_far(service: Service, spans: Spans) -> None:
+async def test_a_client_that_left_leaves_the_spans_so_far(service, spans):
     await AsgiClient(body(max_new_tokens=1000, ignore_eos=True, stream=True)).request(service.app)
     finished = spans()
     assert named(finished, "block")
     assert only(finished, "generate").end_time
 
 
-async def test_no_span_quotes_the_request(http: httpx.AsyncClient, spans: Spans) -> None:
+async def test_no_span_quotes_the_request(http, spans):
     await http.post(GENERATE, json={"prompt": "w1 xylophone", "max_new_tokens": 8})
     await http.post(GENERATE, json={"prompt": "xylophone", "temperature": "xylophone"})
     content = "".join(span.to_json() for span in spans())
@@ -179,7 +179,7 @@ async def test_no_span_quotes_the_request(http: httpx.AsyncClient, spans: Spans)
     assert "xylophone" not in content
 
 
-async def test_several_answers_share_a_span(http: httpx.AsyncClient, spans: Spans) -> None:
+async def test_several_answers_share_a_span(http, spans):
     request = {"model": "golden", "prompt": PROMPT, "max_tokens": 8, "n": 2, "temperature": 1.0}
     usage = (await http.post("/v1/completions", json=request)).json()["usage"]
     finished = spans()
@@ -200,7 +200,7 @@ class Broken(SpanExporter):
         raise ConnectionError("no collector")
 
 
-async def test_a_broken_collector_slows_and_fails_nothing(settings: Settings, checkpoint: Checkpoint) -> None:
+async def test_a_broken_collector_slows_and_fails_nothing(settings, checkpoint):
     exporter = Broken()
     service = Service(settings, checkpoint, exporter)
     flushing = threading.Thread(target=service.flush)
@@ -248,9 +248,7 @@ def collector() -> Iterator[Collector]:
         thread.join()
 
 
-async def test_spans_reach_a_collector(
-    settings: Settings, collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_spans_reach_a_collector(settings, collector, monkeypatch):
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
     there = settings.model_copy(update={"otlp_endpoint": f"http://127.0.0.1:{collector.server_port}/"})
     generator, tracing = load_replica("r0", there), start_tracing(there)
@@ -268,7 +266,7 @@ async def test_spans_reach_a_collector(
     assert len({span.trace_id for span in spans}) == 1
 
 
-def test_without_the_exporter_the_setting_is_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_exporter_the_setting_is_refused(settings, monkeypatch):
     real = builtins.__import__
 
     def imported(name: str, *rest: Any) -> Any:
@@ -281,6 +279,6 @@ def test_without_the_exporter_the_setting_is_refused(settings: Settings, monkeyp
         start_tracing(settings.model_copy(update={"otlp_endpoint": "http://localhost:4318"}))
 
 
-def test_an_endpoint_is_an_address() -> None:
+def test_an_endpoint_is_an_address():
     with pytest.raises(SettingsError, match="otlp_endpoint is 'localhost:4318'"):
         Settings(otlp_endpoint="localhost:4318")

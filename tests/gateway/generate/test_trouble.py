@@ -9,7 +9,6 @@ from service.engine.request import SamplingParams
 from service.errors import NotReady
 from service.ipc.data import Arrival
 from service.messages.wire import Answer, ReplicaRequest
-from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Scripted
 from tests.gateway.engines import an_hour_passes, failing
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, problem, streamed, words
@@ -22,16 +21,14 @@ MARK = "xylophone"
 
 class TestLoad:
     @pytest.mark.parametrize("method_path", [("POST", GENERATE), ("GET", "/v1/models"), ("GET", "/health")])
-    async def test_no_replica_is_503_with_the_time_to_retry(self, method_path: tuple[str, str]) -> None:
+    async def test_no_replica_is_503_with_the_time_to_retry(self, method_path):
         async with over(Scripted(down=NotReady("no replica is there yet: loading", retry_after=4.2))) as http:
             response = await http.request(*method_path, json=body())
             detail = problem(response, 503)
             assert (detail["code"], detail["message"]) == ("not_ready", "no replica is there yet: loading")
             assert response.headers["retry-after"] == "5"
 
-    async def test_a_failed_engine_tells_the_line_and_no_message(
-        self, make_generator: MakeGenerator, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_a_failed_engine_tells_the_line_and_no_message(self, make_generator, caplog):
         async with over(make_generator("r7", deps=failing(after=0, message=MARK)), max_failovers=0) as http:
             assert (await http.get("/health")).json() == {"status": "ok", "replicas_ready": 1}
             detail = problem(await http.post(GENERATE, json=body()), 500)
@@ -47,7 +44,7 @@ class TestLoad:
 
 
 class TestTimeOuts:
-    async def test_a_time_out_before_the_first_token_is_504(self, make_generator: MakeGenerator) -> None:
+    async def test_a_time_out_before_the_first_token_is_504(self, make_generator):
         generator = make_generator(deps=an_hour_passes(after=1))
         async with over(generator) as http:
             detail = problem(await http.post(GENERATE, json=body(timeout_s=2.5, mode="direct")), 504)
@@ -56,7 +53,7 @@ class TestTimeOuts:
         assert idle(generator)
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_a_time_out_with_some_blocks_is_a_part(self, make_generator: MakeGenerator, stream: bool) -> None:
+    async def test_a_time_out_with_some_blocks_is_a_part(self, make_generator, stream):
         async with over(make_generator(deps=an_hour_passes(after=8))) as http:  # a block
             answer = await (streamed if stream else ask)(http, body(max_new_tokens=500, ignore_eos=True))
         assert answer["finish_reason"] == "timeout"
@@ -67,7 +64,7 @@ class TestTimeOuts:
 
 class TestUnexpected:
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_errors_are_a_500_that_tells_nothing(self, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_errors_are_a_500_that_tells_nothing(self, stream, caplog):
         async with over(Scripted(RuntimeError("the secret"))) as http:
             response = await http.post(GENERATE, json=body(stream=stream), headers={"X-Request-Id": "r1"})
         detail = problem(response, 500)
@@ -81,9 +78,7 @@ class TestUnexpected:
 
 
 @pytest.mark.parametrize("ahead", [3600.0, -3600.0])
-async def test_the_wall_clock_of_a_replica_does_not_matter(
-    make_generator: MakeGenerator, monkeypatch: pytest.MonkeyPatch, ahead: float
-) -> None:
+async def test_the_wall_clock_of_a_replica_does_not_matter(make_generator, monkeypatch, ahead):
     """No time limit and no statistic depends on it."""
     now, waited_s = time.time, 2.0
     monkeypatch.setattr(time, "time", lambda: now() + ahead)

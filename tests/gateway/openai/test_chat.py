@@ -1,14 +1,11 @@
 """POST /v1/chat/completions: messages, their template, frames."""
 
-from typing import Any
-
-import httpx
 import pytest
 
 from tests.gateway.apis import CHAT, GENERATE, ask, chat, choices, stream_events, without_cached
 
 
-async def test_a_whole_answer_is_that_of_generate(http: httpx.AsyncClient) -> None:
+async def test_a_whole_answer_is_that_of_generate(http):
     body = chat("w5 w6", mode="static")  # by default the number of forwards depends on measured times
     answer = await ask(http, CHAT, body)
     same = {"messages": body["messages"], "max_new_tokens": 16, "mode": "static"}
@@ -22,7 +19,7 @@ async def test_a_whole_answer_is_that_of_generate(http: httpx.AsyncClient) -> No
     assert choice["stats"]["forwards"]["denoise"] == generated["stats"]["forwards"]["denoise"]
 
 
-async def test_events_begin_with_the_role_and_end_with_the_reason(http: httpx.AsyncClient) -> None:
+async def test_events_begin_with_the_role_and_end_with_the_reason(http):
     body = chat(n=2, temperature=1.0, seed=4, max_tokens=20)
     whole = await ask(http, CHAT, body)
     events = await stream_events(http, CHAT, body)
@@ -43,7 +40,7 @@ async def test_events_begin_with_the_role_and_end_with_the_reason(http: httpx.As
         [{"role": "system", "content": "w5", "refusal": None, "tool_calls": [], "audio": None}],
     ],
 )
-async def test_messages_that_mean_the_same(http: httpx.AsyncClient, messages: list[dict[str, Any]]) -> None:
+async def test_messages_that_mean_the_same(http, messages):
     plain = await ask(http, CHAT, chat() | {"messages": [{"role": "system", "content": "w5"}]})
     other = await ask(http, CHAT, chat() | {"messages": messages})
     assert without_cached(other["usage"]) == without_cached(plain["usage"])
@@ -51,6 +48,6 @@ async def test_messages_that_mean_the_same(http: httpx.AsyncClient, messages: li
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-async def test_either_name_limits_the_tokens(http: httpx.AsyncClient, name: str) -> None:
+async def test_either_name_limits_the_tokens(http, name):
     body = {"model": "golden", "messages": chat()["messages"], "ignore_eos": True, name: 3}
     assert (await ask(http, CHAT, body))["usage"]["completion_tokens"] == 3

@@ -1,8 +1,5 @@
 """POST /v1/completions against POST /generate and the golden decodes."""
 
-from typing import Any
-
-import httpx
 import pytest
 
 from tests.gateway.apis import (
@@ -21,7 +18,7 @@ from tests.gateway.generate.helpers import CASES, KNOBS
 
 
 @pytest.mark.parametrize("case", CASES[::4], ids=lambda case: case["mode"])
-async def test_golden_tokens_in_every_mode(http: httpx.AsyncClient, case: dict[str, Any]) -> None:
+async def test_golden_tokens_in_every_mode(http, case):
     knobs = {name: case[name] for name in KNOBS if name in case}
     body = completion(prompt=case["prompt_token_ids"], max_tokens=case["max_new_tokens"], mode=case["mode"], **knobs)
     answer = await ask(http, COMPLETIONS, body)
@@ -29,7 +26,7 @@ async def test_golden_tokens_in_every_mode(http: httpx.AsyncClient, case: dict[s
     assert answer["choices"][0]["stats"]["mode"] == case["mode"]
 
 
-async def test_the_whole_shape(http: httpx.AsyncClient) -> None:
+async def test_the_whole_shape(http):
     answer = await ask(http, COMPLETIONS, completion(seed=5))
     (choice,) = answer["choices"]
     stats = choice["stats"]
@@ -48,7 +45,7 @@ async def test_the_whole_shape(http: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"stop": "w417"}, {"n": 2, "temperature": 0.9, "max_tokens": 30}, {"prompt": "w5 w6", "echo": True}]
 )
-async def test_events_add_up_to_the_whole_answer(http: httpx.AsyncClient, fields: dict[str, Any]) -> None:
+async def test_events_add_up_to_the_whole_answer(http, fields):
     body = completion(seed=3, ignore_eos=True, **fields)
     whole = await ask(http, COMPLETIONS, body)
     events = await stream_events(http, COMPLETIONS, body)
@@ -64,7 +61,7 @@ async def test_events_add_up_to_the_whole_answer(http: httpx.AsyncClient, fields
 
 
 @pytest.mark.parametrize("more", [{}, {"continuous_usage_stats": True, "include_obfuscation": False}])
-async def test_usage_of_a_stream_is_its_last_frame(http: httpx.AsyncClient, more: dict[str, bool]) -> None:
+async def test_usage_of_a_stream_is_its_last_frame(http, more):
     body = completion(n=2)
     events = await stream_events(http, COMPLETIONS, body | {"stream_options": {"include_usage": True, **more}})
     assert all(event["usage"] is None for event in events[:-1])
@@ -72,7 +69,7 @@ async def test_usage_of_a_stream_is_its_last_frame(http: httpx.AsyncClient, more
     assert without_cached(events[-1]["usage"]) == without_cached((await ask(http, COMPLETIONS, body))["usage"])
 
 
-async def test_several_prompts_are_answered_in_order_each_counted_once(http: httpx.AsyncClient) -> None:
+async def test_several_prompts_are_answered_in_order_each_counted_once(http):
     prompts = [PROMPT, [137, 336, 270], [5]]
     answer = await ask(http, COMPLETIONS, completion(prompt=prompts, n=2, max_tokens=8))
     alone = [await ask(http, COMPLETIONS, completion(prompt=prompt, max_tokens=8)) for prompt in prompts]
@@ -83,14 +80,14 @@ async def test_several_prompts_are_answered_in_order_each_counted_once(http: htt
     assert answer["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in answer["choices"])
 
 
-async def test_texts_and_their_ids_are_answered_alike(http: httpx.AsyncClient) -> None:
+async def test_texts_and_their_ids_are_answered_alike(http):
     texts = await ask(http, COMPLETIONS, completion(prompt=["w5 w6 w7", "w8"]))
     ids = await ask(http, COMPLETIONS, completion(prompt=[[5, 6, 7], [8]]))
     assert [choice["text"] for choice in texts["choices"]] == [choice["text"] for choice in ids["choices"]]
 
 
 @pytest.mark.parametrize(("seed", "seeds"), [(7, [7, 8, 9]), (2**63 - 2, [2**63 - 2, 2**63 - 1, 0])])
-async def test_choice_i_is_the_answer_to_seed_plus_i(http: httpx.AsyncClient, seed: int, seeds: list[int]) -> None:
+async def test_choice_i_is_the_answer_to_seed_plus_i(http, seed, seeds):
     answer = await ask(http, COMPLETIONS, completion(n=3, seed=seed, temperature=1.0))
     assert [choice["stats"]["seed"] for choice in answer["choices"]] == seeds
     assert len({tuple(choice["token_ids"]) for choice in answer["choices"]}) == 3
@@ -100,14 +97,14 @@ async def test_choice_i_is_the_answer_to_seed_plus_i(http: httpx.AsyncClient, se
         assert generated["token_ids"] == choice["token_ids"]
 
 
-async def test_defaults_are_openais_sixteen_tokens_and_greedy(http: httpx.AsyncClient) -> None:
+async def test_defaults_are_openais_sixteen_tokens_and_greedy(http):
     answer = await ask(http, COMPLETIONS, {"model": "golden", "prompt": PROMPT, "ignore_eos": True})
     greedy = await ask(http, GENERATE, {"prompt_token_ids": PROMPT, "max_new_tokens": 16, "ignore_eos": True})
     assert answer["choices"][0]["token_ids"] == greedy["token_ids"]
     assert answer["usage"]["completion_tokens"] == 16
 
 
-async def test_fields_of_generate_reach_the_engine(http: httpx.AsyncClient) -> None:
+async def test_fields_of_generate_reach_the_engine(http):
     stopped = await ask(http, COMPLETIONS, completion(stop_token_ids=[417], return_trace=True, mode="static", top_k=3))
     (choice,) = stopped["choices"]
     assert 417 not in choice["token_ids"]
@@ -117,7 +114,7 @@ async def test_fields_of_generate_reach_the_engine(http: httpx.AsyncClient) -> N
     assert longer["usage"]["completion_tokens"] == 16
 
 
-async def test_neutral_values_are_accepted(http: httpx.AsyncClient) -> None:
+async def test_neutral_values_are_accepted(http):
     nothing = {"presence_penalty": 0.0, "frequency_penalty": 0, "logit_bias": {}, "best_of": 1, "n": 1, "suffix": None}
     body = completion(**nothing, user="me", temperature=None, stop=None, seed=None, stream=False, echo=False, top_p=1)
     plain = await ask(http, COMPLETIONS, completion())

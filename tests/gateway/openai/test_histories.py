@@ -77,7 +77,7 @@ TOOLS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))])
 @pytest.mark.parametrize("path", [GENERATE, CHAT, RESPONSES, MESSAGES])
-async def test_an_answer_can_be_sent_back(http: httpx.AsyncClient, path: str, seed: int) -> None:
+async def test_an_answer_can_be_sent_back(http, path, seed):
     """Texts at a high temperature, and calls whose arguments have long numbers, deep lists or halves of characters."""
     temperature = 1.0 if path == MESSAGES else 1 + seed % 4 / 3
     body: dict[str, Any] = {"model": "golden", "temperature": temperature, "seed": seed}
@@ -118,7 +118,7 @@ OBJECTS = ("20 digits", "large float", "half a pair", "whole pair", "190 levels"
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-async def test_a_call_with_any_arguments_can_be_sent_back(http: httpx.AsyncClient, name: str) -> None:
+async def test_a_call_with_any_arguments_can_be_sent_back(http, name):
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": ARGUMENTS[name]}}
     result: dict[str, Any] = {"role": "tool", "tool_call_id": "c", "content": "w6"}
     messages = [*user("w5"), {"role": "assistant", "content": None, "tool_calls": [call]}, result]
@@ -134,7 +134,7 @@ async def test_a_call_with_any_arguments_can_be_sent_back(http: httpx.AsyncClien
         await answered(http, MESSAGES, body.replace('"INPUT"', ARGUMENTS[name]))
 
 
-async def test_halves_of_characters_and_a_byte_order_mark(http: httpx.AsyncClient) -> None:
+async def test_halves_of_characters_and_a_byte_order_mark(http):
     for path, body in (
         (GENERATE, {"messages": user("HALF"), "max_new_tokens": 2}),
         (CHAT, {"model": "golden", "messages": user("HALF"), "max_tokens": 2}),
@@ -159,7 +159,7 @@ CUSTOM = [
 
 
 @pytest.mark.parametrize("call", CUSTOM)
-async def test_a_call_of_another_kind_can_be_sent_back(http: httpx.AsyncClient, call: dict[str, Any]) -> None:
+async def test_a_call_of_another_kind_can_be_sent_back(http, call):
     messages = [
         *user("w5"),
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -168,7 +168,7 @@ async def test_a_call_of_another_kind_can_be_sent_back(http: httpx.AsyncClient, 
     await answered(http, CHAT, {"model": "golden", "max_tokens": 4, "messages": messages})
 
 
-async def test_a_custom_call_is_shown_like_a_functions_call(http: httpx.AsyncClient) -> None:
+async def test_a_custom_call_is_shown_like_a_functions_call(http):
     items: list[Any] = [
         *user("w5"),
         {"type": "custom_tool_call", "call_id": "c", "name": "run", "input": "ls"},
@@ -191,7 +191,7 @@ async def test_a_custom_call_is_shown_like_a_functions_call(http: httpx.AsyncCli
     assert chat["usage"]["prompt_tokens"] == function["usage"]["input_tokens"]
 
 
-async def test_a_nested_null_counts_as_absent(http: httpx.AsyncClient) -> None:
+async def test_a_nested_null_counts_as_absent(http):
     tool = {"name": "f", "description": None, "parameters": None, "strict": None}
     stream = {"include_usage": None, "include_obfuscation": None}
     nulls: list[tuple[str, dict[str, Any]]] = [
@@ -214,7 +214,7 @@ async def test_a_nested_null_counts_as_absent(http: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, GENERATE, COMPLETIONS])
-async def test_a_float_without_a_fraction_is_a_whole_number(http: httpx.AsyncClient, path: str) -> None:
+async def test_a_float_without_a_fraction_is_a_whole_number(http, path):
     bodies: dict[str, dict[str, Any]] = {
         CHAT: {"model": "golden", "messages": user("w5"), "max_tokens": 16.0, "n": 1.0, "seed": 3.0, "top_k": 5.0},
         MESSAGES: {"model": "golden", "messages": user("w5"), "max_tokens": 16.0, "top_k": 5.0},
@@ -230,7 +230,7 @@ async def test_a_float_without_a_fraction_is_a_whole_number(http: httpx.AsyncCli
         assert response.status_code in (400, 422), wrong
 
 
-async def test_small_differences_of_clients(http: httpx.AsyncClient) -> None:
+async def test_small_differences_of_clients(http):
     tool = {"function": {"name": "f"}}
     base = {"model": "golden", "messages": user("w5"), "max_tokens": 40}
     called = await answered(http, CHAT, {**base, "tools": [tool], "tool_choice": "any"})
@@ -254,9 +254,7 @@ async def test_small_differences_of_clients(http: httpx.AsyncClient) -> None:
         (COMPLETIONS, {"model": "golden", "prompt": [1, 2**64]}, "prompt"),
     ],
 )
-async def test_a_number_that_no_replica_can_be_sent_is_named(
-    http: httpx.AsyncClient, path: str, body: dict[str, Any], param: str
-) -> None:
+async def test_a_number_that_no_replica_can_be_sent_is_named(http, path, body, param):
     response = await http.post(path, json=body)
     assert response.status_code in (400, 422)
     assert response.json()["error"]["param"] == param
@@ -274,7 +272,7 @@ BAD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("schema", BAD.values(), ids=BAD)
-async def test_a_bad_tool_leaves_the_others_usable(http: httpx.AsyncClient, schema: dict[str, Any]) -> None:
+async def test_a_bad_tool_leaves_the_others_usable(http, schema):
     good = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
     name = "good" if schema is BAD["the same name"] else "bad"
     tools = [
@@ -294,7 +292,7 @@ async def test_a_bad_tool_leaves_the_others_usable(http: httpx.AsyncClient, sche
                 jsonschema.validate(json.loads(call["function"]["arguments"]), good)
 
 
-async def test_answers_have_the_keys_that_clients_require(http: httpx.AsyncClient) -> None:
+async def test_answers_have_the_keys_that_clients_require(http):
     """OpenRouter's client refuses an answer without one of these keys, and a chunk whose fingerprint is null."""
     body = {"model": "golden", "messages": user("w5"), "max_tokens": 4}
     chat = await answered(http, CHAT, body)

@@ -8,7 +8,6 @@ import httpx
 import pytest
 
 from service.api.fields import IgnoredFields
-from service.replica.replica import Replica
 from tests.gateway.apis import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, ask, chat, refused, user
 from tests.gateway.helpers import over
 
@@ -26,7 +25,7 @@ async def ignored(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> s
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_unknown_field_is_named(http: httpx.AsyncClient, path: str, stream: bool) -> None:
+async def test_an_unknown_field_is_named(http, path, stream):
     body = BODIES[path] | {"stream": stream}
     assert await ignored(http, path, body) is None
     assert await ignored(http, path, body | {"quite_new": {"a": 1}, "temprature": 1}) == "quite_new, temprature"
@@ -49,9 +48,7 @@ async def test_an_unknown_field_is_named(http: httpx.AsyncClient, path: str, str
         (MESSAGES, {"messages": [{**USER[0], "id": "a"}]}, "messages.id"),
     ],
 )
-async def test_a_field_that_is_not_served_is_named_or_refused(
-    http: httpx.AsyncClient, path: str, fields: dict[str, Any], named: str
-) -> None:
+async def test_a_field_that_is_not_served_is_named_or_refused(http, path, fields, named):
     assert await ignored(http, path, BODIES[path] | fields) == named
     response = await http.post(path, json=BODIES[path] | fields, headers=STRICT)
     if "effort" in named:  # it is served, only this checkpoint does not think
@@ -70,16 +67,12 @@ async def test_a_field_that_is_not_served_is_named_or_refused(
         ({"typical_p": 0.1}, "typical_p is 0.1, which is not served; allowed is 1 or null"),
     ],
 )
-async def test_a_hint_names_a_field_that_helps_or_none(
-    http: httpx.AsyncClient, fields: dict[str, Any], message: str
-) -> None:
+async def test_a_hint_names_a_field_that_helps_or_none(http, fields, message):
     http.headers.update(STRICT)
     assert (await refused(http, CHAT, chat(**fields)))["message"] == message
 
 
-async def test_a_client_cannot_forge_the_header_or_the_log(
-    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_client_cannot_forge_the_header_or_the_log(http, caplog):
     names = ("a\r\nset-cookie: b=c", "sk-live-0123", "x" * 49, "é", "", " ", "a,b", "tell me: who am I?", "a.b.c.d.e")
     with caplog.at_level(logging.WARNING):
         assert await ignored(http, CHAT, BODIES[CHAT] | dict.fromkeys(names, 1)) == "other"
@@ -89,7 +82,7 @@ async def test_a_client_cannot_forge_the_header_or_the_log(
     assert not any(name in caplog.text for name in names if len(name) > 2)
 
 
-def test_the_log_names_each_field_once_and_at_most_256_fields(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_each_field_once_and_at_most_256_fields(caplog):
     logged = set[str]()
     with caplog.at_level(logging.WARNING):
         for number in range(1000):
@@ -102,7 +95,7 @@ def test_the_log_names_each_field_once_and_at_most_256_fields(caplog: pytest.Log
     ]
 
 
-async def test_a_model_has_several_names_or_any(make_generator: Any) -> None:
+async def test_a_model_has_several_names_or_any(make_generator):
     names = ("golden", "gpt-4o", "*")
     async with over(make_generator(served_model_name=names)) as http:
         for name in ("golden", "gpt-4o", "claude-haiku-4-5"):
@@ -122,7 +115,7 @@ async def test_a_model_has_several_names_or_any(make_generator: Any) -> None:
         assert error["message"] == "model is 'other', served is 'golden' or 'gpt-4o'"
 
 
-async def test_a_history_that_no_client_can_repair(http: httpx.AsyncClient) -> None:
+async def test_a_history_that_no_client_can_repair(http):
     history: list[dict[str, Any]] = [
         {"role": "user", "content": "w5", "name": "me", "tool_calls": [], "reasoning_content": None},
         {"role": "assistant", "content": None, "reasoning": "w6", "reasoning_details": [{}], "status": "done"},
@@ -169,7 +162,7 @@ TAG = {"type": "tag", "begin": "", "content": {"type": "regex", "pattern": "no|y
         {"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag", "format": TAG})}},
     ],
 )
-async def test_constraints_of_other_names_hold(caller: Replica, fields: dict[str, Any]) -> None:
+async def test_constraints_of_other_names_hold(caller, fields):
     sent = {"max_tokens": 64, **fields}
     async with over(caller) as http:
         [choice] = (await ask(http, CHAT, BODIES[CHAT] | sent | {"reasoning_effort": "none"}))["choices"]
@@ -178,7 +171,7 @@ async def test_constraints_of_other_names_hold(caller: Replica, fields: dict[str
         assert (choice["text"].strip('"'), choice["constraint_met"]) in {("no", True), ("yes", True)}
 
 
-async def test_the_older_structural_tag_holds(caller: Replica) -> None:
+async def test_the_older_structural_tag_holds(caller):
     tag = {"begin": "<f>", "schema": {"enum": ["no", "yes"]}, "end": "</f>"}
     form = {"type": "structural_tag", "structures": [tag], "triggers": ["<f"]}
     base = BODIES[CHAT] | {"max_tokens": 64, "reasoning_effort": "none", "response_format": form}

@@ -1,9 +1,7 @@
 """Log-probabilities: of a part made by hand, and over the routes."""
 
 import math
-from typing import Any
 
-import httpx
 import pytest
 
 from service.decode.modes import MODES
@@ -11,7 +9,7 @@ from tests.gateway.apis import CHAT, COMPLETIONS, ask, chat, choices, completion
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_every_token_of_an_answer_has_a_log_probability(http: httpx.AsyncClient, mode: str) -> None:
+async def test_every_token_of_an_answer_has_a_log_probability(http, mode):
     body = completion(prompt=[443, 286, 438], mode=mode, logprobs=1, return_trace=True)
     (choice,) = (await ask(http, COMPLETIONS, body))["choices"]
     logprobs = choice["logprobs"]
@@ -28,7 +26,7 @@ async def test_every_token_of_an_answer_has_a_log_probability(http: httpx.AsyncC
     ]
 
 
-async def test_speculative_has_the_log_probabilities_of_static(http: httpx.AsyncClient) -> None:
+async def test_speculative_has_the_log_probabilities_of_static(http):
     static, speculative = [
         (await ask(http, COMPLETIONS, completion(mode=mode, logprobs=0)))["choices"][0]["logprobs"]
         for mode in ("static", "speculative")
@@ -38,7 +36,7 @@ async def test_speculative_has_the_log_probabilities_of_static(http: httpx.Async
     assert static["top_logprobs"] is None
 
 
-async def test_a_chat_has_them_whole_and_streamed(http: httpx.AsyncClient) -> None:
+async def test_a_chat_has_them_whole_and_streamed(http):
     body = chat(mode="static", logprobs=True, top_logprobs=1, max_tokens=20, stop="w99")
     (choice,) = (await ask(http, CHAT, body))["choices"]
     content = choice["logprobs"]["content"]
@@ -49,7 +47,7 @@ async def test_a_chat_has_them_whole_and_streamed(http: httpx.AsyncClient) -> No
     assert [record for part in parts if part["logprobs"] for record in part["logprobs"]["content"]] == content
 
 
-async def test_offsets_go_on_over_the_blocks_of_a_stream(http: httpx.AsyncClient) -> None:
+async def test_offsets_go_on_over_the_blocks_of_a_stream(http):
     body = completion(logprobs=0, n=2, temperature=0.7, seed=1, max_tokens=12)
     whole = (await ask(http, COMPLETIONS, body))["choices"]
     events = await stream_events(http, COMPLETIONS, body)
@@ -61,9 +59,7 @@ async def test_offsets_go_on_over_the_blocks_of_a_stream(http: httpx.AsyncClient
 
 
 @pytest.mark.parametrize("fields", [{"mode": "static"}, {"mode": "speculative", "mrp_steps": 2}, {"mode": "remask"}])
-async def test_the_likeliest_are_those_of_the_step_that_fixed_the_token(
-    http: httpx.AsyncClient, fields: dict[str, Any]
-) -> None:
+async def test_the_likeliest_are_those_of_the_step_that_fixed_the_token(http, fields):
     """Greedy, the chosen token is the first of them; drawn, it may be any or none of them."""
     body = chat(**fields, logprobs=True, top_logprobs=20, seed=5, max_tokens=24, ignore_eos=True)
     (choice,) = (await ask(http, CHAT, body))["choices"]
@@ -84,7 +80,7 @@ async def test_the_likeliest_are_those_of_the_step_that_fixed_the_token(
     assert not all(record["token"] == record["top_logprobs"][0]["token"] for record in content)
 
 
-async def test_tokens_that_a_margin_reads_are_not_sent(http: httpx.AsyncClient) -> None:
+async def test_tokens_that_a_margin_reads_are_not_sent(http):
     """The mode reads two tokens of each position. The client is told as many as it wants: none, or one."""
     lax = {"mode": "speculative", "mrp_steps": 2, "margin": 0.2, "max_tokens": 24, "ignore_eos": True}
     for wanted in (0, 1):
@@ -93,7 +89,7 @@ async def test_tokens_that_a_margin_reads_are_not_sent(http: httpx.AsyncClient) 
         assert {len(record["top_logprobs"]) for record in choice["logprobs"]["content"]} == {wanted}
 
 
-async def test_completions_name_the_drawn_token_besides(http: httpx.AsyncClient) -> None:
+async def test_completions_name_the_drawn_token_besides(http):
     """At most one more than asked for, as OpenAI says."""
     body = completion(mode="static", temperature=1.5, seed=2, logprobs=3, max_tokens=24)
     (choice,) = (await ask(http, COMPLETIONS, body))["choices"]

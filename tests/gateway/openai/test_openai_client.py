@@ -19,7 +19,7 @@ async def client(app: ASGIApp) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_models(client: openai.AsyncOpenAI) -> None:
+async def test_models(client):
     listed = [model async for model in client.models.list()]
     assert [model.id for model in listed] == ["golden"]
     assert await client.models.retrieve("golden") == listed[0]
@@ -28,7 +28,7 @@ async def test_models(client: openai.AsyncOpenAI) -> None:
     assert caught.value.code == "unknown_model"
 
 
-async def test_completions_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+async def test_completions_whole_and_streamed(client):
     fields: Any = {"model": "golden", "prompt": PROMPT, "max_tokens": 30, "logprobs": 0, "seed": 3}
     whole = await client.completions.create(**fields, extra_body={"mode": "speculative", "mrp_steps": 2})
     assert whole.usage.prompt_tokens == len(PROMPT)
@@ -44,7 +44,7 @@ async def test_completions_whole_and_streamed(client: openai.AsyncOpenAI) -> Non
     assert parts[-1].usage.prompt_tokens_details.cached_tokens == len(PROMPT)
 
 
-async def test_chats_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+async def test_chats_whole_and_streamed(client):
     fields: Any = {"model": "golden", "messages": MESSAGES, "n": 2, "temperature": 0.8, "seed": 1}
     whole = await client.chat.completions.create(**fields, max_completion_tokens=24, logprobs=True)
     first, second = whole.choices
@@ -58,14 +58,14 @@ async def test_chats_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
     assert texts == [first.message.content, second.message.content]
 
 
-async def test_a_conversation_goes_on_with_the_clients_own_message(client: openai.AsyncOpenAI) -> None:
+async def test_a_conversation_goes_on_with_the_clients_own_message(client):
     answer = await client.chat.completions.create(model="golden", messages=MESSAGES, max_tokens=8)
     message = answer.choices[0].message.model_dump()
     again = await client.chat.completions.create(model="golden", messages=[*MESSAGES, message, *MESSAGES], max_tokens=8)
     assert again.usage.prompt_tokens > answer.usage.prompt_tokens
 
 
-async def test_the_accumulating_stream_helper(client: openai.AsyncOpenAI) -> None:
+async def test_the_accumulating_stream_helper(client):
     whole = await client.chat.completions.create(model="golden", messages=MESSAGES, max_tokens=24)
     stop = (whole.choices[0].message.content or "").split()[-1]
     async with client.chat.completions.stream(model="golden", messages=MESSAGES, max_tokens=24, stop=stop) as stream:
@@ -74,7 +74,7 @@ async def test_the_accumulating_stream_helper(client: openai.AsyncOpenAI) -> Non
     assert (whole.choices[0].message.content or "").startswith(final.choices[0].message.content or "-")
 
 
-async def test_errors_are_the_clients_own(client: openai.AsyncOpenAI) -> None:
+async def test_errors_are_the_clients_own(client):
     with pytest.raises(openai.BadRequestError) as caught:
         await client.completions.create(model="golden", prompt="w5", suffix="w1")
     error = caught.value

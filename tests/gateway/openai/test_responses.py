@@ -3,14 +3,11 @@
 import json
 from typing import Any
 
-import httpx
 import jsonschema
 import openai
 import pytest
-from starlette.types import ASGIApp
 
 from service.api.openai.responses.protocol import ResponseObject
-from service.replica.replica import Replica
 from tests.gateway.apis import CHAT, RESPONSES, ask, chat, essence, response, stream_events
 from tests.gateway.conftest import openai_client
 from tests.gateway.helpers import application, assert_shape
@@ -20,7 +17,7 @@ NUMBER |= {"additionalProperties": False}
 ADD: Any = {"type": "function", "name": "add", "description": "Adds.", "parameters": NUMBER, "strict": True}
 
 
-async def test_the_answer_is_that_of_a_chat(http: httpx.AsyncClient) -> None:
+async def test_the_answer_is_that_of_a_chat(http):
     """A text and items in every form are the same conversation; instructions are a system message."""
     messages = [{"role": "system", "content": "w9"}, {"role": "user", "content": "w5 w6"}]
     openai_chat = await ask(http, CHAT, chat(messages=messages, max_tokens=20, mode="static", ignore_eos=True))
@@ -43,7 +40,7 @@ async def test_the_answer_is_that_of_a_chat(http: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"temperature": 0.9, "mode": "speculative", "mrp_steps": 2}])
-async def test_the_events_of_a_stream_make_the_whole_response(http: httpx.AsyncClient, fields: dict[str, Any]) -> None:
+async def test_the_events_of_a_stream_make_the_whole_response(http, fields):
     whole = await ask(http, RESPONSES, response(return_trace=True, **fields))
     events = await stream_events(http, RESPONSES, response(return_trace=True, **fields))
     kinds = [event["type"] for event in events]
@@ -55,7 +52,7 @@ async def test_the_events_of_a_stream_make_the_whole_response(http: httpx.AsyncC
     assert len(deltas) > 1
 
 
-async def test_openais_client_reads_it(app: ASGIApp) -> None:
+async def test_openais_client_reads_it(app):
     fields: Any = {"model": "golden", "input": "w5 w6 w7", "max_output_tokens": 20}
     ours: Any = {"extra_body": {"mode": "static", "seed": 1, "ignore_eos": True}}
     async with openai_client(app) as client:
@@ -79,7 +76,7 @@ async def test_openais_client_reads_it(app: ASGIApp) -> None:
         assert "no response is stored" in caught.value.message
 
 
-async def test_a_tool_is_called_and_its_result_is_read_by_openais_client(chatting: Replica) -> None:
+async def test_a_tool_is_called_and_its_result_is_read_by_openais_client(chatting):
     app = application(chatting)
     fields: Any = {"model": "golden", "tools": [ADD], "max_output_tokens": 120}
     fields |= {"tool_choice": "required", "parallel_tool_calls": False, "extra_body": {"mode": "static", "seed": 2}}

@@ -12,7 +12,7 @@ from tests.gateway.doubles import AsgiClient, Scripted
 from tests.gateway.helpers import application, over
 
 
-async def test_each_prompt_and_choice_is_a_request_with_a_seed_of_its_own() -> None:
+async def test_each_prompt_and_choice_is_a_request_with_a_seed_of_its_own():
     backend = Scripted(chunk(), ending())
     async with over(backend) as http:
         answer = await ask(http, COMPLETIONS, completion(prompt=["w1", "w2"], n=3, seed=1))
@@ -25,7 +25,7 @@ async def test_each_prompt_and_choice_is_a_request_with_a_seed_of_its_own() -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_ends_all_its_requests(stream: bool) -> None:
+async def test_a_client_that_leaves_ends_all_its_requests(stream):
     backend = Scripted(chunk(), hangs=True)
     backend.waiting_for = 3
     app = application(backend)
@@ -52,7 +52,7 @@ async def numbers(count: int, closed: list[int]) -> Any:
         closed.append(count)
 
 
-async def test_merged_streams_keep_their_order() -> None:
+async def test_merged_streams_keep_their_order():
     closed: list[int] = []
     items = [item async for item in merged([numbers(3, closed), numbers(0, closed), numbers(2, closed)])]
     assert sorted(items) == [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
@@ -60,7 +60,7 @@ async def test_merged_streams_keep_their_order() -> None:
     assert sorted(closed) == [0, 2, 3]
 
 
-async def test_closing_a_merge_or_an_error_closes_every_stream() -> None:
+async def test_closing_a_merge_or_an_error_closes_every_stream():
     closed: list[int] = []
     items = merged([numbers(3, closed), numbers(4, closed)])
     await anext(items)
@@ -71,7 +71,7 @@ async def test_closing_a_merge_or_an_error_closes_every_stream() -> None:
     assert sorted(closed) == [-1, 3, 4, 9]
 
 
-async def test_the_first_error_cancels_the_other_jobs() -> None:
+async def test_the_first_error_cancels_the_other_jobs():
     ended: list[str] = []
 
     async def hangs() -> None:

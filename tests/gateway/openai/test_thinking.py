@@ -54,7 +54,7 @@ async def http(thinker: Replica) -> Any:
         yield http
 
 
-async def test_thinking_that_the_prompt_began(http: httpx.AsyncClient) -> None:
+async def test_thinking_that_the_prompt_began(http):
     messages = [
         (await both(http, chat("12+5", temperature=1, seed=seed, max_tokens=60)))["message"] for seed in range(4)
     ]
@@ -63,14 +63,14 @@ async def test_thinking_that_the_prompt_began(http: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("mode", ["static", "speculative", "remask"])
-async def test_a_constraint_holds_after_the_thinking(http: httpx.AsyncClient, mode: str) -> None:
+async def test_a_constraint_holds_after_the_thinking(http, mode):
     choice = await both(http, chat("12+5", max_tokens=200, response_format=FORM, mode=mode))
     assert json.loads(choice["message"]["content"]) in (["x"], ["y"])
     assert choice["message"]["reasoning_content"]
     assert (choice["finish_reason"], choice["constraint_met"]) == ("stop", True)
 
 
-async def test_tools_are_called_after_the_thinking(http: httpx.AsyncClient) -> None:
+async def test_tools_are_called_after_the_thinking(http):
     thoughts = []
     for seed in range(4):
         body = chat("12+5", max_tokens=250, tools=TOOLS, tool_choice="required", temperature=1, seed=seed)
@@ -82,7 +82,7 @@ async def test_tools_are_called_after_the_thinking(http: httpx.AsyncClient) -> N
 
 
 @pytest.mark.parametrize("off", [{"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}])
-async def test_thinking_turned_off(http: httpx.AsyncClient, off: dict[str, Any]) -> None:
+async def test_thinking_turned_off(http, off):
     on = await ask(http, CHAT, chat("12+5", max_tokens=4))
     choice = await both(http, chat("12+5", max_tokens=60, response_format=FORM, **off))
     assert json.loads(choice["message"]["content"]) in (["x"], ["y"])

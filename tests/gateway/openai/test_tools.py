@@ -4,7 +4,6 @@ import json
 import random
 from typing import Any
 
-import httpx
 import jsonschema
 import openai
 import pytest
@@ -12,7 +11,6 @@ from pydantic import BaseModel, Field
 
 from service.api.content import past_arguments
 from service.decode.modes import MODES
-from service.replica.replica import Replica
 from tests.constraints.schemas import random_schema
 from tests.gateway.apis import CHAT, ask, chat, refused, user
 from tests.gateway.helpers import over
@@ -53,7 +51,7 @@ def checked(calls: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("mode", [*MODES, None])
-async def test_calls_in_every_mode_whole_and_streamed(qwen3: openai.AsyncOpenAI, mode: str | None) -> None:
+async def test_calls_in_every_mode_whole_and_streamed(qwen3, mode):
     for choice, temperature in (("auto", 0), ("required", 1), (NAMED, 1)):
         request = with_tools(tool_choice=choice, temperature=temperature, extra_body={"mode": mode})
         answer = (await qwen3.chat.completions.create(**request)).choices[0]
@@ -70,7 +68,7 @@ async def test_calls_in_every_mode_whole_and_streamed(qwen3: openai.AsyncOpenAI,
         assert (final.finish_reason, final.message.content) == ("tool_calls", answer.message.content)
 
 
-async def test_a_stream_names_a_call_first_and_then_writes_its_arguments(qwen3: openai.AsyncOpenAI) -> None:
+async def test_a_stream_names_a_call_first_and_then_writes_its_arguments(qwen3):
     stream = await qwen3.chat.completions.create(**with_tools(tool_choice=NAMED), stream=True)
     deltas = [(part.choices[0].delta, part.choices[0].finish_reason) async for part in stream]
     assert deltas[0][0].role == "assistant"
@@ -84,7 +82,7 @@ async def test_a_stream_names_a_call_first_and_then_writes_its_arguments(qwen3: 
     assert all(call.index == 0 and call.id is None and call.function and call.function.name is None for call in rest)
 
 
-async def test_results_are_sent_back(qwen3: openai.AsyncOpenAI) -> None:
+async def test_results_are_sent_back(qwen3):
     answer = await qwen3.chat.completions.create(**with_tools(tool_choice="required"))
     message = answer.choices[0].message
     assert message.tool_calls
@@ -110,7 +108,7 @@ class Sum(BaseModel):
     b: int = Field(ge=0, le=99)
 
 
-async def test_several_answers_have_calls_of_their_own(qwen3: openai.AsyncOpenAI) -> None:
+async def test_several_answers_have_calls_of_their_own(qwen3):
     request = with_tools(n=3, temperature=1.5, tool_choice="required", logprobs=True)
     answer = await qwen3.chat.completions.create(**request)
     whole = [checked(choice.message.tool_calls or ()) for choice in answer.choices]
@@ -125,13 +123,13 @@ async def test_several_answers_have_calls_of_their_own(qwen3: openai.AsyncOpenAI
     assert texts == ["".join(arguments for _, arguments in calls) for calls in whole]
 
 
-async def test_only_some_tools_may_be_called(qwen3: openai.AsyncOpenAI) -> None:
+async def test_only_some_tools_may_be_called(qwen3):
     for seed in range(4):
         answer = await qwen3.chat.completions.create(**with_tools(tool_choice=SOME, temperature=1, seed=seed))
         assert {call.function.name for call in answer.choices[0].message.tool_calls or ()} == {"add"}  # type: ignore[union-attr]
 
 
-async def test_without_calls_the_prompt_has_no_tools(qwen3: openai.AsyncOpenAI) -> None:
+async def test_without_calls_the_prompt_has_no_tools(qwen3):
     free = await qwen3.chat.completions.create(model="golden", messages=QUESTION, max_tokens=20)
     none = await qwen3.chat.completions.create(**with_tools(tool_choice="none", max_tokens=20))
     assert none.choices[0].message == free.choices[0].message
@@ -139,7 +137,7 @@ async def test_without_calls_the_prompt_has_no_tools(qwen3: openai.AsyncOpenAI) 
     assert "constraint_met" not in (none.choices[0].model_extra or {})
 
 
-async def test_the_form_of_the_answer_holds_where_nothing_is_called(caller: Replica) -> None:
+async def test_the_form_of_the_answer_holds_where_nothing_is_called(caller):
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["x", "y"]}}}
     contents = set()
     async with over(caller) as http:
@@ -161,7 +159,7 @@ UNUSUAL = {
 }
 
 
-async def test_tools_with_unusual_schemas_are_served_with_the_others(qwen3: openai.AsyncOpenAI) -> None:
+async def test_tools_with_unusual_schemas_are_served_with_the_others(qwen3):
     tools = [*TOOLS, tool("find", UNUSUAL), tool("broken", {"properties": {"x": {"type": "strin"}}})]
     whole = await qwen3.chat.completions.with_raw_response.create(**with_tools(tools=tools, max_tokens=9))
     keywords = ("uniqueItems", "pattern")
@@ -178,7 +176,7 @@ async def test_tools_with_unusual_schemas_are_served_with_the_others(qwen3: open
             assert set(arguments["names"]) <= {"a", "b"}
 
 
-async def test_an_answer_that_was_cut_has_a_cut_call(qwen3: openai.AsyncOpenAI) -> None:
+async def test_an_answer_that_was_cut_has_a_cut_call(qwen3):
     whole = await qwen3.chat.completions.create(**with_tools(tool_choice=NAMED))
     for tokens in range(1, 50, 6):
         answer = (await qwen3.chat.completions.create(**with_tools(tool_choice=NAMED, max_tokens=tokens))).choices[0]
@@ -195,7 +193,7 @@ async def test_an_answer_that_was_cut_has_a_cut_call(qwen3: openai.AsyncOpenAI) 
 
 
 @pytest.mark.slow
-async def test_two_hundred_schemas_in_all_modes(qwen3: openai.AsyncOpenAI) -> None:
+async def test_two_hundred_schemas_in_all_modes(qwen3):
     """Every call that is complete fits its schema, whatever the mode, greedy and sampled, forced to call or not."""
     rng = random.Random(11)
     complete = calls = 0
@@ -276,14 +274,14 @@ def calling(arguments: str) -> dict[str, Any]:
         (talk(CALLED, {"role": "tool", "content": "1"}), "messages.2", "tool_call_id is missing"),
     ],
 )
-async def test_a_refusal_names_the_field(caller: Replica, fields: dict[str, Any], param: str, text: str) -> None:
+async def test_a_refusal_names_the_field(caller, fields, param, text):
     async with over(caller) as http:
         error = await refused(http, CHAT, with_tools() | fields)
     assert error["param"] == param
     assert text in error["message"]
 
 
-async def test_a_template_without_tools_refuses_them(http: httpx.AsyncClient) -> None:
+async def test_a_template_without_tools_refuses_them(http):
     error = await refused(http, CHAT, chat(tools=TOOLS))
     assert error["param"] == "tools"
     assert error["message"] == "tools are given, and the chat template of this checkpoint knows no tools"
@@ -303,5 +301,5 @@ async def test_a_template_without_tools_refuses_them(http: httpx.AsyncClient) ->
         *((nothing, {}) for nothing in (" ", "", None, "null", "[1]", [1], 7, '{"a": NaN}', "no JSON")),
     ],
 )
-def test_arguments_of_earlier_calls(received: object, arguments: dict[str, Any]) -> None:
+def test_arguments_of_earlier_calls(received, arguments):
     assert past_arguments(received) == arguments

@@ -12,7 +12,6 @@ from service.api.errors import OpenAiErrorAnswer
 from service.api.score.protocol import ScoreAnswer
 from service.api.score.routes import shares
 from service.model import Checkpoint
-from service.replica.replica import Replica
 from tests.gateway.doubles import LosesFirst
 from tests.gateway.generate.helpers import GENERATE
 from tests.gateway.generate.helpers import body as generate
@@ -46,9 +45,7 @@ def plain(model: Checkpoint, tokens: list[int | None]) -> torch.Tensor:
     return scores
 
 
-async def test_every_form_of_a_text_has_the_numbers_of_a_plain_forward(
-    http: httpx.AsyncClient, checkpoint: Checkpoint
-) -> None:
+async def test_every_form_of_a_text_has_the_numbers_of_a_plain_forward(http, checkpoint):
     """Texts, marked texts, ids and chats in one request, beside answers that are decoded."""
     items: list[tuple[dict[str, Any], list[int | None]]] = [
         ({"prompt": "w5 w6"}, [5, 6, None]),
@@ -83,7 +80,7 @@ async def test_every_form_of_a_text_has_the_numbers_of_a_plain_forward(
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (count, 0)
 
 
-async def test_a_position_of_a_chat_is_the_answers_first_token_or_a_mark(http: httpx.AsyncClient) -> None:
+async def test_a_position_of_a_chat_is_the_answers_first_token_or_a_mark(http):
     """The first position is what greedy decoding of one token reads."""
     messages = [{"role": "user", "content": "w5 w6"}]
     request = body({"messages": messages}, labels=None, top_logprobs=1)
@@ -98,7 +95,7 @@ async def test_a_position_of_a_chat_is_the_answers_first_token_or_a_mark(http: h
     assert [position["position"] for position in result["positions"]] == [7]
 
 
-async def test_scores_are_shares_or_probabilities(http: httpx.AsyncClient) -> None:
+async def test_scores_are_shares_or_probabilities(http):
     [normal], [raw] = [
         (await ask(http, body(normalize=normalize)))["data"][0]["positions"] for normalize in (True, False)
     ]
@@ -127,9 +124,7 @@ async def test_scores_are_shares_or_probabilities(http: httpx.AsyncClient) -> No
         (body(lables=["a"]), "lables", "did you mean 'labels'"),
     ],
 )
-async def test_a_refusal_names_item_and_field(
-    http: httpx.AsyncClient, request_: dict[str, Any], param: str, text: str
-) -> None:
+async def test_a_refusal_names_item_and_field(http, request_, param, text):
     response = await http.post(SCORE, json={name: value for name, value in request_.items() if value is not None})
     assert response.status_code == 400, response.text
     assert_shape(OpenAiErrorAnswer, response.json())
@@ -137,7 +132,7 @@ async def test_a_refusal_names_item_and_field(
     assert text in response.json()["error"]["message"]
 
 
-async def test_other_errors_keys_and_metrics(generator: Replica) -> None:
+async def test_other_errors_keys_and_metrics(generator):
     async with over(generator, api_keys=("k",)) as http:
         assert (await http.post(SCORE, json=body())).status_code == 401
         key = {"Authorization": "Bearer k"}
@@ -149,7 +144,7 @@ async def test_other_errors_keys_and_metrics(generator: Replica) -> None:
         assert late.status_code == 504
 
 
-async def test_another_replica_gives_the_same_scores(generator: Replica) -> None:
+async def test_another_replica_gives_the_same_scores(generator):
     request = body({"prompt": "w5 w6"}, {"prompt": "w9 ?? w8", "mark": "??"})
     async with over(generator) as http:
         undisturbed = (await ask(http, request))["data"]

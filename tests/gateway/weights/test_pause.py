@@ -60,9 +60,7 @@ def num_waiting(service: Replicas) -> int:
         ("sleep", {"level": 2}, "wake_up"),
     ],
 )
-async def test_requests_wait_and_are_answered_afterwards(
-    steady: Replicas, steady_http: httpx.AsyncClient, answers: Answers, halt: str, fields: dict[str, Any], resume: str
-) -> None:
+async def test_requests_wait_and_are_answered_afterwards(steady, steady_http, answers, halt, fields, resume):
     """Some are under way, some come later. The service is healthy all the time."""
     http, before = steady_http, send(steady_http)
     sleep_level = fields.get("level", 1) if halt == "sleep" else 0
@@ -81,7 +79,7 @@ async def test_requests_wait_and_are_answered_afterwards(
     assert [(await request)["token_ids"] for request in (*before, *during)] == [answers[FIRST]] * 8
 
 
-async def test_a_stream_continues_after_a_pause(steady_http: httpx.AsyncClient, answers: Answers) -> None:
+async def test_a_stream_continues_after_a_pause(steady_http, answers):
     stream = asyncio.ensure_future(frames(steady_http, REQUEST))
     for _ in range(3):
         await post(steady_http, "pause")
@@ -92,9 +90,7 @@ async def test_a_stream_continues_after_a_pause(steady_http: httpx.AsyncClient, 
 
 
 @pytest.mark.parametrize("level", [1, 2])
-async def test_weights_that_come_in_sleep_answer_after_it(
-    service: Replicas, http: httpx.AsyncClient, other: Path, answers: Answers, level: int
-) -> None:
+async def test_weights_that_come_in_sleep_answer_after_it(service, http, other, answers, level):
     """Pause and sleep hold until each is undone. A less deep sleep changes nothing."""
     await post(http, "pause")
     await post(http, "sleep", level=level)
@@ -110,9 +106,7 @@ async def test_weights_that_come_in_sleep_answer_after_it(
     assert {answer["stats"]["weight_version"] for answer in responses} == {5}
 
 
-async def test_a_restarted_replica_gets_the_state_from_another_ingress(
-    service: Replicas, http: httpx.AsyncClient
-) -> None:
+async def test_a_restarted_replica_gets_the_state_from_another_ingress(service, http):
     await post(http, "pause")
     await post(http, "sleep", level=2)
     service.restart(1)
@@ -123,9 +117,7 @@ async def test_a_restarted_replica_gets_the_state_from_another_ingress(
         assert not (await post(http, "continue"))["paused"]
 
 
-async def test_a_replica_without_memory_sleeps_on_and_tries_again(
-    steady: Replicas, steady_http: httpx.AsyncClient, answers: Answers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_replica_without_memory_sleeps_on_and_tries_again(steady, steady_http, answers, monkeypatch):
     await post(steady_http, "sleep")
     engine = steady.replicas[1]._engine._core.engine  # type: ignore[attr-defined]
 
@@ -142,7 +134,7 @@ async def test_a_replica_without_memory_sleeps_on_and_tries_again(
     assert (await ask(steady_http, REQUEST))["token_ids"] == answers[FIRST]
 
 
-async def test_the_time_limit_of_a_request_holds_in_sleep(steady: Replicas, steady_http: httpx.AsyncClient) -> None:
+async def test_the_time_limit_of_a_request_holds_in_sleep(steady, steady_http):
     await post(steady_http, "sleep")
     error = problem(await steady_http.post(GENERATE, json={**REQUEST, "timeout_s": 0.1}), 504)
     assert error["code"] == "deadline_exceeded"
@@ -151,9 +143,7 @@ async def test_the_time_limit_of_a_request_holds_in_sleep(steady: Replicas, stea
 
 
 @pytest.mark.parametrize(("halt", "resume"), [("pause", "continue"), ("sleep", "wake_up")])
-async def test_a_halted_service_can_drain_and_end(
-    steady: Replicas, steady_http: httpx.AsyncClient, halt: str, resume: str
-) -> None:
+async def test_a_halted_service_can_drain_and_end(steady, steady_http, halt, resume):
     await post(steady_http, halt)
     during = [asyncio.ensure_future(steady_http.post(GENERATE, json=REQUEST)) for _ in range(4)]
     await eventually(lambda: num_waiting(steady) == 4)
@@ -166,9 +156,7 @@ async def test_a_halted_service_can_drain_and_end(
         await post(http, resume)
 
 
-async def test_halted_replicas_neither_scale_nor_count_as_slow(
-    steady: Replicas, steady_http: httpx.AsyncClient
-) -> None:
+async def test_halted_replicas_neither_scale_nor_count_as_slow(steady, steady_http):
     ingress = steady.ingresses[-1]
     await ask(steady_http, REQUEST)
     await post(steady_http, "pause")
@@ -184,7 +172,7 @@ async def test_halted_replicas_neither_scale_nor_count_as_slow(
     assert ingress._admission._throughput.moment().full > full
 
 
-async def test_the_routes_need_the_admin_key_and_known_fields(steady_http: httpx.AsyncClient) -> None:
+async def test_the_routes_need_the_admin_key_and_known_fields(steady_http):
     wrong_values = {"pause": {"mode": "abort"}, "continue": {}, "sleep": {"level": 3}, "wake_up": {}}
     paths = (await steady_http.get("/openapi.json")).json()["paths"]
     for name, fields in wrong_values.items():

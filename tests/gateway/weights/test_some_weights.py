@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -11,7 +10,7 @@ from service.decode.modes import Direct
 from service.engine import GenerationRequest
 from tests.gateway.generate.helpers import PROMPT, ask, body
 from tests.gateway.helpers import eventually
-from tests.gateway.weights.replicas import Replicas, fresh_answer, listed, refused, update
+from tests.gateway.weights.replicas import fresh_answer, listed, refused, update
 from tests.model.test_weight_update import kept_weights, one_matrix
 from tests.other_weights import FIRST, other_weights
 
@@ -41,9 +40,7 @@ def joined_answer(folder: Path, *parts: Path) -> list[int]:
     return fresh_answer(joined, GenerationRequest("x", tuple(PROMPT), Direct(3), max_new_tokens=24))
 
 
-async def test_mrp_stays_beside_a_new_backbone_and_answers_name_its_version(
-    service: Replicas, http: httpx.AsyncClient, backbone: Path, mrp: Path, tmp_path: Path
-) -> None:
+async def test_mrp_stays_beside_a_new_backbone_and_answers_name_its_version(service, http, backbone, mrp, tmp_path):
     first = await ask(http, REQUEST)
     assert (first["stats"]["weight_version"], first["stats"]["mrp_version"]) == (0, 0)
     answer = await update(http, backbone, version=7)
@@ -60,8 +57,8 @@ async def test_mrp_stays_beside_a_new_backbone_and_answers_name_its_version(
 
 
 async def test_a_restarted_replica_gets_every_part_and_a_whole_checkpoint_replaces_them(
-    service: Replicas, http: httpx.AsyncClient, backbone: Path, mrp: Path, tmp_path: Path
-) -> None:
+    service, http, backbone, mrp, tmp_path
+):
     """A restarted replica starts with the setting `model` and gets the parts of all updates."""
     matrix = kept_weights(other_weights(tmp_path / "matrix", seed=9), one_matrix)
     expected = joined_answer(tmp_path / "joined", mrp, backbone, matrix)
@@ -80,7 +77,7 @@ async def test_a_restarted_replica_gets_every_part_and_a_whole_checkpoint_replac
     assert (await ask(http, REQUEST))["token_ids"] == joined_answer(tmp_path / "replaced", whole)
 
 
-async def test_a_part_is_refused_without_the_field_partial(steady_http: httpx.AsyncClient, mrp: Path) -> None:
+async def test_a_part_is_refused_without_the_field_partial(steady_http, mrp):
     error: dict[str, Any] = await refused(steady_http, 422, model=str(mrp))
     assert (error["code"], error["param"]) == ("weights_refused", "model")
     assert (await refused(steady_http, 422, model=str(mrp), partial="yes"))["param"] == "partial"

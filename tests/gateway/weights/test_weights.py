@@ -20,7 +20,7 @@ from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import GENERATE, ask, frames, problem
 from tests.gateway.helpers import assert_shape, eventually, page
 from tests.gateway.weights.conftest import MakeReplicas
-from tests.gateway.weights.replicas import ADMIN, REQUEST, TOKENS, WEIGHTS, Replicas, listed, refused, update
+from tests.gateway.weights.replicas import ADMIN, REQUEST, TOKENS, WEIGHTS, listed, refused, update
 from tests.other_weights import FIRST, other_weights
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 
@@ -35,9 +35,7 @@ async def ask_all(http: httpx.AsyncClient, count: int = 2) -> list[list[int]]:
 # --- updates ---------------------------------------------------------------------------------------
 
 
-async def test_all_replicas_answer_with_the_new_weights_and_report_them(
-    service: Replicas, http: httpx.AsyncClient, other: Path, answers: Answers
-) -> None:
+async def test_all_replicas_answer_with_the_new_weights_and_report_them(service, http, other, answers):
     assert await ask_all(http) == [answers[FIRST]] * 2
     answer = await update(http, other)
     assert (answer["model"], answer["version"]) == (str(other), 1)
@@ -53,7 +51,7 @@ async def test_all_replicas_answer_with_the_new_weights_and_report_them(
     assert {request.weights.version for request in service.requests[-2:] if request.weights} == {1}
 
 
-async def test_versions_grow(make: MakeReplicas, other: Path, third: Path, answers: Answers) -> None:
+async def test_versions_grow(make, other, third, answers):
     http = make(1).ingress()
     assert (await update(http, other, version=7))["version"] == 7
     for version in (6, 7):
@@ -65,7 +63,7 @@ async def test_versions_grow(make: MakeReplicas, other: Path, third: Path, answe
     assert await ask_all(http) == [answers[third]] * 2
 
 
-async def test_the_calibration_of_the_new_weights_is_read(make: MakeReplicas, tmp_path: Path) -> None:
+async def test_the_calibration_of_the_new_weights_is_read(make, tmp_path):
     """A calibration of another checkpoint is not used, and the reason is reported."""
     http = make(1).ingress()
     folder = other_weights(tmp_path / "calibrated")
@@ -81,7 +79,7 @@ async def test_the_calibration_of_the_new_weights_is_read(make: MakeReplicas, tm
 # --- the routes ------------------------------------------------------------------------------------
 
 
-async def test_the_routes_have_keys_of_their_own(make: MakeReplicas, other: Path) -> None:
+async def test_the_routes_have_keys_of_their_own(make, other):
     async with make(0, admin_keys=()).ingress() as http:
         assert problem(await http.post(WEIGHTS, json={"model": "x"}, headers=ADMIN), 404)["code"] == "not_found"
     async with make(1, api_keys=("user",)).ingress() as http:
@@ -109,16 +107,14 @@ async def test_the_routes_have_keys_of_their_own(make: MakeReplicas, other: Path
         ({"model": str(GOLDEN / GOLDEN_NAMES[1])}, "model", "that of the served weights is"),
     ],
 )
-async def test_a_wrong_body_or_checkpoint_is_refused_and_nothing_changes(
-    steady_http: httpx.AsyncClient, fields: dict[str, Any], param: str, message: str
-) -> None:
+async def test_a_wrong_body_or_checkpoint_is_refused_and_nothing_changes(steady_http, fields, param, message):
     error = await refused(steady_http, 422, **fields)
     assert error["param"] == param
     assert message in error["message"]
     assert (await listed(steady_http))["version"] == 0
 
 
-async def test_the_routes_have_one_spelling(steady_http: httpx.AsyncClient) -> None:
+async def test_the_routes_have_one_spelling(steady_http):
     """A proxy that keeps clients from /admin/ may compare the path as it is sent."""
     for path in ("/admin%2fweights", "/%61dmin/weights", "/admin/we%69ghts"):
         for headers in (ADMIN, {}):
@@ -126,9 +122,7 @@ async def test_the_routes_have_one_spelling(steady_http: httpx.AsyncClient) -> N
             assert (await steady_http.post(path, headers=headers, json={})).status_code == 404
 
 
-async def test_a_number_that_is_not_finite_changes_nothing(
-    steady_http: httpx.AsyncClient, tmp_path: Path, answers: Answers
-) -> None:
+async def test_a_number_that_is_not_finite_changes_nothing(steady_http, tmp_path, answers):
     """A diverged training must not replace good weights."""
     diverged = other_weights(tmp_path / "diverged")
     weights = load_file(diverged / "model.safetensors")
@@ -145,9 +139,7 @@ async def test_a_number_that_is_not_finite_changes_nothing(
 # --- replicas that fail ----------------------------------------------------------------------------
 
 
-async def test_no_replica_changes_if_the_check_fails_at_one(
-    steady: Replicas, steady_http: httpx.AsyncClient, other: Path, answers: Answers
-) -> None:
+async def test_no_replica_changes_if_the_check_fails_at_one(steady, steady_http, other, answers):
     steady.errors[1, CheckWeights] = NotReady("the folder is not here")
     try:
         assert "is not here" in (await refused(steady_http, 503, model=str(other)))["message"]
@@ -156,9 +148,7 @@ async def test_no_replica_changes_if_the_check_fails_at_one(
     assert await ask_all(steady_http) == [answers[FIRST]] * 2
 
 
-async def test_if_no_replica_takes_the_weights_the_old_ones_stay(
-    steady: Replicas, steady_http: httpx.AsyncClient, other: Path, answers: Answers
-) -> None:
+async def test_if_no_replica_takes_the_weights_the_old_ones_stay(steady, steady_http, other, answers):
     no_memory = OutOfMemory("no memory for the new weights")
     steady.errors |= {(number, UpdateWeights): no_memory for number in range(2)}
     try:
@@ -168,9 +158,7 @@ async def test_if_no_replica_takes_the_weights_the_old_ones_stay(
     assert await ask_all(steady_http) == [answers[FIRST]] * 2
 
 
-async def test_a_replica_that_fails_is_named_and_answers_nothing(
-    service: Replicas, http: httpx.AsyncClient, other: Path, answers: Answers
-) -> None:
+async def test_a_replica_that_fails_is_named_and_answers_nothing(service, http, other, answers):
     service.errors[1, UpdateWeights] = OutOfMemory("no memory for the new weights")
     error = await refused(http, 503, model=str(other))
     assert error["code"] == "weight_update_failed"
@@ -187,9 +175,7 @@ async def test_a_replica_that_fails_is_named_and_answers_nothing(
 # --- replicas that restart, other ingresses ----------------------------------------------------------
 
 
-async def test_a_restarted_replica_answers_nothing_before_it_has_the_newest_weights(
-    service: Replicas, http: httpx.AsyncClient, other: Path, answers: Answers
-) -> None:
+async def test_a_restarted_replica_answers_nothing_before_it_has_the_newest_weights(service, http, other, answers):
     await update(http, other)
     service.restart(1)
     assert await ask_all(http, 4) == [answers[other]] * 4
@@ -198,9 +184,7 @@ async def test_a_restarted_replica_answers_nothing_before_it_has_the_newest_weig
     await eventually(lambda: service.replicas[1].status().card.weights.version == 1)
 
 
-async def test_other_and_later_ingresses_know_the_newest_weights(
-    service: Replicas, http: httpx.AsyncClient, other: Path, answers: Answers
-) -> None:
+async def test_other_and_later_ingresses_know_the_newest_weights(service, http, other, answers):
     async with service.ingress() as second:
         assert await ask_all(second) == [answers[FIRST]] * 2
         await update(http, other)
@@ -215,9 +199,7 @@ async def test_other_and_later_ingresses_know_the_newest_weights(
     await eventually(lambda: service.replicas[0].status().card.weights.version == 1)
 
 
-async def test_two_updates_at_once_leave_one_version_everywhere(
-    service: Replicas, http: httpx.AsyncClient, other: Path, third: Path, answers: Answers
-) -> None:
+async def test_two_updates_at_once_leave_one_version_everywhere(service, http, other, third, answers):
     """They come to two ingresses, which do not know of each other."""
     async with service.ingress() as second:
         updates = [
@@ -233,9 +215,7 @@ async def test_two_updates_at_once_leave_one_version_everywhere(
 # --- requests under way ----------------------------------------------------------------------------
 
 
-async def test_a_lost_stream_is_continued_by_the_same_weights_only(
-    service: Replicas, http: httpx.AsyncClient, other: Path, third: Path, answers: Answers
-) -> None:
+async def test_a_lost_stream_is_continued_by_the_same_weights_only(service, http, other, third, answers):
     await update(http, other)
     service.lost_after = 1
     *blocks, (last, _) = await frames(http, REQUEST)
@@ -274,9 +254,7 @@ async def gated(make: MakeReplicas, request: pytest.FixtureRequest) -> AsyncIter
     service.gate.release()
 
 
-async def test_requests_before_an_update_finish_and_later_ones_get_the_new_weights(
-    gated: GatedService, other: Path, answers: Answers
-) -> None:
+async def test_requests_before_an_update_finish_and_later_ones_get_the_new_weights(gated, other, answers):
     before = [gated.send(GENERATE, REQUEST) for _ in range(3)]
     await gated.gate.holds()
     await eventually(lambda: gated.replica.snapshot().in_flight == 3)
@@ -292,9 +270,7 @@ async def test_requests_before_an_update_finish_and_later_ones_get_the_new_weigh
     assert (await change).status_code == 200
 
 
-async def test_an_aborting_update_restarts_whole_answers_and_ends_streams(
-    gated: GatedService, other: Path, answers: Answers
-) -> None:
+async def test_an_aborting_update_restarts_whole_answers_and_ends_streams(gated, other, answers):
     whole, stream = gated.send(GENERATE, REQUEST), gated.send(GENERATE, {**REQUEST, "stream": True})
     await eventually(lambda: len(gated.thread._undelivered) == 2)
     forwards = TOKENS // 2  # some blocks are finished, and no answer is complete
