@@ -20,8 +20,6 @@ _OF_A_RUN = {"id", "item_id", "call_id", "created", "created_at", "completed_at"
 _OF_A_RUN |= {"tokens_per_forward_total", "prefill", "mrp"}
 _ANTHROPICS_PROMPT = {"input_tokens", "cache_read_input_tokens"}
 
-# --- bodies ----------------------------------------------------------------------------------------
-
 
 def user(*contents: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content} for content in contents or ("w5 w6 w7",)]
@@ -95,8 +93,6 @@ each_api = pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
 #: for every API of another company, whose clients send `model`
 each_foreign_api = pytest.mark.parametrize("api", APIS[1:], ids=lambda api: api.path)
 
-# --- answers ---------------------------------------------------------------------------------------
-
 
 async def ask(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
     answer = await http.post(path, json=body)
@@ -107,7 +103,6 @@ async def ask(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[
 async def refused(
     http: httpx.AsyncClient, path: str, body: dict[str, Any], status: int | None = None
 ) -> dict[str, Any]:
-    """The error of a refusal, in the shape of its API."""
     answer = await http.post(path, json=body)
     assert answer.status_code == (status or (422 if path == GENERATE else 400)), answer.text
     content = answer.json()
@@ -136,7 +131,6 @@ def read_events(path: str, content: str) -> list[dict[str, Any]]:
 
 
 async def stream_events(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a stream, `ping` left out."""
     answer = await http.post(path, json=body | {"stream": True})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -144,7 +138,6 @@ async def stream_events(http: httpx.AsyncClient, path: str, body: dict[str, Any]
 
 
 def choices(events: Sequence[dict[str, Any]], index: int = 0) -> list[dict[str, Any]]:
-    """What OpenAI's events have of one choice."""
     return [choice for event in events for choice in event["choices"] if choice["index"] == index]
 
 
@@ -213,9 +206,6 @@ def essence(value: Any) -> Any:
 def without_cached(usage: dict[str, Any]) -> dict[str, Any]:
     """Token counts less what the prefix cache had, which differs between two runs of one request."""
     return {name: value for name, value in usage.items() if name != "prompt_tokens_details"}
-
-
-# --- items of scripted replicas --------------------------------------------------------------------
 
 
 def chunk(index: int = 0, text: str = "a") -> Chunk:

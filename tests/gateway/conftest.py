@@ -64,7 +64,6 @@ def generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[Replica]:
 
 @pytest.fixture(scope="session")
 def other(settings: Settings, checkpoint: Checkpoint) -> Iterator[Replica]:
-    """A second replica of the same checkpoint."""
     with closing(local_generator("r1", checkpoint, settings, deps=UNMEASURED)) as generator:
         yield generator
 
@@ -87,7 +86,6 @@ def make_generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[MakeG
 
 @pytest.fixture
 def gate(make_generator: MakeGenerator) -> Iterator[EngineGate]:
-    """A gate of an engine, opened before the engine is closed."""
     gate = EngineGate()
     yield gate
     gate.release()
@@ -110,7 +108,6 @@ def byte_checkpoint(settings: Settings, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def bytewise(settings: Settings, byte_checkpoint: Checkpoint) -> Iterator[Replica]:
-    """A replica of it."""
     with closing(local_generator("r0", byte_checkpoint, settings, deps=UNMEASURED)) as generator:
         yield generator
 

@@ -34,8 +34,6 @@ from service.settings.settings import Settings
 from tests.gateway.apis import GENERATE
 from tests.gateway.local import LocalBackend
 
-# --- replicas that are lost ------------------------------------------------------------------------
-
 
 class LosesFirst(LocalBackend):
     """Two replicas. The first is lost after some items of an answer, the second takes the next attempt.
@@ -62,9 +60,6 @@ class LosesFirst(LocalBackend):
 
 def _is_last(item: object) -> bool:
     return isinstance(item, Ending) or (isinstance(item, Chunk) and item.ending is not None)
-
-
-# --- clients that leave ----------------------------------------------------------------------------
 
 
 class AsgiClient:
@@ -106,8 +101,6 @@ class AsgiClient:
             if not self.stays:
                 self.leaves.set()
 
-
-# --- replicas whose answers a test scripts -----------------------------------------------------------
 
 CARD = ModelCard(
     name="golden",
@@ -177,9 +170,6 @@ class Scripted:
 
     async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         return [ingress], []
-
-
-# --- pipelines without HTTP ------------------------------------------------------------------------
 
 
 def pipeline(backend: Backend, policy: FailoverPolicy | None = None) -> RequestPipeline:

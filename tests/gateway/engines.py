@@ -25,13 +25,11 @@ class EngineGate:
         self.deps = hooked(before=self._wait)
 
     def let(self, forwards: int) -> None:
-        """Allows `forwards` more forwards."""
         with self._changed:
             self._left += forwards
             self._changed.notify()
 
     def release(self) -> None:
-        """Opens the gate for good."""
         self.let(sys.maxsize)
 
     async def holds(self, before: int = 1) -> None:
@@ -43,7 +41,6 @@ class EngineGate:
             return self._waits and self._forwards == number
 
     def _wait(self) -> None:
-        """Called on the engine's thread, before a forward."""
         with self._changed:
             self._forwards, self._waits = self._forwards + 1, True
             assert self._changed.wait_for(lambda: self._left > 0, 20)

@@ -55,7 +55,6 @@ async def page(http: httpx.AsyncClient) -> Callable[..., float]:
 
 
 def samples_of(text: str) -> Iterator[Sample]:
-    """All samples of a page."""
     return (sample for family in text_string_to_metric_families(text) for sample in family.samples)
 
 
@@ -66,7 +65,6 @@ def read(families: Iterable[Family], name: str) -> float:
 
 
 def gauge(generator: Replica, name: str) -> float:
-    """A metric of a replica now."""
     return read(generator.snapshot().families, name)
 
 

@@ -46,18 +46,6 @@ BODIES = {COMPLETIONS: completion, CHAT: chat, RESPONSES: response, MESSAGES: me
 # --- streams ---------------------------------------------------------------------------------------
 
 
-@each_api
-@pytest.mark.parametrize(
-    "fields", [{"mode": "static"}, {"mode": "speculative", "mrp_steps": 2, "temperature": 0.9, "return_trace": True}]
-)
-async def test_the_events_of_a_stream_make_the_whole_answer(http, api, fields):
-    body = api.body(**{api.limit: 40}, seed=5, **fields)
-    whole = await ask(http, api.path, body)
-    deltas = [api.delta(event) for event in await stream_events(http, api.path, body)]
-    assert "".join(deltas) == api.text(whole)
-    assert sum(map(bool, deltas)) > 1
-
-
 #: streams of each API that another replica continues. `speculative` has a fixed number of drafts: how many pay is a
 #: matter of a replica's past.
 CONTINUED: list[tuple[str, dict[str, Any]]] = [

@@ -64,7 +64,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def zero() -> AsyncIterator[Service]:
-    """A service whose replicas have been scaled to zero."""
     service = Service(1)
     async with service.http:
         await service.scale_to_zero()

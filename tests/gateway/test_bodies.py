@@ -61,7 +61,6 @@ class Sender:
         self._writer.write(data)
 
     async def answer(self) -> tuple[int, dict[str, Any]]:
-        """The status and the JSON of the answer."""
         async with asyncio.timeout(20):
             head = await self._reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
@@ -167,8 +166,6 @@ class TestBytes:
 
 
 class Feed:
-    """Parts of a body that a test gives."""
-
     def __init__(self) -> None:
         self._parts: asyncio.Queue[Message] = asyncio.Queue()
 

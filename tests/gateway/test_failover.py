@@ -253,7 +253,6 @@ async def test_a_client_that_leaves_in_a_pause_ends_the_request(monkeypatch):
 
 
 async def cancel_next(items: Answering) -> None:
-    """Cancels the wait for the next item."""
     task = asyncio.ensure_future(anext(items))
     await asyncio.sleep(0.01)
     task.cancel()
@@ -262,8 +261,6 @@ async def cancel_next(items: Answering) -> None:
 
 
 class TestWeightUpdates:
-    """Which replicas may continue an answer."""
-
     async def test_a_replica_with_older_weights_is_tried_again(self):
         behind = Failure(WeightsBehind("too old", retry_after=1.0))
         attempts = Attempts(*[[behind]] * 5, [FIRST, SECOND, LAST])

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 import socket
 from collections.abc import AsyncIterator
 
@@ -67,14 +66,12 @@ def client(port: int) -> httpx.AsyncClient:
 
 
 async def connect(port: int, request: bytes) -> asyncio.StreamWriter:
-    """A client that sends and may then leave."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     return writer
 
 
 async def accepts(port: int) -> bool:
-    """Whether a new connection is taken."""
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
     except ConnectionError:
@@ -139,14 +136,6 @@ async def test_small_packets_are_sent_at_once(unused_tcp_port):
         writer = await connect(unused_tcp_port, b"")
         assert await accepted
         writer.close()
-
-
-async def test_the_handlers_of_signals_stay(app, port):
-    app.answers.set()
-    before = signal.getsignal(signal.SIGTERM)
-    async with client(port) as http:
-        await http.post("/")
-        assert signal.getsignal(signal.SIGTERM) is before
 
 
 async def test_a_cancellation_by_the_server_is_raised():

@@ -45,14 +45,6 @@ async def test_whole_and_streamed(client):
     assert beta.content[0].text == whole.content[0].text
 
 
-async def test_a_conversation_goes_on_with_the_clients_own_message(client):
-    first = await client.messages.create(model="golden", max_tokens=8, messages=MESSAGES)
-    turns = [*MESSAGES, {"role": first.role, "content": first.content}, *MESSAGES]
-    again = await client.messages.create(model="golden", max_tokens=8, messages=turns)
-    count = await client.messages.count_tokens(model="golden", messages=turns)
-    assert count.input_tokens == again.usage.input_tokens + again.usage.cache_read_input_tokens
-
-
 async def test_errors_are_the_clients_own(client):
     fields: Any = {"max_tokens": 8, "messages": MESSAGES}
     with pytest.raises(anthropic.BadRequestError) as caught:

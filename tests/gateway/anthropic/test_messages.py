@@ -96,8 +96,6 @@ async def test_marks_labels_betas_and_thoughts_of_agents_change_nothing(http):
     assert response.headers["x-ignored-fields"] == "quite_new"
 
 
-# --- tools and thinking ----------------------------------------------------------------------------
-
 NUMBER = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}
 NUMBER |= {"additionalProperties": False}
 TOOLS = [

@@ -66,8 +66,3 @@ async def test_a_client_gets_the_answer_or_the_error_that_it_understands(http, r
         assert answer.keys() & {"choices", "output", "content"}
         if request_.get("constrained"):
             assert "constraint_met" in answer["choices"][0]
-
-
-def test_every_file_names_the_source_of_its_requests():
-    for content in CLIENTS.values():
-        assert content["client"] and content["version"] and content["seen"] and content["requests"]  # noqa: PT018

@@ -28,7 +28,6 @@ texts = st.lists(st.sampled_from(ODD) | st.text(max_size=8), min_size=1, max_siz
 
 
 def whole(route: str, text: str, **fields: Any) -> dict[str, Any]:
-    """A small good request of any route with that text."""
     if route == SCORE:
         return {"model": "golden", "items": [{"prompt": text}], "labels": ["w7"], **fields}
     api = next(api for api in APIS if api.path == (MESSAGES if route == COUNT else route))

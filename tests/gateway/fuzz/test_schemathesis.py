@@ -72,7 +72,6 @@ BEYOND_THE_SCHEMA = re.compile(
 
 
 def schema_of_this_model(url: str) -> dict[str, Any]:
-    """The served schema, with the values that depend on the model."""
     schema: dict[str, Any] = httpx.get(f"{url}/openapi.json", timeout=60).json()
     [model] = httpx.get(f"{url}/v1/models", timeout=60).json()["data"]
     _fill(schema, model)

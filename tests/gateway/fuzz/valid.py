@@ -25,7 +25,6 @@ class Served:
 
 
 def valid_request(rng: random.Random, served: Served) -> tuple[str, dict[str, Any]]:
-    """A route and a body for it."""
     route = rng.choice(ROUTES if served.chat else (*ROUTES[:2], "/v1/score"))
     longest = rng.choice([served.block_size + 1, 24, 64, served.max_model_len])
     prompt = drawn_prompt(rng, served.allowed, longest - 1, served.block_size)

@@ -29,14 +29,11 @@ def golden_body(case: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def words(tokens: Sequence[int]) -> str:
-    """Their text in the golden tokenizer."""
     return " ".join(f"w{token}" for token in tokens)
 
 
 #: statistics that hang on what the prefix cache had
 CACHED = ("cached_tokens", "tokens_per_forward_total")
-
-# --- asking ----------------------------------------------------------------------------------------
 
 
 async def ask(http: httpx.AsyncClient, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +64,6 @@ async def refused(http: httpx.AsyncClient, request: Mapping[str, Any], status: i
 
 
 async def frames(http: httpx.AsyncClient, request: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The events of a stream: their names and values."""
     response = await http.post(GENERATE, json=dict(request) | {"stream": True})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -86,7 +82,6 @@ def read_frames(content: bytes) -> list[tuple[str, dict[str, Any]]]:
 
 
 async def streamed(http: httpx.AsyncClient, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer put together from a stream."""
     *blocks, (last, done) = await frames(http, request)
     assert last == "done"
     assert {name for name, _ in blocks} <= {"block"}

@@ -1,6 +1,5 @@
 """Checks before a body is parsed: its size, the key, the route, the id of the request."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -145,9 +144,3 @@ class TestRequestIds:
 
     async def test_an_id_of_which_nothing_is_left_is_replaced(self, http):
         assert len((await http.get("/health", headers={"X-Request-Id": "<>?"})).headers["x-request-id"]) == 16
-
-    async def test_streams_have_an_id_and_it_may_be_used_twice(self, http):
-        headers = {"X-Request-Id": "same"}
-        requests = [http.post(GENERATE, json=body(stream=True), headers=headers) for _ in range(3)]
-        answers = await asyncio.gather(*requests)
-        assert [(answer.status_code, answer.headers["x-request-id"]) for answer in answers] == [(200, "same")] * 3

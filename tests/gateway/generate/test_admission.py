@@ -14,12 +14,11 @@ from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import GENERATE, ask, body, problem, refused
-from tests.gateway.helpers import client, eventually, keys_file, over, page
+from tests.gateway.helpers import client, keys_file, over, page
 from tests.gateway.local import LocalBackend
 
 
 async def queued(http: httpx.AsyncClient, count: int) -> None:
-    """Waits until so many requests are in the queue."""
     async with asyncio.timeout(20):
         while (await page(http))("mrp_num_requests_waiting", replica="queue") != count:
             await asyncio.sleep(0.002)
@@ -60,18 +59,6 @@ class TestQueue:
             assert (await refused(http, body(), 429))["code"] == "queue_full"
             gate.release()
             assert len(await asyncio.gather(*tasks)) == 11
-
-    async def test_the_queue_is_ordered_by_priority(self, backend, gate):
-        async with over(backend) as http:
-            tasks = [request(http, seed=seed) for seed in (0, 1)]
-            await gate.holds()
-            await queued(http, 0)
-            for count, (seed, priority) in enumerate([(2, 9), (3, 5), (4, 0), (5, 5)], 1):
-                tasks.append(request(http, seed=seed, priority=priority))
-                await queued(http, count)
-            gate.release()
-            await asyncio.gather(*tasks)
-        assert [request.sampling.seed for request in backend.requests][2:] == [4, 3, 5, 2]
 
     @pytest.mark.parametrize("stream", [False, True])
     async def test_a_client_that_leaves_the_queue_frees_its_position(self, backend, gate, stream):
@@ -159,16 +146,6 @@ class TestKeys:
             ("a", 3.0),
             ("b", 1.0),
         ]
-
-    async def test_a_flood_of_one_does_not_hold_up_another(self, backend, gate, keyed):
-        _, http = keyed(backend, flood={}, other={})
-        async with http:
-            tasks = [asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("flood"))) for _ in range(8)]
-            await queued(http, 7)
-            tasks.append(asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("other"))))
-            await eventually(lambda: [request.sharing.tenant for request in backend.requests] == ["flood", "other"])
-            gate.release()
-            assert {response.status_code for response in await asyncio.gather(*tasks)} == {200}
 
     async def test_requests_a_minute_are_limited(self, keyed):
         _, http = keyed(a={"requests_per_minute": 2}, b={})

@@ -58,12 +58,6 @@ class TestFrames:
             assert ("trace" in block) == trace
         assert [block["index"] for _, block in blocks] == [0, 1, 2, 3, 4]
 
-    async def test_statistics_of_frames_only_grow(self, http):
-        *blocks, (_, done) = await frames(http, body(max_new_tokens=33, ignore_eos=True))
-        counts = [frame["stats"]["forwards"]["denoise"] for _, frame in blocks]
-        assert counts == sorted(set(counts))
-        assert blocks[-1][1]["stats"] == done["stats"]
-
 
 def replay(prompt: list[int], trace: list[dict[str, Any]]) -> list[int]:
     """The tokens that the steps of a trace leave, up to the first position of a block that is masked."""

@@ -61,7 +61,6 @@ class MeteredService:
 
     @property
     def charged(self) -> float:
-        """The tokens that the key has been charged so far."""
         return MOST - self.ingress._admission._limits._tokens["secret"].left
 
 

@@ -112,21 +112,6 @@ class TestChat:
             ids = [1, UNKNOWN, 5, UNKNOWN, UNKNOWN, UNKNOWN, 508, 1, UNKNOWN, 508, 2]
             assert essence(answer) == essence(await ask(http, body(prompt_token_ids=ids, seed=1)))
 
-    @pytest.mark.parametrize(
-        ("template", "ids"),
-        [
-            ("w9 {{ messages[0]['content'] }} w9 {{ messages[0]['content'] }}", [9, 5, 9, 5]),
-            ("{{ messages[-1]['content'] }} w9 {{ messages[0]['content'] }}", [6, 9, 5]),
-            ("{% for m in messages %}{{ m['content'] | trim }} {% endfor %}", [5, 6]),
-            ("w9", [9]),
-        ],
-    )
-    async def test_templates_may_repeat_reorder_and_leave_out(self, make_generator, tmp_path, template, ids):
-        messages = [{"role": "user", "content": "w5"}, {"role": "user", "content": "w6"}]
-        async with over(make_generator("r0", copied(tmp_path, chat_template=template))) as http:
-            answer = await ask(http, body(prompt_token_ids=None, messages=messages, seed=1))
-            assert essence(answer) == essence(await ask(http, body(prompt_token_ids=ids, seed=1)))
-
     async def test_a_template_that_refuses(self, make_generator, tmp_path):
         late = "{% if messages[1].role == 'user' %}{{ raise_exception('no system') }}{% endif %}"
         model = copied(tmp_path, chat_template=late + TEMPLATE)
@@ -195,11 +180,5 @@ class TestModels:
             "speculative": {"mrp_steps": "auto"},
             "remask": {"threshold": 0.9},
         }
-        assert {name: model[name] for name in ("id", "object", "owned_by", "block_size", "vocab_size")} == {
-            "id": "golden",
-            "object": "model",
-            "owned_by": "mrp-serve",
-            "block_size": 8,
-            "vocab_size": 512,
-        }
-        assert (model["max_model_len"], model["chat_template"]) == (2048, True)
+        names = ("id", "object", "owned_by", "block_size", "vocab_size", "max_model_len", "chat_template")
+        assert [model[name] for name in names] == ["golden", "model", "mrp-serve", 8, 512, 2048, True]

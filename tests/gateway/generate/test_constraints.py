@@ -107,16 +107,6 @@ async def test_the_trace_has_the_forced_tokens(bytes_http):
         ({"regex": "a", "ignore_eos": True}, "ignore_eos", "which regex does not allow"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
         (
-            {"response_format": {"type": "json_object", "json_schema": {}}},
-            "response_format.json_schema",
-            "json_schema is given",
-        ),
-        (
-            {"response_format": {"type": "text", "schema": {}}},
-            "response_format.schema",
-            "not a field of response_format",
-        ),
-        (
             {
                 "response_format": {
                     "type": "json_schema",

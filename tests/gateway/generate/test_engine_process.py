@@ -48,7 +48,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def remote(settings: Settings) -> AsyncIterator[Replica]:
-    """A replica whose engine has a process of its own."""
     replica = await start_replica("r0", settings, DEPS)
     assert isinstance(replica._engine, EngineProcessClient)
     yield replica
@@ -330,16 +329,6 @@ async def test_only_work_that_may_hold_up_python_may_be_silent_for_longer(clock)
     engine.received(AT_REPLICA.content([AT_REPLICA.encode(EngineAlive())]))
     engine._calls.clear()
     assert hang(HEARTBEAT_TIMEOUT_S) is None
-
-
-async def test_a_control_command_may_take_the_engines_thread_for_longer_than_a_step(clock):
-    engine = EngineProcessClient(None, lambda added: None, 60.0, clock)  # type: ignore[arg-type]
-    engine._add("request")
-    for controlled in (True, False):
-        for _ in range(61):
-            clock.now += 1.0
-            engine.received(AT_REPLICA.content([AT_REPLICA.encode(EngineAlive(controlled))]))
-        assert (engine._hang() is None) is controlled
 
 
 async def test_a_checkpoint_that_cannot_be_loaded(settings, tmp_path):

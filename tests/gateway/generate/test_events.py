@@ -65,17 +65,6 @@ class TestKeepAlive:
         with pytest.raises(OSError, match="has left"):
             await stream()
 
-    async def test_a_cancelled_stream_ends(self):
-        async def stream() -> None:
-            async with kept_alive(Sent(), period_s=1000):
-                await asyncio.Event().wait()
-
-        task = asyncio.create_task(stream())
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
 
 class SilentItems:
     """Items that never come. `closed`: whether their generator has ended."""

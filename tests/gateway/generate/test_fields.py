@@ -60,10 +60,6 @@ class TestModes:
             assert answer["mode"] == "dynamic"
             assert essence(answer) == essence(await ask(http, body(mode="dynamic", threshold=0.5, seed=3)))
 
-    async def test_null_is_the_default(self, http):
-        nulls = dict.fromkeys(("mode", "mrp_steps", "seed", "stop", "timeout_s", "prompt", "messages"))
-        assert (await ask(http, body() | nulls))["mode"] == "speculative"
-
 
 class TestSampling:
     async def test_a_seed_is_returned_and_repeats_the_sample(self, http):

@@ -28,7 +28,6 @@ def service(backend: Backend | Replica, **settings: Any) -> httpx.AsyncClient:
 
 
 async def stats(http: httpx.AsyncClient, key: str, **fields: Any) -> dict[str, Any]:
-    """The statistics of an answer to a key."""
     response = await http.post(GENERATE, json=body(**fields), headers={"x-api-key": key})
     assert response.status_code == 200, response.text
     return dict(response.json()["stats"])

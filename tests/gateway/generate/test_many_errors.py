@@ -41,7 +41,6 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 
 def lists(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """The lists of one of pydantic's schemas."""
     if isinstance(schema, Mapping):
         if schema.get("type") == "list":
             yield schema
@@ -137,7 +136,6 @@ MESSAGE = {"role": "user", "content": "a"}
 
 @pytest.fixture
 def limited(tmp_path: Path) -> httpx.AsyncClient:
-    """A client with a key of 3 requests a minute."""
     http = over(Scripted(), api_keys_file=keys_file(tmp_path, secret={"requests_per_minute": 3}))
     http.headers["X-API-Key"] = "secret"
     return http

@@ -112,7 +112,6 @@ class TestCounters:
             assert metrics("mrp_tokens_revealed_total", mode=mode, source=source) == count
 
     async def test_every_forward_has_its_rows_and_every_step_its_time(self, make_generator):
-        """One request alone: every forward has its rows, every engine step its time."""
         async with over(make_generator()) as http:
             answer = await ask(http, body(max_new_tokens=16, ignore_eos=True))
             metrics = await page(http)
@@ -202,8 +201,6 @@ class TestGauges:
 
 
 class Two(LocalBackend):
-    """Two generators, which take turns."""
-
     def __init__(self, *generators: Replica) -> None:
         self.backends = [LocalBackend(generator) for generator in generators]
         self.turn = 0

@@ -17,7 +17,6 @@ async def status(http: httpx.AsyncClient, **headers: str) -> int:
 
 @pytest.fixture(scope="module")
 def open_service() -> httpx.AsyncClient:
-    """A service without API keys."""
     return over(Scripted())
 
 

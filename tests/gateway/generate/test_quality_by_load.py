@@ -15,7 +15,6 @@ from service.messages.replica_status import ModelCard
 from service.messages.wire import Chunk, Ending, Failure, ReplicaRequest
 from service.quality.presets import Presets
 from service.quality.schema import Band
-from tests.gateway import apis
 from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.generate.helpers import GENERATE, body
 from tests.gateway.helpers import assert_shape, eventually, over, page
@@ -51,8 +50,6 @@ class HeldReplica(Scripted):
 
 
 class ClientGroup:
-    """Clients of a service, whose answers the test releases."""
-
     def __init__(self, http: httpx.AsyncClient, backend: HeldReplica) -> None:
         self.http, self.backend = http, backend
         self.answers: list[asyncio.Task[httpx.Response]] = []
@@ -98,15 +95,6 @@ async def test_explicit_modes_and_a_single_band_ignore_the_load():
         await group.come(2, request=body(mode=None, quality="lossless"))
         assert [replica_request.mode.name for replica_request in backend.requests] == ["dynamic"] * 6 + ["static"] * 2
         assert set(backend.thresholds[:6]) == {0.25}
-
-
-async def test_every_api_follows_the_load():
-    async with clients(backend := HeldReplica()) as group:
-        await group.come(5)
-        await group.come(path=apis.CHAT, request=apis.chat(quality="fast"))
-        anthropic = {"model": "golden", "max_tokens": 8, "messages": [{"role": "user", "content": "w1"}]}
-        await group.come(path="/v1/messages", request=anthropic | {"quality": "fast"})
-        assert backend.thresholds == [0.9] * 5 + [0.5] * 2
 
 
 @pytest.mark.parametrize(("replicas", "ingresses", "alone"), [(1, 1, 5), (2, 1, 10), (1, 2, 3), (4, 2, 10)])

@@ -115,21 +115,10 @@ async def test_a_wrong_field_is_named(http, fields, param, text):
     assert text in detail["message"]
 
 
-@pytest.mark.parametrize("value", ["infinity", 1e999, "1e999"])
-async def test_an_infinite_number_is_refused(http, value):
-    content = json.dumps(body(timeout_s=value)).replace("Infinity", "1e999")
-    assert problem(await http.post(GENERATE, content=content), 422)["param"] == "timeout_s"
-
-
 async def test_several_wrong_fields_are_all_named(http):
     detail = await refused(http, body(top_p=7, top_k=-7, seeds=1))
     for message in ("top_p is 7", "top_k is -7", "'seeds' is not a field; did you mean 'seed'?"):
         assert message in detail["message"]
-
-
-async def test_a_long_value_is_cut(http):
-    detail = await refused(http, body(top_p="x" * 10000))
-    assert len(detail["message"]) < 300
 
 
 @pytest.mark.parametrize(
@@ -154,9 +143,6 @@ async def test_an_unknown_mode_is_refused(http, mode):
     assert detail["message"] == f"mode is {json.dumps(mode)}, allowed are {', '.join(MODES)}"
 
 
-# --- prompts ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("prompt", "room"), [(8, 2040), (2047, 1), (2048, 0), (5000, 0)])
 async def test_a_prompt_that_is_too_long_is_refused_with_both_lengths(http, prompt, room):
     request = body(prompt_token_ids=[1] * prompt, max_new_tokens=room + 1)
@@ -168,12 +154,6 @@ async def test_a_prompt_that_is_too_long_is_refused_with_both_lengths(http, prom
 
 async def test_the_longest_prompt_is_answered(http):
     assert len((await ask(http, body(prompt_token_ids=[1] * 2046, max_new_tokens=2)))["token_ids"]) <= 2
-
-
-@pytest.mark.parametrize("digits", [19, 400, 4300])
-async def test_an_absurd_length_is_refused(http, digits):
-    detail = problem(await http.post(GENERATE, json=body(max_new_tokens=10**digits - 1)), 422)
-    assert detail["param"] == "max_new_tokens"
 
 
 async def test_the_operators_context_length_holds(make_generator):
@@ -200,12 +180,6 @@ async def test_a_token_out_of_the_vocabulary_is_refused(http, token):
     detail = await refused(http, body(prompt_token_ids=[1, token]))
     assert detail["message"] == f"prompt_token_ids has {token}, allowed are 0 to {VOCABULARY - 1}"
     assert detail["param"] == "prompt_token_ids"
-
-
-async def test_a_token_beyond_64_bits_is_refused(http):
-    detail = await refused(http, body(prompt_token_ids=[1, 2**64]))
-    assert detail["message"] == (f"prompt_token_ids.1 is {2**64}: Input should be less than or equal to {2**63 - 1}")
-    assert detail["param"] == "prompt_token_ids.1"
 
 
 async def test_the_mask_token_is_refused(http):

@@ -8,7 +8,7 @@ from service.api.answers import BlockFrame, Done, GenerateAnswer, GenerateAnswer
 from service.errors import DeadlineExceeded
 from tests.gateway.apis import COMPLETIONS
 from tests.gateway.doubles import Scripted
-from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, essence, frames, refused
+from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, essence, frames
 from tests.gateway.helpers import assert_shape, gauge, over
 
 SAMPLED = {"temperature": 0.9, "seed": 2**63 - 2, "max_new_tokens": 20, "ignore_eos": True}
@@ -51,11 +51,6 @@ async def test_a_stream_has_the_frames_of_all(http):
             assert [value for name, part in parts if name == "block" for value in part[field]] == choice[field]
         assert [frame["index"] for name, frame in parts if name == "block"] == [0, 1, 2]
     assert [name for name, _ in events].count("done") == 3
-
-
-@pytest.mark.parametrize("n", [0, 129, 1.5])
-async def test_a_wrong_number_is_refused(http, n):
-    assert (await refused(http, body(n=n)))["param"] == "n"
 
 
 async def test_the_pages_of_the_prompt_are_shared(checkpoint, make_generator):

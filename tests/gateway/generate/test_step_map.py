@@ -7,7 +7,7 @@ import pytest
 from service.api.answers import BlockFrame, GenerateAnswer
 from tests.gateway.apis import CHAT, COMPLETIONS, chat, choices, completion, stream_events
 from tests.gateway.apis import ask as ask_openai
-from tests.gateway.generate.helpers import CASES, EOS, ask, body, frames, golden_body, refused
+from tests.gateway.generate.helpers import CASES, EOS, ask, body, frames, golden_body
 from tests.gateway.helpers import assert_shape
 
 
@@ -83,8 +83,3 @@ async def test_openais_log_probabilities_are_the_same_numbers(http):
         (choice,) = (await ask_openai(http, COMPLETIONS, request))["choices"]
         assert choice["logprobs"]["token_logprobs"] == choice["token_logprobs"]
         assert "trace" not in choice
-
-
-async def test_the_step_map_is_optional(http):
-    assert not {"step_map", "token_logprobs", "stop_token"} & (await ask(http, body())).keys()
-    assert (await refused(http, body(return_step_map="yes")))["param"] == "return_step_map"

@@ -189,8 +189,6 @@ async def test_several_answers_share_a_span(http, spans):
 
 
 class Broken(SpanExporter):
-    """A collector that fails, after a long while if told to."""
-
     def __init__(self) -> None:
         self.called, self.go = threading.Event(), threading.Event()
 
@@ -213,9 +211,6 @@ async def test_a_broken_collector_slows_and_fails_nothing(settings, checkpoint):
     exporter.go.set()
     flushing.join()
     service.close()
-
-
-# --- for real -------------------------------------------------------------------------------------
 
 
 class Collector(HTTPServer):

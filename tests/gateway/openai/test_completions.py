@@ -80,23 +80,6 @@ async def test_several_prompts_are_answered_in_order_each_counted_once(http):
     assert answer["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in answer["choices"])
 
 
-async def test_texts_and_their_ids_are_answered_alike(http):
-    texts = await ask(http, COMPLETIONS, completion(prompt=["w5 w6 w7", "w8"]))
-    ids = await ask(http, COMPLETIONS, completion(prompt=[[5, 6, 7], [8]]))
-    assert [choice["text"] for choice in texts["choices"]] == [choice["text"] for choice in ids["choices"]]
-
-
-@pytest.mark.parametrize(("seed", "seeds"), [(7, [7, 8, 9]), (2**63 - 2, [2**63 - 2, 2**63 - 1, 0])])
-async def test_choice_i_is_the_answer_to_seed_plus_i(http, seed, seeds):
-    answer = await ask(http, COMPLETIONS, completion(n=3, seed=seed, temperature=1.0))
-    assert [choice["stats"]["seed"] for choice in answer["choices"]] == seeds
-    assert len({tuple(choice["token_ids"]) for choice in answer["choices"]}) == 3
-    body = {"prompt_token_ids": PROMPT, "max_new_tokens": 16, "temperature": 1.0}
-    for choice in answer["choices"]:
-        generated = await ask(http, GENERATE, body | {"seed": choice["stats"]["seed"]})
-        assert generated["token_ids"] == choice["token_ids"]
-
-
 async def test_defaults_are_openais_sixteen_tokens_and_greedy(http):
     answer = await ask(http, COMPLETIONS, {"model": "golden", "prompt": PROMPT, "ignore_eos": True})
     greedy = await ask(http, GENERATE, {"prompt_token_ids": PROMPT, "max_new_tokens": 16, "ignore_eos": True})

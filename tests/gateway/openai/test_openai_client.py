@@ -58,22 +58,6 @@ async def test_chats_whole_and_streamed(client):
     assert texts == [first.message.content, second.message.content]
 
 
-async def test_a_conversation_goes_on_with_the_clients_own_message(client):
-    answer = await client.chat.completions.create(model="golden", messages=MESSAGES, max_tokens=8)
-    message = answer.choices[0].message.model_dump()
-    again = await client.chat.completions.create(model="golden", messages=[*MESSAGES, message, *MESSAGES], max_tokens=8)
-    assert again.usage.prompt_tokens > answer.usage.prompt_tokens
-
-
-async def test_the_accumulating_stream_helper(client):
-    whole = await client.chat.completions.create(model="golden", messages=MESSAGES, max_tokens=24)
-    stop = (whole.choices[0].message.content or "").split()[-1]
-    async with client.chat.completions.stream(model="golden", messages=MESSAGES, max_tokens=24, stop=stop) as stream:
-        final = await stream.get_final_completion()
-    assert final.choices[0].finish_reason == "stop"
-    assert (whole.choices[0].message.content or "").startswith(final.choices[0].message.content or "-")
-
-
 async def test_errors_are_the_clients_own(client):
     with pytest.raises(openai.BadRequestError) as caught:
         await client.completions.create(model="golden", prompt="w5", suffix="w1")

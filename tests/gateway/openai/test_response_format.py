@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import openai
@@ -10,26 +9,20 @@ import pytest
 from pydantic import BaseModel, Field
 
 from service.gateway.ingress import Ingress
-from service.model import Checkpoint
-from service.settings.settings import Settings
-from tests.gateway.conftest import MakeGenerator, openai_client
+from tests.gateway.conftest import openai_client
 from tests.gateway.local import LocalBackend
 
 MESSAGES: Any = [{"role": "user", "content": "How many apples does Tom have?"}]
 
 
 class Apples(BaseModel):
-    """What the model is to fill in."""
-
     who: Literal["Tom", "Ann"]
     count: int = Field(ge=0, le=99)
     ripe: bool | None
 
 
 @pytest.fixture
-async def client(
-    settings: Settings, make_generator: MakeGenerator, byte_checkpoint: Checkpoint
-) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(settings, make_generator, byte_checkpoint):
     backend = LocalBackend(make_generator(model=byte_checkpoint))
     async with openai_client(Ingress("i0", settings, backend).app(answers_request_id=True)) as client:
         yield client

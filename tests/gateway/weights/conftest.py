@@ -34,7 +34,6 @@ def third(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def answers(other: Path, third: Path) -> dict[Path, list[int]]:
-    """The answer of fresh services of the checkpoints to `REQUEST`."""
     return {path: fresh_answer(path) for path in (FIRST, other, third)}
 
 

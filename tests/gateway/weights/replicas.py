@@ -56,15 +56,12 @@ class Replicas:
         self.replicas[number] = self._start(number)
 
     def ingress(self) -> httpx.AsyncClient:
-        """A client of one more ingress."""
         self.ingresses.append(Ingress(f"i{len(self.ingresses)}", self.settings, self))
         return client(self.ingresses[-1].app(answers_request_id=True))
 
     def close(self) -> None:
         for replica in self.replicas:
             replica.close()
-
-    # --- the backend ---------------------------------------------------------------------------------
 
     def _next(self, request: ReplicaRequest) -> Replica:
         replica = self.next_replica
@@ -73,7 +70,6 @@ class Replicas:
 
     @property
     def next_replica(self) -> Replica:
-        """The replica for the next request."""
         return self.replicas[len(self.requests) % len(self.replicas)]
 
     async def count(self, request: ReplicaRequest) -> int | Failure:
@@ -115,7 +111,6 @@ class Replicas:
 
 
 async def update(http: httpx.AsyncClient, model: Path, **fields: Any) -> dict[str, Any]:
-    """POST /admin/weights."""
     response = await http.post(WEIGHTS, json={"model": str(model), **fields}, headers=ADMIN)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
@@ -124,12 +119,10 @@ async def update(http: httpx.AsyncClient, model: Path, **fields: Any) -> dict[st
 
 
 async def refused(http: httpx.AsyncClient, status: int, **fields: Any) -> dict[str, Any]:
-    """The error of POST /admin/weights."""
     return problem(await http.post(WEIGHTS, json=fields, headers=ADMIN), status)
 
 
 async def listed(http: httpx.AsyncClient) -> dict[str, Any]:
-    """GET /admin/weights."""
     response = await http.get(WEIGHTS, headers=ADMIN)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()

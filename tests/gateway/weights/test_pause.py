@@ -20,7 +20,6 @@ Answers = dict[Path, list[int]]
 
 
 async def post(http: httpx.AsyncClient, name: str, **fields: Any) -> dict[str, Any]:
-    """POST /admin/NAME."""
     response = await http.post(f"/admin/{name}", json=fields, headers=ADMIN)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
@@ -29,7 +28,6 @@ async def post(http: httpx.AsyncClient, name: str, **fields: Any) -> dict[str, A
 
 
 async def states(http: httpx.AsyncClient) -> dict[str, Any]:
-    """GET /admin/generation."""
     response = await http.get("/admin/generation", headers=ADMIN)
     answer: dict[str, Any] = response.json()
     assert_shape(ServiceGenerationAnswer, answer)
@@ -47,7 +45,6 @@ def send(http: httpx.AsyncClient, count: int = 4) -> list[asyncio.Task[dict[str,
 
 
 def num_waiting(service: Replicas) -> int:
-    """The requests that wait in the engines."""
     return sum(replica._engine.state().num_waiting for replica in service.replicas)
 
 
