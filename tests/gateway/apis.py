@@ -94,8 +94,8 @@ each_api = pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
 each_foreign_api = pytest.mark.parametrize("api", APIS[1:], ids=lambda api: api.path)
 
 
-async def ask(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    answer = await http.post(path, json=body)
+async def ask(http: httpx.AsyncClient, path: str, body: dict[str, Any] | str) -> dict[str, Any]:
+    answer = await http.post(path, content=body if isinstance(body, str) else json.dumps(body))
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 

@@ -58,20 +58,12 @@ CONTINUED: list[tuple[str, dict[str, Any]]] = [
     (MESSAGES, message("w5 w6", max_tokens=24, mode="speculative", mrp_steps=2, seed=2, return_trace=True)),
     (MESSAGES, message(" ".join(["w5"] * 2020), max_tokens=9000, mode="static", seed=1, ignore_eos=True)),
 ]
+ADDING: dict[str, Any] = {"tool_choice": {"type": "tool", "name": "add"}}
+ADDING["tools"] = [{"name": "add", "input_schema": TOOLS[0]["function"]["parameters"]}]
 CONTINUED_CALLS: list[tuple[str, dict[str, Any]]] = [
     (CHAT, chat("12+5", max_tokens=120, tools=TOOLS, tool_choice=NAMED, temperature=1, seed=3, mode="static")),
     (CHAT, chat("12+5", max_tokens=120, tools=TOOLS, temperature=1, seed=1, mode="speculative", mrp_steps=2)),
-    (
-        MESSAGES,
-        message(
-            "add 1",
-            max_tokens=120,
-            mode="static",
-            seed=2,
-            tools=[{"name": "add", "input_schema": TOOLS[0]["function"]["parameters"]}],
-            tool_choice={"type": "tool", "name": "add"},
-        ),
-    ),
+    (MESSAGES, message("add 1", max_tokens=120, mode="static", seed=2, **ADDING)),
 ]
 
 
@@ -157,14 +149,6 @@ async def test_a_call_that_was_cut_has_the_arguments_so_far():
             answer = await ask(http, MESSAGES, message(**CALLS[MESSAGES]))
             assert all(isinstance(block.get("input", {}), dict) for block in answer["content"])
             assert answer["stop_reason"] != "tool_use"
-
-
-async def test_text_that_may_begin_a_call_comes_before_the_end():
-    items = [chunk(0, "a <tool"), chunk(1, "_ca"), ending("length")]
-    async with over(Scripted(*items, serves=QWEN3_CARD)) as http:
-        deltas = choices(await stream_events(http, CHAT, chat(tools=TOOLS)))
-    assert [part["delta"].get("content") for part in deltas] == [None, "a", None, " <tool_ca", None]
-    assert deltas[-1]["finish_reason"] == "length"
 
 
 # --- refusals --------------------------------------------------------------------------------------

@@ -164,13 +164,6 @@ class TestStartedAtZero:
             assert (await task).status_code == 200
         assert service.ingress._availability.has_waiting is False
 
-    async def test_the_card_is_known_after_a_check_of_the_health(self):
-        service = Service(1)
-        async with service.http:
-            assert (await service.http.get("/health")).json()["replicas_ready"] == 1
-            service.slots = ZERO_REPLICAS
-            assert (await service.http.get("/v1/models")).status_code == 200
-
     async def test_the_wait_has_a_limit(self):
         service = Service(ZERO_REPLICAS, request_timeout_s=0.05)
         async with service.http:

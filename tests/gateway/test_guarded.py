@@ -221,6 +221,15 @@ class TestSlowClients:
         writer.close()
 
 
+async def busy_connections(port: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Eight connections whose answers do not end."""
+    busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+    for reader, writer in busy:
+        writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.read(1)
+    return busy
+
+
 class TestManyConnections:
     @pytest.fixture(autouse=True)
     def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,10 +246,7 @@ class TestManyConnections:
             writer.close()
 
     async def test_connections_with_a_request_stay(self, port):
-        busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
-        for reader, writer in busy:
-            writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
-            await reader.read(1)
+        busy = await busy_connections(port)
         assert error(await sent(port, CHUNKED), 503)["code"] == "too_many_connections"
         for _, writer in busy:
             writer.close()
@@ -248,10 +254,7 @@ class TestManyConnections:
     async def test_a_few_more_connections_may_request_the_health(self, port, monkeypatch):
         """A liveness probe beside as many answers as there may be connections."""
         monkeypatch.setattr(guarded, "_EXTRA", 1)
-        busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
-        for reader, writer in busy:
-            writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
-            await reader.read(1)
+        busy = await busy_connections(port)
         probe = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):

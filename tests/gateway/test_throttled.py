@@ -2,8 +2,6 @@
 
 import asyncio
 
-import pytest
-
 from service.gateway.metrics import Throttled
 
 
@@ -42,13 +40,3 @@ async def test_a_cancelled_caller_leaves_the_value_to_others(clock):
     await asyncio.sleep(0)
     first.cancel()
     assert await second == 1
-
-
-async def test_an_error_is_raised_for_every_caller(clock):
-    async def fail() -> int:
-        raise ValueError("no")
-
-    throttled = Throttled(fail, clock)
-    for _ in range(3):
-        with pytest.raises(ValueError, match="no"):
-            await throttled()

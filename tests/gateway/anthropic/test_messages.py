@@ -40,14 +40,6 @@ async def test_the_answer_is_that_of_a_chat(http):
     assert essence(answer["usage"])["prompt"] == openai["usage"]["prompt_tokens"]
 
 
-async def test_the_events_of_a_stream_make_the_whole_message(http):
-    body = message(max_tokens=40, mode="speculative", mrp_steps=2, temperature=0.9, seed=5, return_trace=True)
-    whole, events = await ask(http, MESSAGES, body), await stream_events(http, MESSAGES, body)
-    assert essence(whole_message(events)) == essence(whole)
-    usage = events[0]["message"]["usage"]
-    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == essence(whole["usage"])["prompt"]
-
-
 async def test_a_stop_sequence_is_named(http):
     body = message(max_tokens=30, mode="static", seed=1, ignore_eos=True)
     whole = (await ask(http, MESSAGES, body))["content"][0]["text"]

@@ -11,7 +11,6 @@ from starlette.types import ASGIApp
 from service.gateway.ingress import Ingress
 from service.replica.replica import Replica
 from service.settings.settings import Settings
-from tests.gateway.chatting import give_qwen3
 from tests.gateway.conftest import UNMEASURED, give_template
 from tests.gateway.local import LocalBackend
 from tests.replicas import load_replica
@@ -47,14 +46,10 @@ def url(app: ASGIApp) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def tools_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def tools_url(qwen3_settings: Settings, chatting: Replica) -> Iterator[str]:
     """Where a checkpoint that knows tools and thinks is served."""
-    folder = give_qwen3(tmp_path_factory.mktemp("tools") / "golden")
-    settings = Settings(model=str(folder), device="cpu", dtype="float32", max_model_len=2048, kv_cache_tokens=8192)
-    generator = load_replica("r0", settings, UNMEASURED)
-    with listening(Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)) as address:
+    with listening(Ingress("i0", qwen3_settings, LocalBackend(chatting)).app(answers_request_id=True)) as address:
         yield address.rstrip("/")
-    generator.close()
 
 
 @pytest.fixture(scope="session")

@@ -222,12 +222,6 @@ def test_the_declared_type_does_not_matter(http, kind):
     assert post(http, GENERATE, GOOD, **{"content-type": kind}).status_code == 200
 
 
-def test_the_last_of_two_values_of_a_key_counts(http):
-    response = post(http, GENERATE, GOOD[:-1] + b', "max_new_tokens": 3, "max_new_tokens": 2}')
-    assert len(response.json()["token_ids"]) <= 2
-    assert response.status_code == 200
-
-
 def test_the_most_choices_are_answered(http):
     body = whole(COMPLETIONS, "w5 w6", n=128, max_tokens=2)
     assert len(post(http, COMPLETIONS, json.dumps(body).encode()).json()["choices"]) == 128

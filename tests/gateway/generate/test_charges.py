@@ -224,13 +224,3 @@ class TestLeaving:
         service = meter(Scripted(BLOCK, BLOCK, BLOCK, hangs=True))
         await AsgiClient(body(stream=True, max_new_tokens=1), headers=KEY).request(service.app)
         assert service.charged >= len(BLOCK.token_ids)
-
-    async def test_several_answers_are_charged_their_estimates(self, meter):
-        backend = Scripted(BLOCK, hangs=True)
-        backend.waiting_for = 3
-        service = meter(backend)
-        task = asyncio.ensure_future(service.http.post(COMPLETIONS, json=SEVERAL))
-        await backend.all_hang.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert service.charged == 3 * ESTIMATES[COMPLETIONS]

@@ -91,13 +91,6 @@ class TestCut:
         assert (answer["finish_reason"], answer["constraint_met"]) == ("stop", False)
 
 
-async def test_the_trace_has_the_forced_tokens(bytes_http):
-    answer = await ask(bytes_http, constrained(response_format=FORM, return_trace=True))
-    forced = [step for step in answer["trace"] if step["kind"] == "forced"]
-    assert sum(len(step["revealed"]) for step in forced) == answer["stats"]["forced_tokens"]
-    assert all(confidence == 1.0 for step in forced for _, _, confidence in step["revealed"])
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "text"),
     [

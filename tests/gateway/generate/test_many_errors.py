@@ -13,7 +13,6 @@ from service.api.anthropic.protocol import CountRequest, MessagesRequest
 from service.api.content import MAX_PARTS, check_parts
 from service.api.openai.protocol import ChatRequest, CompletionRequest
 from service.api.openai.responses.protocol import ResponsesRequest
-from service.api.parse import parse_generate
 from service.api.protocol import GenerateBody
 from service.api.score.protocol import ScoreRequest
 from service.errors import MAX_MESSAGE, InvalidRequest
@@ -124,14 +123,6 @@ def test_no_more_parts_are_walked_than_are_allowed():
 async def test_prompts_that_are_too_many_are_not_read(http):
     response = await http.post("/v1/completions", json={"model": "golden", "prompt": [[1]] * 129 + [{}]})
     assert "130 prompts are too many, allowed are 128" in response.json()["error"]["message"]
-
-
-def test_wrong_fields_beside_a_wrong_list_are_named():
-    with pytest.raises(InvalidRequest, match=r"messages\.1 is 2: .*top_p is 7: .*stop_token_ids\.0"):
-        parse_generate({"messages": [MESSAGE, 2, 3], "top_p": 7, "stop_token_ids": [-1]}, "static")
-
-
-MESSAGE = {"role": "user", "content": "a"}
 
 
 @pytest.fixture

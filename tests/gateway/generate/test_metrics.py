@@ -111,16 +111,6 @@ class TestCounters:
         for (mode, source), count in revealed.items():
             assert metrics("mrp_tokens_revealed_total", mode=mode, source=source) == count
 
-    async def test_every_forward_has_its_rows_and_every_step_its_time(self, make_generator):
-        async with over(make_generator()) as http:
-            answer = await ask(http, body(max_new_tokens=16, ignore_eos=True))
-            metrics = await page(http)
-        forwards = answer["stats"]["forwards"]
-        assert metrics("mrp_rows_per_forward_count") == forwards["denoise"]
-        assert metrics("mrp_engine_step_seconds_count") == metrics("mrp_rows_per_forward_count")
-        assert metrics("mrp_rows_per_forward_sum") == forwards["denoise"] + 2  # the prompt's block, the first block
-        assert metrics("mrp_inter_block_latency_seconds_count") == 1
-
     async def test_refusals_are_counted_by_their_reason(self, generator):
         async with over(generator, api_keys=("k",)) as http:
             await http.post(GENERATE, json={})

@@ -27,16 +27,6 @@ async def test_a_repeated_prompt_is_counted_and_not_prefilled(make_generator):
     assert metrics("mrp_kv_cache_usage_perc") == 0
 
 
-async def test_only_requests_with_the_same_salt_share(make_generator):
-    async with over(make_generator()) as http:
-        counts = [await cached(http, cache_salt=salt) for salt in ("a", "b", None, "a", None)]
-        assert counts == [0, 0, 0, CACHED, CACHED]
-        model = (await http.get("/v1/models")).json()["data"][0]["id"]
-        request = {"model": model, "prompt": PROMPT, "cache_salt": "c", "mode": "static"}
-        usages = [(await http.post(COMPLETIONS, json=request)).json()["usage"] for _ in range(2)]
-    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [0, CACHED]
-
-
 async def test_the_cache_can_be_switched_off(make_generator):
     async with over(make_generator(enable_prefix_caching=False)) as http:
         assert [await cached(http), await cached(http)] == [0, 0]

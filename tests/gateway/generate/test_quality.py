@@ -86,10 +86,6 @@ class TestWithoutAFile:
             plain[name] for name in ("token_ids", "mode", "knobs")
         ]
 
-    async def test_lossless_is_not_the_operators_default(self, make_generator):
-        async with over(make_generator(default_mode="dynamic")) as http:
-            assert (await ask(http, body(mode=None, quality="lossless")))["mode"] == "speculative"
-
     @pytest.mark.parametrize("quality", ["balanced", "fast"])
     async def test_other_qualities_name_the_command_that_calibrates(self, http, quality):
         detail = await refused(http, body(mode=None, quality=quality))

@@ -9,7 +9,7 @@ from service.errors import DeadlineExceeded
 from tests.gateway.apis import COMPLETIONS
 from tests.gateway.doubles import Scripted
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, essence, frames
-from tests.gateway.helpers import assert_shape, gauge, over
+from tests.gateway.helpers import assert_shape, over
 
 SAMPLED = {"temperature": 0.9, "seed": 2**63 - 2, "max_new_tokens": 20, "ignore_eos": True}
 
@@ -51,20 +51,6 @@ async def test_a_stream_has_the_frames_of_all(http):
             assert [value for name, part in parts if name == "block" for value in part[field]] == choice[field]
         assert [frame["index"] for name, frame in parts if name == "block"] == [0, 1, 2]
     assert [name for name, _ in events].count("done") == 3
-
-
-async def test_the_pages_of_the_prompt_are_shared(checkpoint, make_generator):
-    """Its whole blocks are computed once and lie once in the KV cache."""
-    size = checkpoint.config.block_size
-    blocks = 40
-    replica = make_generator(kv_cache_tokens=1024)
-    prompt = [token % 500 for token in range(blocks * size + 3)]
-    async with over(replica) as http:
-        answers = (await ask(http, body(prompt_token_ids=prompt, n=8, max_new_tokens=12, temperature=0.9)))["choices"]
-    cached = sorted(choice["stats"]["cached_tokens"] for choice in answers)
-    assert cached == [0, *[blocks * size] * 7]
-    assert sum(choice["stats"]["forwards"]["prefill"] for choice in answers) > 0
-    assert gauge(replica, "mrp_kv_cache_usage_perc") == 0
 
 
 @pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])

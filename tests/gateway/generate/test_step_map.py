@@ -75,11 +75,3 @@ async def test_openais_choices_have_a_step_map(http, path, body_):
         assert parts[-1]["stop_token"] == pytest.approx(choice["stop_token"], abs=1e-4)
     plain = (await ask_openai(http, path, body_ | {"return_step_map": False}))["choices"]
     assert not {"step_map", "token_logprobs", "stop_token"} & plain[0].keys()
-
-
-async def test_openais_log_probabilities_are_the_same_numbers(http):
-    for logprobs in (0, 2):
-        request = completion(return_step_map=True, logprobs=logprobs, mode="static", temperature=0.8, seed=3)
-        (choice,) = (await ask_openai(http, COMPLETIONS, request))["choices"]
-        assert choice["logprobs"]["token_logprobs"] == choice["token_logprobs"]
-        assert "trace" not in choice

@@ -1,20 +1,16 @@
 """`stream_steps`: every decoding step is an event, sent while its block is decoded, and the answer stays the same."""
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
 
 from service.api.answers import BlockFrame, StepFrame
-from service.errors import ReplicaLost
-from service.messages.wire import Progress
-from tests.gateway.doubles import AsgiClient, LosesFirst, Scripted
+from tests.gateway.doubles import AsgiClient, LosesFirst
 from tests.gateway.generate.helpers import CASES, GENERATE, body, essence, frames, golden_body, refused, streamed
 from tests.gateway.helpers import application, assert_shape, over
 
 STEP = {"block": 0, "kind": "denoise", "revealed": [(0, 5, 0.5)], "revoked": [], "drafted": [], "accepted": 0}
-PICKED = Progress(0, 0, (STEP,), {5: " five"}, 3, 0.0015)
 
 
 def steps_of(events: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -105,13 +101,3 @@ async def test_after_a_loss_the_steps_of_the_open_block_begin_again(make_generat
     assert [data["token_ids"] for name, data in events if name == "block"] == [
         data["token_ids"] for name, data in whole if name == "block"
     ]
-
-
-async def test_an_error_after_a_step_is_an_event():
-    async with over(Scripted(PICKED, ReplicaLost("gone")), max_failovers=0) as http:
-        (first, step), (last, error) = await frames(http, body(stream_steps=True))
-    assert (first, last) == ("step", "error")
-    assert step == json.loads(
-        json.dumps({**STEP, "step": 0, "texts": {"5": " five"}, "prompt_positions": 3, "ms": 1.5})
-    )
-    assert error["error"]["code"] == "replica_lost"

@@ -1,19 +1,12 @@
 """Full queues, missing replicas, time limits and bugs: the status, Retry-After and the message."""
 
-import time
-
 import pytest
 
-from service.decode.modes import Static
-from service.engine.request import SamplingParams
 from service.errors import NotReady
-from service.ipc.data import Arrival
-from service.messages.wire import Answer, ReplicaRequest
 from tests.gateway.doubles import Scripted
 from tests.gateway.engines import an_hour_passes, failing
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, problem, streamed, words
-from tests.gateway.helpers import idle, over, read
-from tests.gathered import gathered
+from tests.gateway.helpers import idle, over
 
 #: what an error says that nobody foresaw; it may quote a prompt
 MARK = "xylophone"
@@ -60,19 +53,3 @@ class TestTimeOuts:
         assert answer["token_ids"] == CASES[0]["token_ids"][:8]
         assert answer["text"] == words(CASES[0]["token_ids"][:8])
         assert answer["usage"] == {"prompt_tokens": len(PROMPT), "completion_tokens": 8, "total_tokens": 16}
-
-
-@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
-async def test_the_wall_clock_of_a_replica_does_not_matter(make_generator, monkeypatch, ahead):
-    """No time limit and no statistic depends on it."""
-    now, waited_s = time.time, 2.0
-    monkeypatch.setattr(time, "time", lambda: now() + ahead)
-    generator, began = make_generator(), time.monotonic()
-    arrived = Arrival.ago(waited_s)
-    request = ReplicaRequest("r", Static(), SamplingParams(), 16, 60.0, arrived, token_ids=tuple(PROMPT))
-    answer = await gathered(generator.stream(request))
-    most_s = waited_s + time.monotonic() - began
-    assert isinstance(answer, Answer)
-    stats = answer.ending.stats
-    assert waited_s <= stats.queue_s <= (stats.first_block_s or 0) <= stats.total_s <= most_s
-    assert waited_s <= read(generator.snapshot().families, "mrp_request_queue_time_seconds_sum") <= most_s

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from service.replica.replica import Replica
-from tests.gateway.apis import APIS, CHAT, COMPLETIONS, COUNT, GENERATE, MESSAGES, RESPONSES, user
+from tests.gateway.apis import APIS, CHAT, COMPLETIONS, COUNT, GENERATE, MESSAGES, RESPONSES, ask, user
 from tests.gateway.chatting import tokenizer
 from tests.gateway.helpers import over
 from tests.gateway.local import LinkedBackend
@@ -38,14 +38,6 @@ SCHEMAS = {"f": ANY, "numbers": NUMBERS, "nested": NESTED}
 async def http(caller: Replica) -> AsyncIterator[httpx.AsyncClient]:
     async with over(LinkedBackend(caller)) as client:
         yield client
-
-
-async def answered(http: httpx.AsyncClient, path: str, body: dict[str, Any] | str) -> dict[str, Any]:
-    content = body if isinstance(body, str) else json.dumps(body)
-    response = await http.post(path, content=content)
-    assert response.status_code == 200, (response.text, content[:2000])
-    answer: dict[str, Any] = response.json()
-    return answer
 
 
 def next_turn(path: str, answer: dict[str, Any]) -> list[Any]:
@@ -89,10 +81,10 @@ async def test_an_answer_can_be_sent_back(http, path, seed):
         body["logit_bias"] = {str(tokenizer().token_to_id(letter)): 4.0 for letter in letters}
     messages, field = user("w5"), "input" if path == RESPONSES else "messages"
     for limit in (160, 40):
-        answer = await answered(http, path, body | {field: messages, LIMITS[path]: limit})
+        answer = await ask(http, path, body | {field: messages, LIMITS[path]: limit})
         messages = [*messages, *next_turn(path, answer)]
     if path == MESSAGES:
-        await answered(http, COUNT, {"model": "golden", "tools": body["tools"], "messages": messages})
+        await ask(http, COUNT, {"model": "golden", "tools": body["tools"], "messages": messages})
 
 
 def nested(depth: int) -> str:
@@ -122,16 +114,16 @@ async def test_a_call_with_any_arguments_can_be_sent_back(http, name):
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": ARGUMENTS[name]}}
     result: dict[str, Any] = {"role": "tool", "tool_call_id": "c", "content": "w6"}
     messages = [*user("w5"), {"role": "assistant", "content": None, "tool_calls": [call]}, result]
-    await answered(http, CHAT, {"model": "golden", "max_tokens": 4, "messages": messages})
+    await ask(http, CHAT, {"model": "golden", "max_tokens": 4, "messages": messages})
     item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": ARGUMENTS[name]}
     result = {"type": "function_call_output", "call_id": "c", "output": "w6"}
-    await answered(http, RESPONSES, {"model": "golden", "max_output_tokens": 4, "input": [*user("w5"), item, result]})
+    await ask(http, RESPONSES, {"model": "golden", "max_output_tokens": 4, "input": [*user("w5"), item, result]})
     if name in OBJECTS:
         block = {"type": "tool_use", "id": "c", "name": "f", "input": "INPUT"}
         result = {"type": "tool_result", "tool_use_id": "c", "content": "w6"}
         messages = [*user("w5"), {"role": "assistant", "content": [block]}, *user([result])]
         body = json.dumps({"model": "golden", "max_tokens": 4, "messages": messages})
-        await answered(http, MESSAGES, body.replace('"INPUT"', ARGUMENTS[name]))
+        await ask(http, MESSAGES, body.replace('"INPUT"', ARGUMENTS[name]))
 
 
 async def test_halves_of_characters_and_a_byte_order_mark(http):
@@ -142,13 +134,13 @@ async def test_halves_of_characters_and_a_byte_order_mark(http):
     ):
         text = json.dumps(body)
         tokens = [
-            (await answered(http, path, text.replace("HALF", half)))["usage"]
+            (await ask(http, path, text.replace("HALF", half)))["usage"]
             for half in ("w5\\ud83d", "w5\\udc00", "w5\ufffd")
         ]
         assert {usage.get("prompt_tokens", usage.get("input_tokens")) for usage in tokens} == {
             tokens[0].get("prompt_tokens", tokens[0].get("input_tokens"))
         }
-        await answered(http, path, "\ufeff" + text)
+        await ask(http, path, "\ufeff" + text)
 
 
 CUSTOM = [
@@ -165,7 +157,7 @@ async def test_a_call_of_another_kind_can_be_sent_back(http, call):
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "w6"},
     ]
-    await answered(http, CHAT, {"model": "golden", "max_tokens": 4, "messages": messages})
+    await ask(http, CHAT, {"model": "golden", "max_tokens": 4, "messages": messages})
 
 
 async def test_a_custom_call_is_shown_like_a_functions_call(http):
@@ -180,14 +172,14 @@ async def test_a_custom_call_is_shown_like_a_functions_call(http):
         {"type": "function_call_output", "call_id": "c", "output": "w6"},
     ]
     body = {"model": "golden", "max_output_tokens": 4}
-    custom, function = [await answered(http, RESPONSES, {**body, "input": history}) for history in (items, same)]
+    custom, function = [await ask(http, RESPONSES, {**body, "input": history}) for history in (items, same)]
     assert custom["usage"]["input_tokens"] == function["usage"]["input_tokens"]
     older = [
         *user("w5"),
         {"role": "assistant", "content": None, "function_call": {"name": "run", "arguments": '{"input": "ls"}'}},
         {"role": "function", "name": "run", "content": "w6"},
     ]
-    chat = await answered(http, CHAT, {"model": "golden", "max_tokens": 4, "messages": older})
+    chat = await ask(http, CHAT, {"model": "golden", "max_tokens": 4, "messages": older})
     assert chat["usage"]["prompt_tokens"] == function["usage"]["input_tokens"]
 
 
@@ -222,7 +214,7 @@ async def test_a_float_without_a_fraction_is_a_whole_number(http, path):
         GENERATE: {"prompt_token_ids": [1.0, 2.0], "max_new_tokens": 16.0, "stop_token_ids": [3.0], "seed": -0.0},
         COMPLETIONS: {"model": "golden", "prompt": [1.0, 2], "max_tokens": 16.0, "logprobs": 1.0, "seed": -1.0},
     }
-    await answered(http, path, bodies[path])
+    await ask(http, path, bodies[path])
     for wrong in (16.5, "16", 1e400, True):
         response = await http.post(
             path, content=json.dumps(bodies[path] | {LIMITS[path]: wrong}).replace("Infinity", "1e400")
@@ -233,17 +225,17 @@ async def test_a_float_without_a_fraction_is_a_whole_number(http, path):
 async def test_small_differences_of_clients(http):
     tool = {"function": {"name": "f"}}
     base = {"model": "golden", "messages": user("w5"), "max_tokens": 40}
-    called = await answered(http, CHAT, {**base, "tools": [tool], "tool_choice": "any"})
+    called = await ask(http, CHAT, {**base, "tools": [tool], "tool_choice": "any"})
     assert called["choices"][0]["message"]["tool_calls"]
-    await answered(http, CHAT, {**base, "stop": ""})
-    await answered(http, CHAT, {**base, "stop": ["", "w999"]})
+    await ask(http, CHAT, {**base, "stop": ""})
+    await ask(http, CHAT, {**base, "stop": ["", "w999"]})
     greedy, likeliest = [
-        await answered(http, CHAT, {**base, **fields})
+        await ask(http, CHAT, {**base, **fields})
         for fields in ({"temperature": 0}, {"temperature": 1, "top_p": 0, "seed": 1})
     ]
     assert likeliest["choices"][0]["token_ids"] == greedy["choices"][0]["token_ids"]
     body = {"model": "golden", "input": "w5", "max_output_tokens": 40, "tools": [{"name": "f"}]}
-    await answered(http, RESPONSES, body)
+    await ask(http, RESPONSES, body)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +250,7 @@ async def test_a_number_that_no_replica_can_be_sent_is_named(http, path, body, p
     response = await http.post(path, json=body)
     assert response.status_code in (400, 422)
     assert response.json()["error"]["param"] == param
-    await answered(http, GENERATE, {"prompt": "w5", "stop_token_ids": [2**64], "top_k": 2**64, "max_new_tokens": 2})
+    await ask(http, GENERATE, {"prompt": "w5", "stop_token_ids": [2**64], "top_k": 2**64, "max_new_tokens": 2})
 
 
 BAD: dict[str, Any] = {
@@ -282,7 +274,7 @@ async def test_a_bad_tool_leaves_the_others_usable(http, schema):
     body = {"model": "golden", "messages": user("w5"), "max_tokens": 200, "tools": tools}
     choice: Any = {"type": "function", "function": {"name": "good"}}
     for tool_choice in ("required", choice):
-        answer = await answered(http, CHAT, {**body, "tool_choice": tool_choice, "temperature": 1, "seed": 1})
+        answer = await ask(http, CHAT, {**body, "tool_choice": tool_choice, "temperature": 1, "seed": 1})
         for call in answer["choices"][0]["message"].get("tool_calls", ()):
             if (
                 call["function"]["name"] == "good"
@@ -295,7 +287,7 @@ async def test_a_bad_tool_leaves_the_others_usable(http, schema):
 async def test_answers_have_the_keys_that_clients_require(http):
     """OpenRouter's client refuses an answer without one of these keys, and a chunk whose fingerprint is null."""
     body = {"model": "golden", "messages": user("w5"), "max_tokens": 4}
-    chat = await answered(http, CHAT, body)
+    chat = await ask(http, CHAT, body)
     assert chat["system_fingerprint"].startswith("mrp-serve-")
     frames = (await http.post(CHAT, json={**body, "stream": True})).text.split("\n\n")
     first = json.loads(frames[0].removeprefix("data: "))
@@ -303,7 +295,7 @@ async def test_answers_have_the_keys_that_clients_require(http):
     penalties = {"frequency_penalty": 0.5, "presence_penalty": -0.5}
     body = {"model": "golden", "input": "w5", "tools": [{"name": "f", "parameters": ANY}], "tool_choice": "required"}
     for limit, status in ((4, "incomplete"), (400, "completed")):
-        answer = await answered(http, RESPONSES, {**body, **penalties, "max_output_tokens": limit})
+        answer = await ask(http, RESPONSES, {**body, **penalties, "max_output_tokens": limit})
         assert answer["status"] == status
         assert (answer["completed_at"] is None) == (status == "incomplete")
         assert penalties.items() <= answer.items()

@@ -36,17 +36,6 @@ async def test_a_class_is_parsed(client):
     assert (choice.model_extra or {})["constraint_met"] is True
 
 
-async def test_a_stream_is_parsed_when_it_is_whole(client):
-    async with client.chat.completions.stream(model="golden", messages=MESSAGES, response_format=Apples) as stream:
-        final = await stream.get_final_completion()
-    assert isinstance(final.choices[0].message.parsed, Apples)
-
-
-async def test_a_cut_answer_is_an_error_of_the_client(client):
-    with pytest.raises(openai.LengthFinishReasonError):
-        await client.chat.completions.parse(model="golden", messages=MESSAGES, response_format=Apples, max_tokens=3)
-
-
 async def test_a_strict_schema_that_is_not_supported_is_a_bad_request(client):
     schema = {"type": "array", "items": {"type": "array", "uniqueItems": True, "items": {"const": 1}, "maxItems": 2}}
     form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
