@@ -38,7 +38,6 @@ class EngineConfig:
     torch_profiler_dir: Path | None = None  # the folder for a trace of some steps; None: no trace
 
     def prefill_tokens(self, device: str) -> int:
-        """The maximum of prompt tokens in a step that also decodes, on a kind of device ("cpu", "cuda")."""
         default = defaults.PREFILL_TOKENS_CPU if device == "cpu" else defaults.PREFILL_TOKENS_GPU
         return self.max_prefill_tokens or default
 

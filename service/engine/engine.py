@@ -142,7 +142,6 @@ class Engine:
         self.measure_costs()
 
     def measure_costs(self) -> None:
-        """Measures the costs of forwards, so that the first request that needs them does not wait."""
         self._planner.costs()
 
     def measure_bytes(self) -> int:
@@ -160,7 +159,6 @@ class Engine:
         validate(request, self.model, self.max_model_len, deterministic=self._deterministic)
 
     def submit(self, request: GenerationRequest) -> None:
-        """Queues a request. Raises the errors of `validate`."""
         self.validate(request)
         self.enqueue(request)
 
@@ -179,19 +177,16 @@ class Engine:
                 self._collect([running])
 
     def state(self) -> EngineState:
-        """The current numbers of running and waiting requests and of used pages."""
         scheduler, pages = self._scheduler, self._pages
         counts = len(scheduler.running), len(scheduler.waiting), pages.num_used, pages.capacity
         return EngineState(*counts, self.paused, self.sleep_level)
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has anything to do."""
         return bool(self._scheduler.running or self._scheduler.waiting)
 
     @property
     def halted(self) -> bool:
-        """Whether no request makes progress: the engine is paused or asleep."""
         return self.paused or self.sleep_level > 0
 
     # --- new weights and sleep ----------------------------------------------------------------------
@@ -218,7 +213,6 @@ class Engine:
             self.mrp_version = version if mrp_version is None else mrp_version
 
     def pause(self) -> None:
-        """Leaves all requests as they are, with their KV, until `resume`."""
         self.paused = True
 
     def resume(self) -> None:
@@ -258,7 +252,6 @@ class Engine:
     # --- decoding ----------------------------------------------------------------------------------
 
     def start_waiting(self) -> None:
-        """Starts waiting requests while slots and pages are free. `step` calls this itself."""
         if self.queue_held or self.halted:
             return
         for running in self._scheduler.start_waiting():
@@ -291,13 +284,11 @@ class Engine:
         return events
 
     def _begin_measuring(self) -> float:
-        """Begins the measurements of a step. Returns its time."""
         if self._profiler is not None:
             self._profiler.begin_step()
         return self._clock()
 
     def _report_step(self, start: float, num_rows: int, forwards: Counter[ForwardKind], num_ended: int) -> None:
-        """Ends the measurements of a step. `num_ended`: the requests of the micro-batch that ended."""
         seconds, model = self._clock() - start, self._runner.model
         self._overlap.record(seconds - self._executor.pop_seconds(), num_ended)
         eager_forwards, model.eager_forwards = model.eager_forwards, 0
@@ -306,7 +297,6 @@ class Engine:
         self._observer.on_step(report)
 
     def _begin_micro_batches(self) -> int:
-        """Begins micro-batches until their number is reached. Returns the number of rows of their first forwards."""
         num_running, num_rows = len(self._scheduler.running), 0
         count = self._overlap.micro_batches(num_running)
         max_requests = -(-num_running // count)
@@ -320,7 +310,6 @@ class Engine:
         return num_rows
 
     def _end_micro_batch(self, forwards: Counter[ForwardKind]) -> list[RunningRequest]:
-        """Advances the micro-batches by one forward each until one of them is over. Returns its requests."""
         while (micro_batch := self._micro_batches.popleft()).advance(forwards):
             self._micro_batches.append(micro_batch)
         return micro_batch.requests
@@ -365,7 +354,6 @@ class Engine:
         return events + self._collect(late)
 
     def _collect(self, requests: list[RunningRequest]) -> list[BlockEvent]:
-        """The new events of the requests. Removes finished requests."""
         events = list[BlockEvent]()
         for running in requests:
             stats = running.stats

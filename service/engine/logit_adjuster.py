@@ -49,7 +49,6 @@ class LogitAdjuster:
         self._index = {token: index for index, token in enumerate(self._table.tokens.tolist())}
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Adds the tokens of a finished block to the answer."""
         self._answer += tokens
         self._head, self._table = 0, self._counted(tokens)
         for index, token in enumerate(self._table.tokens[len(self._index) :].tolist(), len(self._index)):
@@ -118,7 +117,6 @@ class LogitAdjuster:
         return forbidden
 
     def _leaves_none(self, mask: NDArray[np.uint8], forbidden: Sequence[int]) -> bool:
-        """Whether all tokens of a grammar's mask are forbidden."""
         allowed = np.unpackbits(mask, bitorder="little")
         allowed[[token for token in (*forbidden, *self._words.short) if token < len(allowed)]] = 0
         return not allowed.any()

@@ -45,7 +45,6 @@ class ForwardExecutor:
         self._clock, self._seconds = clock, 0.0
 
     def begin(self, network: Network, plan: StepRows) -> Pending[Prediction | None]:
-        """Begins a forward of a network."""
         start = self._clock()
         forward = partial(self._runner.begin, network)
         pending = self._backoffs[network].begin(forward, [row for _, rows in plan for row in rows])
@@ -53,14 +52,12 @@ class ForwardExecutor:
         return pending
 
     def wait(self, pending: Pending[Prediction | None]) -> list[Prediction | None]:
-        """Waits for a forward."""
         start = self._clock()
         predictions = pending()
         self._seconds += self._clock() - start
         return predictions
 
     def pop_seconds(self) -> float:
-        """The seconds spent in forwards since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
@@ -117,7 +114,6 @@ class TwoBatchOverlap:
         return 2 if self._asynchronous and num_running > _MAX_UNDIVIDED and self._is_faster(num_running) else 1
 
     def record(self, seconds: float, requests: int) -> None:
-        """Counts the host's time for a micro-batch. `requests`: the number of its requests."""
         if requests:
             self._host += _NEW_WEIGHT * (seconds / requests - self._host)
 

@@ -86,7 +86,6 @@ class PrefixCache:
 
     @property
     def num_used(self) -> int:
-        """The number of pages that running requests hold."""
         return self.capacity - len(self._free) - len(self._idle)
 
     def reserve(self, count: int, prefix: Prefix) -> Lease | None:

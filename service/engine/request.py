@@ -82,12 +82,10 @@ class SamplingParams(Data, frozen=True):
 
     @property
     def filtered(self) -> bool:
-        """Whether top-k, top-p or min-p leave tokens out."""
         return bool(self.top_k) or self.top_p < 1 or self.min_p > 0
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether logits change before temperature and filters."""
         return (
             self.repetition_penalty != 1
             or self.frequency_penalty != 0
@@ -165,7 +163,6 @@ class GenerationRequest:
     delay_s: float = 0.0  # seconds between submission and enqueueing, in which its grammar was compiled
 
     def logprobs_with(self, top_n: int) -> LogprobsRequest:
-        """The log-probabilities wanted of each position, with at least `top_n` top tokens."""
         logprobs = self.logprobs or LogprobsRequest()
         return logprobs._replace(top_n=max(logprobs.top_n, top_n))
 

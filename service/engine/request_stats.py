@@ -64,14 +64,12 @@ class RequestStats:
         self._queue_s = self._age()
 
     def count(self, kinds: Iterable[ForwardKind]) -> None:
-        """Counts forwards."""
         for kind in kinds:
             self._forwards[kind] += 1
             if kind == "prefill":
                 self._prefill_s = self._age()
 
     def add_progress(self, index: int, first: int, steps: Sequence[Step]) -> None:
-        """Adds new steps of block `index`. `first`: the index of the first of them in the block."""
         self.progress.append(BlockProgress(self._request.request_id, index, first, tuple(steps), self._age()))
 
     def add_event(
@@ -120,5 +118,4 @@ class RequestStats:
         self.events.append((event, steps))
 
     def _age(self) -> float:
-        """Seconds since submission."""
         return self._clock() - self._submitted

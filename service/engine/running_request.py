@@ -73,7 +73,6 @@ class RunningRequest:
 
     @property
     def num_prompt_rows(self) -> int:
-        """The number of blocks of its prompt that are not stored yet."""
         return max(0, self._prompt_blocks - self._unwritten[0].index) if self._unwritten else 0
 
     @property
@@ -89,12 +88,10 @@ class RunningRequest:
 
     @property
     def num_pages(self) -> int:
-        """The number of pages that each state of its block reads."""
         return self._drafts.pages
 
     @property
     def num_rows(self) -> int:
-        """The number of rows that `next_rows` gives without a budget."""
         return len(self._unwritten) + (len(self._query.states) if isinstance(self._query, Evaluate) else 0)
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
@@ -121,7 +118,6 @@ class RunningRequest:
         return self._drafts.expected_gains(query.gains)
 
     def next_refinement(self) -> list[Row]:
-        """Rows for the next MRP forward: finished blocks that MRP has not read, then the pending Refine."""
         if self.finish_reason is not None:
             return []
         if isinstance(self._query, Refine):
@@ -131,7 +127,6 @@ class RunningRequest:
     # --- predictions -------------------------------------------------------------------------------
 
     def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
-        """Receives the backbone's predictions of the rows of `next_rows`. Returns the counted kinds of forward."""
         stored = min(len(rows), len(self._unwritten))  # they come first
         for row, prediction in zip(rows[:stored], predictions, strict=False) if stored else ():
             self._unwritten.popleft()
@@ -154,7 +149,6 @@ class RunningRequest:
         return kinds
 
     def receive_refinement(self, predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
-        """Receives MRP's predictions of the rows of `next_refinement`. Returns the counted kinds of forward."""
         if self._for_mrp:
             self.written.extend(row.state.tokens for row in self._for_mrp)
             self._for_mrp.clear()
@@ -185,7 +179,6 @@ class RunningRequest:
     # --- decoding ----------------------------------------------------------------------------------
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
-        """`head`: the tokens of the prompt at the block's beginning."""
         self._head = len(head)
         self._leading = len(head)  # tokens before this position are final, and the answer does not end there
         self._drafts.pages = self._prompt_blocks + self._num_blocks
@@ -201,7 +194,6 @@ class RunningRequest:
         self._decoding = self.request.mode.decode(self._canvas)
 
     def _send(self, predictions: tuple[Prediction, ...]) -> None:
-        """Sends predictions to the policy. Ends the block when it is complete or the answer ends in it."""
         evaluated = len(predictions) if isinstance(self._query, Evaluate) else 0
         query: Query | None
         try:
@@ -281,7 +273,6 @@ class RunningRequest:
         self.stats.add_event(self._num_blocks - 1, tokens, self._canvas.steps, EventEnd(reason, met))
 
     def _rows(self, query: Evaluate) -> list[Row]:
-        """The rows that read the states of a query."""
         index, pages, masks = self._prompt_blocks + self._num_blocks, self.lease.pages, self._masks
         request = self.request
         logprobs = request.logprobs_with(query.top_logprobs) if query.top_logprobs else request.logprobs
@@ -298,7 +289,6 @@ class RunningRequest:
         ]  # fmt: skip
 
     def _refined(self, query: Refine) -> Row:
-        """MRP's row for a query, anchored on an earlier prediction."""
         state, mask, adjuster = query.state, self._masks.get(query.state), self._adjuster
         return Row(
             state,

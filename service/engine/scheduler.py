@@ -64,7 +64,6 @@ class Scheduler:
         self._planner = planner
 
     def enqueue(self, request: GenerationRequest, submitted: float) -> None:
-        """Adds a request to the queue. `submitted`: the time of its submission (engine's clock, seconds)."""
         size, prompt = self._block_size, request.prompt_token_ids
         if isinstance(request.mode, ScoreMode):
             prompt = prompt[: prompt.index(MASKED)]
@@ -185,7 +184,6 @@ class Scheduler:
         limits: Mapping[str, int],
         max_requests: int | None,
     ) -> tuple[StepRows, list[RunningRequest]]:
-        """The requests that get rows, with these rows, and the requests that get none."""
         budget, budgets = self._max_rows, dict(limits)
         served, left_out = StepRows(), list[RunningRequest]()
         for running in order:
@@ -219,7 +217,6 @@ class Scheduler:
         ]
 
     def _in_order(self, free: list[RunningRequest], prompts: Collection[RunningRequest]) -> list[RunningRequest]:
-        """The free requests: first those left out of the last forward, last those that store prompts."""
         if not self._left_out and not prompts:
             return free
         present, left_out = set(free), set(self._left_out)
@@ -242,20 +239,17 @@ class Scheduler:
         return chunks
 
     def publish(self, requests: Iterable[RunningRequest]) -> None:
-        """Shares the pages that the requests have written since the last call."""
         for running in requests:
             while running.written:
                 self._pages.publish(running.lease, running.written.popleft())
 
     def remove(self, running: RunningRequest) -> None:
-        """Removes a request and frees its pages. The blocks that it has written stay shared."""
         self.running.remove(running)
         self.publish([running])
         self._pages.release(running.lease)
         running.release()
 
     def drop_waiting(self, request_id: str) -> Waiting | None:
-        """Removes a request from the queue. None if it is not there."""
         for waiting in self.waiting:
             if waiting.request.request_id == request_id:
                 self.waiting.remove(waiting)

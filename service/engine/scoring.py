@@ -31,7 +31,6 @@ class ScoringRequest(RunningRequest):
         return super().num_rows + len(self._blocks)
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
-        """Blocks to store come first, as for any request, then the blocks with masked positions that fit."""
         rows = super().next_rows(budget, prompt_budget)
         if len(rows) == len(self._unwritten):
             rows += islice(self._blocks, budget - len(rows))
@@ -62,7 +61,6 @@ class ScoringRequest(RunningRequest):
         super().fail(error)
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
-        """`head`: the prompt from the first block with a masked position on."""
         size, self._length = self._block_size, self._prompt_blocks * self._block_size + len(head)
         self._canvas, self._decoding = Canvas(Block(())), self.request.mode.decode(Canvas(Block(())))
         self._scores: list[tuple[int, PositionLogprobs]] = []

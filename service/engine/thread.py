@@ -100,7 +100,6 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Starts the engine's thread."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
@@ -119,7 +118,6 @@ class EngineThread:
         return self._failure
 
     def state(self) -> EngineState:
-        """The state of the engine after its last step."""
         return self._state
 
     def submit(self, request: GenerationRequest) -> None:
@@ -194,7 +192,6 @@ class EngineThread:
             self._fail(error if isinstance(error, ReplicaLost) else EngineFailed(f"the engine stopped: {reason}"))
 
     def _step(self) -> list[EngineOutput]:
-        """One step of the engine: its progress, then its events. A halted engine only ends late requests."""
         events = self._engine.expire() if self._engine.halted else self._engine.step()
         ended = (RequestFailed(event.request_id, event.error) if event.error else event for event in events)
         return [*self._engine.progress, *ended]
@@ -236,7 +233,6 @@ class EngineThread:
                 self._send([RequestFailed(name, WeightsChanged(reason, retry_after=1.0)) for name in aborted])
 
     def _run_task(self) -> None:
-        """Runs the task, if there is one and its time has come."""
         task = self._task
         if task is None or (task.when_idle and self._engine.state().num_running):
             return
@@ -262,7 +258,6 @@ class EngineThread:
         self._send([RequestFailed(request_id, copy(error)) for request_id in failed])  # raising extends a traceback
 
     def _send(self, outputs: list[EngineOutput]) -> None:
-        """Delivers the outputs of requests that are not aborted."""
         due: list[EngineOutput] = []
         with self._changed:
             for output in outputs:

@@ -97,7 +97,6 @@ class EngineProcessClient(Frames):
         return self._process.pid
 
     def state(self) -> EngineState:
-        """The numbers of requests and pages after the last reported step, whose metrics are then added, too."""
         self._decode_sums()
         return self._state
 
@@ -133,7 +132,6 @@ class EngineProcessClient(Frames):
             raise ReplicaStopping(reason, retry_after=1.0)
 
     def _add(self, request_id: str) -> None:
-        """The engine has a request, so a step is due."""
         if not self._requests:
             self._last_step = self._clock()
         self._requests.add(request_id)
@@ -221,7 +219,6 @@ class EngineProcessClient(Frames):
     # --- the end -----------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Adds the metrics, and ends a process that hangs, or whose step takes too long."""
         while self.failure is None:
             await asyncio.sleep(POLL_S)
             self._decode_sums()
@@ -248,7 +245,6 @@ class EngineProcessClient(Frames):
         self._end(ReplicaLost(reason))
 
     def _end(self, error: MrpServeError) -> None:
-        """Ends all pending requests and calls, each with an error of its own."""
         self._requests.clear()
         self._compiling.clear()
         self._streams.fail(lambda: copy(error))

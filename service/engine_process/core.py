@@ -76,7 +76,6 @@ class EngineCore:
 
     @property
     def failure(self) -> str | None:
-        """Why the ranks can no longer compute. None while they can."""
         return self.ranks.failure if self.ranks else None
 
     async def compiled(self, request: GenerationRequest, constraint: Constraint) -> GenerationRequest:
@@ -113,7 +112,6 @@ class EngineCore:
         return structs.replace(weights, folders=folders, mrp_version=mrp_version)
 
     async def _update(self, thread: EngineThread, weights: Weights) -> None:
-        """New weights are loaded beside the served ones, and applied when no request runs."""
         newest_only = self._has_weights and _follows(weights, self.weights)
         apply = await asyncio.to_thread(self._load, weights, newest_only=newest_only)
         versions = (weights.version, weights.mrp_version)

@@ -191,7 +191,6 @@ class EngineProcess(Frames):
             self._steps.thread.abort(request_id)
 
     def _end(self, request_id: str, error: MrpServeError) -> None:
-        """Ends a request that did not reach the engine."""
         self._send(messages.StepOutputs([RequestFailed(request_id, error)], [request_id], self._steps.thread.state()))
 
     async def _control(self, call: messages.EngineCall) -> None:

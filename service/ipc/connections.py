@@ -82,12 +82,10 @@ class Frames(asyncio.Protocol):
         self._unsent: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keeps the transport. A machine that falls silent loses its connections."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are of no common class
         _notice_dead_machine(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
-        """Splits the bytes into frames."""
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
@@ -170,7 +168,6 @@ class Channel:
         return self._messages.pop(0)
 
     def close(self) -> None:
-        """Closes this end. A thread that waits at either end gets an EOFError."""
         with suppress(OSError):  # the other end is closed
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
@@ -201,7 +198,6 @@ def framed(content: bytes) -> bytes:
 
 
 def _frames(messages: list[bytes]) -> Iterator[list[bytes]]:
-    """The messages of each frame, in their order."""
     group, size = list[bytes](), 0
     for message in messages:
         if group and size + len(message) > _MAX_GROUP:
@@ -240,7 +236,6 @@ class HeartbeatMonitor:
         self._seconds = 0.0
 
     def poll(self) -> float:
-        """The seconds of silence."""
         now = self._clock()
         self._seconds += min(now - self._polled, _MAX_GAP_S)
         self._polled = now

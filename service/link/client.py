@@ -78,7 +78,6 @@ class Link(Frames):
         return link
 
     async def prove(self) -> None:
-        """Exchanges proofs with the replica. Raises the errors of `open`."""
         self.write(self._nonce)
         try:
             await self._proven
@@ -138,7 +137,6 @@ class Link(Frames):
             call.push(ReplicaLost("the replica was lost before the answer was complete", retry_after=_RETRY_S))
 
     async def _watch(self) -> None:
-        """Ends the connection to a replica that hangs: its calls fail over."""
         while self._heartbeats.poll() <= HEARTBEAT_TIMEOUT_S:
             await asyncio.sleep(POLL_S)
         self.abort()
@@ -180,7 +178,6 @@ class PendingCall:
         return item
 
     def push(self, item: object) -> None:
-        """Stores an item, or the error that ends the call, and wakes the task that waits for it."""
         self._items.append(item)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -64,7 +64,6 @@ class ReplicaCall(Data, frozen=True, tag=1):
         return cls(number, method, replace(request, messages=None, tools=()), chat)
 
     def whole_request(self) -> ReplicaRequest:
-        """The request with its messages and tools."""
         if not self.chat:
             return self.request
         messages, tools = json.loads(self.chat)

@@ -52,13 +52,11 @@ class ReplicaLinks:
     # --- requests ----------------------------------------------------------------------------------
 
     async def count(self, request: ReplicaRequest) -> int | Failure:
-        """The number of tokens of a request's prompt."""
         call, tokens = await self._begin("count", request)
         call.end()
         return cast(int | Failure, tokens)
 
     async def stream(self, request: ReplicaRequest) -> Items:
-        """The answer block by block. Closing the stream aborts the request."""
         call, item = await self._begin("stream", request)
         try:
             while item is not None:
@@ -84,7 +82,6 @@ class ReplicaLinks:
             raise too_late(request) from None
 
     async def _chosen(self, request: ReplicaRequest) -> str:
-        """The replica for a request. Waits until there is one."""
         while (name := self._router.choose(request)) is None:
             updated = self._updated
             self.waiting += 1

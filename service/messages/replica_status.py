@@ -23,7 +23,6 @@ class PauseState(Data, frozen=True):
 
     @property
     def halted(self) -> bool:
-        """Whether no request makes progress."""
         return self.paused or self.sleep_level > 0
 
     def older_than(self, other: PauseState) -> bool:
@@ -117,7 +116,6 @@ class ModelCard:
     any_name: bool = False  # whether any name will do
 
     def has_name(self, name: str) -> bool:
-        """Whether a request may call the model by this name."""
         return self.any_name or name == self.name or name in self.aliases
 
 

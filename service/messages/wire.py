@@ -47,7 +47,6 @@ class Weights(Data, frozen=True):
 
     @property
     def all_folders(self) -> tuple[str, ...]:
-        """The folders that have the weights."""
         return self.folders or (self.model,)
 
     def older_than(self, other: Weights) -> bool:
@@ -216,7 +215,6 @@ class Answer(Data, frozen=True):
 
     @classmethod
     def from_chunks(cls, chunks: Sequence[Chunk], ending: Ending) -> Answer:
-        """The answer that came as these chunks."""
         return cls(ending=ending, **joined(chunks))
 
 

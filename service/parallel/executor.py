@@ -61,7 +61,6 @@ class WorkerHandle:
         threading.Thread(target=self._read, name=f"rank {rank}", daemon=True).start()
 
     def send(self, command: messages.Command) -> None:
-        """Sends a message. Raises `failure` if there is one."""
         try:
             self._channel.send(command)
         except EOFError:
@@ -70,7 +69,6 @@ class WorkerHandle:
             raise self.failure
 
     def answer(self, timeout_s: float | None = None) -> messages.WorkerReady:
-        """Waits for the answer to a message. Raises the error of the rank."""
         try:
             answer = self._answers.get(timeout=timeout_s)
         except queue.Empty:
@@ -80,7 +78,6 @@ class WorkerHandle:
         return answer
 
     def dismiss(self) -> None:
-        """Closes the process's socket, which ends it."""
         self._channel.close()
 
     def wait(self) -> None:
@@ -153,13 +150,11 @@ class TensorParallelExecutor:
 
     @property
     def failure(self) -> str | None:
-        """Why the ranks can no longer compute. None while they can."""
         failures = [self._error, *(worker.failure for worker in self._workers)]
         return next((failure.message for failure in failures if failure is not None), None)
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the other ranks."""
         return [worker.pid for worker in self._workers]
 
     def load(self, name: str | Path, options: LoadOptions) -> Checkpoint:
@@ -262,7 +257,6 @@ class TensorParallelExecutor:
         return networks
 
     def seal(self) -> None:
-        """The other ranks capture nothing from now on."""
         for worker in self._workers:
             worker.send(messages.SealGraphs())
         self._answers(None)
@@ -292,7 +286,6 @@ class TensorParallelExecutor:
             raise
 
     def close(self) -> None:
-        """Ends the other ranks. They also end when this process does."""
         self._error = self._error or ReplicaLost("the model's ranks are closed")
         for worker in self._workers:
             worker.dismiss()

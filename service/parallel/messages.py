@@ -83,7 +83,6 @@ class ForwardCommand(Data, frozen=True, tag=6):
 
     @classmethod
     def from_group(cls, which: Network, group: RowGroup) -> ForwardCommand:
-        """The message for a group."""
         indices: dict[int, int] = {}
         tables: list[list[int]] = []
         rows = []

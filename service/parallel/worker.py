@@ -47,7 +47,6 @@ class Worker:
         self._networks: ModelForward | None = None
 
     def handle(self, command: messages.Command) -> messages.WorkerReady | None:
-        """Handles a message. Returns its answer, if there is one."""
         match command:
             case messages.ForwardCommand():
                 self._forward(command)

@@ -70,7 +70,6 @@ class GeneratorDeployment:
         self._watch = asyncio.create_task(_exit_when_failed(self._replica))
 
     async def status(self) -> Status:
-        """Whether the replica can generate, its card, and where it takes links."""
         return replace(self._replica.status(), address=self._links.address)
 
     async def snapshot(self) -> Snapshot:
@@ -100,8 +99,6 @@ class ServeDisconnectAdapter:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection."""
-
         async def receive_or_disconnect() -> Message:
             try:
                 return await receive()
@@ -147,11 +144,9 @@ class IngressDeployment:
         return self._ingress.snapshot()
 
     async def require_weights(self, weights: Weights) -> None:
-        """From now on older weights may not answer."""
         self._ingress.require_weights(weights)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve calls this and passes the result to `scaling.policy`."""
         return {WANTED: self._ingress.replicas_wanted}
 
     async def check_health(self) -> None:
@@ -160,7 +155,6 @@ class IngressDeployment:
             raise RuntimeError("the ingress's HTTP server has stopped")
 
     async def drain(self) -> int:
-        """Refuses new requests from now on. Returns the number of requests in progress."""
         return self._ingress.draining.begin()
 
     async def abort_requests(self) -> None:
@@ -177,7 +171,6 @@ class IngressDeployment:
 
 
 def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) -> ReplicaLinks:
-    """An ingress's links, which count in `registry`."""
     from service.link.requests import ReplicaLinks
     from service.rayserve.network import link_tls
     from service.routing.router import Router, slack

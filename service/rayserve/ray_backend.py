@@ -96,7 +96,6 @@ class RayBackend:
             await asyncio.sleep(_POLL_S)
 
     async def control(self, command: ControlCommand) -> list[ControlResult]:
-        """The results of all replicas that answer. A replica that is lost meanwhile is left out."""
         try:
             return await _of_all(self._replicas, "control", ControlResult, command, timeout_s=_UPDATE_S)
         except TimeoutError:

@@ -52,7 +52,6 @@ def policy(
 
 
 def _wanted(contexts: Mapping[object, AutoscalingContext]) -> tuple[float, bool]:
-    """The sum of the ingresses' numbers, and whether all running ingresses have reported lately."""
     total, complete = 0.0, True
     for context in contexts.values():
         if context.deployment_name == GENERATOR:

@@ -88,7 +88,6 @@ class AnswerBlocks:
         )
 
     def progress(self, event: BlockProgress) -> Progress:
-        """New steps of a block. They change nothing of the answer."""
         event = replace(event, index=event.index + self.request.resume.num_blocks)
         picks = (pick for step in event.steps for pick in (*step.revealed, *step.drafted))
         texts = {token: self.text_of(token) for token in {pick.token for pick in picks}}
@@ -129,7 +128,6 @@ def _likeliest(steps: Sequence[Step], count: int) -> list[IdLogprobs]:
 
 
 def trace_steps(event: BlockEvent | BlockProgress) -> tuple[TraceStep, ...]:
-    """The steps of an event's block."""
     return tuple(_step(event.index, step) for step in event.steps)
 
 

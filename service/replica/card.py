@@ -85,7 +85,6 @@ def read_examples(folder: Path) -> tuple[Example, ...]:
 
 
 def _front_matter(card: str) -> dict[str, Any]:
-    """The YAML between the first two lines of `---`."""
     _, begin, rest = card.partition("---\n")
     if not begin or not card.startswith("---"):
         return {}

@@ -45,7 +45,6 @@ class ReplicaMetrics(EngineMetrics):
             self._registry.observe("tokens_per_forward", stats.tokens_per_forward, mode=mode)
 
     def families(self, state: EngineState, weights: Weights, replica: str) -> tuple[Family, ...]:
-        """The current metrics of the replica named `replica`, whose engine is in this state."""
         self._count_ended()
         self._registry.set("weights_version", weights.version)
         self._registry.set("num_requests_running", state.num_running)

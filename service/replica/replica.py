@@ -106,7 +106,6 @@ class Replica:
     async def _begin(
         self, replica_request: ReplicaRequest
     ) -> tuple[AnswerBlocks, AsyncGenerator[BlockEvent | BlockProgress]]:
-        """The answer to a request, and the engine's events that fill it."""
         self._control.check_version(replica_request)
         prompt = await self._encode(replica_request)
         waited_s = replica_request.arrived.waited_s()
@@ -129,7 +128,6 @@ class Replica:
 
     @contextmanager
     def _tracked(self, request: ReplicaRequest, timeline: Timeline, stats: Callable[[], Stats]) -> Iterator[None]:
-        """Counts a request that its client aborts, and traces every request."""
         try:
             yield
         except (asyncio.CancelledError, GeneratorExit):
@@ -140,7 +138,6 @@ class Replica:
                 trace_request(self._tracing, self._replica, request, timeline)
 
     async def _score(self, replica_request: ReplicaRequest, scoring: Scoring) -> Ending:
-        """Scores the positions of a prompt: one request to the engine that has one event."""
         self._control.check_version(replica_request)
         length = sum(len(message["content"]) for message in replica_request.messages or ())
         length += len(replica_request.text or "")
@@ -232,7 +229,6 @@ class Replica:
     # --- the replica -------------------------------------------------------------------------------
 
     def status(self) -> Status:
-        """Whether the replica is healthy, its card, and whether it is paused."""
         return Status(self._replica, self._engine.failure, self._control.card, pause=self._control.pause)
 
     def snapshot(self) -> Snapshot:
@@ -240,7 +236,6 @@ class Replica:
         return Snapshot(self._replica, self._in_flight, families)
 
     def close(self) -> None:
-        """Stops the engine. Requests in progress fail with ReplicaStopping."""
         self._engine.close()
         self._encoder.shutdown(wait=False, cancel_futures=True)
         if self._tracing:

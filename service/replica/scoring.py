@@ -49,7 +49,6 @@ class PositionScorer:
         return LogprobsRequest(scoring.top_n, tokens)
 
     def position_scores(self, request: LogprobsRequest, event: BlockEvent) -> tuple[PositionScores, ...]:
-        """The scores of every position, in the order of the text."""
         texts = self._codec.token_texts()
 
         def named(scores: Sequence[tuple[int, float]]) -> tuple[TopLogprob, ...]:

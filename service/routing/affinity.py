@@ -53,7 +53,6 @@ class PrefixTable:
         return len(self._holders)
 
     def longest(self, keys: PrefixKeys, min_share: float, alive: Container[str]) -> tuple[str, ...]:
-        """The holders of the longest known prefix that covers at least `min_share` of the prompt."""
         for key, share in zip(reversed(keys.keys), reversed(keys.shares), strict=True):
             if share < min_share:
                 break
@@ -62,7 +61,6 @@ class PrefixTable:
         return ()
 
     def holders(self, key: int, alive: Container[str]) -> tuple[str, ...]:
-        """The replicas of a key that are in `alive`, the most recent one last."""
         return tuple(name for name in self._holders.get(key, ()) if name in alive)
 
     def record(self, keys: PrefixKeys, replica: str) -> None:
@@ -124,7 +122,6 @@ class Affinity:
         return self._by_load(keys.home, list(loads), loads)
 
     def _by_load(self, home: int | None, names: Sequence[str], loads: Mapping[str, float]) -> str:
-        """The less loaded of two replicas. One of the two is the key's home, the same in every ingress."""
         first = self._home(home, names) if home is not None else self._rng.choice(names)
         if len(names) == 1:
             return first

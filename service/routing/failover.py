@@ -65,7 +65,6 @@ class Attempts:
         self._further = self._losses = self._failed_engines = 0
 
     def add(self, chunk: Chunk) -> None:
-        """Notes a chunk that came. No other replica needs to send it."""
         self._token_ids += chunk.token_ids
         self._last = chunk
         if self._chunks is not None:

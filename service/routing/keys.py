@@ -60,7 +60,6 @@ def prefix_keys(request: ReplicaRequest) -> PrefixKeys:
 
 
 def _chat(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[int], int]:
-    """A chat as one text, the ends of its last messages, and the end of the user's first message (the home)."""
     prefix = "".join(f"{tool}\x1f" for tool in tools)
     texts = [f"{message['role']}\x1e{message['content']}{message.get('tool_calls', '')}\x1f" for message in messages]
     texts[0] = prefix + texts[0]

@@ -37,7 +37,6 @@ class InflightCounts:
         self._replicas: dict[str, _ReplicaLoad] = {}
 
     def now(self) -> dict[str, int]:
-        """Replica -> number of requests."""
         now = self._clock()
         return {
             name: replica.own_requests + (replica.other_requests if now < replica.expiry else 0)
@@ -45,14 +44,12 @@ class InflightCounts:
         }
 
     def set_replicas(self, names: Iterable[str]) -> None:
-        """Sets the names of the replicas. Known replicas keep their counts."""
         self._replicas = {name: self._replicas.get(name) or _ReplicaLoad() for name in names}
 
     def remove(self, name: str) -> None:
         self._replicas.pop(name, None)
 
     def add(self, name: str) -> None:
-        """Counts a request that a replica was chosen for."""
         if replica := self._replicas.get(name):
             replica.own_requests += 1
 
@@ -61,7 +58,6 @@ class InflightCounts:
             replica.own_requests = max(0, replica.own_requests - 1)
 
     def set_others(self, name: str, requests: int) -> None:
-        """Stores the number of requests that a replica has from other ingresses."""
         if replica := self._replicas.get(name):
             replica.other_requests = requests
             replica.expiry = self._clock() + _REPORT_S

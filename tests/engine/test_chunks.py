@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.decode.modes import Speculative, Static
+from service.decode.modes import Static
 from service.decode.policy import Prediction
-from service.engine import Engine, EngineConfig, GenerationRequest
+from service.engine import Engine, GenerationRequest
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.scheduler import shares
@@ -112,25 +112,6 @@ class TestChunks:
         served = [name for prompts in forwards.prompts[1:] for name in prompts if name != decoding]
         assert len(served) == 9
         assert all(len(set(served[turn : turn + 3])) == 3 for turn in (0, 3, 6))
-
-    def test_neither_prompts_nor_decoding_wait_where_rows_are_short(self) -> None:
-        """Verifications that fill a forward, and prompts that do."""
-        engine, forwards = self.engine(max_rows=6, max_prefill_tokens=400)
-        for number in range(2):
-            engine.submit(request_of(f"verifying {number}", [5 + number], Speculative(4), tokens=120))
-        engine.step()
-        for number in range(3):
-            engine.submit(long(f"long {number}", 30))
-        for _ in range(12):
-            engine.step()
-        recent = forwards.prompts[-8:], forwards.states[-8:]
-        assert all(sum(sum(prompts.values()) > 0 for prompts in recent[0][at : at + 4]) for at in range(5))
-        assert all(sum(len(states) > 0 for states in recent[1][at : at + 4]) for at in range(5))
-
-    @pytest.mark.parametrize(("device", "tokens"), [("cpu", 64), ("cuda", 512)])
-    def test_the_budget_is_the_devices_unless_it_is_given(self, device: str, tokens: int) -> None:
-        assert EngineConfig().prefill_tokens(device) == tokens
-        assert EngineConfig(max_prefill_tokens=7).prefill_tokens(device) == 7
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=10), st.integers(0, 200))

@@ -11,7 +11,7 @@ from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.engine import GenerationRequest, SamplingParams
 from service.errors import ConstraintFailed
-from tests.constraints.checkpoints import DEMO, NAMES, checkpoint, compiled, prompt, text_of
+from tests.constraints.checkpoints import DEMO, NAMES, checkpoint, prompt, text_of
 from tests.constraints.schemas import HARD, random_schema
 from tests.engine.constrained import Tally, constrained, engine_of, sampled, try_schemas
 from tests.thinned import fast_only
@@ -161,15 +161,3 @@ def test_a_grammar_that_comes_to_a_dead_end_ends_its_request_alone() -> None:
     ends = {event.request_id: event for event in events if event.finish_reason}
     assert isinstance(ends["a"].error, ConstraintFailed)
     assert (ends["b"].finish_reason, ends["b"].constraint_met) == ("stop", True)
-
-
-def test_one_compiled_grammar_serves_many_requests_at_once() -> None:
-    grammar = compiled(DEMO, Constraint.regex("[a-z]{30}"))
-    assert grammar.open() is not grammar.open()
-    requests = [
-        constrained(DEMO, str(n), Constraint.regex("[a-z]{30}"), Speculative(2), SamplingParams(1.0, seed=n))
-        for n in range(6)
-    ]
-    made = engine_of(DEMO).generate(requests)
-    assert len({completion.token_ids for completion in made}) == 6
-    assert all(re.fullmatch("[a-z]{30}", text_of(DEMO, completion.token_ids)) for completion in made)

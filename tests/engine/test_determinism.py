@@ -112,15 +112,6 @@ def test_it_holds_with_two_threads_and_on_trained_weights(dtype: torch.dtype) ->
     assert num_differing(read(checkpoint, [[request] for request in requests]), read(checkpoint, [requests])) == 0
 
 
-def test_the_measure_sees_what_a_batch_does_without_it() -> None:
-    """With blocks of one token a lone row is a matrix times a vector, which rounds in its own way."""
-    checkpoint = shaped(0, torch.float32)
-    requests = random_requests(random.Random(1), checkpoint, 8)
-    alone = read(checkpoint, [[request] for request in requests], deterministic=False)
-    together = read(checkpoint, [requests], deterministic=False)
-    assert num_differing({key: alone[key] for key in together if key in alone}, together) > 0
-
-
 @pytest.mark.parametrize("shape", range(len(SHAPES)))
 def test_it_computes_what_the_reference_does(shape: int) -> None:
     """Every forward against a recomputation: no row reads another's pages, nor pages not written yet."""

@@ -153,22 +153,6 @@ def test_a_good_drafter_saves_forwards() -> None:
     assert assert_pairs(requests, Engine(checkpoint, SMALL, deps=EngineDeps(costs=FREE)).generate(requests), 10) > 0
 
 
-@pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))
-def test_a_request_does_not_depend_on_its_batch(name: str) -> None:
-    checkpoint = golden(name, torch.float64)
-    requests = random_requests(random.Random(11), checkpoint, 12, longest=30)
-    together = Engine(checkpoint, replace(SMALL, max_rows=64)).generate(requests)
-    engine = Engine(checkpoint, replace(SMALL, max_rows=24))
-    for request, mixed in zip(requests, together, strict=True):
-        (alone,) = engine.generate([request])
-        assert alone.token_ids == mixed.token_ids
-        left, right = (
-            [pick for block in done.blocks for step in block.steps for pick in step.revealed] for done in (alone, mixed)
-        )
-        assert [pick[:2] for pick in left] == [pick[:2] for pick in right]
-        assert [pick.confidence for pick in left] == pytest.approx([pick.confidence for pick in right], abs=1e-6)
-
-
 def test_a_seed_gives_the_same_tokens_again_and_another_seed_others() -> None:
     checkpoint = golden(GOLDEN_NAMES[0], torch.float64)
 

@@ -87,16 +87,6 @@ def test_the_request_ends_with_an_error_and_the_others_as_ever(
 
 
 @pytest.mark.usefixtures("faulty")
-def test_it_can_be_aborted_before_it_is_collected(checkpoint: Checkpoint) -> None:
-    engine = Engine(checkpoint)
-    engine.submit(bad("bad"))
-    engine.start_waiting()
-    engine.abort("bad")
-    assert not engine.has_work
-    assert engine.state().kv_pages_used == 0
-
-
-@pytest.mark.usefixtures("faulty")
 async def test_a_workers_stream_ends_with_the_error_and_it_stays_healthy(checkpoint: Checkpoint) -> None:
     worker = AsyncEngine(Engine(checkpoint))
     worker.start()

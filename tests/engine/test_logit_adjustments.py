@@ -145,24 +145,6 @@ def test_drafts_change_nothing(candidates: int | None, deterministic: bool) -> N
     assert accepted > 0
 
 
-def test_neutral_values_are_no_adjustments() -> None:
-    neutral = SamplingParams(0.5, seed=1, repetition_penalty=1, frequency_penalty=0.0, presence_penalty=-0.0, min_p=0)
-    assert not neutral.adjusts_logits
-    assert not neutral.filtered
-    assert neutral == SamplingParams(0.5, seed=1)
-
-
-def test_shared_prompts_and_repeated_requests_are_decoded_alike() -> None:
-    """Pages of the prefix cache do not depend on the parameters."""
-    checkpoint, engine = tiny(), engine_of(tiny())
-    plain = GenerationRequest("plain", tuple(range(1, 20)), Static(), max_new_tokens=16)
-    strong = replace(plain, sampling=SamplingParams(repetition_penalty=3.0, presence_penalty=1.0, min_tokens=16))
-    for request in (plain, strong, plain, strong):
-        (answer,) = engine.generate([request])
-        assert answer.token_ids == Reference(checkpoint).generate(request).token_ids
-    assert answer.stats.cached_tokens == 16
-
-
 @pytest.mark.parametrize("mode", ALL_MODES, ids=str)
 def test_no_answer_has_a_bad_word_or_an_early_end(mode: DecodingMode) -> None:
     """Also where a forward reveals several tokens. Without the parameters the answers have such words."""

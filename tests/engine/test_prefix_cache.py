@@ -136,12 +136,6 @@ class TestEviction:
         audit(target, [held, other])
         assert shared(target, A, B) == held.pages
 
-    def test_shared_pages_need_no_room_and_are_not_evicted_for_their_own_request(self) -> None:
-        target = cache(4)
-        pages = leave(target, A, B, C)
-        held = lease(target, A, B, C, more=1)
-        assert held.pages[:3] == pages
-
     def test_all_or_nothing(self) -> None:
         target = cache(4)
         leave(target, A, B)
@@ -204,15 +198,6 @@ def test_a_cache_that_is_emptied_has_all_pages_and_knows_nothing() -> None:
     audit(target, [])
     assert shared(target, A) == []
     assert len(lease(target, A, B, C, D, more=2).pages) == 6
-
-
-def test_every_page_can_be_reserved_once() -> None:
-    target = cache(6)
-    lease = target.reserve(6, Prefix())
-    assert lease is not None
-    assert (sorted(lease.pages), target.num_used) == ([0, 1, 2, 3, 4, 5], 6)
-    assert target.reserve(1, Prefix()) is None
-    assert target.reserve(0, Prefix()) is not None
 
 
 @pytest.mark.parametrize("num_pages", [-1, 0])

@@ -7,9 +7,8 @@ import pytest
 from service.decode.block import Step
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.engine import BlockEvent, BlockProgress, Engine, GenerationRequest
+from service.engine import Engine, GenerationRequest
 from service.model import Checkpoint, load_checkpoint
-from tests.async_engine import AsyncEngine
 from tests.tiny import GOLDEN
 
 PROMPT = tuple(range(3, 10))
@@ -58,20 +57,3 @@ def test_answers_do_not_depend_on_it(checkpoint: Checkpoint) -> None:
     for mode in MODES:
         plain, traced = (engine.generate([reported("x", mode, report)])[0] for report in (False, True))
         assert (plain.token_ids, plain.blocks[-1].steps) == (traced.token_ids, traced.blocks[-1].steps)
-
-
-async def test_a_workers_stream_has_the_steps_before_their_block(checkpoint: Checkpoint) -> None:
-    worker = AsyncEngine(Engine(checkpoint))
-    worker.start()
-    try:
-        steps: list[Step] = []
-        async for item in worker.generate(reported("x", Speculative(mrp_steps=2))):
-            if isinstance(item, BlockProgress):
-                steps += item.steps
-            else:
-                assert isinstance(item, BlockEvent)
-                assert tuple(steps) == item.steps
-                steps = []
-        assert steps == []
-    finally:
-        worker.stop()

@@ -4,18 +4,11 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-import torch
-from torch import Tensor
 
-from service.decode.block import MASKED, Block
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.decode.policy import Prediction
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
-from service.engine.forward.model_forward import ExecutionConfig
-from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner
 from service.model import load_checkpoint
 from service.text import TextCodec
 
@@ -50,27 +43,3 @@ def test_a_low_temperature_decodes_nearly_as_greedy(mode: DecodingMode) -> None:
         for done in (greedy, cold)
     ]
     assert forwards[1] == pytest.approx(forwards[0], rel=0.05)
-
-
-def prediction_at(temperature: float, attention: str) -> tuple[Prediction, Tensor]:
-    """The prediction of a masked block of the demo, and the logits `[L, V]` of which it is made."""
-    checkpoint = load_checkpoint(CHECKPOINT)
-    runner = CheckpointRunner(checkpoint, 8, execution=ExecutionConfig(attention))
-    state = Block((MASKED,) * checkpoint.config.block_size)
-    row = Row(state, 0, [0], writes_kv=False, sampling=SamplingParams(temperature, seed=5), entropy=True)
-    (prediction,) = runner.begin("backbone", [row])()
-    return prediction, checkpoint.backbone.logits(prediction.handle.hidden).float().cpu()
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1e-9, 0.01, 0.3, 1.0, 2.0])
-@torch.inference_mode()
-def test_rules_read_the_softmax_at_temperature_1_or_a_higher_one(temperature: float, attention: str) -> None:
-    prediction, logits = prediction_at(temperature, attention)
-    probabilities = (logits / max(1.0, temperature)).softmax(-1)
-    tokens = torch.tensor(prediction.tokens)
-    wanted = probabilities.gather(-1, tokens[:, None])[:, 0].tolist()
-    assert list(prediction.confidences) == pytest.approx(wanted, rel=1e-4)
-    entropies = torch.special.entr(probabilities).sum(-1).tolist()
-    assert list(prediction.entropies) == pytest.approx(entropies, rel=1e-4, abs=1e-5)
-    drawn = (logits / max(1e-6, temperature or 1.0)).log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist()
-    assert list(prediction.token_logprobs) == (pytest.approx(drawn, rel=1e-4, abs=1e-5) if 0 < temperature < 1 else [])

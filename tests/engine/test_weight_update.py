@@ -170,14 +170,6 @@ async def test_requests_that_run_can_be_ended_and_waiting_ones_are_not(
     await change
 
 
-async def test_an_idle_engine_takes_weights_at_once(
-    running: UpdatableEngine, new: Callable[[], None], other: Path
-) -> None:
-    await running.update_weights(new)
-    running.gate.set()
-    assert await running.ask("x") == answers(other)
-
-
 async def test_weights_that_are_half_taken_end_the_engine(running: UpdatableEngine) -> None:
     def fail() -> None:
         raise ZeroDivisionError

@@ -123,15 +123,6 @@ def test_four_ranks(deterministic: bool) -> None:
                 assert_golden(entry, done)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_every_golden_request_alone(pair: TensorParallelExecutor, name: str) -> None:
-    engine = engine_of(pair, name)
-    for entry, request in zip(expected(name), requests(name), strict=True):
-        (done,) = engine.generate([request])
-        assert_golden(entry, done)
-
-
 def test_all_ranks_take_other_weights(pair: TensorParallelExecutor, tmp_path: Path) -> None:
     """In the same processes, after a refusal that changes nothing."""
     name = GOLDEN_NAMES[0]

@@ -98,12 +98,6 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_backend, "describe_missing", lambda app, deployment: "gone")
 
 
-async def test_answers_and_counts_come_from_the_links() -> None:
-    items = [item async for item in backend(Handle(), links=Links(CHUNK, ANSWER.ending)).stream(request())]
-    assert items == [CHUNK, ANSWER.ending]
-    assert await backend(Handle(), links=Links(13)).count(request()) == 13
-
-
 async def test_the_links_get_the_statuses_of_the_replicas_that_answer() -> None:
     links = Links()
     await backend(Handle([STATUS, ActorDiedError()]), links=links).statuses()

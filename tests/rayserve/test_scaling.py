@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from ray.serve.config import AutoscalingPolicy
-from ray.serve.schema import ServeApplicationSchema
 
 from service.rayserve import scaling
 from service.rayserve.scaling import GENERATOR, STALE_S, WANTED, deployment_policy, policy
@@ -87,10 +86,6 @@ def test_the_first_replica_starts_even_if_no_request_needs_it_any_more(
     assert policy(contexts)[0] == {"g": expected}
 
 
-def test_an_application_of_fixed_size_is_left_alone() -> None:
-    assert policy({}) == ({}, {})
-
-
 def test_the_controller_needs_nothing_of_the_model() -> None:
     script = "import sys, service.rayserve.scaling; assert not {'torch', 'fastapi', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -113,9 +108,3 @@ def test_serve_calls_it_for_each_deployment_and_the_generator_follows_the_ingres
     other = deployment(GENERATOR, ["g"], 4, {})
     other.app_name = "another"
     assert of_generator(other) == (4, {})
-
-
-def test_a_file_may_name_a_policy_of_the_application() -> None:
-    named = {"policy_function": "service.hooks:autoscaling_policy"}
-    application = ServeApplicationSchema(import_path="service.app:build", autoscaling_policy=named)
-    assert application.autoscaling_policy == named

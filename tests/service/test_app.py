@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from service import app
@@ -47,11 +46,6 @@ def test_the_serve_config_is_valid_and_names_this_application():
     assert bound._bound_deployment.name == "Ingress"
 
 
-def test_a_misspelt_key_of_the_serve_config_is_caught():
-    with pytest.raises(ValidationError, match="import_pth"):
-        ServeDeploySchema.model_validate({**CONFIG, "applications": [{"import_pth": "service.app:build"}]})
-
-
 @pytest.mark.parametrize(
     ("replicas", "cpus", "surge"), [(1, 1, True), (1, 4, True), (2, 2, False), (2, 3, True), (3, None, True)]
 )
@@ -78,12 +72,6 @@ def test_a_replica_takes_control_calls_of_every_ingress(ingresses):
 def test_a_single_ingress_of_one_machine_listens_itself(build, ingresses, listens):
     ingress = getattr(app, build)(Settings(device="cpu", api_server_count=ingresses))._bound_deployment
     assert ingress.init_args[2] is listens
-
-
-def test_the_number_of_ingresses_is_the_setting():
-    ingress = app.build(Settings(device="cpu", api_server_count=3))._bound_deployment
-    assert ingress.num_replicas == 3
-    assert ingress.init_args[1]._bound_deployment.num_replicas == 1
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("cuda", 1), ("cuda:1", 1)])

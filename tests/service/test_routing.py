@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -54,10 +53,6 @@ def test_the_turns_of_a_session_find_the_last_ones_pages(pair_client, idle_pair)
     assert sum(counts.values()) == SESSIONS * TURNS
 
 
-def test_both_ingresses_reach_both_replicas_by_links(pair_client):
-    eventually(partial(all_linked, pair_client), "an ingress has no links")
-
-
 def test_requests_with_one_cache_key_go_to_one_replica(pair_client, idle_pair):
     rng, before = random.Random(6), ended(pair_client)
     for _ in range(20):
@@ -76,16 +71,3 @@ def counted(client, before, requests):
 
     eventually(all_of_them, f"not all of {requests} requests are counted")
     return counts
-
-
-def test_choices_and_clients_at_the_same_time_are_all_answered(pair_client):
-    """The choices of one request share the id by which Serve's unordered routers identify a call."""
-    rng = random.Random(7)
-    [model] = pair_client.get("/v1/models").json()["data"]
-    request = {"model": model["id"], "max_tokens": 8, "n": 6, "ignore_eos": True}
-    prompts = [rng.choices(range(500), k=24) for _ in range(6)]
-    with ThreadPoolExecutor(6) as pool:
-        answers = list(
-            pool.map(lambda prompt: pair_client.post("/v1/completions", json={**request, "prompt": prompt}), prompts)
-        )
-    assert [len(answer.json()["choices"]) for answer in answers] == [6] * 6

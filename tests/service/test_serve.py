@@ -79,15 +79,15 @@ def test_a_request_has_one_line_in_the_log_that_keeps_its_secrets(client, servic
         assert response.status_code == status
 
     def lines(status):
-        everything = map(json.loads, (line for line in service.said.splitlines() if line.startswith("{")))
+        everything = map(json.loads, (line for line in service.stderr.splitlines() if line.startswith("{")))
         return [line for line in everything if line.get("request_id") == f"logged-{status}"]
 
     eventually(lambda: lines(200) and lines(422), "the requests were not logged")
     (answered,), (refused,) = [[line for line in lines(s) if line["message"] == "request"] for s in (200, 422)]
     assert (answered["completion_tokens"], answered["mode"]) == (len(CASES[0]["token_ids"]), CASES[0]["mode"])
     assert (refused["status"], refused["error"]) == (422, "invalid_request")
-    assert "xylophone" not in service.said
-    assert "second" not in service.said
+    assert "xylophone" not in service.stderr
+    assert "second" not in service.stderr
 
 
 def test_metrics_of_all_processes_have_every_name(client):

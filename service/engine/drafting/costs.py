@@ -61,16 +61,13 @@ class Curve:
         return fast + (slow - fast) * (max(rows, self.points[0][0]) - low) / (high - low)
 
     def filled(self, rows: int) -> float:
-        """The time of a forward over rows that are filled up to the next size."""
         index = bisect_left(self.sizes, rows)
         return self.at(self.sizes[index] if index < len(self.sizes) else rows)
 
     def slope(self, low: float, high: float) -> float:
-        """The mean time of one more row, from `low` to `high` rows."""
         return (self.at(high) - self.at(low)) / (high - low)
 
     def onward(self, rows: int) -> Curve:
-        """The convex curve below this one, from a number of rows on."""
         farther = [point for point in self.points if point[0] > rows]
         last = 2 * (farther[-1][0] if farther else rows)
         return lower_hull([(rows, self.at(rows)), *farther, (last, self.at(last))])
@@ -133,7 +130,6 @@ class StepCosts:
         return self.page * max(0.0, pages - self.prefix)
 
     def with_pages(self, pages: float) -> StepCosts:
-        """The costs of rows that read `pages` pages each."""
         more = self.reading(pages)
         points = tuple((rows, seconds + rows * more) for rows, seconds in self.backbone.points)
         return replace(self, backbone=replace(self.backbone, points=points))
@@ -163,8 +159,6 @@ def measure(
 
 
 def _forward(runner: ModelRunner, network: Network, rows: list[Row]) -> Callable[[], object]:
-    """A function that runs a forward to its end, with fewer rows at a time where memory is short."""
-
     def run() -> None:
         OomBackoff().begin(partial(runner.begin, network), rows)()
 
@@ -172,7 +166,6 @@ def _forward(runner: ModelRunner, network: Network, rows: list[Row]) -> Callable
 
 
 def _reading(runner: ModelRunner, clock: Callable[[], float]) -> float:
-    """The time of one more page for a row that is one of several states of a block."""
     near, far = (masked_row(runner.config, runner.model.num_pages, index) for index in (_PREFIX, _LONG))
     if far.index == near.index:
         return 0.0

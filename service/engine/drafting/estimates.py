@@ -54,7 +54,6 @@ class SearchGains:
         return gained > count * cost
 
     def count(self, num_running: int, gain: float) -> None:
-        """Counts a search."""
         count, gained = self._counted(num_running)
         share = 0.5 if count > _SEARCH_MEMORY else 1.0
         self._counts[num_running.bit_length()] = share * count + 1.0, share * gained + gain
@@ -87,7 +86,6 @@ class Reliability:
         return gains
 
     def min_gain(self, price: float) -> float:
-        """The minimum expected gain of a first draft whose actual gain covers the price."""
         return self._classes[-1][1].min_gain(price)
 
 
@@ -109,7 +107,6 @@ class _PositionClass:
             self._points[index] = total / count, gained / count
 
     def gain(self, expected: float) -> float:
-        """The actual gain, between the means of the classes on a straight line."""
         points = self._points
         index = min(bisect_right(points, (expected, 0.0)), len(points) - 1)
         (low, less), (high, more) = points[index - 1] if index else (0.0, 0.0), points[index]
@@ -145,12 +142,10 @@ class _Option:
     guessed: float = 0.0
 
     def guess(self, states: int) -> float:
-        """The guess of the additional steps by a tree."""
         size = log2(1 + states)
         return _GAIN * size * (1.0 + (self.factor - 1.0) * min(1.0, size / log2(1 + _SMALL)))
 
     def ratio(self, overall: float) -> float:
-        """The ratio of gained to guessed steps. Before anything is measured, the ratio over all options."""
         return (overall * _GUESS_WEIGHT + self.gained) / (_GUESS_WEIGHT + self.guessed)
 
     def forwards(self, num_running: int) -> float:
@@ -199,7 +194,6 @@ class MrpChoice:
         return best
 
     def count_request(self) -> None:
-        """Counts a request that uses an option."""
         self._requests += 1
 
     def count_search(self, steps: int, refinements: int) -> None:
@@ -211,7 +205,6 @@ class MrpChoice:
         self._options[steps].count(len(gains), sum(actual > 0 for _, actual in gains))
 
     def _overall(self) -> float:
-        """The ratio of gained to guessed steps over all options."""
         options = self._options.values()
         gained = sum(option.gained for option in options)
         return (_GUESS_WEIGHT + gained) / (_GUESS_WEIGHT + sum(option.guessed for option in options))

@@ -99,7 +99,6 @@ class DraftPlanner:
         self._steps += 1
 
     def resume(self, work: StepWork) -> None:
-        """Continues a step. Steps of two micro-batches alternate."""
         self.work = work
 
     def record(self, rows: int, tokens: int, pages: int = 0) -> None:
@@ -144,11 +143,9 @@ class DraftPlanner:
         return worth_reading(gains, [rate * (seconds - times[rows]) for seconds in times[rows:]])
 
     def reading(self, pages: int, tenant: str = "") -> float:
-        """The price, in tokens, of the pages that a tenant's row reads beyond the table's pages."""
         return self.costs().reading(pages) * self._slope_and_rate(tenant)[1]
 
     def _slope_and_rate(self, tenant: str) -> tuple[float, float]:
-        """The time of one more row, and the tokens that the tenant's requests decode in a unit of time."""
         count = self.work.num_running_beside(tenant)
         if count not in self._slopes:
             costs, rows = self.costs(), count * self._rows
@@ -159,7 +156,6 @@ class DraftPlanner:
         return self._slopes[count]
 
     def forward_time(self, num_running: int) -> float:
-        """The time of all forwards of a step of `num_running` requests."""
         costs, rows = self.costs(), num_running * self._rows
         reading = rows * costs.reading(self._pages)
         return (costs.backbone.at(rows) + reading) * (1 + self._mrp)
@@ -176,7 +172,6 @@ class DraftPlanner:
         return budget
 
     def _new_budget(self, mrp_steps: int, reliability: Reliability, price: float, tenant: str) -> DraftBudget:
-        """A budget by the price of a row."""
         num_running = self.work.num_running
         max_states = self._max_states(num_running)
         if price >= 1:
@@ -188,7 +183,6 @@ class DraftPlanner:
         return DraftBudget(reliability.min_gain(price), max_states, mrp_steps, refine)
 
     def search(self, tenant: str) -> float:
-        """The price, in tokens, of a search for drafts."""
         return self.costs().search * self._slope_and_rate(tenant)[1]
 
     def refinement(self, tenant: str) -> float:
@@ -203,7 +197,6 @@ class DraftPlanner:
 
 
 def _kind(request: GenerationRequest) -> _Kind:
-    """The kind of a request's drafts. Its mode leaves drafts open."""
     mode = request.mode
     rule = mode.rule if request.grammar is None else mode.rule.in_order
     return type(rule).__name__, rule == TopConfidence(1), request.sampling.temperature > 0, mode.drafts_decide
@@ -244,7 +237,6 @@ class RequestDrafts:
         self.uses_mrp, self.mrp_steps, self.pages, self.refinements = uses_mrp, mrp_steps, 0, 0
 
     def budget(self) -> DraftBudget:
-        """The current budget of its drafts."""
         return DraftBudget()
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
@@ -275,7 +267,6 @@ class PlannedDrafts(RequestDrafts):
         return budget
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
-        """Corrected by the gains of earlier drafts."""
         price = self._planner.reading(self.pages, self._tenant)
         return [gain - price for gain in self._reliability.actual_gains(gains)]
 

@@ -56,7 +56,6 @@ class DraftVocabulary:
     def for_rows(
         cls, rows: Sequence[Row], length: int, num_candidates: int, mask_token_id: int
     ) -> DraftVocabulary | None:
-        """None if no row drafts."""
         if not any(row.drafts for row in rows):
             return None
         drafts = cls(rows, length, num_candidates, mask_token_id)
@@ -121,14 +120,12 @@ class DraftVocabulary:
         return by_operations if not kernels or filtered or batch.metadata.masks else by_kernels
 
     def _joined(self) -> Candidates:
-        """All candidates that are computed by now."""
         if len(self._parts) > 1:
             tokens, weights = ([getattr(part, name) for part in self._parts] for name in ("tokens", "other_weight"))
             self._parts = [Candidates(torch.cat(tokens), torch.cat(weights))]
         return self._parts[0]
 
     def _likeliest(self, scaled: Tensor) -> Candidates:
-        """The candidates by the logits `[M, V]` that rules read."""
         possible = scaled.clone()
         possible[:, self._mask] = -torch.inf
         tokens = possible.topk(self._width, sorted=False).indices
@@ -192,7 +189,6 @@ def _candidate_logits(flat: Tensor, head: Tensor, candidates: Candidates, params
 
 
 def _choose(logits: Tensor, candidates: Candidates, params: Tensor, *, noise: bool) -> Tensor:
-    """A table as of `SampleLogits`, `[M, 4]`."""
     from service.engine.forward import candidate_kernels
 
     count, width = logits.shape

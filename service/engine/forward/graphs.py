@@ -153,19 +153,16 @@ class Graphs:
         return sum(graph is not None for graph in self._graphs.values())
 
     def size(self, rows: int) -> int | None:
-        """The size of the graph for a number of rows, or None if no graph is large enough."""
         index = bisect_left(self.sizes, rows)
         return self.sizes[index] if index < len(self.sizes) else None
 
     def is_known(self, network: NetworkCall, rows: Sequence[RowKv], width: int | None) -> bool:
-        """Whether the rows have a graph, or can have none."""
         size = self.size(len(rows))
         if size is None:
             return True
         return (network, self._attention.capacity(self._attention.plan(rows, width, size), width)) in self._graphs
 
     def seal(self) -> None:
-        """Captures nothing from now on. Shapes without a graph run without one."""
         self._sealed = True
 
     def plan(
@@ -231,7 +228,6 @@ class GraphForward:
 
 
 def _padded(table: NDArray[_Number], size: int) -> NDArray[_Number]:
-    """A table with `size` rows, zeros behind its own."""
     padded = np.zeros((size, *table.shape[1:]), table.dtype)
     padded[: len(table)] = table
     return padded
@@ -250,7 +246,6 @@ class _Graph:
             forward.anchors.hidden(self._inputs.anchors[: forward.num_rows])
 
     def capture(self, capture: Capture) -> CaptureFailed | None:
-        """Captures the forward. Returns the error if that fails."""
         try:
             self._replay, self._result = capture(lambda: self._network(self._inputs, self._attend))
         except CaptureFailed as error:

@@ -121,7 +121,6 @@ class TritonLogitsSampler:
 
 
 def _num_programs(count: int, parts: int) -> int:
-    """The programs of each of `count` positions, at most one for each part, about `_PROGRAMS` in all."""
     parts_of_program = -(-parts // max(1, min(parts, _PROGRAMS // count)))
     return -(-parts // parts_of_program)
 
@@ -302,7 +301,6 @@ def _mix(words: Tensor) -> Tensor:
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
-    """The words shifted to the right, with zeros from the left."""
     return (words >> bits).bitwise_and_((1 << 32 - bits) - 1)
 
 
@@ -319,7 +317,6 @@ def noise_keys(batch: SamplingBatch) -> Integers:
 
 
 def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A 64-bit integer hash."""
     words = (words ^ words >> np.uint64(30)) * _FIRST
     words = (words ^ words >> np.uint64(27)) * _SECOND
     return words ^ words >> np.uint64(31)

@@ -93,18 +93,15 @@ class ModelForward:
         return self._eager(call, rows, width, tables)
 
     def _eager(self, call: NetworkCall, rows: Sequence[Row], width: int | None, tables: PackedTables) -> _EagerForward:
-        """A forward without a graph."""
         self.eager_forwards += self._device.type == "cuda"
         attend = self._attention.prepare(rows, width)
         return _EagerForward(call, attend, self._inputs([rows[index] for index in attend.order]), tables)
 
     def seal(self) -> None:
-        """Captures nothing from now on."""
         if self.graphs is not None:
             self.graphs.seal()
 
     def is_known(self, network: Network, group: RowGroup) -> bool:
-        """Whether the group's shape has a CUDA graph, or can have none. False if forwards are not captured."""
         return self.graphs is not None and self.graphs.is_known(self._networks[network], group.members, group.width)
 
     def release_cache(self) -> None:

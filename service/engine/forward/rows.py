@@ -60,7 +60,6 @@ class Anchor(NamedTuple):
 
     @property
     def has_candidates(self) -> bool:
-        """Whether the row's positions have draft candidates."""
         return self.output.has_candidates is not None and bool(self.output.has_candidates[self.row])
 
 

@@ -128,7 +128,6 @@ class CheckpointRunner:
         return taken + measure_peak(self.device, largest)
 
     def _compute_once(self, rows: Sequence[Row]) -> None:
-        """A forward of each network over rows, unless it has its graph. A shape without memory is left out."""
         config = self.config
         hidden = torch.zeros(1, config.block_size, config.hidden_size, device=self.device, dtype=self._dtype)
         anchored = [row._replace(anchor=Anchor(ForwardOutput(hidden), 0)) for row in rows]
@@ -194,7 +193,6 @@ class OomBackoff:
         return lambda: [prediction for pending in forwards for prediction in pending()]
 
     def _count(self, num_rows: int) -> None:
-        """Counts a forward that fitted."""
         if self.limit is not None and num_rows >= self.limit:
             self._num_full += 1
             if self._num_full == _PATIENCE:

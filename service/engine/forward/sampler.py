@@ -83,7 +83,6 @@ class Sampler:
         drafts: DraftVocabulary | None,
         collector: LogprobsCollector,
     ) -> _SamplePart:
-        """Plans the sampling over the whole vocabulary. Fills `drafts` and `collector`."""
         positions = tables.add(batch.flat.astype(np.int32))
         sample, collect = self._logits_sampler.plan(batch, tables), collector.plan(batch, tables)
         fill = None if drafts is None else drafts.plan_fill(batch, tables)
@@ -132,7 +131,6 @@ class PlannedSampling:
         return predictions
 
     def _in_order(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The values `[M, 4]` of all parts in the batch's order."""
         ordered = np.empty_like(values)
         ordered[np.concatenate([part.indices for part in self._parts])] = values
         return ordered
@@ -179,7 +177,6 @@ def _predictions(
 def _rescored(
     batch: SamplingBatch, tokens: Sequence[int], confidences: Sequence[float], first: int
 ) -> dict[int, tuple[Pick, ...]]:
-    """The rescored positions by row. `first`: the index of the first rescored position."""
     rescored = dict[int, tuple[Pick, ...]]()
     rows, positions = batch.row[first:].tolist(), batch.position[first:].tolist()
     for row, *pick in zip(rows, positions, tokens[first:], confidences[first:], strict=True):

@@ -73,16 +73,6 @@ def test_candidates_do_not_change_the_output(candidates: int) -> None:
     assert sum(completion.stats.drafts_proposed for completion in few) > 0
 
 
-def test_all_tokens_as_candidates_are_the_whole_vocabulary() -> None:
-    """The same drafts, not only the same answers."""
-    checkpoint = tiny_checkpoint(2, block_size=4)
-    requests = random_requests(random.Random(7), checkpoint, 24)
-    whole, all_ = (read(checkpoint, requests, count) for count in (0, checkpoint.config.vocab_size))
-    assert [(completion.token_ids, completion.stats.drafts_accepted) for completion in all_] == [
-        (completion.token_ids, completion.stats.drafts_accepted) for completion in whole
-    ]
-
-
 def test_the_head_is_multiplied_for_what_is_verified_only(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a")
     logits, reads = checkpoint.backbone.logits, list[int]()

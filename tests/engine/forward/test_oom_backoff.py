@@ -86,17 +86,8 @@ class TestRowsThatFit:
         predictions = read(OomBackoff(), forward, [self.row(index) for index in range(count)])
         return [prediction and prediction.handle for prediction in predictions], calls
 
-    def test_all_at_once_when_there_is_room(self) -> None:
-        assert self.handles(5, lambda _: True) == ([0, 1, 2, 3, 4], [[0, 1, 2, 3, 4]])
-
     def test_halves_in_order_when_there_is_less(self) -> None:
         assert self.handles(5, lambda rows: len(rows) <= 2) == ([0, 1, 2, 3, 4], [[0, 1], [2, 3], [4]])
-
-    def test_a_row_that_never_fits_takes_no_other_with_it(self) -> None:
-        assert self.handles(6, lambda rows: 4 not in rows)[0] == [0, 1, 2, 3, None, 5]
-
-    def test_no_room_at_all(self) -> None:
-        assert self.handles(3, lambda _: False) == ([None] * 3, [])
 
     @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), RuntimeError(CPU_MESSAGE), MemoryError()])
     def test_a_row_that_does_not_fit_gets_no_prediction(self, error: Exception) -> None:
@@ -149,13 +140,6 @@ class TestRowsThatFit:
             return []
 
         assert read(OomBackoff(), forward, [self.row(0)]) == [None]
-
-    def test_another_error_passes_through(self) -> None:
-        def forward(rows: Sequence[Row]) -> list[Prediction]:
-            raise RuntimeError("a bug")
-
-        with pytest.raises(RuntimeError, match="a bug"):
-            read(OomBackoff(), forward, [self.row(0), self.row(1)])
 
     def test_the_failed_forwards_tensors_are_free_before_the_next_try(self) -> None:
         alive: list[int] = []

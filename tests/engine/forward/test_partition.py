@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from service.decode.block import MASKED, Block
 from service.engine import SamplingParams
-from service.engine.forward.partition import FixedShapes, WholeBatch, fixed_shapes_for
+from service.engine.forward.partition import FixedShapes, WholeBatch
 from service.engine.forward.rows import Row
 from tests.engine.forward.sampled import Position, batch_of
 
@@ -72,8 +72,3 @@ class TestFixedShapes:
             assert group.members.flat[: len(group.indices)].tolist() == group.indices.tolist()
             assert len({bool(SAMPLING[kinds[index]].temperature) for index in group.members.flat}) == 1
             assert len({SAMPLING[kinds[index]].filtered for index in group.members.flat}) == 1
-
-    def test_a_block_longer_than_a_forward_is_a_forward_of_its_own(self) -> None:
-        for device in ("cpu", "cuda"):
-            assert fixed_shapes_for(device, 128).min_rows == 1
-            assert fixed_shapes_for(device, 1).min_rows > 4

@@ -110,11 +110,6 @@ def test_numbers_do_not_depend_on_the_number_of_programs(device: str, temperatur
     assert torch.equal(alone[0], results[0][0][1])
 
 
-@pytest.mark.parametrize(("count", "parts", "expected"), [(1, 75, 75), (16, 75, 25), (600, 75, 1), (4, 1, 1)])
-def test_programs_fill_the_device(count: int, parts: int, expected: int) -> None:
-    assert logits_sampler._num_programs(count, parts) == expected
-
-
 @triton.jit
 def _write_noise(words, out, COUNT: tl.constexpr):  # noqa: N803 - a constant of Triton
     index = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
