@@ -42,7 +42,6 @@ class EngineConfig:
         return self.max_prefill_tokens or default
 
     def candidates(self, vocab_size: int) -> int:
-        """The number of tokens from which a draft is chosen; 0: all."""
         if self.draft_candidates is not None:
             return self.draft_candidates
         return defaults.DRAFT_CANDIDATES if vocab_size >= _LARGE_VOCABULARY else 0

@@ -1,7 +1,4 @@
-"""Plans a device's memory beside the weights: KV cache, running requests, rows of a forward.
-
-It needs only the model's sizes and numbers of bytes, no tensors.
-"""
+"""Plans a device's memory beside the weights, by numbers: KV cache, running requests, rows of a forward."""
 
 from dataclasses import dataclass
 
@@ -36,10 +33,9 @@ _CPU_BYTES = 4 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class RequestedSizes:
-    """The requested sizes. None: the largest size that fits.
+    """The requested sizes; None: the largest size that fits.
 
-    `memory_utilization`: the share of a GPU's memory that may be used, weights included; on a CPU the share of the free
-    memory.
+    `memory_utilization`: the share of a GPU's memory, weights included, or of a CPU's free memory.
     """
 
     kv_cache_tokens: int | None = None
@@ -103,7 +99,6 @@ def forward_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
 
 
 def _activations(model: ModelConfig, rows: int, itemsize: int) -> int:
-    """The bytes of the tensors within a forward, without logits."""
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     return rows * model.block_size * (6 * model.hidden_size + 3 * heads + _inner(model)) * itemsize
 

@@ -1,8 +1,7 @@
 """One running request: the rows that it needs next, and its reaction to their predictions.
 
-A request prefills its prompt's whole blocks, then decodes block after block by its mode's policy. A finished block
-(`unwritten`) is stored by a row in the same forward as the next block's first evaluation. Tensors occur only as opaque
-handles.
+A finished block (`unwritten`) is stored by a row in the same forward as the next block's first evaluation. Tensors
+occur only as opaque handles.
 """
 
 from collections import deque
@@ -59,7 +58,6 @@ class RunningRequest:
         self._start_block(request.prompt_token_ids[len(blocks) * block_size :])
 
     def start(self) -> None:
-        """Opens the request's grammar and gets the first query of the block's policy. Both may raise."""
         request = self.request
         if request.grammar is not None:
             self._matcher = request.grammar.open()
@@ -69,19 +67,15 @@ class RunningRequest:
             self._canvas.begin()
         self._continue(next(self._decoding, None))
 
-    # --- rows -------------------------------------------------------------------------------------
-
     @property
     def num_prompt_rows(self) -> int:
         return max(0, self._prompt_blocks - self._unwritten[0].index) if self._unwritten else 0
 
     @property
     def stores_next(self) -> bool:
-        """Whether the next block that it stores is the first of its prompt without a shared page."""
         return bool(self._unwritten) and self._unwritten[0].index == self.lease.num_shared
 
     def skip_stored(self, count: int) -> None:
-        """The next `count` blocks of its prompt are stored by others, and its lease has their pages."""
         for _ in range(count):
             self._unwritten.popleft()
         self.stats.cached_tokens += count * self._block_size
@@ -97,8 +91,8 @@ class RunningRequest:
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
         """Rows for the next backbone forward: at most `budget`, and at most `prompt_budget` of the prompt.
 
-        Blocks to store come first. The evaluation follows if all of it fits. Empty if nothing fits. The caller must
-        call `receive_predictions` with a prediction for every row.
+        Blocks to store come first. The evaluation follows if all of it fits. The caller must call
+        `receive_predictions`.
         """
         if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
             return list(islice(self._unwritten, min(budget, prompt_budget)))
@@ -123,8 +117,6 @@ class RunningRequest:
         if isinstance(self._query, Refine):
             return [*self._for_mrp, self._refined(self._query)]
         return list(self._for_mrp)
-
-    # --- predictions -------------------------------------------------------------------------------
 
     def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
         stored = min(len(rows), len(self._unwritten))  # they come first
@@ -175,8 +167,6 @@ class RunningRequest:
     def release(self) -> None:
         """Drops its reference cycles after its end. Without this only a garbage collection would free it."""
         del self._canvas, self._decoding
-
-    # --- decoding ----------------------------------------------------------------------------------
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
         self._head = len(head)
@@ -229,7 +219,6 @@ class RunningRequest:
             self._masks = {state: grammar.mask(state) for state in states}
 
     def _record_steps(self, evaluated: int) -> None:
-        """Records the steps that followed the last predictions. `evaluated`: the number of states that were read."""
         first, steps = self._num_recorded, self._canvas.steps
         if not evaluated and first == len(steps):
             return

@@ -1,11 +1,8 @@
 """The scheduler: starts requests in the order of a fair queue, and assigns the rows of the next forward.
 
-A long prompt is stored in chunks beside decoding requests, so that it does not delay them much.
-
-A forward takes as long as all of its rows together. So a tenant with many rows would slow down a tenant with few rows,
-even if no request waits. Each tenant has a share of the time, its weight among all weights. A forward takes at most as
-long as each tenant's rows alone would, divided by that share. Further rows wait for the next forward. The price:
-forwards are smaller while tenants of unlike size run, and a forward of few rows takes more time for each row.
+A long prompt is stored in chunks beside decoding requests. A forward takes at most as long as each tenant's rows alone
+would, divided by the tenant's share of all weights; further rows wait. So a tenant with many rows does not slow down
+others. The price: forwards are smaller while tenants of unlike size run.
 """
 
 from bisect import bisect_right
@@ -36,7 +33,7 @@ StepRows = list[tuple[RunningRequest, list[Row]]]
 class Waiting:
     """A request in the queue. `submitted`: the time of its submission (engine's clock, seconds).
 
-    `blocks`: the whole blocks of its prompt before the first masked position, which other requests may share.
+    `blocks`: the whole blocks of its prompt before the first masked position.
     """
 
     request: GenerationRequest
@@ -45,10 +42,7 @@ class Waiting:
 
 
 class Scheduler:
-    """The waiting queue and the running requests of one engine.
-
-    `prompt_rows`: the maximum of rows of prompts in a step in which other requests decode.
-    """
+    """The waiting queue and the running requests. `prompt_rows`: rows of prompts beside decoding requests."""
 
     def __init__(
         self, pages: PrefixCache, block_size: int, config: EngineConfig, planner: DraftPlanner, prompt_rows: int
@@ -98,7 +92,6 @@ class Scheduler:
         return started
 
     def pop_lookups(self) -> tuple[int, int]:
-        """The prompt tokens looked up in the prefix cache since the last call, and the tokens found there."""
         lookups, self._lookups = self._lookups, (0, 0)
         return lookups
 
@@ -106,8 +99,7 @@ class Scheduler:
         """The rows of the next forward: rows of decoding requests, then chunks of prompts.
 
         `busy`: requests whose forward is under way. `max_requests`: the limit of requests. A request that gets no rows
-        is the first one in the next forward. A tenant gets the rows that its share of the time allows, at
-        least the rows of one request.
+        is the first one in the next forward. A tenant gets at least the rows of one request.
         """
         live = [running for running in self.running if running.finish_reason is None]  # some failed when they started
         prompts = {running: count for running in live if (count := running.num_prompt_rows)}
@@ -135,8 +127,8 @@ class Scheduler:
     ) -> set[RunningRequest]:
         """Lets requests use blocks that others have stored since their admission. Updates `prompts`.
 
-        Returns the requests that wait, since another request stores their next blocks. They are no longer in `prompts`.
-        A short prompt is not worth a wait.
+        Returns the requests with long prompts whose next blocks another request stores. They are no longer in
+        `prompts`.
         """
         followers, stored = set[RunningRequest](), set[object]()
         for running in [running for running in prompts if running.stores_next]:
@@ -205,7 +197,6 @@ class Scheduler:
         return served, left_out
 
     def _without_poor_drafts(self, served: StepRows) -> StepRows:
-        """The rows of one tenant, or of all tenants, without drafts that are not worth the forward's time."""
         offers = [running.expected_gains(rows) if len(rows) > 1 else () for running, rows in served]
         if not any(offers):
             return served
@@ -250,19 +241,15 @@ class Scheduler:
         running.release()
 
     def drop_waiting(self, request_id: str) -> Waiting | None:
-        for waiting in self.waiting:
-            if waiting.request.request_id == request_id:
-                self.waiting.remove(waiting)
-                return waiting
-        return None
+        waiting = next((waiting for waiting in self.waiting if waiting.request.request_id == request_id), None)
+        if waiting is not None:
+            self.waiting.remove(waiting)
+        return waiting
 
 
 def pages_needed(request: GenerationRequest, block_size: int) -> int:
     """The maximum of KV pages of a request: its prompt and completion in whole blocks."""
     return -(-(len(request.prompt_token_ids) + request.max_new_tokens) // block_size)
-
-
-# --- shares of tenants -----------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -1,9 +1,7 @@
 """One running request of `ScoreMode`: the masked positions of its prompt are scored, nothing is decoded.
 
-The blocks before the first masked position are a prompt like any other. From there on to the block of the last masked
-position, every block is a row of its own: its masks are scored, and its KV is written for the blocks after it, to pages
-that no other request shares. All of these rows are in one forward if they fit. A block therefore sees the masks of the
-blocks before it.
+From the first masked position on to the block of the last one, every block is a row: its masks are scored, and its KV
+is written for the blocks after it, to pages that no other request shares.
 """
 
 from collections import deque
@@ -71,7 +69,6 @@ class ScoringRequest(RunningRequest):
         )
 
     def _block(self, tokens: tuple[int, ...], index: int, *, last: bool) -> Row:
-        """The row of a block. Positions after the prompt are masked, as when an answer is decoded."""
         block = Block(tokens + (MASKED,) * (self._block_size - len(tokens)))
         sampling, logprobs = (None, None) if block.complete else (self.request.sampling, self.request.logprobs)
         return Row(block, index, self.lease.pages, writes_kv=not last, sampling=sampling, logprobs=logprobs)

@@ -1,10 +1,8 @@
 """Runs the engine on its own thread, which delivers the outputs of each step at its end.
 
-Any thread may submit and abort requests: they wait in an inbox under one lock until the next step. An unexpected error
-in a step fails all requests in progress, and the thread stays unhealthy with that reason.
-
-Between two steps the thread runs tasks: weight updates, pauses, sleep. An engine that is paused or asleep makes no
-step. Its thread only ends requests that are aborted or over their time limit.
+Requests and aborts wait in an inbox under one lock until the next step. An unexpected error in a step fails all
+requests, and the thread stays unhealthy with that reason. Between two steps the thread runs tasks: weight updates,
+pauses, sleep. While the engine is paused or asleep, it only ends requests that are aborted or over their time limit.
 """
 
 import asyncio
@@ -83,10 +81,7 @@ class EngineThread:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        deliver: Callable[[list[EngineOutput]], None],
-        max_waiting: int = defaults.MAX_WAITING,
+        self, engine: Engine, deliver: Callable[[list[EngineOutput]], None], max_waiting: int = defaults.MAX_WAITING
     ) -> None:
         self._engine, self._deliver, self._max_waiting = engine, deliver, max_waiting
         self._changed = threading.Condition()
@@ -112,7 +107,6 @@ class EngineThread:
 
     @property
     def failure(self) -> str | None:
-        """The reason why the engine stopped. None while it is healthy."""
         if self._failure is None and not self._stopping and not self._thread.is_alive():
             return "the engine's thread is not running"
         return self._failure
@@ -141,7 +135,6 @@ class EngineThread:
             self._changed.notify()
 
     def abort(self, request_id: str) -> None:
-        """Requests the end of a request. Its id stays in use until the engine has removed the request."""
         with self._changed:
             if request_id in self._undelivered:
                 self._inbox.aborted.append(request_id)
@@ -170,8 +163,6 @@ class EngineThread:
             self._changed.notify()
         await asyncio.wrap_future(task.done)
 
-    # --- the engine's thread -----------------------------------------------------------------------
-
     def _run(self) -> None:
         try:
             self._engine.use_device()
@@ -197,7 +188,6 @@ class EngineThread:
         return [*self._engine.progress, *ended]
 
     def _wait(self) -> _Inbox | None:
-        """The inbox, as soon as there is work, or time to check for late requests. None when stopping."""
         engine = self._engine
         with self._changed:
             while not (self._stopping or self._inbox or self._task or (engine.has_work and not engine.halted)):

@@ -1,9 +1,7 @@
 """The process of a replica's engine, started by `client.py`: `python -m service.engine_process.process FD [DEPS]`.
 
-The engine shares no Python lock with the replica's event loop. The engine's thread sends the results of a step itself,
-so this process's own event loop only wakes for messages that come. The process ends when its socket closes.
-
-`DEPS`: `module:name` of the engine's `EngineDeps`, if not the default ones.
+The engine's thread sends the results of a step itself. The process ends when its socket closes. `DEPS`: `module:name`
+of the engine's `EngineDeps`, if not the default ones.
 """
 
 import asyncio
@@ -114,7 +112,6 @@ class EngineProcess(Frames):
         os._exit(0)
 
     def _send(self, message: object) -> None:
-        """Sends a message from any thread. If the replica is gone, this process ends."""
         try:
             self._channel.send(message)
         except EOFError:
@@ -152,12 +149,9 @@ class EngineProcess(Frames):
             self._send(messages.EngineAlive(self._core.controls_thread))
 
     async def _watch(self) -> None:
-        """Reports that a rank is lost. Without a request, no step would notice it."""
         while (failure := self._core.failure) is None:
             await asyncio.sleep(_WATCH_S)
         self._send(messages.StepOutputs([], [], self._steps.thread.state(), failure))
-
-    # --- requests ----------------------------------------------------------------------------------
 
     def _submit(self, request: GenerationRequest) -> None:
         try:

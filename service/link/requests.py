@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, cast
 
 from service.errors import InvalidRequest
-from service.ipc.connections import Unsendable
+from service.ipc.messagepack import Unsendable
 from service.link.client import AuthenticationFailed, Link, PendingCall, ReplicaDraining
 from service.link.protocol import Method
 from service.messages.replica_status import Address, Status
@@ -27,8 +27,7 @@ _AGAIN_S = 2.0
 class ReplicaLinks:
     """Sends each request over the link of the replica that `router` chooses. Without a link, requests wait for one.
 
-    `on_change` gets the number of replicas with a link. `on_wait` is called when a request begins to wait: `update`
-    must follow until `waiting` is 0. `tls`: encrypts the links.
+    `on_change` gets the number of replicas with a link. `on_wait`: a request begins to wait, so `update` must follow.
     """
 
     def __init__(
@@ -48,8 +47,6 @@ class ReplicaLinks:
         self._unauthenticated: set[Address] = set()
         self._updating, self._updated = asyncio.Lock(), asyncio.Event()
         self.waiting = 0
-
-    # --- requests ----------------------------------------------------------------------------------
 
     async def count(self, request: ReplicaRequest) -> int | Failure:
         call, tokens = await self._begin("count", request)
@@ -103,13 +100,10 @@ class ReplicaLinks:
                 "which no replica can be sent"
             ) from error
 
-    # --- the replicas ------------------------------------------------------------------------------
-
     async def update(self, statuses: Sequence[Status]) -> list[Status]:
         """Opens a link to every replica that can generate. Returns the statuses as this ingress sees them.
 
-        `statuses`: fresh answers; an older address may be another program's. A replica that drains is left out. A
-        replica without a link has a failure.
+        `statuses`: fresh answers; an older address may be another program's. A replica that drains is left out.
         """
         async with self._updating:
             healthy = {status.replica: status.address for status in statuses if status.failure is None}

@@ -30,9 +30,6 @@ class PauseState(Data, frozen=True):
         return (self.number, self.paused, self.sleep_level) < (other.number, other.paused, other.sleep_level)
 
 
-# --- control ---------------------------------------------------------------------------------------
-
-
 class CheckWeights(Data, frozen=True, tag=1):
     """Checks whether a replica could serve these weights. Nothing is changed.
 
@@ -75,9 +72,6 @@ class ControlResult:
     pause: PauseState = PauseState()
     seconds: float = 0.0  # the duration
     error: MrpServeError | None = None  # why the replica is as it was; None if the command succeeded
-
-
-# --- the state of a replica ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@
         checkpoint = executor.load("service/demo", LoadOptions())
         engine = Engine(checkpoint, deps=EngineDeps(ranks=executor))
 
-If a worker ends, the executor ends: `failure` says why, and the next forward raises. On a CPU the running forward
-raises, too. On CUDA it hangs until NCCL ends this process (`timeout_s`), so the service watches `failure`. Every worker
-ends with rank 0, because its socket closes.
+If a worker ends, `failure` says why, and the next forward raises. On a CPU the running forward raises, too. On CUDA it
+hangs until NCCL ends this process (`timeout_s`). Every worker ends with rank 0, because its socket closes.
 """
 
 from __future__ import annotations
@@ -174,9 +173,9 @@ class TensorParallelExecutor:
         return checkpoint
 
     def fetch(self, folders: Sequence[str], options: LoadOptions, *, newest_only: bool = False) -> Checkpoint:
-        """This rank's part of new weights, in the host's memory. Every other rank loads its part at the same time.
+        """This rank's part of new weights, in the host's memory, while forwards go on. Other ranks load theirs.
 
-        Forwards go on meanwhile. CheckpointError as in `model.weight_update`; all ranks then keep the served weights.
+        CheckpointError as in `model.weight_update`; all ranks then keep the served weights.
         """
         paths, served = tuple(str(resolve(folder)) for folder in folders), self._loaded()
         for worker in self._workers:
@@ -211,7 +210,6 @@ class TensorParallelExecutor:
         self.take_memory("weights", take, partial(drop_weights, served))
 
     def give_memory(self, part: messages.MemoryPart, give: Callable[[], None]) -> None:
-        """Gives the memory of a part back, on all ranks. `give`: what this rank does."""
         for worker in self._workers:
             worker.send(messages.SetMemory(part, present=False))
         give()
@@ -244,10 +242,7 @@ class TensorParallelExecutor:
     def networks(
         self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig
     ) -> DriverNetworks:
-        """The networks over all parts of the checkpoint that was loaded last. They replace earlier ones.
-
-        All ranks capture CUDA graphs of the same shapes in the same order: their sums are nodes of the graphs.
-        """
+        """The networks over all parts of the checkpoint that was loaded last. They replace earlier ones."""
         if checkpoint is not self._checkpoint:
             raise AssertionError("the checkpoint is not the one that the ranks have loaded")
         for worker in self._workers:
@@ -305,7 +300,6 @@ class TensorParallelExecutor:
         return f"cuda:{rank}" if self._kind == "cuda" else self._kind
 
     def _why(self, error: BaseException) -> MrpServeError:
-        """The error of a failed forward: a rank's own error, this one's included, else that a rank is lost."""
         if isinstance(error, ReplicaLost | EngineFailed):
             self._lost.wait(_LAST_WORDS_S)
             failures = [failure for worker in self._workers if (failure := worker.failure) is not None]
@@ -329,7 +323,8 @@ class DriverNetworks(ModelForward):
         self._executor = executor
 
     def plan(self, network: Network, group: RowGroup, tables: PackedTables) -> PlannedForward:
-        return _OnAllRanks(self._executor, super().plan(network, group, tables), network, group)
+        local = super().plan(network, group, tables)
+        return PlannedForward(local.order, lambda: self._executor.run(local, network, group))
 
     def seal(self) -> None:
         self._executor.seal()
@@ -340,19 +335,6 @@ class DriverNetworks(ModelForward):
 
     def restore_cache(self) -> None:
         self._executor.take_memory("kv_cache", super().restore_cache, super().release_cache)
-
-
-class _OnAllRanks:
-    """A `PlannedForward` that runs on all ranks. `local`: the part of rank 0."""
-
-    def __init__(
-        self, executor: TensorParallelExecutor, local: PlannedForward, network: Network, group: RowGroup
-    ) -> None:
-        self._executor, self._local, self._network, self._group = executor, local, network, group
-        self.order = local.order
-
-    def run(self) -> Tensor:
-        return self._executor.run(self._local, self._network, self._group)
 
 
 def _check(size: int, device: str) -> None:

@@ -1,7 +1,6 @@
 """A worker, any rank but 0: `python -m service.parallel.worker DESCRIPTOR FOLDER`, started by `executor.py`.
 
-It handles rank 0's messages in their order. It ends at once when its socket closes, since a sum without rank 0 would
-never end.
+It handles rank 0's messages in their order, and ends at once when its socket closes.
 """
 
 import gc
@@ -78,7 +77,6 @@ class Worker:
         self._networks = ModelForward(self._checkpoint, command.num_pages, command.shapes, execution)
 
     def _load_shard(self, command: messages.LoadShard) -> None:
-        """Runs on a thread of its own, beside forwards."""
         self._fresh, problem = None, None
         try:
             if self._checkpoint is None:

@@ -1,8 +1,7 @@
 """The two Serve deployments: `Ingress` (HTTP, CPU) in front of `Generator` (the model, its device).
 
-The classes are thin: `gateway/ingress.py` and `replica/replica.py` do the work without Ray. Serve makes these
-classes from `service.app:build`. Every process of the service imports this module. A class therefore imports its
-dependencies when it is constructed: an ingress loads no torch, a replica no FastAPI application, the CLI neither.
+Serve makes these classes from `service.app:build`. Every process of the service imports this module. A class therefore
+imports its dependencies when it is constructed: an ingress loads no torch, a replica no FastAPI application.
 """
 
 from __future__ import annotations
@@ -161,7 +160,6 @@ class IngressDeployment:
         self._ingress.draining.abort()
 
     async def stop_listening(self) -> None:
-        """Refuses new connections, so that none is broken off when the process is killed."""
         if self._listener is not None:
             await self._listener.close(_GRACE_S)
 
@@ -184,11 +182,7 @@ def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) 
 
 
 async def _exit_when_failed(replica: Replica) -> None:
-    """Ends the process of a replica whose engine has stopped.
-
-    Serve needs three failed health checks to replace a replica and routes requests to it meanwhile. A dead process
-    gets no more requests at once.
-    """
+    """Ends the process of a replica whose engine has stopped. Serve would route requests to it for a while."""
     while (failure := replica.status().failure) is None:
         await asyncio.sleep(_POLL_S)
     _log.critical("the engine stopped, so this replica's process exits: %s", failure)
@@ -198,10 +192,7 @@ async def _exit_when_failed(replica: Replica) -> None:
 
 
 def _leave_torch_out() -> None:
-    """Makes torch look absent in this process, which needs it no more than an ingress.
-
-    transformers would import it beside the tokenizer, which takes two seconds and 190 MB.
-    """
+    """Makes torch look absent in this process: transformers would import it, which takes two seconds and 190 MB."""
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # the import system's mark of an absent module
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 

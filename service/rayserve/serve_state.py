@@ -24,11 +24,7 @@ def describe_missing(app_name: str, deployment_name: str) -> str:
 
 
 def is_scaled_to_zero(app_name: str, deployment_name: str) -> bool:
-    """Whether a deployment without an answering replica is scaled to zero on purpose.
-
-    Also true while the first replica is starting and the handles do not know it yet. False while the deployment is
-    being deployed, and once Serve knows that a replica was lost or does not start.
-    """
+    """Whether a deployment without an answering replica is scaled to zero on purpose, or starts its first one."""
     deployment = serve.status().applications[app_name].deployments[deployment_name]
     return deployment.status in {"HEALTHY", "UPSCALING", "DOWNSCALING"}
 

@@ -1,7 +1,6 @@
-"""Makes the `ModelCard` of a loaded checkpoint, with the examples of its README.md.
+"""Makes the `ModelCard` of a loaded checkpoint, with the examples of its README.md (`widget`, as on the Hub).
 
-The playground offers the examples: `widget` in the front matter, as on the Hugging Face Hub. A README.md without them,
-or one that cannot be read, has none: it must not stop a replica.
+A README.md without them, or one that cannot be read, has none: it must not stop a replica.
 """
 
 from collections.abc import Iterator

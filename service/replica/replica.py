@@ -1,6 +1,5 @@
 """One replica: a checkpoint, its tokenizer and its engine. It answers `ReplicaRequest`.
 
-It encodes prompts and decodes answers outside the engine's thread, and keeps the replica's metrics.
 `rayserve/deployments.py` puts it behind links (`link/server.py`); tests call it directly.
 """
 
@@ -66,12 +65,10 @@ class Replica:
         self._encoder = ThreadPoolExecutor(1, "encode")
         self._in_flight = 0
 
-    # --- requests ----------------------------------------------------------------------------------
-
     async def stream(self, request: ReplicaRequest) -> Items:
-        """The blocks of an answer and its ending, and steps if the request asks for them.
+        """The blocks of an answer and its ending, and steps on request; with `scoring` an ending only.
 
-        A request with `scoring` has an ending only. Closing the stream, or cancelling its task, aborts the request.
+        Closing the stream, or cancelling its task, aborts the request.
         """
         self._in_flight += 1
         try:
@@ -167,7 +164,6 @@ class Replica:
         return ending
 
     async def _run(self, length: int, encode: Callable[[], _T]) -> _T:
-        """Encodes a short prompt on this thread, and a long one on another thread, which bounds its memory."""
         if length < _LONG:
             return encode()
         call = encode if length < _HUGE else partial(_then_trim_memory, encode)
@@ -225,8 +221,6 @@ class Replica:
             return Failure(error)
         except Exception as error:  # noqa: BLE001 - as in `stream`
             return Failure(unexpected_error(error, request.origin.request_id))
-
-    # --- the replica -------------------------------------------------------------------------------
 
     def status(self) -> Status:
         return Status(self._replica, self._engine.failure, self._control.card, pause=self._control.pause)

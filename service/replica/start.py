@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 async def start_replica(replica: str, settings: Settings, deps: str = "") -> Replica:
-    """Loads the engine. `replica`: its name in metrics. `deps`: as in `EngineProcessClient.start`.
+    """Loads the engine, and the tokenizer's libraries meanwhile. Raises the errors of loading.
 
-    Raises the errors of loading. The tokenizer's libraries take a second to import. The engine's process loads the
-    checkpoint meanwhile.
+    `replica`: its name in metrics. `deps`: as in `EngineProcessClient.start`.
     """
     metrics = ReplicaMetrics()
     starting = asyncio.create_task(EngineProcessClient.start(settings, metrics.add_sums, deps))

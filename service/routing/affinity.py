@@ -1,9 +1,8 @@
 """The replica for a prompt, chosen by cached prefixes and by load.
 
-A request goes to the replica that served its longest known prefix. If several did, the least loaded one gets it;
-within a session, the most recent one. A cached prefix attracts requests only up to a bounded share of all requests
-(consistent hashing with bounded loads, Mirrokni, Thorup, Zadimoghaddam 2016). Requests above that bound go by load.
-The replica that takes them then has the prefix, too, so popular prefixes spread to more replicas.
+A request goes to the replica that served its longest known prefix. If several did, the least loaded one gets it; within
+a session, the most recent one. A cached prefix attracts only a bounded share of all requests (consistent hashing with
+bounded loads, Mirrokni, Thorup, Zadimoghaddam 2016). The others go by load, so popular prefixes spread.
 """
 
 import random
@@ -39,11 +38,7 @@ class RoutingDecision:
 
 
 class PrefixTable:
-    """Key -> the replicas that have served the prefix, the most recent one last. Drops the least recently used keys.
-
-    The table estimates the contents of the replicas' prefix caches. A replica may have evicted a prefix since.
-    `size`: the maximal number of keys.
-    """
+    """Key -> the replicas that have served the prefix, the most recent one last. At most `size` keys, the last used."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -108,15 +103,11 @@ class Affinity:
         self._table.record(keys, replica)
 
     def bound(self, loads: Mapping[str, float]) -> float:
-        """The most requests of a replica, the new one included, with which its cached prefix counts."""
         mean = (sum(loads.values()) + 1) / len(loads)
         return max(BOUND * mean, mean + self._slack)
 
     def _unknown(self, keys: PrefixKeys, loads: Mapping[str, float], bound: float) -> str:
-        """The replica for an unknown prompt. A named session goes to its home replica, if the load allows.
-
-        If sessions went by load, two ingresses could choose different replicas for one session and keep them.
-        """
+        """The replica for an unknown prompt. A named session goes to its home replica, if the load allows."""
         if keys.session is not None and loads[home := self._home(keys.session, list(loads))] + 1 <= bound:
             return home
         return self._by_load(keys.home, list(loads), loads)

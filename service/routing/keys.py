@@ -1,8 +1,7 @@
 """The prefixes of a prompt as numbers (keys), which are the same in every process.
 
-A key stands for the prompt up to a boundary. Boundaries are at the ends of chat messages and at growing distances,
-a few dozen per prompt of any length. Two different prefixes may have the same key. Such a collision
-costs a prefill; the answer stays the same.
+A key stands for the prompt up to a boundary: the ends of chat messages, and growing distances. Two different prefixes
+may have the same key, which costs a prefill; the answer stays the same.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -27,9 +27,8 @@ class _ReplicaLoad:
 class InflightCounts:
     """The number of requests at every replica, as one ingress knows it.
 
-    The ingress counts its own requests exactly, from the choice of the replica on. A replica reports the requests of
-    other ingresses with every item of an answer. Such a report expires after a few seconds: a replica that seems busy
-    gets no requests and so would never report again.
+    The ingress counts its own requests exactly. A replica reports those of other ingresses with every item. A report
+    expires after a few seconds: a replica that seems busy gets no requests and so would never report again.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -71,8 +70,8 @@ def slack(slots: int) -> int:
 class Router:
     """The choice of replicas. `inflight`: the replicas by name, and their requests.
 
-    `slack`: requests above the mean that a replica may always have. `by_prefix`: whether a replica that has a prompt's
-    prefix is preferred. `on_route` then gets every reason. `later`: calls a function when no request waits for it.
+    `slack`: requests above the mean that a replica may always have. `by_prefix`: whether prefixes count. `on_route`
+    then gets every reason. `later`: calls a function when no request waits for it.
     """
 
     def __init__(

@@ -131,17 +131,6 @@ def test_in_bfloat16_speculative_is_static(name: str) -> None:
         assert_pairs(requests, engine.generate(requests), 6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.2])
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
-def test_in_bfloat16_speculative_is_static_for_hundreds_of_requests(name: str, temperature: float) -> None:
-    checkpoint = golden(name, torch.bfloat16)
-    engine = Engine(checkpoint, EngineConfig(deterministic=True), deps=EngineDeps(costs=FAIR))
-    for seed in range(3):
-        requests = pairs(500 + seed, checkpoint, temperature, 40)
-        assert_pairs(requests, engine.generate(requests), 40)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))
 def test_the_prefix_cache_changes_no_bit(name: str, dtype: torch.dtype) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
-from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model import Checkpoint
 from tests.engine.helpers import (
     DEAR,
     FAIR,
@@ -26,7 +26,7 @@ from tests.engine.helpers import (
     verified,
 )
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import GOLDEN, GOLDEN_NAMES, golden
+from tests.tiny import GOLDEN_NAMES, golden
 
 #: room for a few requests: tests that make many engines would else need gigabytes
 SMALL = EngineConfig(kv_cache_tokens=4096)
@@ -144,28 +144,6 @@ def test_speculative_is_what_it_verifies_for_thousands_of_requests(name: str, te
     config = EngineConfig(max_rows=256, kv_cache_tokens=8192, draft_candidates=(0, 8)[seed % 2])
     deps = EngineDeps(costs=(FREE, FAIR, DEAR)[seed % 3])
     assert_pairs(requests, Engine(checkpoint, config, deps=deps).generate(requests), 40)
-
-
-def test_a_good_drafter_saves_forwards() -> None:
-    """An MRP without effect drafts the backbone's next best tokens, which are right often enough to save forwards."""
-    checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[1], LoadOptions(mrp_zero=True, dtype=torch.float64))
-    requests = pairs(3, checkpoint, 0.0, 10)
-    assert assert_pairs(requests, Engine(checkpoint, SMALL, deps=EngineDeps(costs=FREE)).generate(requests), 10) > 0
-
-
-def test_a_seed_gives_the_same_tokens_again_and_another_seed_others() -> None:
-    checkpoint = golden(GOLDEN_NAMES[0], torch.float64)
-
-    def decode(seeds: range) -> list[tuple[int, ...]]:
-        requests = [
-            GenerationRequest(str(seed), (1, 2, 3), Static(), SamplingParams(1.2, seed=seed), max_new_tokens=12)
-            for seed in seeds
-        ]
-        return [done.token_ids for done in Engine(checkpoint, SMALL).generate(requests)]
-
-    of_six = decode(range(6))
-    assert decode(range(5, 6)) == of_six[5:]
-    assert len(set(of_six)) == 6
 
 
 def test_a_continued_request_goes_on_as_if_nothing_had_happened() -> None:

@@ -69,12 +69,7 @@ class TestWhatIsShared:
         ask(engine, PROMPT, sharing=Sharing(cache_salt="a"))
         assert [
             ask(engine, PROMPT, sharing=Sharing(cache_salt=salt)).stats.cached_tokens for salt in ("b", "", "a", "b")
-        ] == [
-            0,
-            0,
-            8,
-            8,
-        ]
+        ] == [0, 0, 8, 8]
 
     def test_switched_off(self, checkpoint: Checkpoint) -> None:
         recorder = Recorder()
@@ -130,20 +125,6 @@ class TestWhatIsBeingWritten:
         assert {completion.token_ids for completion in followers} == {first.token_ids}
         assert runner.compared
         assert engine.state().kv_pages_used == 0
-
-    def test_chunk_after_chunk(self, checkpoint: Checkpoint) -> None:
-        """Beside a request that decodes, the prompt is stored in four steps, by one of them alone."""
-        engine = Engine(checkpoint, EngineConfig(max_prefill_tokens=20, kv_cache_tokens=1024))
-        engine.submit(request_of("decodes", PROMPT, tokens=60))
-        engine.step()
-        for name in "abc":
-            engine.submit(request_of(name, self.LONG, tokens=4))
-        prefills = dict[str, tuple[int, int]]()
-        while engine.has_work:
-            for event in engine.step():
-                prefills[event.request_id] = event.stats.forwards.prefill, event.stats.cached_tokens
-            audit(engine._pages, leases(engine))
-        assert [prefills[name] for name in "abc"] == [(4, 0), (0, 80), (0, 80)]
 
     def test_if_that_one_is_aborted_the_next_one_goes_on(self, checkpoint: Checkpoint) -> None:
         engine = Engine(checkpoint, EngineConfig(max_prefill_tokens=20, kv_cache_tokens=1024))

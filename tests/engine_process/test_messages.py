@@ -21,10 +21,10 @@ from service.engine import (
 from service.engine.forward.model_forward import ShapePolicy
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
-from service.engine.request import LogprobsRequest, RequestFailed
+from service.engine.request import LogprobsRequest
 from service.engine_process import messages
 from service.engine_process.messages import EngineInfo
-from service.errors import CheckpointError, EngineFailed, InvalidRequest
+from service.errors import EngineFailed
 from service.ipc.connections import Malformed
 from service.ipc.messagepack import MessagePack
 from service.messages.replica_status import CheckWeights, PauseState, SetPause, UpdateWeights
@@ -91,14 +91,6 @@ def test_every_message_to_the_engines_process_comes_back_equal() -> None:
     commands = [CheckWeights(weights), UpdateWeights(weights), SetPause(PauseState(1, True, 2), wait=True)]
     sent = [messages.Start("{}"), messages.Abort("a"), *(messages.EngineCall(1, command) for command in commands)]
     assert [crossed(messages.AT_ENGINE, message) for message in sent] == sent
-
-
-def test_errors_keep_their_kind() -> None:
-    failed = RequestFailed("a", InvalidRequest("wrong", param="prompt"))
-    [item] = crossed(messages.AT_REPLICA, messages.StepOutputs([failed], [], STATE)).items
-    assert (type(item.error), item.error.message, item.error.param) == (InvalidRequest, "wrong", "prompt")
-    for message in (messages.EngineStartFailed(CheckpointError("no")), messages.EngineReply(1, CheckpointError("no"))):
-        assert type(crossed(messages.AT_REPLICA, message).error) is CheckpointError
 
 
 def test_counts_come_back_equal() -> None:

@@ -67,15 +67,6 @@ def test_the_tokens_do_not_depend_on_the_groups_of_rows(
         assert_golden(entry, done)
 
 
-def test_drafts_that_the_engine_prices_are_lossless(pair: TensorParallelExecutor) -> None:
-    name = GOLDEN_NAMES[1]
-    engine = engine_of(pair, name)
-    for entry, request in a_request_of_each_mode(name):
-        if request.mode == Static() or entry["mode"] == "speculative":
-            (done,) = engine.generate([replace(request, mode=Speculative("auto"))])
-            assert list(done.token_ids) == entry["token_ids"]
-
-
 @pytest.mark.parametrize("form", [pytest.param("int8", marks=pytest.mark.slow), "w8a8"])
 def test_drafts_are_lossless_where_each_rank_quantizes_its_part(pair: TensorParallelExecutor, form: str) -> None:
     name = GOLDEN_NAMES[2]

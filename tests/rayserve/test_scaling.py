@@ -68,10 +68,7 @@ def test_without_a_fresh_report_of_every_ingress_the_target_may_only_rise(value:
 
 
 def test_while_an_ingress_is_replaced_the_target_does_not_fall() -> None:
-    contexts = {
-        "i": deployment("Ingress", ["a"], 2, {"a": (1.0, 0.5)}),
-        "g": deployment(GENERATOR, [], 2, {}),
-    }
+    contexts = {"i": deployment("Ingress", ["a"], 2, {"a": (1.0, 0.5)}), "g": deployment(GENERATOR, [], 2, {})}
     assert policy(contexts)[0] == {"g": 2}
 
 

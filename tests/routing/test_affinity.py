@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from service.routing.affinity import BOUND, MAX_HOLDERS, Affinity, PrefixTable, RoutingDecision
+from service.routing.affinity import BOUND, Affinity, PrefixTable, RoutingDecision
 from service.routing.keys import PrefixKeys, prefix_keys
 from tests.routing.test_keys import chat, request
 
@@ -153,12 +153,3 @@ def test_the_table_keeps_what_was_used_last() -> None:
     assert table.longest(prompt("often"), 1.0, alive) == ("r0",)
     assert table.longest(prompt("p39"), 1.0, alive) == ("r0",)
     assert table.longest(prompt("p0"), 0.0, alive) == ()
-
-
-def test_the_table_keeps_the_latest_holders() -> None:
-    table, names = PrefixTable(50), [f"r{n}" for n in range(MAX_HOLDERS + 3)]
-    for name in (*names, names[-2]):
-        table.record(prompt("a"), name)
-    held = table.longest(prompt("a"), 1.0, names)
-    assert len(held) == MAX_HOLDERS
-    assert held[-2:] == (names[-1], names[-2])

@@ -19,13 +19,7 @@ CONFIG = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
 
 def test_building_it_needs_neither_torch_nor_the_http_application():
     """The program, Serve's controller and every replica import this module; it would cost each of them seconds."""
-    heavy = {
-        "torch",
-        "transformers",
-        "service.gateway.ingress",
-        "service.replica.replica",
-        "service.api.protocol",
-    }
+    heavy = {"torch", "transformers", "service.gateway.ingress", "service.replica.replica", "service.api.protocol"}
     program = f"import sys, service.app; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

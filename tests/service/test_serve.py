@@ -66,13 +66,6 @@ def test_a_key_finds_nothing_of_another_in_the_cache(client):
     assert [cached(key) for key in ("first", "second", "first", "second")] == [0, 0, 196, 196]
 
 
-@pytest.mark.parametrize(("sent", "answered"), [("a<b>c", "abc"), ("x" * 200, "x" * 128), ("fine-1", "fine-1")])
-def test_a_request_id_is_the_same_everywhere(client, sent, answered):
-    response = client.post("/generate", json={}, headers={"x-request-id": sent})
-    assert response.headers.get_list("x-request-id") == [answered]
-    assert response.json()["error"]["request_id"] == answered
-
-
 def test_a_request_has_one_line_in_the_log_that_keeps_its_secrets(client, service):
     for request, status in ((body(CASES[0]), 200), ({"prompt": "xylophone", "temperature": "xylophone"}, 422)):
         response = client.post("/generate", json=request, headers={"x-request-id": f"logged-{status}"})
@@ -121,11 +114,7 @@ def test_no_proxy_runs_before_the_only_ingress(client, service):
     ("headers", "change", "status", "words"),
     [
         ({"authorization": "Bearer wrong"}, {}, 401, "API key is wrong"),
-        ({"authorization": ""}, {}, 401, "API key is missing"),
-        ({}, {"threshold": 0.5}, 422, "does not use threshold"),
         ({}, {"max_new_tokens": 10**6}, 422, "context length is 2048"),
-        ({}, {"prompt_token_ids": [509]}, 422, "mask token 509"),
-        ({}, {"prompt_token_ids": [512]}, 422, "allowed are 0 to 511"),
         ({}, {"timeout_s": 1e-6}, 504, "nothing was decoded"),
         ({}, {"prompt_token_ids": [1] * 600_000}, 413, "allowed are 1048576"),
     ],

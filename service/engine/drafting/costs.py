@@ -53,7 +53,6 @@ class Curve:
     sizes: tuple[int, ...] = ()
 
     def at(self, rows: float) -> float:
-        """The time at a number of rows, which may be a fraction."""
         if len(self.points) == 1:
             return self.points[0][1]
         index = min(max(1, bisect_right(self.points, (rows, 0.0))), len(self.points) - 1)
@@ -113,9 +112,8 @@ def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
 class StepCosts:
     """The times of forwards of the backbone and of MRP (None without MRP), all in one unit.
 
-    The rows of the curves read `prefix` pages each. `page`: the time of one more page for a row that shares it with
-    other states of its block. `draft`: the time in which a policy finds one state, without forwards.
-    `search`: that time right after a forward, whose layers have emptied the caches: a search takes it at least.
+    The rows of the curves read `prefix` pages each. `page`: the time of one more page for a row. `draft`: the time in
+    which a policy finds one state; `search`: that time right after a forward, whose layers have emptied the caches.
     """
 
     backbone: Curve
@@ -138,10 +136,9 @@ class StepCosts:
 def measure(
     runner: ModelRunner, max_rows: int, has_mrp: bool, clock: Callable[[], float] = time.perf_counter
 ) -> StepCosts:
-    """Times of 1, 2, 4, … rows up to `max_rows`, by a clock in seconds (`forward_clock`).
+    """Times of 1, 2, 4, … rows up to `max_rows`, by a clock in seconds (`forward_clock`). Takes about a second.
 
-    It takes about a second. With slow forwards it takes a few forwards of each size up to 16 rows. The runner of an
-    engine may be measured between steps, since the rows only read pages.
+    The runner of an engine may be measured between steps, since the rows only read pages.
     """
     counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
     row = masked_row(runner.config, runner.model.num_pages, _PREFIX)._replace(drafts=has_mrp)
@@ -177,7 +174,6 @@ def _reading(runner: ModelRunner, clock: Callable[[], float]) -> float:
 
 
 def _searching(runner: ModelRunner, row: Row, clock: Callable[[], float]) -> tuple[float, float]:
-    """The time per state of drafting a small tree without MRP: right after a forward, and at once again."""
     rule, times = TopConfidence(1), list[list[float]]()
 
     def draft(canvas: Canvas, prediction: Prediction) -> None:

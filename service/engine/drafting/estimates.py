@@ -1,11 +1,8 @@
 """Estimates from earlier drafts: the actual gain behind an expected one, and the gain of a number of MRP forwards.
 
-A policy's likelihoods are a model that was tuned on one checkpoint. On another checkpoint, or at a temperature, they
-may be too high. `Reliability` counts the actual gain of drafts by their expected gain.
-
-`MrpChoice` is a small bandit over the number of MRP forwards for a request's drafts. The number is chosen once, when
-the request is admitted, since MRP's KV is written with the prompt. The bandit picks the number with the best measured
-gain per cost. One request in 32 tries a neighbouring number, if a much higher gain would make that number the best.
+A policy's likelihoods were tuned on one checkpoint. `Reliability` counts the actual gain of drafts by their expected
+gain. `MrpChoice` is a small bandit over the number of MRP forwards for a request's drafts, chosen once, when it is
+admitted. One request in 32 tries a neighbouring number, if a much higher gain would make that number the best.
 """
 
 from bisect import bisect_right
@@ -49,7 +46,6 @@ class SearchGains:
         self._counts: dict[int, tuple[float, float]] = {}  # searches and tokens, by the bits of the load
 
     def are_worth(self, num_running: int, cost: float) -> bool:
-        """Whether a search gains more than it costs, in tokens."""
         count, gained = self._counted(num_running)
         return gained > count * cost
 
@@ -77,7 +73,6 @@ class Reliability:
                 gains = gains[:begin]
 
     def actual_gains(self, expected: Sequence[float]) -> list[float]:
-        """The mean actual gains of drafts with these expected gains, in the order of a tree."""
         gains = list[float]()
         for begin, positions in self._classes:  # from the last ones on
             if len(expected) > begin:
@@ -127,11 +122,10 @@ class _PositionClass:
 
 @dataclass(slots=True)
 class _Option:
-    """One number of MRP forwards, `steps`.
+    """One number of MRP forwards, `steps`. `factor`: its gain over trees without MRP, for large trees.
 
-    `gained`: the additional steps by its trees. `guessed`: the guess of these steps.
-    `factor`: the gain of its large trees over the gain of trees without MRP. `searches`: the number of searches for
-    drafts. `refinements`: their MRP forwards, perhaps fewer than allowed.
+    `gained`, `guessed`: the additional steps by its trees, and their guess. `refinements`: the MRP forwards of
+    `searches`.
     """
 
     steps: int
@@ -201,7 +195,6 @@ class MrpChoice:
         self._options[steps].count_search(refinements)
 
     def count(self, steps: int, gains: Sequence[tuple[float, int]]) -> None:
-        """Counts the states of one verification, of a request with `steps` MRP forwards."""
         self._options[steps].count(len(gains), sum(actual > 0 for _, actual in gains))
 
     def _overall(self) -> float:

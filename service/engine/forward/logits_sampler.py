@@ -1,16 +1,14 @@
 """Logits -> tokens, confidences, entropies and log-probabilities of all sampled positions of a forward at once.
 
 Reveal rules read confidences and entropies: full-vocabulary softmax probabilities at temperature 1, or at the request's
-temperature if it is higher. Nearer to 0 every confidence would be 1, so that a threshold would let every token pass.
-The token is drawn at the request's temperature, after min-p, top-k and top-p. Its log-probability is the full
-softmax's at that temperature.
+temperature if it is higher. The token is drawn at the request's temperature, after min-p, top-k and top-p. Its
+log-probability is the full softmax's at that temperature.
 At temperature > 0 the token is the Gumbel-argmax with noise that is a hash of (seed, absolute position, tokens revealed
-in the block, token id): the same request meets the same noise in any batch, on any replica and any device, in
-`speculative` as in `static`. Only the rounding of the logits may still differ: it depends on a batch's shape and
-matters in low precision.
+in the block, token id): the same in any batch, on any replica and any device, in `speculative` as in `static`. Only the
+rounding of the logits may still differ.
 
-`TritonLogitsSampler` reads logits once, in the type the model gives, and stores nothing as wide as the vocabulary. Only
-positions with top-k or top-p are computed in torch's operations there, too: they need the logits in order.
+`TritonLogitsSampler` reads logits once, in the type the model gives. Only positions with top-k or top-p are computed in
+torch's operations there, too: they need the logits in order.
 """
 
 from collections.abc import Callable
@@ -234,7 +232,6 @@ class _Draw:
 
 
 def _logprob(logits: Tensor, columns: Tensor, total: Tensor) -> Tensor:
-    """The log-probability of a column in each row, `[M]`. `total`: the rows' logsumexp."""
     return logits.gather(-1, columns[:, None])[:, 0] - total
 
 

@@ -1,11 +1,7 @@
 """Rows, the unit of a forward's work; their tensors; and the forward's output, on which later forwards of MRP build.
 
-A row is one block of tokens of one request at a block index. It reads its request's pages before it and, if its block
-is final, writes its KV to the next page. Prefill, denoise, verify, commit and MRP's passes are all rows. This module
-does not know which is which.
-
-A row of MRP has an `Anchor`: the earlier row whose hidden states it reads. So a forward's tensors stay whole, and rows
-without a later row of MRP cost nothing more.
+A row is one block of tokens of one request at a block index. Prefill, denoise, verify, commit and MRP's passes are all
+rows. A row of MRP has an `Anchor`: the earlier row whose hidden states it reads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +51,6 @@ class Anchor(NamedTuple):
 
     @property
     def hidden(self) -> Tensor:
-        """The row's hidden states `[L, H]`."""
         return self.output.hidden[self.row]
 
     @property
@@ -139,7 +134,6 @@ class AnchorRows:
 
     @property
     def like(self) -> Tensor:
-        """A tensor of the type, device and last two sizes of `hidden`."""
         return self._anchors[0].output.hidden
 
     def hidden(self, out: Tensor | None = None) -> Tensor:

@@ -1,10 +1,7 @@
 """Runs rows through the backbone or through MRP, and samples the output. Forwards begin now and are read later.
 
-Knows rows; no requests, no modes, no scheduling. The partition decides which rows share a forward, the model forward
-computes hidden states, the sampler chooses tokens. On an asynchronous device a forward computes while the host goes on.
-
-`OomBackoff` tries forwards that run out of memory again with half the rows, so that not all of their rows are lost. It
-remembers the size that fitted, so that the next steps do not repeat the failure.
+The partition decides which rows share a forward, the model forward computes hidden states, the sampler chooses tokens.
+`OomBackoff` tries forwards that run out of memory again with half the rows, and remembers the size that fitted.
 """
 
 import logging
@@ -141,7 +138,6 @@ class CheckpointRunner:
 
     @torch.inference_mode()
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
-        """Does not wait for the device."""
         hidden: list[Tensor] = []
         order: list[int] = []
         groups = self._partition.rows(rows)
@@ -223,8 +219,7 @@ def done(results: list[_T]) -> Pending[_T]:
 def forward_clock(device: torch.device, ranks: int = 1) -> Callable[[], float]:
     """A clock in seconds for timing forwards. `ranks`: the number of devices.
 
-    With one CPU thread it is the thread's CPU time, so other programs on the core do not count. With several threads
-    the calling thread's CPU time lacks the others' work, so it is the wall clock.
+    With one CPU thread it is the thread's CPU time, so other programs on the core do not count.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == ranks == 1
     return time.thread_time if alone else time.perf_counter

@@ -4,11 +4,10 @@ import random
 
 import pytest
 import torch
-from msgspec import structs
 from torch import Tensor
 
 from service.decode.block import MASKED, Block
-from service.decode.modes import Remask, Speculative, Static
+from service.decode.modes import Speculative
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.engine.forward.logits_sampler import choose_tokens
 from service.engine.forward.model_forward import ExecutionConfig
@@ -97,15 +96,3 @@ def test_by_default_only_large_vocabularies_have_lists() -> None:
     assert EngineConfig().candidates(151_936) == 32
     assert EngineConfig(draft_candidates=0).candidates(151_936) == 0
     assert EngineConfig(draft_candidates=5).candidates(1024) == 5
-
-
-def test_lists_and_whole_rows_share_a_forward() -> None:
-    """Static beside speculative and remask, each as it would be alone."""
-    checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a")
-    mixed = [
-        request_of(f"{mode.name}{seed}", [seed, 6, 7], mode, 8, sampling=structs.replace(SAMPLINGS[1], seed=seed))
-        for seed in range(4)
-        for mode in (Static(), Speculative(2), Remask(0.3))
-    ]
-    alone = [read(checkpoint, [request], 8)[0].token_ids for request in mixed]
-    assert [completion.token_ids for completion in read(checkpoint, mixed, 8)] == alone

@@ -122,17 +122,21 @@ class TestBookkeeping:
         assert torch.equal(other, doubled(inputs(4), None) + 0.5)
         assert capture.captured == 5
 
-    def test_a_failed_capture_concerns_its_shape_alone(self) -> None:
+    def test_a_failed_capture_is_logged_once_and_concerns_its_shape_alone(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         eagerly = Eagerly()
 
         def capture(function: Callable[[], Tensor]) -> Any:
             if len(function()) == 4:
-                raise CaptureFailed("too large")
+                raise CaptureFailed("not allowed in a graph")
             return eagerly(function)
 
         graphs = made(Plans(), capture)
-        assert run(graphs, 4) is None
+        assert run(graphs, 4) is run(graphs, 4) is None
+        assert caplog.text.count("not allowed in a graph") == 1
         assert run(graphs, 2) is not None
+        assert len(graphs) == 1
 
     def test_a_shape_without_memory_is_captured_when_it_comes_again(self) -> None:
         errors, eagerly = [torch.OutOfMemoryError("full")], Eagerly()

@@ -198,13 +198,10 @@ class TestChoose:
     ("knobs", "message"),
     [
         ({"temperature": -0.1}, "temperature is -0.1, allowed are 0 to 100"),
-        ({"temperature": 101}, "temperature is 101, allowed"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"top_p": 0}, "top_p is 0, allowed is 0 < top_p <= 1"),
-        ({"top_p": 1.1}, "top_p is 1.1"),
         ({"top_k": -1}, r"top_k is -1, allowed is 0 \(off\) or more"),
         ({"seed": -1}, "seed is -1, allowed are 0 to 9223372036854775807"),
-        ({"seed": 2**63}, "seed is 9223372036854775808"),
     ],
 )
 def test_knobs_out_of_range_are_refused_by_name(knobs: dict[str, float], message: str) -> None:

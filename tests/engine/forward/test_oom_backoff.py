@@ -1,6 +1,7 @@
 """A forward that runs out of memory: requests that end, requests that go on, and that nothing is left behind."""
 
 import random
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -73,7 +74,9 @@ class TestRowsThatFit:
     def row(index: int) -> Row:
         return Row(Block((1,)), index, (), writes_kv=False)
 
-    def handles(self, count: int, fits: Callable[[list[int]], bool]) -> tuple[list[int | None], list[list[int]]]:
+    def handles(
+        self, count: int, fits: Callable[[list[int]], bool], backoff: OomBackoff | None = None
+    ) -> tuple[list[int | None], list[list[int]]]:
         calls: list[list[int]] = []
 
         def forward(rows: Sequence[Row]) -> list[Prediction]:
@@ -83,7 +86,7 @@ class TestRowsThatFit:
             calls.append(indices)
             return [prediction_of((), handle=index) for index in indices]
 
-        predictions = read(OomBackoff(), forward, [self.row(index) for index in range(count)])
+        predictions = read(backoff or OomBackoff(), forward, [self.row(index) for index in range(count)])
         return [prediction and prediction.handle for prediction in predictions], calls
 
     def test_halves_in_order_when_there_is_less(self) -> None:
@@ -120,16 +123,9 @@ class TestRowsThatFit:
             last = step()
         assert last == [64]
 
-    def test_a_row_too_large_by_itself_makes_no_others_smaller(self) -> None:
+    def test_a_row_that_never_fits_takes_no_other_with_it_and_makes_no_others_smaller(self) -> None:
         backoff = OomBackoff()
-
-        def forward(rows: Sequence[Row]) -> list[Prediction]:
-            if any(row.index == 4 for row in rows):
-                raise torch.OutOfMemoryError
-            return [prediction_of((), handle=row.index) for row in rows]
-
-        predictions = read(backoff, forward, [self.row(index) for index in range(8)])
-        assert [prediction and prediction.handle for prediction in predictions] == [0, 1, 2, 3, None, 5, 6, 7]
+        assert self.handles(8, lambda rows: 4 not in rows, backoff)[0] == [0, 1, 2, 3, None, 5, 6, 7]
         assert backoff.limit is None
 
     def test_the_cpus_own_words(self) -> None:
@@ -142,24 +138,14 @@ class TestRowsThatFit:
         assert read(OomBackoff(), forward, [self.row(0)]) == [None]
 
     def test_the_failed_forwards_tensors_are_free_before_the_next_try(self) -> None:
-        alive: list[int] = []
-        held = 0
-
-        class TensorDouble:
-            def __init__(self) -> None:
-                nonlocal held
-                held += 1
-
-            def __del__(self) -> None:
-                nonlocal held
-                held -= 1
+        tensors, alive = weakref.WeakSet[torch.Tensor](), list[int]()
 
         def forward(rows: Sequence[Row]) -> list[Prediction]:
-            alive.append(held)
-            tensor = TensorDouble()
+            alive.append(len(tensors))
+            tensors.add(tensor := torch.zeros(1))
             if len(rows) > 1:
                 raise torch.OutOfMemoryError
-            return [prediction_of((), handle=type(tensor))] * len(rows)
+            return [prediction_of((), handle=tensor.shape)] * len(rows)
 
         read(OomBackoff(), forward, [self.row(0), self.row(1)])
         assert alive == [0, 0, 0]

@@ -38,36 +38,18 @@ samplings = st.builds(
 )
 
 
-#: width, dtype, what is asked of each row, tokens of a program, seed
-drawn = (
+@settings(max_examples=8)
+@given(
     st.sampled_from([2, 7, 64, 500, 1024, 2500]),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     st.lists(st.tuples(samplings, st.booleans()), min_size=1, max_size=6),
     st.sampled_from([64, 1024]),
     st.integers(0, 2**31),
 )
-
-
-@settings(max_examples=8)
-@given(*drawn)
 def test_token_confidence_and_entropy(
     device: str, width: int, dtype: torch.dtype, positions, part: int, seed: int
 ) -> None:
-    assert_as_torch(device, width, dtype, positions, part, seed)
-
-
-@pytest.mark.slow
-@settings(max_examples=200)
-@given(*drawn)
-def test_many_tokens_confidences_and_entropies(
-    device: str, width: int, dtype: torch.dtype, positions, part: int, seed: int
-) -> None:
-    assert_as_torch(device, width, dtype, positions, part, seed)
-
-
-def assert_as_torch(
-    device: str, width: int, dtype: torch.dtype, positions: list[tuple[SamplingParams, bool]], part: int, seed: int
-) -> None:
+    """`positions`: the sampling of each, and whether it is rescored. `part`: the tokens of a program."""
     generator = torch.Generator().manual_seed(seed)
     made = 4 * torch.randn(len(positions), width + 3, generator=generator)
     logits = made.to(dtype).to(device)[:, :width]  # a row does not begin where the last one ends
