@@ -137,10 +137,7 @@ def _served(
 
 
 def end_alone(running: RunningRequest, error: Exception) -> None:
-    """Ends the request whose bookkeeping raised an error, and no other.
-
-    The log gets the kind and place of an unexpected error, not its message, which may quote a prompt.
-    """
+    """Ends the request whose bookkeeping raised an error. No message is logged, since it may quote a prompt."""
     if isinstance(error, MrpServeError):
         running.fail(error)
         return

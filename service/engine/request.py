@@ -157,10 +157,7 @@ class GenerationRequest:
 
 
 class ForwardCounts(Data, frozen=True):
-    """The number of forwards of each kind in which a request had a row.
-
-    A commit that shares a forward with a denoise or verify row of its own request is not counted.
-    """
+    """The forwards of each kind in which a request had a row. A commit beside its own other rows is not counted."""
 
     prefill: int = 0
     denoise: int = 0
@@ -173,10 +170,7 @@ class ForwardCounts(Data, frozen=True):
 
 
 class Stats(Data, frozen=True):
-    """The statistics of one request so far. Times are in seconds since submission.
-
-    Every answer has them in `stats`, apart from those in `HIDDEN` (`api/answers.py`).
-    """
+    """The statistics of one request so far, as in every answer's `stats`. Times are in seconds since submission."""
 
     forwards: ForwardCounts = ForwardCounts()
     decoded_tokens: int = 0

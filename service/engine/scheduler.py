@@ -31,10 +31,7 @@ StepRows = list[tuple[RunningRequest, list[Row]]]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request in the queue. `submitted`: the time of its submission (engine's clock, seconds).
-
-    `blocks`: the whole blocks of its prompt before the first masked position.
-    """
+    """A request in the queue. `submitted`: seconds of the engine's clock. `blocks`: the whole ones of its prompt."""
 
     request: GenerationRequest
     submitted: float

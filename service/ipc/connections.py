@@ -95,10 +95,7 @@ class Frames(asyncio.Protocol):
         self._transport.write(framed(content))
 
     def send(self, message: object) -> None:
-        """Sends a message at the end of this turn of the event loop. Dropped if the connection is closed by then.
-
-        Unsendable if the message has no encoding.
-        """
+        """Sends a message at the end of this turn of the loop, if the connection is open. May raise Unsendable."""
         encoded = _encoded(self.codec, message)
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)

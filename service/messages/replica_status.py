@@ -31,10 +31,7 @@ class PauseState(Data, frozen=True):
 
 
 class CheckWeights(Data, frozen=True, tag=1):
-    """Checks whether a replica could serve these weights. Nothing is changed.
-
-    The result has the weights with the folders that are still needed, and with MRP's version.
-    """
+    """Checks whether a replica could serve these weights. The result has the needed folders, and MRP's version."""
 
     failed: ClassVar[type[MrpServeError]] = WeightUpdateFailed
 

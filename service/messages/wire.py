@@ -88,10 +88,7 @@ class PositionScores(Data, frozen=True):
 
 
 class ReplicaRequest(Data, frozen=True):
-    """One validated request. Exactly one of `text`, `token_ids`, `messages` is set.
-
-    `repr` leaves out the prompt and the answer, since it may get into a log.
-    """
+    """One validated request. Exactly one of `text`, `token_ids`, `messages` is set."""
 
     request_id: str
     mode: Mode | ScoreMode

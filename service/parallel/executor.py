@@ -216,10 +216,7 @@ class TensorParallelExecutor:
         self._answers(None)
 
     def take_memory(self, part: messages.MemoryPart, take: Callable[[], None], give: Callable[[], None]) -> None:
-        """Takes the memory of a part again, on all ranks. `take`, `give`: what this rank does.
-
-        OutOfMemory, if a rank has no memory. All ranks then give theirs back.
-        """
+        """Takes the memory of a part again, on all ranks. OutOfMemory: all ranks have given theirs back."""
         for worker in self._workers:
             worker.send(messages.SetMemory(part, present=True))
         problems: list[MrpServeError | None] = [None]

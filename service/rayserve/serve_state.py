@@ -67,10 +67,7 @@ def raised_at(message: str) -> str:
 
 
 def _raised(message: str) -> list[str]:
-    """The lines of the exception at the end of a traceback.
-
-    Empty if Ray lost the process: the last line of the whole message then says how.
-    """
+    """The lines of the exception at the end of a traceback. Empty if Ray lost the process."""
     frames = list(_FRAME.finditer(message))
     tail = message[frames[-1].end() :].splitlines()[1:] if frames else []
     # The exception follows the last frame's source, which is indented. Torch's exceptions end with lines of advice.

@@ -76,19 +76,12 @@ class _Widget(BaseModel):
 def read_examples(folder: Path) -> tuple[Example, ...]:
     """The examples of the checkpoint in `folder`, at most twelve."""
     try:
-        card = (folder / "README.md").read_text(encoding="utf-8")
-        widgets = _front_matter(card).get("widget")
+        before, begin, rest = (folder / "README.md").read_text(encoding="utf-8").partition("---\n")
+        front_matter = yaml.safe_load(rest.partition("\n---")[0]) if begin and not before else None
     except (OSError, ValueError, yaml.YAMLError):
         return ()
+    widgets = front_matter.get("widget") if isinstance(front_matter, dict) else None
     return tuple(_examples(widgets if isinstance(widgets, list) else []))[:_MAX_EXAMPLES]
-
-
-def _front_matter(card: str) -> dict[str, Any]:
-    _, begin, rest = card.partition("---\n")
-    if not begin or not card.startswith("---"):
-        return {}
-    content = yaml.safe_load(rest.partition("\n---")[0])
-    return content if isinstance(content, dict) else {}
 
 
 def _examples(widgets: list[Any]) -> Iterator[Example]:

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 async def start_replica(replica: str, settings: Settings, deps: str = "") -> Replica:
-    """Loads the engine, and the tokenizer's libraries meanwhile. Raises the errors of loading.
-
-    `replica`: its name in metrics. `deps`: as in `EngineProcessClient.start`.
-    """
+    """Loads the engine. Raises the errors of loading. `deps`: as in `EngineProcessClient.start`."""
     metrics = ReplicaMetrics()
     starting = asyncio.create_task(EngineProcessClient.start(settings, metrics.add_sums, deps))
     await asyncio.to_thread(import_module, "service.replica.replica")

@@ -75,10 +75,7 @@ class PrefixTable:
 
 
 class Affinity:
-    """The rules of routing, and the prefix table of one ingress.
-
-    `slack`: requests above the mean that a replica may always have.
-    """
+    """The rules of routing, and the prefix table of one ingress. `slack`: requests above the mean that are allowed."""
 
     def __init__(self, slack: float, size: int = TABLE_KEYS, rng: random.Random | None = None) -> None:
         self._slack = slack

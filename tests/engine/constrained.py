@@ -31,7 +31,6 @@ def engine_of(name: str, costs: Any = FAIR) -> Engine:
 def constrained(
     name: str, key: str, constraint: Constraint, params: DecodingMode, sampling: SamplingParams, tokens: int = 160
 ) -> GenerationRequest:
-    """A request for a constrained answer."""
     eos = frozenset(checkpoint(name).config.eos_token_ids)
     grammar = compiled(name, constraint)
     return GenerationRequest(key, prompt(name), params, sampling, tokens, eos, grammar=grammar)

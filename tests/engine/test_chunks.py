@@ -30,8 +30,6 @@ from tests.runners import RunnerWrapper, engine_over
 
 
 class Forwards(RunnerWrapper):
-    """Keeps how many rows of each sequence were prompt blocks, and how many were states."""
-
     def __init__(self, runner: CheckpointRunner) -> None:
         super().__init__(runner)
         self.prompts: list[dict[int, int]] = []
@@ -52,7 +50,6 @@ def long(name: str, blocks: int, **more: int) -> GenerationRequest:
 
 
 def steps_until(engine: Engine, name: str) -> int:
-    """How many steps until a request has ended."""
     for number in range(1, 1000):
         if any(event.request_id == name and event.finish_reason for event in engine.step()):
             return number
@@ -92,14 +89,6 @@ class TestChunks:
         engine.step()
         engine.step()
         assert [sorted(prompts.values()) for prompts in forwards.prompts[1:]] == [[1, 2, 3], [3, 3]]
-
-    def test_a_short_prompt_does_not_wait_for_a_long_one(self) -> None:
-        engine, _ = self.engine()
-        self.decoding(engine, 1)
-        engine.submit(long("long", 50))
-        engine.step()
-        engine.submit(long("short", 2))
-        assert steps_until(engine, "short") == 1
 
     def test_less_than_a_block_for_each_goes_round(self) -> None:
         engine, forwards = self.engine(max_prefill_tokens=1)
@@ -185,7 +174,6 @@ def assert_as_plain(
 
 
 def in_turns(rng: random.Random, engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str, tuple[int, ...]]:
-    """The requests' tokens, each submitted at some step."""
     waiting = list(requests)
     answers: dict[str, tuple[int, ...]] = {request.request_id: () for request in requests}
     while waiting or engine.has_work:

@@ -47,7 +47,6 @@ class Recording(RunnerWrapper):
 
 
 def read(checkpoint: Checkpoint, batches: Sequence[Sequence[GenerationRequest]], **limits: int) -> dict:
-    """All readings of all batches, decoded one after another by one engine."""
     usual = {"deterministic": True, "kv_cache_tokens": 2048}
     engine, recording = engine_over(Recording, checkpoint, **(usual | limits))
     for batch in batches:
@@ -123,7 +122,6 @@ def test_it_computes_what_the_reference_does(shape: int) -> None:
 
 @pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))
 def test_in_bfloat16_speculative_is_static(name: str) -> None:
-    """540 requests were counted without the switch, and 8 differed."""
     checkpoint = golden(name, torch.bfloat16)
     engine = Engine(checkpoint, EngineConfig(deterministic=True), deps=EngineDeps(costs=FAIR))
     for temperature in (0.0, 1.2):

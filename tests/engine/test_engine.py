@@ -203,21 +203,6 @@ class TestTime:
         assert events[-1].stats.total_s == pytest.approx(5.0)
         assert recorder.events == events
 
-    def test_final_tokens_of_the_unfinished_block_are_kept(self, checkpoint: Checkpoint) -> None:
-        engine, clock, _ = self.timed(checkpoint)
-        for steps in range(1, 4):
-            (whole,) = engine.generate([request_of("x", PROMPT[:4], tokens=4)])
-            order = [pick.position for step in whole.blocks[0].steps for pick in step.revealed]
-            leading = next(n for n in range(5) if n not in order[:steps])
-            engine.submit(request_of("x", PROMPT[:4], tokens=4, timeout_s=1.0))
-            events = [event for _ in range(steps) for event in engine.step()]
-            clock.now += 1
-            events += engine.step()
-            if leading == 4:
-                assert events[-1].finish_reason == "length"
-            else:
-                assert [event.token_ids for event in events] == [whole.token_ids[:leading]]
-
     def test_a_waiting_request_ends_with_nothing(self, checkpoint: Checkpoint) -> None:
         engine, clock, recorder = self.timed(checkpoint, max_running=1)
         engine.submit(request_of("running", PROMPT, tokens=40))

@@ -49,7 +49,6 @@ def test_a_batch_is_decoded_as_each_request_alone_without_a_cache(shape: int) ->
 def test_any_batch_is_decoded_as_each_request_alone_without_a_cache(
     shape: int, seed: int, more_rows: int, more_pages: int, max_running: int
 ) -> None:
-    """For any mix and any limits of rows and pages."""
     assert_as_alone(shape, seed, more_rows, more_pages, max_running)
 
 
@@ -105,7 +104,6 @@ def pairs(seed: int, checkpoint: Checkpoint, temperature: float, count: int) -> 
 
 
 def assert_pairs(requests: list[GenerationRequest], done: list[Completion], count: int) -> int:
-    """Returns how many forwards speculative saved."""
     by_id, saved = {completion.request_id: completion for completion in done}, 0
     for number in range(count):
         plain, speculative = by_id[f"plain {number}"], by_id[f"speculative {number}"]

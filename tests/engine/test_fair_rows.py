@@ -55,7 +55,6 @@ class TestFairRows:
 
 
 def scheduler(costs: StepCosts, *tenants: tuple[str, int], prompt: int = 1) -> Scheduler:
-    """Running requests: so many of each tenant."""
     planner = DraftPlanner(lambda: costs, 256)
     target = Scheduler(PrefixCache(4000), 4, EngineConfig(), planner, prompt_rows=16)
     for tenant, count in tenants:

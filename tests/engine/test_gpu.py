@@ -144,7 +144,6 @@ def test_the_sampling_kernel_agrees_with_torch(width, dtype):
     ids=str,
 )
 def test_a_pass_begins_without_waiting_for_the_device(execution):
-    """Warm: compiling and capturing wait more often."""
     checkpoint = load_checkpoint(CHECKPOINT, LoadOptions(torch.bfloat16, "cuda"))
     size = checkpoint.config.block_size
     runner = CheckpointRunner(checkpoint, 64, None, 8, execution)

@@ -30,7 +30,6 @@ def checkpoint() -> Checkpoint:
 
 @pytest.fixture(params=MOMENTS)
 def faulty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`direct` raises at the moment of the parameter."""
     moment, canvases = request.param, []
 
     def policy(canvas: Canvas, mode: Direct) -> Decoding:
@@ -85,8 +84,6 @@ def test_the_request_ends_with_an_error_and_the_others_as_ever(
 
 
 class FailingObserver:
-    """An observer that fails at everything."""
-
     def on_step(self, report: StepReport) -> None:
         raise Fault
 

@@ -23,7 +23,6 @@ def checkpoint() -> Checkpoint:
 
 
 def requests() -> list[GenerationRequest]:
-    """Each rule alone, verified by the tree of a fixed size, and by what the engine chooses."""
     generations = []
     for number, rule in enumerate(RULES):
         prompt = torch.randint(0, 60, (7 + 9 * number,), generator=torch.Generator().manual_seed(number)).tolist()

@@ -49,7 +49,6 @@ def engine_of(checkpoint: Checkpoint, **limits: Any) -> Engine:
 
 
 def drawn(rng: random.Random, sampling: SamplingParams, vocabulary: Sequence[int]) -> SamplingParams:
-    """Some of the parameters, each often strong enough to change the answer."""
     changes = {
         "min_p": rng.choice([0.0, 0.01, 0.1, 0.5, 1.0]),
         "repetition_penalty": rng.choice([1.0, 0.7, 1.2, 5.0]),
@@ -85,7 +84,6 @@ def assert_as_the_reference(checkpoint: Checkpoint, requests: list[GenerationReq
 
 
 def assert_mixed(seed: int, count: int) -> None:
-    """Rows with and without adjustments, of all modes, in one forward."""
     rng = random.Random(seed)
     checkpoint = tiny((4, 8, 2)[seed % 3])
     requests = adjusted(rng, checkpoint, count)
@@ -93,33 +91,18 @@ def assert_mixed(seed: int, count: int) -> None:
     assert_as_the_reference(checkpoint, requests, max_rows=40)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_mixed_batch_is_decoded_as_the_definition_says(seed: int) -> None:
     assert_mixed(seed, 8)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3, 60))
+@pytest.mark.parametrize("seed", range(5, 60))
 def test_many_mixed_batches_are_decoded_as_the_definition_says(seed: int) -> None:
     assert_mixed(seed, 12)
 
 
-@pytest.mark.parametrize("mode", ALL_MODES, ids=str)
-def test_every_mode_alone(mode: DecodingMode) -> None:
-    """All parameters at once, greedy and sampled."""
-    rng, checkpoint = random.Random(str(mode)), tiny()
-    for temperature in (0.0, 0.9):
-        sampling = SamplingParams(
-            temperature, seed=rng.randrange(2**63), min_p=0.02, repetition_penalty=1.4, frequency_penalty=0.8,
-            presence_penalty=-0.3, logit_bias={5: 1.0, 9: -100.0}, min_tokens=7,
-            bad_words_token_ids=((4,), *(tuple(rng.choices(range(30), k=rng.choice([2, 2, 3]))) for _ in range(60))),
-        )  # fmt: skip
-        request = GenerationRequest("r", (3, 1, 4, 1, 5, 9), mode, sampling, 22, frozenset([5, 8, 10**12]))
-        assert_as_the_reference(checkpoint, [request])
-
-
 def pairs(rng: random.Random, count: int) -> list[tuple[GenerationRequest, GenerationRequest]]:
-    """Each request in a mode that is a rule, and in a mode that verifies drafts against it."""
     requests = []
     for number in range(count):
         plain, drafted = rng.choice(PAIRS)

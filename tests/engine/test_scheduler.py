@@ -29,7 +29,6 @@ def queue(target: Scheduler, *requests) -> None:
 
 
 def admit(target: Scheduler) -> list[RunningRequest]:
-    """Admits as the engine does."""
     admitted = target.start_waiting()
     for running_request in admitted:
         running_request.start()
@@ -85,7 +84,6 @@ class TestAdmission:
         assert [waiting.request.request_id for waiting in target.waiting] == ["c"]
 
     def test_mrp_drafts_for_one_request_but_not_for_many_that_start_together(self) -> None:
-        """Up to eight rows are free."""
         costs = StepCosts(Curve(((1, 10.0), (8, 10.0), (256, 400.0))), Curve(((1, 0.5), (256, 0.5))))
         for count, uses_mrp in ((1, True), (8, False)):
             config = EngineConfig(max_running=8, max_rows=256)

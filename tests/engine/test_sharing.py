@@ -184,7 +184,6 @@ def tiny(shape: int) -> Checkpoint:
 
 @cache
 def tiny_reference(shape: int) -> Reference:
-    """One for each checkpoint: it keeps what it has computed."""
     return Reference(tiny(shape))
 
 
@@ -209,8 +208,6 @@ def related_requests(rng: random.Random, reference: Reference, count: int) -> li
 
 
 class WriteOnce(CheckingRunner):
-    """Also finds rows that write a page of the tree."""
-
     engine: Engine
 
     def evaluate(self, rows):
@@ -275,7 +272,6 @@ def test_any_course_of_requests_is_decoded_as_without_a_cache(
 
 
 def assert_any_course(shape: int, seed: int, more_rows: int, more_pages: int, max_running: int, longest: int) -> None:
-    """A course of at most `longest` requests."""
     rng, reference = random.Random(seed), tiny_reference(shape)
     size = reference.config.block_size
     requests = related_requests(rng, reference, rng.randint(2, longest))

@@ -66,7 +66,6 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
-    """Any value of a type."""
     return values(get_args(kind)[0]) if get_origin(kind) is Annotated else _values(kind)
 
 
@@ -182,7 +181,7 @@ def test_an_error_of_another_module_crosses_as_its_base() -> None:
     assert fields_of(item.item.error) == (InvalidRequest, "half \\ud800", "a", 2.0)
 
 
-@pytest.mark.parametrize("name", ["Exception", "SystemExit", "MrpServeErrors", ""])
+@pytest.mark.parametrize("name", ["SystemExit", "MrpServeErrors"])
 def test_an_unknown_error_is_refused(name: str) -> None:
     encoded = AT_INGRESS.encode(ReplicaItem(0, Failure(InvalidRequest("x")), 0))
     wrong = encoded.replace(b"\xaeInvalidRequest", bytes([0xA0 | len(name)]) + name.encode())

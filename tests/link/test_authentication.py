@@ -50,11 +50,6 @@ async def foreign_server(server: ForeignServer, *, gets_call: bool = False) -> A
 # --- foreign programs at a replica's port ------------------------------------------------------------
 
 
-async def sends_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await frame(reader)
-    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-
 async def sends_a_pickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await frame(reader)
     writer.write(framed(pickle.dumps("no message")))
@@ -84,7 +79,7 @@ async def sends_the_proof_of_an_ingress(reader: asyncio.StreamReader, writer: as
 
 @pytest.mark.parametrize(
     "server",
-    [sends_http, sends_a_pickle, sends_a_wrong_proof, sends_the_nonce_back, replays, sends_the_proof_of_an_ingress],
+    [sends_a_pickle, sends_a_wrong_proof, sends_the_nonce_back, replays, sends_the_proof_of_an_ingress],
 )
 async def test_a_foreign_server_is_logged_once_and_not_used(
     service: Service, caplog: pytest.LogCaptureFixture, server: ForeignServer

@@ -25,7 +25,6 @@ from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
 
 
 def engine_of(ranks: TensorParallelExecutor, name: str, **limits: Any) -> Engine:
-    """On the processes of a team, which forget the engine before."""
     checkpoint = ranks.load(GOLDEN / name, LoadOptions())
     config = EngineConfig(**({"kv_cache_tokens": 4096} | limits))
     return Engine(checkpoint, config, deps=EngineDeps(costs=FAIR, ranks=ranks))

@@ -85,15 +85,6 @@ def test_a_hot_prefix_alone_is_spread_within_the_bound(count: int, named: bool) 
     assert min(fleet.loads.values()) >= 20
 
 
-def test_an_overloaded_holder_is_passed_over_until_it_is_not() -> None:
-    fleet = Fleet(3)
-    first, _ = fleet.route(prompt("a"))
-    fleet.loads = {name: 10.0 if name == first else 2.0 for name in fleet.loads}
-    second, decision = fleet.route(prompt("a"))
-    assert (decision.reason, second != first) == ("overloaded", True)
-    assert fleet.route(prompt("a"))[0] == second, "the replica that decoded it has it, too"
-
-
 def test_replicas_that_are_gone_drop_out() -> None:
     fleet = Fleet(3)
     first, _ = fleet.route(prompt("a", session="s"))

@@ -84,16 +84,6 @@ def test_by_load_the_requests_spread_and_no_reason_is_reported(clock: Clock, rou
     assert routed == []
 
 
-def test_requests_of_other_ingresses_count_and_are_forgotten(router: Router, clock: Clock) -> None:
-    router.inflight.set_others("a", 50)
-    router.inflight.set_others("b", 50)
-    names = [router.choose(request(f"{number} {PROMPT}")) for number in range(60)]
-    assert names.count("c") >= 30  # the least loaded of two
-    clock.now += 60.0
-    names = [router.choose(request(f"{number} other {PROMPT}")) for number in range(20)]
-    assert names.count("c") <= 5
-
-
 @pytest.fixture
 def inflight(clock: Clock) -> InflightCounts:
     counts = InflightCounts(clock)

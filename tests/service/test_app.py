@@ -75,7 +75,6 @@ def test_a_replica_asks_for_a_gpu_only_where_it_uses_one(device, gpus):
 
 
 def deployed(**settings):
-    """The options of the two deployments."""
     ingress = app.build(Settings(device="cpu", **settings))._bound_deployment
     return ingress.init_args[1]._bound_deployment, ingress
 

@@ -26,7 +26,6 @@ SLOW = 0.1
 
 @pytest.fixture(scope="module")
 def expected() -> dict[int, Outcome]:
-    """The undisturbed answers, by seed, which are made once."""
     return {}
 
 
@@ -37,7 +36,6 @@ def undisturbed(client: httpx.Client, expected: dict[int, Outcome], request: dic
 
 
 def failovers(client: httpx.Client) -> float:
-    """How many attempts at requests were made again."""
     return sample(client, "request_failovers_total")
 
 

@@ -12,7 +12,6 @@ SESSIONS, TURNS, BLOCK = 4, 3, 4
 
 
 def ask(client, prompt, **more):
-    """The answer to a prompt of token ids."""
     limits = {"max_new_tokens": 8, "mode": "static", "ignore_eos": True}
     response = client.post("/generate", json={"prompt_token_ids": prompt, **limits, **more})
     assert response.status_code == 200, response.text

@@ -20,7 +20,6 @@ KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 
 
 def body(case, **more):
-    """A golden case as a request."""
     knobs = {knob: case[knob] for knob in KNOBS if knob in case}
     fields = {key: case[key] for key in ("mode", "prompt_token_ids", "max_new_tokens", "temperature")}
     return {**fields, **knobs, "stop_token_ids": [510], **more}

@@ -42,7 +42,6 @@ def test_replicas_ask_for_rays_token(pair_client, pair):
 
 
 def has_torch(process):
-    """Whether torch's libraries are in a process."""
     return "libtorch" in Path(f"/proc/{process}/maps").read_text()
 
 

@@ -170,10 +170,7 @@ class MrpChoice:
         self._requests = 0
 
     def best(self, costs: StepCosts, num_running: int, max_states: int) -> int:
-        """The number of MRP forwards for a request.
-
-        `num_running`: the running requests, this one included. `max_states`: the limit of a request's verified states.
-        """
+        """The number of MRP forwards for a request. `max_states`: the limit of a request's verified states."""
         steps, load = list(self._options) if costs.mrp else [0], (num_running, max_states)
         overall = self._overall()
         ratios = {option: self._options[option].ratio(overall) for option in steps}

@@ -210,10 +210,7 @@ class Graphs:
 
 @dataclass(frozen=True, slots=True)
 class GraphForward:
-    """A planned forward of `num_rows` rows by a graph.
-
-    `graph_tables`: tokens, positions and attention, which are the first `graph_bytes` bytes of `tables`.
-    """
+    """A planned forward by a graph. `graph_tables` (tokens, positions, attention) are the first bytes of `tables`."""
 
     key: GraphKey
     graph_tables: tuple[SentTable, SentTable, SentTable]

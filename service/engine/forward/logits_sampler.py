@@ -185,7 +185,7 @@ def choose_tokens(
     token, confidences count the weight of all other tokens, and log-probabilities are 0. `logits` may be overwritten.
     """
     tables, is_cold = PackedTables(logits.device), bool((batch.temperature < 1).any())
-    draw, divide = _Draw(batch, tables), plan_division(batch.rule_temperature, tables)
+    draw, divide = _plan_draw(batch, tables), plan_division(batch.rule_temperature, tables)
     divide_drawn = plan_division(batch.temperature, tables) if is_cold else None
     rescored = None if candidates is not None or batch.chosen.all() else tables.add(batch.token)
     tables.send()
@@ -204,31 +204,30 @@ def choose_tokens(
     return tokens, logprobs.exp(), _logprob(scaled, tokens, drawn_total) if is_cold else logprobs
 
 
-class _Draw:
-    """The planned choice of tokens: noise and filters of the positions that have them."""
+def _plan_draw(batch: SamplingBatch, tables: PackedTables) -> Callable[[Tensor, int | None, Tensor | None], Tensor]:
+    """Plans the choice of tokens, with noise and filters of the positions that have them.
 
-    def __init__(self, batch: SamplingBatch, tables: PackedTables) -> None:
-        random = np.flatnonzero(batch.random)
-        self._filters = _Filters(batch, tables) if len(random) else None
-        self._noisy = tables.add(random) if len(random) else None
-        self._keys = tables.add(noise_keys(batch.select(random))) if len(random) else None
+    -> a function of logits over the temperature `[M, V]`, the mask token or None, and the tokens of the columns `[M,
+    V]` or None, to the column of each row that is chosen, `[M]`. Without noise the logits are overwritten.
+    """
+    random = np.flatnonzero(batch.random)
+    is_random = len(random) > 0
+    if is_random:
+        apply_filters = _plan_filters(batch, tables)
+        noisy, keys = tables.add(random), tables.add(noise_keys(batch.select(random)))
 
-    def __call__(self, scaled: Tensor, mask_token_id: int | None, candidates: Tensor | None) -> Tensor:
-        """scaled `[M, V]`, logits over the temperature -> the column of each row that is chosen, `[M]`.
-
-        `candidates` `[M, V]`: the tokens of the columns, None: columns are tokens. Without noise `scaled` is
-        overwritten.
-        """
-        scores = scaled if self._noisy is None else scaled.clone()
+    def draw(scaled: Tensor, mask_token_id: int | None, candidates: Tensor | None) -> Tensor:
+        scores = scaled.clone() if is_random else scaled
         if mask_token_id is not None:
             scores[:, mask_token_id] = -torch.inf
-        if self._filters is not None:
-            self._filters.apply(scores)
-        if self._noisy is not None and self._keys is not None:
-            rows, width = self._noisy.tensor, scores.shape[-1]
+        if is_random:
+            apply_filters(scores)
+            rows, width = noisy.tensor, scores.shape[-1]
             tokens = torch.arange(width, device=scores.device) if candidates is None else candidates[rows]
-            scores.index_add_(0, rows, gumbel(self._keys.tensor, tokens))
+            scores.index_add_(0, rows, gumbel(keys.tensor, tokens))
         return scores.argmax(-1)
+
+    return draw
 
 
 def _logprob(logits: Tensor, columns: Tensor, total: Tensor) -> Tensor:
@@ -241,30 +240,32 @@ def entropies(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return terms.sum(-1)
 
 
-class _Filters:
-    """Min-p, then top-k, then top-p of the rest, for the positions of a batch that have them."""
+def _plan_filters(batch: SamplingBatch, tables: PackedTables) -> Callable[[Tensor], None]:
+    """Plans min-p, then top-k, then top-p of the rest, for the positions that have them.
 
-    def __init__(self, batch: SamplingBatch, tables: PackedTables) -> None:
-        metadata = batch.metadata
-        filtered = np.flatnonzero(metadata.filtered[batch.row])
-        rows, self._indices = batch.row[filtered], tables.add(filtered) if len(filtered) else None
-        min_logit = metadata.min_logit[rows]
-        self._min_logit = tables.add(min_logit) if (min_logit > -np.inf).any() else None
-        is_ranked, counts = bool(metadata.ranked[rows].any()), metadata.top_k[rows]
-        self._top_k = tables.add(np.where(counts > 0, counts, np.iinfo(np.int64).max)) if is_ranked else None
-        self._top_p = tables.add(metadata.top_p[rows]) if is_ranked else None
+    -> a function that sets excluded scores `[M, V]` to -inf, in place; ties at the border stay.
+    """
+    metadata = batch.metadata
+    filtered = np.flatnonzero(metadata.filtered[batch.row])
+    if not len(filtered):
+        return lambda _: None
+    rows, indices = batch.row[filtered], tables.add(filtered)
+    min_logit, is_ranked, counts = metadata.min_logit[rows], metadata.ranked[rows].any(), metadata.top_k[rows]
+    min_logits = tables.add(min_logit) if (min_logit > -np.inf).any() else None
+    if is_ranked:
+        top_k = tables.add(np.where(counts > 0, counts, np.iinfo(np.int64).max))
+        top_p = tables.add(metadata.top_p[rows])
 
-    def apply(self, scores: Tensor) -> None:
-        """Sets excluded scores `[M, V]` to -inf, in place; ties at the border stay."""
-        if self._indices is None:
-            return
-        part = scores[self._indices.tensor]
-        if self._min_logit is not None:
-            threshold = part.amax(-1, keepdim=True) + self._min_logit.tensor[:, None]
+    def apply(scores: Tensor) -> None:
+        part = scores[indices.tensor]
+        if min_logits is not None:
+            threshold = part.amax(-1, keepdim=True) + min_logits.tensor[:, None]
             part = part.masked_fill_(part < threshold, -torch.inf)
-        if self._top_k is not None and self._top_p is not None:
-            part = _apply_top_k_top_p(part, self._top_k.tensor, self._top_p.tensor)
-        scores[self._indices.tensor] = part
+        if is_ranked:
+            part = _apply_top_k_top_p(part, top_k.tensor, top_p.tensor)
+        scores[indices.tensor] = part
+
+    return apply
 
 
 def _apply_top_k_top_p(part: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -288,10 +289,7 @@ def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _mix(words: Tensor) -> Tensor:
-    """A 32-bit integer hash (Wellons' lowbias32), in place.
-
-    On int32, whose products overflow to the same bits: half the memory of int64, and vectors can multiply them.
-    """
+    """A 32-bit integer hash (Wellons' lowbias32), in place. On int32 products overflow to the same bits."""
     words.bitwise_xor_(_shifted(words, 16)).mul_(0x7FEB352D)
     words.bitwise_xor_(_shifted(words, 15)).mul_(0x846CA68B - 2**32)
     return words.bitwise_xor_(_shifted(words, 16))

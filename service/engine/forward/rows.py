@@ -74,10 +74,7 @@ class LogitAdjustment(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One block of tokens to put through the model.
-
-    It reads the first `index` pages of its request and, if `writes_kv`, writes the next one.
-    """
+    """One block of tokens. It reads its request's first `index` pages and, if `writes_kv`, writes the next one."""
 
     state: Block
     index: int  # type: ignore[assignment]  # hides a tuple's own `index`
@@ -95,10 +92,7 @@ class Row(NamedTuple):
 
 
 def masked_row(config: ModelConfig, num_pages: int, index: int) -> Row:
-    """A greedy row of masks after `index` of the cache's pages, or after all of the longest request if they are fewer.
-
-    It writes no page, so it may run beside requests.
-    """
+    """A greedy row of masks after `index` pages, or after those of the longest request. It writes no page."""
     size = config.block_size
     index = min(index, min(config.max_positions // size, num_pages) - 1)
     return Row(Block((MASKED,) * size), index, range(index), writes_kv=False, sampling=SamplingParams())

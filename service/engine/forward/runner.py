@@ -217,9 +217,6 @@ def done(results: list[_T]) -> Pending[_T]:
 
 
 def forward_clock(device: torch.device, ranks: int = 1) -> Callable[[], float]:
-    """A clock in seconds for timing forwards. `ranks`: the number of devices.
-
-    With one CPU thread it is the thread's CPU time, so other programs on the core do not count.
-    """
+    """A clock in seconds for timing forwards: with one CPU thread its CPU time, so other programs do not count."""
     alone = device.type == "cpu" and torch.get_num_threads() == ranks == 1
     return time.thread_time if alone else time.perf_counter

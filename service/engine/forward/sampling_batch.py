@@ -1,7 +1,4 @@
-"""The sampled positions of a forward, and their rows' sampling parameters, as arrays.
-
-A step has thousands of positions, so there is no loop over positions.
-"""
+"""The sampled positions of a forward, and their rows' sampling parameters, as arrays: there are thousands."""
 
 from __future__ import annotations
 

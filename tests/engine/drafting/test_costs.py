@@ -64,17 +64,6 @@ def test_times_far_above_the_convex_curve_stay_and_others_are_taken_for_disturbe
     assert dent_before_the_end.slope(16, 24) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 16, 40])
-def test_from_a_number_of_rows_on_the_curve_below_is_convex(rows: int) -> None:
-    curve = Curve(((1, 202.0), (2, 287.0), (4, 642.0), (8, 873.0), (16, 1945.0)))
-    below = curve.onward(rows)
-    assert below.at(rows) == pytest.approx(curve.at(rows))
-    farther = range(rows, 60)
-    assert all(below.at(more) <= curve.at(more) + 1e-9 for more in farther)
-    slopes = [below.slope(more, more + 1) for more in farther]
-    assert slopes == pytest.approx(sorted(slopes))
-
-
 def test_an_engine_measures_its_own_forwards_and_changes_no_page_that_is_kept() -> None:
     """A request that comes again reads the pages of the first, and every forward is compared."""
     engine, runner = checked(tiny_checkpoint(1), max_rows=24)

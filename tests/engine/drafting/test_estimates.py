@@ -6,7 +6,6 @@ from service.engine.drafting.estimates import Reliability
 
 
 def count(reliability: Reliability, drafts: list[tuple[float, int]]) -> None:
-    """Counts trees of one draft each."""
     for draft in drafts:
         reliability.count([draft])
 

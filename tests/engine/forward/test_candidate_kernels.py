@@ -33,7 +33,6 @@ def drafting(sampling: SamplingParams, index: int, anchor: Anchor | None = None)
 
 
 def filled(rows: list[Row], logits: Tensor, width: int, totals: Tensor | None) -> tuple[DraftVocabulary, SamplingBatch]:
-    """The draft vocabulary after the rows' logits `[M, V]` are known."""
     batch, tables = SamplingBatch.from_rows(rows, LENGTH), PackedTables(logits.device)
     drafts = DraftVocabulary(rows, LENGTH, width, MASK)
     fill = drafts.plan_fill(batch, tables)
@@ -95,7 +94,6 @@ def test_candidates_and_what_is_chosen_from_them(
 
 
 def test_rows_of_several_forwards_share_a_forward(device: str) -> None:
-    """Beside a row whose candidates are computed now."""
     sampling, hidden = SamplingParams(), torch.randn(2, LENGTH, 8)
     outputs = []
     for _ in range(2):

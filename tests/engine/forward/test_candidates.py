@@ -63,7 +63,6 @@ def test_their_confidences_are_those_of_the_whole_vocabulary(
 
 @pytest.mark.parametrize("candidates", [1, 3, 20])
 def test_candidates_do_not_change_the_output(candidates: int) -> None:
-    """Of all modes, mixed in one batch."""
     checkpoint = tiny_checkpoint(2, block_size=4)
     requests = random_requests(random.Random(candidates), checkpoint, 24)
     whole, few = (read(checkpoint, requests, count) for count in (0, candidates))
@@ -89,10 +88,3 @@ def test_the_head_is_multiplied_for_what_is_verified_only(monkeypatch: pytest.Mo
         backbone = forwards.denoise + forwards.verify
         assert forwards.mrp > 0
         assert len(reads) == (backbone if candidates else backbone + forwards.mrp)
-
-
-def test_by_default_only_large_vocabularies_have_lists() -> None:
-    assert EngineConfig().candidates(1024) == 0
-    assert EngineConfig().candidates(151_936) == 32
-    assert EngineConfig(draft_candidates=0).candidates(151_936) == 0
-    assert EngineConfig(draft_candidates=5).candidates(1024) == 5

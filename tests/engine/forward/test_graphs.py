@@ -87,7 +87,6 @@ def made(attention: Any, capture: Any, **options: Any) -> Graphs:
 
 
 def run(graphs: Graphs, rows: int, width: int | None = None, *, anchored: bool = False, network: Any = doubled) -> Any:
-    """The hidden states of a forward by a graph, or None without one."""
     tokens, positions, _ = (None if table is None else table.numpy() for table in astuple(inputs(rows)))
     tables = PackedTables(torch.device("cpu"))
     hidden = torch.full((1, 4, 2), 0.5, dtype=torch.float64)

@@ -120,7 +120,6 @@ def largest_errors(device: str, words: np.ndarray) -> tuple[float, float]:
 
 
 def test_noise_in_float32_is_as_exact_as_torchs(device: str) -> None:
-    """The words of the least and the largest shares, and some between."""
     ends = [np.concatenate([part[:8], part[-8:]]) for part in words_of_all_shares(1 << 21)]
     words = np.concatenate([*ends, np.arange(2**32 - 128, 2**32).astype(np.uint32)])
     kernel, reference = largest_errors(device, np.resize(words, 1 << 10))
