@@ -92,12 +92,9 @@ def forward_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
     """The estimated bytes of a forward over `rows` rows, without weights and cache."""
     logits = rows * model.block_size * model.vocab_size
     greedy, sampled = min(logits, MAX_LOGITS) * (4 + itemsize), min(logits, MAX_SAMPLED_LOGITS) * _SAMPLED_BYTES
-    return _activations(model, rows, itemsize) + max(greedy, sampled)
-
-
-def _activations(model: ModelConfig, rows: int, itemsize: int) -> int:
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    return rows * model.block_size * (6 * model.hidden_size + 3 * heads + _inner(model)) * itemsize
+    activations = rows * model.block_size * (6 * model.hidden_size + 3 * heads + _inner(model)) * itemsize
+    return activations + max(greedy, sampled)
 
 
 def _inner(model: ModelConfig) -> int:

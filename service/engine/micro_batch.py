@@ -108,16 +108,15 @@ class TwoBatchOverlap:
             return 1
         if self._setting == "on":
             return 2
-        return 2 if self._asynchronous and num_running > _MAX_UNDIVIDED and self._is_faster(num_running) else 1
+        if not self._asynchronous or num_running <= _MAX_UNDIVIDED:
+            return 1
+        half, host, forwards = -(-num_running // 2), self._host, self._planner.forward_time
+        halves = 2 * max(forwards(half), host * half)
+        return 2 if halves < _MAX_RATIO * (forwards(num_running) + host * num_running) else 1
 
     def record(self, seconds: float, requests: int) -> None:
         if requests:
             self._host += _NEW_WEIGHT * (seconds / requests - self._host)
-
-    def _is_faster(self, num_running: int) -> bool:
-        half = -(-num_running // 2)
-        host, forwards = self._host, self._planner.forward_time
-        return 2 * max(forwards(half), host * half) < _MAX_RATIO * (forwards(num_running) + host * num_running)
 
 
 def _served(

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, field
-from functools import partial
 
 from service.engine.engine import Engine
 from service.engine.observer import EngineState
@@ -140,19 +139,12 @@ class EngineThread:
                 self._inbox.aborted.append(request_id)
                 self._changed.notify()
 
-    async def update_weights(self, apply: Callable[[], None], versions: tuple[int, int], *, abort: bool) -> None:
-        """Lets `apply` change the weights when no request runs. `versions`: the versions of the weights and of MRP.
-
-        `abort`: running requests end with WeightsChanged; else they finish first. Raises the errors of `run`.
-        """
-        await self.run(partial(self._engine.update_weights, apply, *versions), when_idle=True, abort=abort)
-
     async def run(self, work: Callable[[], None], *, when_idle: bool = False, abort: bool = False) -> None:
         """Runs `work` on the engine's thread, after the current step. One call at a time.
 
         `when_idle`: it waits until no request runs. Until then waiting requests stay queued, and paused requests run.
-        Raises ReplicaStopping if the engine stops or has stopped; OutOfMemory from `work`, which then has changed
-        nothing. Any other error of `work` ends the engine, and EngineFailed is raised.
+        `abort`: running requests end with WeightsChanged; else they finish first. Raises ReplicaStopping; OutOfMemory
+        from `work`, which then has changed nothing. Any other error of `work` ends the engine: EngineFailed.
         """
         task = _Task(work, when_idle, abort)
         task.done.set_running_or_notify_cancel()  # the caller's cancellation does not stop it

@@ -107,9 +107,9 @@ class EngineCore:
     async def _update(self, thread: EngineThread, weights: Weights) -> None:
         newest_only = self._has_weights and _follows(weights, self.weights)
         apply = await asyncio.to_thread(self._load, weights, newest_only=newest_only)
-        versions = (weights.version, weights.mrp_version)
+        update = partial(self.engine.update_weights, apply, weights.version, weights.mrp_version)
         with self._controlling():
-            await thread.update_weights(apply, versions, abort=weights.abort)
+            await thread.run(update, when_idle=True, abort=weights.abort)
 
     def _load(self, weights: Weights, *, newest_only: bool) -> Callable[[], None]:
         """Loads weights. Returns the function that applies them, which may raise OutOfMemory. Blocks."""

@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from importlib import import_module
 from math import inf
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from service.constraints import Constraint
@@ -198,12 +198,6 @@ class EngineProcess(Frames):
         self._send(reply)
 
 
-def _named_deps(name: str) -> EngineDeps:
-    module, _, attribute = name.partition(":")
-    deps: EngineDeps = getattr(import_module(module), attribute)
-    return deps
-
-
 async def _main(end: socket.socket, deps: EngineDeps | None) -> None:
     await asyncio.get_running_loop().create_unix_connection(lambda: EngineProcess(end.dup(), deps), sock=end)
     await asyncio.Event().wait()  # until the socket closes
@@ -212,4 +206,4 @@ async def _main(end: socket.socket, deps: EngineDeps | None) -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal, or `timeout`, sends it to all; the replica decides
-    asyncio.run(_main(socket.socket(fileno=int(sys.argv[1])), _named_deps(sys.argv[2]) if sys.argv[2:] else None))
+    asyncio.run(_main(socket.socket(fileno=int(sys.argv[1])), resolve_name(sys.argv[2]) if sys.argv[2:] else None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -130,7 +131,7 @@ class Link(Frames):
 
     def _check(self, content: bytes) -> None:
         nonce, proof = content[: protocol.NONCE], content[protocol.NONCE :]
-        if not protocol.is_proof(proof, protocol.make_proof(self._secret, "replica", self._nonce, nonce)):
+        if not hmac.compare_digest(proof, protocol.make_proof(self._secret, "replica", self._nonce, nonce)):
             raise Malformed("it does not know the replica's secret")
         if self._proven.cancelled():
             return

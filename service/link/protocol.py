@@ -35,11 +35,6 @@ def make_proof(secret: str, role: Literal["ingress", "replica"], ingress_nonce: 
     return hmac.digest(secret.encode(), _PURPOSE + role.encode() + ingress_nonce + replica_nonce, "sha256")
 
 
-def is_proof(received: bytes, expected: bytes) -> bool:
-    """Whether a received proof is correct, in constant time."""
-    return hmac.compare_digest(received, expected)
-
-
 class ReplicaCall(Data, frozen=True, tag=1):
     """A request of an ingress."""
 

@@ -109,6 +109,8 @@ class TensorParallelExecutor:
     order of the ranks. Raises SettingsError if there are fewer devices; ReplicaLost if a rank does not start.
     """
 
+    _checkpoint: Checkpoint
+
     def __init__(
         self, size: int, device: str, *, timeout_s: float = STEP_TIMEOUT_S, deterministic: bool = False
     ) -> None:
@@ -116,7 +118,6 @@ class TensorParallelExecutor:
         self.size, self._kind = size, device
         if device == "cuda":  # all ranks are on this machine, so NCCL needs no address that others can reach
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-        self._checkpoint: Checkpoint | None = None
         self._error: MrpServeError | None = None
         self._lost = threading.Event()
         self._folder = TemporaryDirectory(prefix="mrp-serve-ranks-")
@@ -177,7 +178,7 @@ class TensorParallelExecutor:
 
         CheckpointError as in `model.weight_update`; all ranks then keep the served weights.
         """
-        paths, served = tuple(str(resolve(folder)) for folder in folders), self._loaded()
+        paths, served = tuple(str(resolve(folder)) for folder in folders), self._checkpoint
         for worker in self._workers:
             part = replace(options, shard=Shard(worker.rank, self.size))
             worker.send(messages.LoadShard(paths, part, newest_only))
@@ -193,7 +194,7 @@ class TensorParallelExecutor:
 
     def apply(self, fresh: Checkpoint) -> None:
         """Replaces the served weights by the fetched ones, on all ranks. No forward may be under way."""
-        served = self._loaded()
+        served = self._checkpoint
         for worker in self._workers:
             worker.send(messages.ApplyShard())
         apply_update(served, fresh)
@@ -201,11 +202,11 @@ class TensorParallelExecutor:
 
     def drop_weights(self) -> None:
         """Gives the memory of the weights back, on all ranks. No forward may run before `restore_weights`."""
-        self.give_memory("weights", partial(drop_weights, self._loaded()))
+        self.give_memory("weights", partial(drop_weights, self._checkpoint))
 
     def restore_weights(self) -> None:
         """Takes the memory of the weights again, on all ranks, without numbers. OutOfMemory changes nothing."""
-        served = self._loaded()
+        served = self._checkpoint
         take = partial(restore_weights, served, torch.device(self._device(0)))
         self.take_memory("weights", take, partial(drop_weights, served))
 
@@ -240,8 +241,6 @@ class TensorParallelExecutor:
         self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig
     ) -> DriverNetworks:
         """The networks over all parts of the checkpoint that was loaded last. They replace earlier ones."""
-        if checkpoint is not self._checkpoint:
-            raise AssertionError("the checkpoint is not the one that the ranks have loaded")
         for worker in self._workers:
             worker.send(messages.OpenNetworks(num_pages, shapes, execution.attention, execution.cuda_graphs))
         networks = DriverNetworks(self, checkpoint, num_pages, shapes, replace(execution, agree=self._group.agree))
@@ -284,11 +283,6 @@ class TensorParallelExecutor:
         for worker in self._workers:
             worker.wait()
         self._folder.cleanup()
-
-    def _loaded(self) -> Checkpoint:
-        if self._checkpoint is None:
-            raise AssertionError("no checkpoint is loaded")
-        return self._checkpoint
 
     def _answers(self, timeout_s: float | None) -> list[messages.WorkerReady]:
         return [worker.answer(timeout_s) for worker in self._workers]

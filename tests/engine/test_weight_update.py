@@ -99,7 +99,8 @@ class UpdatableEngine(GatedEngine):
         return self.generate(request_of(name, PROMPT, Static(), tokens=tokens))
 
     def update_weights(self, new: Callable[[], None], *, abort: bool = False) -> asyncio.Task[None]:
-        return asyncio.ensure_future(self.thread.update_weights(new, (1, 1), abort=abort))
+        update = partial(self.engine.update_weights, new, 1, 1)
+        return asyncio.ensure_future(self.thread.run(update, when_idle=True, abort=abort))
 
 
 @pytest.fixture

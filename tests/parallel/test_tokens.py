@@ -134,7 +134,7 @@ def test_all_ranks_sleep_and_wake_up(pair: TensorParallelExecutor, monkeypatch: 
     """Also after a rank had no memory: then all ranks have given theirs back."""
     name = GOLDEN_NAMES[0]
     engine, golden = engine_of(pair, name), requests(name)
-    part = pair._loaded()
+    part = pair._checkpoint
     engine.sleep(2)
     pair.drop_weights()
     assert part.backbone.device.type == "meta"

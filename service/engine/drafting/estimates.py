@@ -172,7 +172,8 @@ class MrpChoice:
     def best(self, costs: StepCosts, num_running: int, max_states: int) -> int:
         """The number of MRP forwards for a request. `max_states`: the limit of a request's verified states."""
         steps, load = list(self._options) if costs.mrp else [0], (num_running, max_states)
-        overall = self._overall()
+        guessed = sum(option.guessed for option in self._options.values())
+        overall = (_GUESS_WEIGHT + sum(option.gained for option in self._options.values())) / (_GUESS_WEIGHT + guessed)
         ratios = {option: self._options[option].ratio(overall) for option in steps}
         rates = {option: _rate(self._options[option], ratios[option], costs, load) for option in steps}
         best = max(steps, key=lambda option: rates[option])
@@ -193,11 +194,6 @@ class MrpChoice:
 
     def count(self, steps: int, gains: Sequence[tuple[float, int]]) -> None:
         self._options[steps].count(len(gains), sum(actual > 0 for _, actual in gains))
-
-    def _overall(self) -> float:
-        options = self._options.values()
-        gained = sum(option.gained for option in options)
-        return (_GUESS_WEIGHT + gained) / (_GUESS_WEIGHT + sum(option.guessed for option in options))
 
 
 def _rate(option: _Option, ratio: float, costs: StepCosts, load: tuple[int, int]) -> float:

@@ -177,7 +177,10 @@ class OomBackoff:
             chunk = rows[start : start + (self.limit or len(rows))]
             pending = _attempt(forward, chunk)
             if pending is not None:
-                self._count(len(chunk))
+                if self.limit is not None and len(chunk) >= self.limit:
+                    self._num_full += 1
+                    if self._num_full == _PATIENCE:
+                        self.limit, self._num_full = 2 * self.limit, 0
                 forwards.append(pending)
                 start += len(chunk)
             elif len(chunk) > 1:
@@ -187,12 +190,6 @@ class OomBackoff:
                 forwards.append(done([None]))
                 start += 1
         return lambda: [prediction for pending in forwards for prediction in pending()]
-
-    def _count(self, num_rows: int) -> None:
-        if self.limit is not None and num_rows >= self.limit:
-            self._num_full += 1
-            if self._num_full == _PATIENCE:
-                self.limit, self._num_full = 2 * self.limit, 0
 
 
 def _attempt(
