@@ -76,7 +76,11 @@ class LogitAdjuster:
         sampling, block = self._sampling, state.tokens[self._head :]
         tokens, bias, in_prompt, counts = self._counted(block)
         present, forbidden = counts > 0, self._forbidden(block)
-        if mask is not None and self._leaves_none(mask, forbidden.get(state.num_leading, ())):
+        if mask is not None:
+            allowed = np.unpackbits(mask, bitorder="little")
+            leading = (*forbidden.get(state.num_leading, ()), *self._words.short)
+            allowed[[token for token in leading if token < len(allowed)]] = 0
+        if mask is not None and not allowed.any():
             bias = np.array([sampling.logit_bias.get(token, 0.0) for token in tokens.tolist()], np.float32)
             forbidden = {}
         divisor = np.where(present | in_prompt, sampling.repetition_penalty, 1.0)
@@ -109,11 +113,6 @@ class LogitAdjuster:
                 if tokens := (*stops, *words):
                     forbidden[self._head + position] = tokens
         return forbidden
-
-    def _leaves_none(self, mask: NDArray[np.uint8], forbidden: Sequence[int]) -> bool:
-        allowed = np.unpackbits(mask, bitorder="little")
-        allowed[[token for token in (*forbidden, *self._words.short) if token < len(allowed)]] = 0
-        return not allowed.any()
 
 
 def _token_table(

@@ -75,7 +75,13 @@ def plan_memory(
         pages = min(pages, defaults.KV_CACHE_TOKENS_CPU // model.block_size if cpu else max(1, running * longest))
         tokens = pages * model.block_size
         if pages < 2:
-            raise SettingsError(_too_little(memory, forward, 2 * page), param="kv_cache_tokens")
+            free, total = memory.free / 2**20, memory.total / 2**20
+            raise SettingsError(
+                f"kv_cache_tokens is auto, but of {total:,.0f} MiB on {memory.kind} {free:,.0f} MiB are free: beside "
+                f"the weights a forward takes {forward / 2**20:,.0f} MiB and the KV cache at least "
+                f"{page / 2**19:,.1f} MiB. Lower max_rows, raise gpu_memory_utilization or take a larger device",
+                param="kv_cache_tokens",
+            )
     else:
         tokens = sizes.kv_cache_tokens
     typical = min(model.max_positions, _TYPICAL)
@@ -113,12 +119,3 @@ def _rows(model: ModelConfig, itemsize: int, budget: int, cpu: bool) -> int:
     while rows > min_rows and forward_bytes(model, rows, itemsize) > _FORWARD_SHARE * budget:
         rows //= 2
     return max(min_rows, rows)
-
-
-def _too_little(memory: DeviceMemory, forward: int, min_cache: int) -> str:
-    free, total = memory.free / 2**20, memory.total / 2**20
-    return (
-        f"kv_cache_tokens is auto, but of {total:,.0f} MiB on {memory.kind} {free:,.0f} MiB are free: "
-        f"beside the weights a forward takes {forward / 2**20:,.0f} MiB and the KV cache at least "
-        f"{min_cache / 2**20:,.1f} MiB. Lower max_rows, raise gpu_memory_utilization or take a larger device"
-    )

@@ -110,7 +110,7 @@ class ReplicaLinks:
             self._links = {name: link for name, link in self._links.items() if not link.lost}
             self._unauthenticated.intersection_update(healthy.values())
             await asyncio.gather(*(self._open(name, healthy[name]) for name in healthy.keys() - self._links.keys()))
-            seen = [self._seen(status) for status in statuses if not self._drains(status.replica)]
+            seen = [status for status in map(self._seen, statuses) if status is not None]
             linked = [status.replica for status in seen if status.failure is None]
             self._router.inflight.set_replicas(linked)
             self._on_change(len(linked))
@@ -118,11 +118,10 @@ class ReplicaLinks:
             self._updated = asyncio.Event()
             return seen
 
-    def _drains(self, name: str) -> bool:
-        return (link := self._links.get(name)) is not None and not link.usable and not link.lost
-
-    def _seen(self, status: Status) -> Status:
+    def _seen(self, status: Status) -> Status | None:
         link = self._links.get(status.replica)
+        if link is not None and not link.usable and not link.lost:
+            return None  # it drains
         if status.failure is not None or (link is not None and link.usable):
             return status
         return replace(status, failure="the ingress has no connection to it")

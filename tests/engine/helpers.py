@@ -48,14 +48,6 @@ def shaped(shape: int, dtype: torch.dtype = torch.float64) -> Checkpoint:
     return tiny_checkpoint(shape, dtype, **SHAPES[shape])
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Recorder:
     def __init__(self) -> None:
         self.reports: list[StepReport] = []

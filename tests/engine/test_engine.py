@@ -19,7 +19,8 @@ from service.engine import (
 )
 from service.errors import InvalidRequest, ModeNotAvailable, PromptTooLong
 from service.model import Checkpoint
-from tests.engine.helpers import ALL_MODES, Clock, Recorder, random_requests, request_of
+from tests.clock import Clock
+from tests.engine.helpers import ALL_MODES, Recorder, random_requests, request_of
 from tests.tiny import tiny_checkpoint
 
 PROMPT = (5, 6, 7, 8, 9, 10)  # a block and a half

@@ -25,7 +25,7 @@ from tests.engine.helpers import (
     some_auto,
     verified,
 )
-from tests.thinned import fast_only, fast_rows
+from tests.thinned import fast_rows
 from tests.tiny import GOLDEN_NAMES, golden
 
 #: room for a few requests: tests that make many engines would else need gigabytes
@@ -71,14 +71,6 @@ def assert_as_alone(shape: int, seed: int, more_rows: int, more_pages: int, max_
         assert done.stats.forwards.denoise + done.stats.forwards.verify <= wanted.denoise_forwards
     assert runner.compared > 0
     assert engine.state().kv_pages_used == 0
-
-
-@pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))
-def test_in_float32_every_forward_agrees_with_a_full_recomputation(name: str) -> None:
-    checkpoint = golden(name, torch.float32)
-    engine, runner = checked(checkpoint, max_rows=40, kv_cache_tokens=1024)
-    engine.generate(random_requests(random.Random(name), checkpoint, 8, longest=20))
-    assert runner.compared > 100
 
 
 def pairs(seed: int, checkpoint: Checkpoint, temperature: float, count: int) -> list[GenerationRequest]:

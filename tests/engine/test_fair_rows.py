@@ -36,9 +36,6 @@ class TestFairRows:
         assert rooms({"heavy": TenantLoad(1, 56), "light": TenantLoad(4, 1)}) == {"heavy": 1, "light": 1}
         assert rooms({"heavy": TenantLoad(4, 56), "light": TenantLoad(1, 1)}) == {"heavy": 28, "light": 1}
 
-    def test_pages_count(self) -> None:
-        assert rooms({"heavy": TenantLoad(1, 56, reading=28), "light": TenantLoad(1, 1)}) == {"heavy": 3, "light": 1}
-
     def test_the_rows_of_a_forward_are_shared_where_more_are_wanted(self) -> None:
         assert rooms({"heavy": TenantLoad(1, 400), "other": TenantLoad(1, 300)}) == {"heavy": 128, "other": 128}
 

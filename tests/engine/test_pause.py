@@ -63,11 +63,10 @@ def start() -> Iterator[Callable[..., ReplicaEngine]]:
         replica.close()
 
 
-@pytest.mark.parametrize("overlap", fast_only("off".__eq__, ["off", "on"]))
 @pytest.mark.parametrize("name", fast_only({GOLDEN_NAMES[1], GOLDEN_NAMES[2], LLADA2_NAME}.__contains__, NAMES))
-async def test_golden_requests_that_are_paused_have_the_same_tokens(start: Start, name: str, overlap: str) -> None:
+async def test_golden_requests_that_are_paused_have_the_same_tokens(start: Start, name: str) -> None:
     """In the middle of every mode, many times; some pauses let the running requests finish."""
-    replica = start(name, overlap=overlap)
+    replica = start(name)
     answers = [replica.generate(request) for request in requests(name)]
     await replica.at_gate()
     for turn in range(12):
@@ -148,7 +147,7 @@ async def test_paused_requests_of_all_modes_end_before_sleep(start: Start) -> No
 
 
 async def test_requests_end_in_time_while_the_engine_is_halted(start: Start) -> None:
-    replica = start(max_running=2)
+    replica = start(max_num_seqs=2)
     tasks = [
         replica.generate(replace(request_of(name, PROMPT, Static(), tokens=400), timeout_s=limit))
         for name, limit in (("late", 1.0), ("left", None), ("waits late", 1.0), ("waits left", None))

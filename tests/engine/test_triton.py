@@ -59,12 +59,6 @@ def test_modes_mixed_in_one_batch(engines: Any, deterministic: bool) -> None:
         assert_golden(entry, completion)
 
 
-def test_alone(engines: Any) -> None:
-    entry, request = short(tokens=6)[0]
-    (done,) = engines[False].generate([request])
-    assert_golden(entry, done)
-
-
 def test_hidden_states_are_those_of_a_full_recomputation(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if triton_device == "cuda":
         pytest.skip("the kernels have no float64 on CUDA; tests/engine/test_gpu.py compares them there")

@@ -79,12 +79,6 @@ def deployed(**settings):
     return ingress.init_args[1]._bound_deployment, ingress
 
 
-def test_a_fixed_number_of_replicas_is_not_scaled():
-    for deployment in deployed(num_replicas=3):
-        assert deployment._deployment_config.autoscaling_config is None
-    assert deployed(num_replicas=3)[0].num_replicas == 3
-
-
 @pytest.mark.parametrize(("minimum", "first"), [(2, None), (0, 1)])
 def test_replicas_are_scaled_within_the_settings(minimum, first):
     generator, ingress = deployed(num_replicas=minimum, max_replicas=5, api_server_count=2, max_num_seqs=8)

@@ -34,7 +34,6 @@ def test_a_client_that_leaves_frees_its_pages(pair_client, pair, stream):
 async def test_thousands_of_valid_requests_stop_no_replica(pair_client, pair):
     before = processes_of(pair, "Generator")
     seen = await send(pair.url, 2000, seed=2000)
-    print(f"\n{dict(seen)}")  # noqa: T201 - shown by -s
     assert set(seen) <= EXPECTED, "\n".join(seen)
     assert seen["answered"] > 1400  # on a slow machine more of the shortest time limits end
     assert until(pair_client, 200, replicas=2)

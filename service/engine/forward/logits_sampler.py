@@ -93,7 +93,9 @@ class TritonLogitsSampler:
         work = torch.empty(count, numbers, dtype=torch.float32, device=logits.device)
         noise, min_p = bool(batch.random.any()), min_logit is not None and bool(min_logit.max() > -np.inf)
         sizes = width, logits.stride(0), self.mask_token_id
-        grid = count, _num_programs(count, parts)
+        # at most one program for each part, about `_PROGRAMS` in all, with as many parts each
+        parts_of_program = -(-parts // max(1, min(parts, _PROGRAMS // count)))
+        grid = count, -(-parts // parts_of_program)
         if min_p:
             self._kernels.find_likeliest[grid](
                 logits, params, work, *sizes, PART=_KERNEL_PART, PARTS=parts, num_warps=_WARPS
@@ -116,11 +118,6 @@ class TritonLogitsSampler:
         if min_logit is not None:
             params[:, 5] = min_logit.view(np.int32)
         return params
-
-
-def _num_programs(count: int, parts: int) -> int:
-    parts_of_program = -(-parts // max(1, min(parts, _PROGRAMS // count)))
-    return -(-parts // parts_of_program)
 
 
 def logits_sampler_for(mask_token_id: int, device: torch.device, dtype: torch.dtype) -> LogitsSampler:

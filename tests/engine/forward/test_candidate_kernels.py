@@ -115,12 +115,3 @@ def test_rows_of_several_forwards_share_a_forward(device: str) -> None:
     logits[:, MASK] = -torch.inf
     likeliest = logits.topk(4).indices.sort().values
     assert output.candidates.tokens[output.slots[2][masked]].sort().values.tolist() == likeliest.tolist()
-
-
-def test_a_position_without_candidates_is_refused(device: str) -> None:
-    drafts, _ = filled([drafting(SamplingParams(), 0)], torch.randn(3, 30), 4, None)
-    anchor = Anchor(drafts.output(torch.randn(1, LENGTH, 8)), 0)
-    row = drafting(SamplingParams(), 0, anchor)._replace(state=Block((MASKED,) * LENGTH))
-    later, batch = DraftVocabulary([row], LENGTH, 4, MASK), SamplingBatch.from_rows([row], LENGTH)
-    with pytest.raises(AssertionError, match="were not computed"):
-        later.plan_sample(batch, PackedTables(torch.device("cpu")), torch.zeros(30, 8), kernels=False)

@@ -145,16 +145,6 @@ class TestChoose:
         drawn = (logits / max(1e-6, temperature or 1.0)).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
         torch.testing.assert_close(logprobs, drawn)
 
-    def test_each_row_is_read_as_if_it_were_alone(self) -> None:
-        generator = torch.Generator().manual_seed(8)
-        logits = torch.randn(24, 50, generator=generator)
-        kinds = [GREEDY, SamplingParams(0.7), SamplingParams(1.3, top_p=0.6), SamplingParams(1.0, top_k=4, seed=9)]
-        reads = [read(kinds[i % 4], position=i, token=3 if i % 5 == 0 else None) for i in range(24)]
-        tokens, confidences, _ = choose_tokens(logits.clone(), batch_of(*reads), MASK)
-        for i, sampled in enumerate(reads):
-            token, confidence, _ = choose_tokens(logits[i : i + 1].clone(), batch_of(sampled), MASK)
-            assert (int(token), float(confidence)) == (int(tokens[i]), float(confidences[i]))
-
 
 @pytest.mark.parametrize(
     ("knobs", "message"),

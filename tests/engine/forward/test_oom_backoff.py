@@ -137,14 +137,6 @@ class TestRowsThatFit:
 
 
 class TestEngine:
-    def test_too_many_rows_at_once_change_nothing(self, checkpoint: Checkpoint) -> None:
-        requests = random_requests(random.Random(4), checkpoint, 12)
-        wanted = Engine(checkpoint).generate(requests)
-        engine, runner = scarce(checkpoint, lambda rows: len(rows) <= 3, lambda rows: len(rows) <= 2)
-        assert [done.token_ids for done in engine.generate(requests)] == [done.token_ids for done in wanted]
-        assert 4 <= runner.failures < 20
-        assert engine.state().kv_pages_used == 0
-
     @pytest.mark.parametrize("forward", ["evaluate", "refine"])
     def test_a_request_that_never_fits_ends_with_an_error_and_others_continue(
         self, checkpoint: Checkpoint, forward: str

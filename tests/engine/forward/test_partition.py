@@ -22,10 +22,6 @@ def indices_of(groups) -> list[int]:
 
 
 class TestWholeBatch:
-    def test_one_group_of_rows(self) -> None:
-        (group,) = WholeBatch(8, 8).rows([row(5), row(0, writes_kv=True)])
-        assert ([member.index for member in group.members], list(group.indices), group.width) == ([5, 0], [0, 1], None)
-
     def test_positions_are_cut_where_logits_would_be_too_many(self) -> None:
         batch = batch_of(*(Position(SAMPLING[index % 4]) for index in range(5)))
         groups = WholeBatch(2, 9).positions(batch)

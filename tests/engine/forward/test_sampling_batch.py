@@ -31,11 +31,6 @@ def test_masked_positions_come_in_order_and_judged_ones_behind_all_of_them() -> 
     assert entries(reads.select(np.array([4, 1]))) == [(0, 0, 7), (2, 0, -1)]
 
 
-def test_rows_that_are_not_read_have_no_reads() -> None:
-    assert entries(SamplingBatch.from_rows([Row(Block((1, M)), 0, (), writes_kv=True)], 2)) == []
-    assert entries(SamplingBatch.from_rows([row((1, 2))], 2)) == []
-
-
 def test_noise_differs_by_seed_position_and_progress() -> None:
     rows = [row((5,) * revealed + (M,) * (16 - revealed), index, seed=seed)
             for seed in range(8) for index in range(8) for revealed in range(16)]  # fmt: skip
