@@ -38,12 +38,10 @@ class EngineConfig:
     torch_profiler_dir: Path | None = None  # the folder for a trace of some steps; None: no trace
 
     def prefill_tokens(self, device: str) -> int:
-        """The maximum of prompt tokens in a step that also decodes, on a kind of device ("cpu", "cuda")."""
         default = defaults.PREFILL_TOKENS_CPU if device == "cpu" else defaults.PREFILL_TOKENS_GPU
         return self.max_prefill_tokens or default
 
     def candidates(self, vocab_size: int) -> int:
-        """The number of tokens from which a draft is chosen; 0: all."""
         if self.draft_candidates is not None:
             return self.draft_candidates
         return defaults.DRAFT_CANDIDATES if vocab_size >= _LARGE_VOCABULARY else 0

@@ -1,8 +1,7 @@
 """The engine: continuous batching of requests of any modes, one backbone forward a step.
 
-It is synchronous and single-threaded; `thread.py` runs it on a thread of its own. An unexpected error in the
-bookkeeping of one request ends only that request. `step` raises an error in a forward, which ends the engine. Use as a
-library:
+It is synchronous and single-threaded; `thread.py` runs it on a thread. An unexpected error in the bookkeeping of one
+request ends only that request. An error in a forward ends the engine. Use as a library:
 
     engine = Engine(load_checkpoint("service/demo"))
     [completion] = engine.generate([GenerationRequest("1", prompt_token_ids, Speculative(4))])
@@ -11,7 +10,7 @@ library:
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -39,8 +38,8 @@ from service.engine.request import (
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, Waiting
 from service.errors import InvalidRequest, OutOfMemory, SettingsError, WeightsChanged
-from service.model.checkpoint import Checkpoint, LoadOptions
-from service.model.device import DeviceMemory, is_out_of_memory, use_device
+from service.model.checkpoint import Checkpoint
+from service.model.device import is_out_of_memory, use_device
 
 _log = logging.getLogger(__name__)
 
@@ -48,32 +47,10 @@ _log = logging.getLogger(__name__)
 class Ranks(Protocol):
     """The other processes of a tensor-parallel engine, each with a part of the checkpoint (`service/parallel`)."""
 
-    @property
-    def failure(self) -> str | None:
-        """The reason why the ranks can no longer compute. None while they can."""
-
-    def memory(self) -> DeviceMemory:
-        """The memory of the device with the least free memory."""
-
     def networks(
         self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig
     ) -> ModelForward:
         """The networks over all ranks. `checkpoint`: the part of this process."""
-
-    def fetch(self, folders: Sequence[str], options: LoadOptions, *, newest_only: bool) -> Checkpoint:
-        """Loads new weights for all parts beside the served weights. Returns the part of this process."""
-
-    def apply(self, fresh: Checkpoint) -> None:
-        """Replaces the served weights by the loaded ones. No forward may be under way."""
-
-    def drop_weights(self) -> None:
-        """Gives the memory of the weights back. No forward may run before `restore_weights`."""
-
-    def restore_weights(self) -> None:
-        """Takes the memory of the weights again, without numbers. OutOfMemory changes nothing."""
-
-    def close(self) -> None:
-        """Ends the processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +119,6 @@ class Engine:
         self.measure_costs()
 
     def measure_costs(self) -> None:
-        """Measures the costs of forwards, so that the first request that needs them does not wait."""
         self._planner.costs()
 
     def measure_bytes(self) -> int:
@@ -153,19 +129,15 @@ class Engine:
         """Makes the engine's device the current one of the calling thread. A thread that steps the engine calls it."""
         use_device(self._runner.device)
 
-    # --- requests ----------------------------------------------------------------------------------
-
     def validate(self, request: GenerationRequest) -> None:
         """InvalidRequest (or a subclass) if this engine can never serve the request."""
         validate(request, self.model, self.max_model_len, deterministic=self._deterministic)
 
     def submit(self, request: GenerationRequest) -> None:
-        """Queues a request. Raises the errors of `validate`."""
         self.validate(request)
         self.enqueue(request)
 
     def enqueue(self, request: GenerationRequest) -> None:
-        """Queues a request that `validate` has accepted."""
         self._scheduler.enqueue(request, self._clock() - request.delay_s)
 
     def abort(self, request_id: str) -> None:
@@ -179,36 +151,28 @@ class Engine:
                 self._collect([running])
 
     def state(self) -> EngineState:
-        """The current numbers of running and waiting requests and of used pages."""
         scheduler, pages = self._scheduler, self._pages
         counts = len(scheduler.running), len(scheduler.waiting), pages.num_used, pages.capacity
         return EngineState(*counts, self.paused, self.sleep_level)
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has anything to do."""
         return bool(self._scheduler.running or self._scheduler.waiting)
 
     @property
     def halted(self) -> bool:
-        """Whether no request makes progress: the engine is paused or asleep."""
         return self.paused or self.sleep_level > 0
 
-    # --- new weights and sleep ----------------------------------------------------------------------
-
     def abort_running(self) -> list[str]:
-        """Ends the running requests, as `abort`. Returns their ids."""
         request_ids = [running.request.request_id for running in self._scheduler.running]
         for request_id in request_ids:
             self.abort(request_id)
         return request_ids
 
     def update_weights(self, apply: Callable[[], None], version: int, mrp_version: int | None = None) -> None:
-        """Lets `apply` change the weights, and drops the KV of the old weights. No request may run.
+        """Lets `apply` change the weights, and drops the KV of the old ones. No request may run.
 
-        `mrp_version`: the version of MRP; None: `version`.
-
-        An error of `apply` is the end of the engine: it may have changed some weights only.
+        `mrp_version`: the version of MRP; None: `version`. An error of `apply` is the end of the engine.
         """
         self._check_idle("the weights are to be updated")
         apply()
@@ -218,11 +182,9 @@ class Engine:
             self.mrp_version = version if mrp_version is None else mrp_version
 
     def pause(self) -> None:
-        """Leaves all requests as they are, with their KV, until `resume`."""
         self.paused = True
 
     def resume(self) -> None:
-        """Continues the requests after `pause`, with the same tokens as without it."""
         self.paused = False
 
     def sleep(self, level: int) -> None:
@@ -234,10 +196,7 @@ class Engine:
         self.sleep_level = level
 
     def wake_up(self) -> None:
-        """Takes the memory of the KV cache again. On CUDA, graphs are captured as at the start.
-
-        OutOfMemory: the engine sleeps on.
-        """
+        """Takes the memory of the KV cache again, and captures graphs. OutOfMemory: the engine sleeps on."""
         self._runner.model.restore_cache()
         try:
             if self._prepared:
@@ -255,10 +214,7 @@ class Engine:
         while self._micro_batches:  # their requests have ended
             self._end_micro_batch(Counter())
 
-    # --- decoding ----------------------------------------------------------------------------------
-
     def start_waiting(self) -> None:
-        """Starts waiting requests while slots and pages are free. `step` calls this itself."""
         if self.queue_held or self.halted:
             return
         for running in self._scheduler.start_waiting():
@@ -275,11 +231,10 @@ class Engine:
                 end_alone(running, error)
 
     def step(self) -> list[BlockEvent]:
-        """One step of the running requests: a backbone forward over their rows, then MRP forwards as they need them.
-
-        With two micro-batches under way (`micro_batch.py`), the step of the micro-batch that is over first.
-        """
-        start = self._begin_measuring()
+        """One step of the running requests, or of the micro-batch that is over first (`micro_batch.py`)."""
+        if self._profiler is not None:
+            self._profiler.begin_step()
+        start, model = self._clock(), self._runner.model
         events = self.expire()
         self.start_waiting()
         num_rows = self._begin_micro_batches()
@@ -287,26 +242,15 @@ class Engine:
         ended = self._end_micro_batch(forwards) if self._micro_batches else []
         self._scheduler.publish(ended)
         events += self._collect(list(self._scheduler.running))
-        self._report_step(start, num_rows, forwards, len(ended))
-        return events
-
-    def _begin_measuring(self) -> float:
-        """Begins the measurements of a step. Returns its time."""
-        if self._profiler is not None:
-            self._profiler.begin_step()
-        return self._clock()
-
-    def _report_step(self, start: float, num_rows: int, forwards: Counter[ForwardKind], num_ended: int) -> None:
-        """Ends the measurements of a step. `num_ended`: the requests of the micro-batch that ended."""
-        seconds, model = self._clock() - start, self._runner.model
-        self._overlap.record(seconds - self._executor.pop_seconds(), num_ended)
+        seconds = self._clock() - start
+        self._overlap.record(seconds - self._executor.pop_seconds(), len(ended))
         eager_forwards, model.eager_forwards = model.eager_forwards, 0
         lookups, state = self._scheduler.pop_lookups(), self.state()
         report = StepReport(seconds, num_rows, forwards, state, *lookups, eager_forwards=eager_forwards)
         self._observer.on_step(report)
+        return events
 
     def _begin_micro_batches(self) -> int:
-        """Begins micro-batches until their number is reached. Returns the number of rows of their first forwards."""
         num_running, num_rows = len(self._scheduler.running), 0
         count = self._overlap.micro_batches(num_running)
         max_requests = -(-num_running // count)
@@ -320,7 +264,6 @@ class Engine:
         return num_rows
 
     def _end_micro_batch(self, forwards: Counter[ForwardKind]) -> list[RunningRequest]:
-        """Advances the micro-batches by one forward each until one of them is over. Returns its requests."""
         while (micro_batch := self._micro_batches.popleft()).advance(forwards):
             self._micro_batches.append(micro_batch)
         return micro_batch.requests
@@ -328,8 +271,8 @@ class Engine:
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
         """Decodes requests together and returns their completions in order. Blocks until all are done.
 
-        InvalidRequest if two requests have the same id, or if submitted requests are not done: their events would be
-        lost. OutOfMemory, after all are done, if a request ended by that.
+        InvalidRequest if two requests have the same id, or if submitted requests are not done. OutOfMemory, after all
+        are done, if a request ended by that.
         """
         requests = list(requests)
         events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
@@ -350,7 +293,6 @@ class Engine:
         return [_completion(events[request.request_id]) for request in requests]
 
     def expire(self) -> list[BlockEvent]:
-        """Ends requests that are over their time limit, queued or running. `step` does it first."""
         now = self._clock()
         self.progress, events = [], list[BlockEvent]()
         for waiting in [waiting for waiting in self._scheduler.waiting if _is_late(waiting, now)]:
@@ -365,7 +307,6 @@ class Engine:
         return events + self._collect(late)
 
     def _collect(self, requests: list[RunningRequest]) -> list[BlockEvent]:
-        """The new events of the requests. Removes finished requests."""
         events = list[BlockEvent]()
         for running in requests:
             stats = running.stats

@@ -1,7 +1,6 @@
 """The changes of a request's logits that depend on the tokens of its sequence: penalties, bias, forbidden tokens.
 
-`docs/sampling.md` defines them. They are a function of one state of a block: of the tokens that stand in the prompt, in
-the answer's finished blocks and at the revealed positions of the state. So a state has the same logits in every mode,
+`docs/sampling.md` defines them. They are a function of a block's state, so a state has the same logits in every mode,
 as a draft or not. Knows tokens; no tensors. `forward/logit_adjustments.py` applies the changes.
 """
 
@@ -29,11 +28,7 @@ class _TokenTable(NamedTuple):
 
 
 class LogitAdjuster:
-    """Makes the adjustments of the states of one request, block after block.
-
-    A continued request's answer begins within its prompt. `head`: the number of the prompt's last tokens that begin
-    the first block.
-    """
+    """Makes the adjustments of one request's states. `head`: the number of the prompt's tokens in the first block."""
 
     def __init__(self, request: GenerationRequest, head: int) -> None:
         prompt, sampling = request.prompt_token_ids, request.sampling
@@ -49,7 +44,6 @@ class LogitAdjuster:
         self._index = {token: index for index, token in enumerate(self._table.tokens.tolist())}
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Adds the tokens of a finished block to the answer."""
         self._answer += tokens
         self._head, self._table = 0, self._counted(tokens)
         for index, token in enumerate(self._table.tokens[len(self._index) :].tolist(), len(self._index)):
@@ -60,8 +54,8 @@ class LogitAdjuster:
     ) -> tuple[LogitAdjustment, ...]:
         """The adjustments of a state, then of the state with each position of `rescore` masked again.
 
-        `mask`: the tokens that the grammar allows at the leftmost masked position, a bit each. If all of them are
-        forbidden, nothing is forbidden.
+        `mask`: the tokens that the grammar allows at the leftmost masked position, a bit each. If all are forbidden,
+        none is.
         """
         remasked = (self._adjustment(state.remask((position,)), None) for position in rescore)
         return (self._adjustment(state, mask), *remasked)
@@ -82,7 +76,11 @@ class LogitAdjuster:
         sampling, block = self._sampling, state.tokens[self._head :]
         tokens, bias, in_prompt, counts = self._counted(block)
         present, forbidden = counts > 0, self._forbidden(block)
-        if mask is not None and self._leaves_none(mask, forbidden.get(state.num_leading, ())):
+        if mask is not None:
+            allowed = np.unpackbits(mask, bitorder="little")
+            leading = (*forbidden.get(state.num_leading, ()), *self._words.short)
+            allowed[[token for token in leading if token < len(allowed)]] = 0
+        if mask is not None and not allowed.any():
             bias = np.array([sampling.logit_bias.get(token, 0.0) for token in tokens.tolist()], np.float32)
             forbidden = {}
         divisor = np.where(present | in_prompt, sampling.repetition_penalty, 1.0)
@@ -104,7 +102,6 @@ class LogitAdjuster:
         return table
 
     def _forbidden(self, block: Sequence[int]) -> dict[int, Sequence[int]]:
-        """The tokens that may not stand at each masked position, except words of one token."""
         first, minimum = len(self._answer), self._sampling.min_tokens
         forbidden = dict[int, Sequence[int]]()
         if not self._words.long and first >= minimum:
@@ -116,12 +113,6 @@ class LogitAdjuster:
                 if tokens := (*stops, *words):
                     forbidden[self._head + position] = tokens
         return forbidden
-
-    def _leaves_none(self, mask: NDArray[np.uint8], forbidden: Sequence[int]) -> bool:
-        """Whether all tokens of a grammar's mask are forbidden."""
-        allowed = np.unpackbits(mask, bitorder="little")
-        allowed[[token for token in (*forbidden, *self._words.short) if token < len(allowed)]] = 0
-        return not allowed.any()
 
 
 def _token_table(
@@ -142,8 +133,7 @@ def _token_table(
 class BadWords:
     """The words, as token ids, that an answer may not contain.
 
-    A masked position has tokens on both sides. So each token of a word is forbidden where all other tokens of the word
-    stand at their positions. In text that comes from left to right only the last token is.
+    A masked position has tokens on both sides: each token of a word is forbidden where all its other tokens stand.
     """
 
     def __init__(self, words: Sequence[_Word]) -> None:
@@ -160,10 +150,9 @@ class BadWords:
                 self._after[word[index - 1]].append((word, index))
 
     def completing(self, answer: Sequence[int], block: Sequence[int], position: int) -> set[int]:
-        """The tokens that complete a word of several tokens at a position.
+        """The tokens that complete a word of several tokens at index `position` of `block`.
 
-        `answer`: the answer's tokens before the block. `block`: the tokens of the block's part of the answer, `MASKED`
-        where nothing stands. `position`: an index of `block`; the token there does not count.
+        `answer`: the answer's tokens before the block. `block`: its part of the answer, `MASKED` where nothing stands.
         """
         before = answer[max(0, len(answer) + position - self._longest + 1) :]
         tokens, position = (*before, *block[: position + self._longest]), len(before) + position
@@ -174,7 +163,6 @@ class BadWords:
 
 
 def _stands(word: _Word, index: int, tokens: Sequence[int], start: int) -> bool:
-    """Whether all tokens of a word but the one at `index` stand in `tokens` from `start` on."""
     if start < 0 or start + len(word) > len(tokens):
         return False
     return word[:index] == tokens[start : start + index] and (

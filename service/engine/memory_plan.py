@@ -1,7 +1,4 @@
-"""Plans a device's memory beside the weights: KV cache, running requests, rows of a forward.
-
-It needs only the model's sizes and numbers of bytes, no tensors.
-"""
+"""Plans a device's memory beside the weights, by numbers: KV cache, running requests, rows of a forward."""
 
 from dataclasses import dataclass
 
@@ -36,11 +33,7 @@ _CPU_BYTES = 4 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class RequestedSizes:
-    """The requested sizes. None: the largest size that fits.
-
-    `memory_utilization`: the share of a GPU's memory that may be used, weights included; on a CPU the share of the free
-    memory.
-    """
+    """The requested sizes; None: the largest size that fits. `memory_utilization`: of a CPU only the free memory."""
 
     kv_cache_tokens: int | None = None
     max_running: int | None = None
@@ -82,7 +75,13 @@ def plan_memory(
         pages = min(pages, defaults.KV_CACHE_TOKENS_CPU // model.block_size if cpu else max(1, running * longest))
         tokens = pages * model.block_size
         if pages < 2:
-            raise SettingsError(_too_little(memory, forward, 2 * page), param="kv_cache_tokens")
+            free, total = memory.free / 2**20, memory.total / 2**20
+            raise SettingsError(
+                f"kv_cache_tokens is auto, but of {total:,.0f} MiB on {memory.kind} {free:,.0f} MiB are free: beside "
+                f"the weights a forward takes {forward / 2**20:,.0f} MiB and the KV cache at least "
+                f"{page / 2**19:,.1f} MiB. Lower max_rows, raise gpu_memory_utilization or take a larger device",
+                param="kv_cache_tokens",
+            )
     else:
         tokens = sizes.kv_cache_tokens
     typical = min(model.max_positions, _TYPICAL)
@@ -99,13 +98,9 @@ def forward_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
     """The estimated bytes of a forward over `rows` rows, without weights and cache."""
     logits = rows * model.block_size * model.vocab_size
     greedy, sampled = min(logits, MAX_LOGITS) * (4 + itemsize), min(logits, MAX_SAMPLED_LOGITS) * _SAMPLED_BYTES
-    return _activations(model, rows, itemsize) + max(greedy, sampled)
-
-
-def _activations(model: ModelConfig, rows: int, itemsize: int) -> int:
-    """The bytes of the tensors within a forward, without logits."""
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    return rows * model.block_size * (6 * model.hidden_size + 3 * heads + _inner(model)) * itemsize
+    activations = rows * model.block_size * (6 * model.hidden_size + 3 * heads + _inner(model)) * itemsize
+    return activations + max(greedy, sampled)
 
 
 def _inner(model: ModelConfig) -> int:
@@ -124,12 +119,3 @@ def _rows(model: ModelConfig, itemsize: int, budget: int, cpu: bool) -> int:
     while rows > min_rows and forward_bytes(model, rows, itemsize) > _FORWARD_SHARE * budget:
         rows //= 2
     return max(min_rows, rows)
-
-
-def _too_little(memory: DeviceMemory, forward: int, min_cache: int) -> str:
-    free, total = memory.free / 2**20, memory.total / 2**20
-    return (
-        f"kv_cache_tokens is auto, but of {total:,.0f} MiB on {memory.kind} {free:,.0f} MiB are free: "
-        f"beside the weights a forward takes {forward / 2**20:,.0f} MiB and the KV cache at least "
-        f"{min_cache / 2**20:,.1f} MiB. Lower max_rows, raise gpu_memory_utilization or take a larger device"
-    )

@@ -1,13 +1,11 @@
 """Micro-batches: a step of some running requests, and two of them that overlap host and device.
 
-A step is a forward of the backbone, then forwards of MRP until no request needs MRP. A micro-batch begins and then
-advances from forward to forward. While its forward is under way on the device, the engine attends to the other
-micro-batch. An unexpected error in the bookkeeping of one request ends that request only.
+A step is a forward of the backbone, then forwards of MRP until no request needs MRP. While a micro-batch's forward is
+under way on the device, the engine attends to the other one.
 
-One micro-batch of all n requests takes a forward T(n) and the host's time H(n). Two halves take half of the host's time
-each, hidden behind the other half's forward: 2 max(T(n / 2), H(n) / 2). Where a forward mostly reads weights, T(n / 2)
-is T(n), and halves cost more than they hide. So `auto` compares both by the measured times. On a CPU nothing is hidden,
-since the forward and the host use the same cores.
+One micro-batch of all n requests takes a forward T(n) and the host's time H(n), two halves 2 max(T(n / 2), H(n) / 2).
+Where a forward mostly reads weights, halves cost more than they hide. So `auto` compares both by the measured times. On
+a CPU nothing is hidden, since the forward and the host use the same cores.
 """
 
 import logging
@@ -37,7 +35,7 @@ _MAX_UNDIVIDED = 8
 
 
 class ForwardExecutor:
-    """Begins the forwards of an engine. Also measures the time spent in them; `pop_seconds` returns and resets it."""
+    """Begins the forwards of an engine, and measures their time. `pop_seconds`: the seconds since its last call."""
 
     def __init__(self, runner: ModelRunner, clock: Callable[[], float]) -> None:
         self._runner = runner
@@ -45,7 +43,6 @@ class ForwardExecutor:
         self._clock, self._seconds = clock, 0.0
 
     def begin(self, network: Network, plan: StepRows) -> Pending[Prediction | None]:
-        """Begins a forward of a network."""
         start = self._clock()
         forward = partial(self._runner.begin, network)
         pending = self._backoffs[network].begin(forward, [row for _, rows in plan for row in rows])
@@ -53,14 +50,12 @@ class ForwardExecutor:
         return pending
 
     def wait(self, pending: Pending[Prediction | None]) -> list[Prediction | None]:
-        """Waits for a forward."""
         start = self._clock()
         predictions = pending()
         self._seconds += self._clock() - start
         return predictions
 
     def pop_seconds(self) -> float:
-        """The seconds spent in forwards since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
@@ -76,9 +71,9 @@ class MicroBatch:
         self._pending = executor.begin("backbone", plan)
 
     def advance(self, counts: Counter[ForwardKind]) -> bool:
-        """Waits for the forward, passes on its predictions and begins the next forward. False: the step is over.
+        """Waits for the forward, passes on its predictions and begins the next one. False: the step is over.
 
-        `counts`: the number of requests by kind of forward. This forward is added to it.
+        `counts`: the number of requests by kind of forward, to which this forward is added.
         """
         self._planner.resume(self._work)
         kinds = list[tuple[ForwardKind, ...]]()
@@ -109,22 +104,19 @@ class TwoBatchOverlap:
         self._host = 0.0
 
     def micro_batches(self, num_running: int) -> int:
-        """The number of micro-batches, 1 or 2. `num_running`: the number of running requests."""
         if self._setting == "off" or num_running < 2:
             return 1
         if self._setting == "on":
             return 2
-        return 2 if self._asynchronous and num_running > _MAX_UNDIVIDED and self._is_faster(num_running) else 1
+        if not self._asynchronous or num_running <= _MAX_UNDIVIDED:
+            return 1
+        half, host, forwards = -(-num_running // 2), self._host, self._planner.forward_time
+        halves = 2 * max(forwards(half), host * half)
+        return 2 if halves < _MAX_RATIO * (forwards(num_running) + host * num_running) else 1
 
     def record(self, seconds: float, requests: int) -> None:
-        """Counts the host's time for a micro-batch. `requests`: the number of its requests."""
         if requests:
             self._host += _NEW_WEIGHT * (seconds / requests - self._host)
-
-    def _is_faster(self, num_running: int) -> bool:
-        half = -(-num_running // 2)
-        host, forwards = self._host, self._planner.forward_time
-        return 2 * max(forwards(half), host * half) < _MAX_RATIO * (forwards(num_running) + host * num_running)
 
 
 def _served(
@@ -144,10 +136,7 @@ def _served(
 
 
 def end_alone(running: RunningRequest, error: Exception) -> None:
-    """Ends the request whose bookkeeping raised an error. No other request ends.
-
-    The log gets the kind and place of an unexpected error. It does not get the message, which may quote a prompt.
-    """
+    """Ends the request whose bookkeeping raised an error. No message is logged, since it may quote a prompt."""
     if isinstance(error, MrpServeError):
         running.fail(error)
         return

@@ -25,7 +25,6 @@ class EngineState(Data, frozen=True):
 
     @property
     def kv_usage(self) -> float:
-        """The share of the KV pages in use, 0 to 1."""
         return self.kv_pages_used / max(1, self.kv_pages_total)
 
 

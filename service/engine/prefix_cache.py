@@ -1,12 +1,8 @@
 """The KV pages of requests, and the prefix cache: the pages that requests share.
 
-All pages of a request are reserved when it is admitted.
-
-The KV of a finished block depends only on the tokens up to the end of that block. Requests with the same leading
-blocks can therefore read the same pages. A tree has a node for every written block. The path from the root to a node is
-the request's tokens, which are compared one by one, never by a hash only. A request holds the nodes of its leading
-blocks. A node that no request holds stays until its page is needed, the least recently used first. Pages in the tree
-are never written again.
+All pages of a request are reserved when it is admitted. A tree has a node for every written block; a path is compared
+token by token, never by a hash only. A request holds the nodes of its leading blocks. A node that no request holds
+stays until its page is needed, the least recently used first. Pages in the tree are never written again.
 """
 
 from collections import OrderedDict
@@ -24,10 +20,7 @@ _Nodes: TypeAlias = "dict[tuple[str, BlockTokens], _Node]"
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The lookup of a request. `blocks`: the whole blocks of its prompt.
-
-    `salt`: only requests with the same salt share pages. `mrp`: whether the request needs MRP's part of a page.
-    """
+    """The whole blocks of a prompt. Only requests of one `salt` share pages. `mrp`: whether MRP's part is needed."""
 
     blocks: Sequence[BlockTokens] = ()
     salt: str = ""
@@ -68,11 +61,7 @@ class Lease:
 
 
 class PrefixCache:
-    """Gives KV pages to requests. `shares`: whether requests may read the pages of other requests.
-
-    `capacity`: the number of all pages. A page holds one block over all layers, MRP's included. Its memory is
-    `service.model.attention.PagedCache`.
-    """
+    """Gives KV pages to requests. `shares`: whether requests may read the pages of others. `capacity`: all pages."""
 
     def __init__(self, num_pages: int, shares: bool = True) -> None:
         if num_pages < 1:
@@ -86,7 +75,6 @@ class PrefixCache:
 
     @property
     def num_used(self) -> int:
-        """The number of pages that running requests hold."""
         return self.capacity - len(self._free) - len(self._idle)
 
     def reserve(self, count: int, prefix: Prefix) -> Lease | None:
@@ -103,10 +91,7 @@ class PrefixCache:
         return Lease([node.page for node in nodes] + [self._free.pop() for _ in range(missing)], prefix, nodes)
 
     def extend(self, lease: Lease) -> int:
-        """Shares the next blocks of the lease's prefix that others have written. Returns the number of these blocks.
-
-        The request must not have begun to write them. Its own pages for them become free.
-        """
+        """Shares the next written blocks of the prefix, before the request writes them. Returns their number."""
         before = lease.num_shared
         for node in list(self._match(lease.prefix, lease.nodes)):
             self._free.append(lease.pages[lease.num_shared])
@@ -116,10 +101,7 @@ class PrefixCache:
         return lease.num_shared - before
 
     def publish(self, lease: Lease, tokens: BlockTokens) -> None:
-        """Shares the request's next block, which is written and final (MRP's part included if it is needed).
-
-        If the tree already has the block, the request uses the tree's page and its own page becomes free.
-        """
+        """Shares the request's next block, which is final and written. An equal block of the tree replaces it."""
         if not self.shares:
             return
         siblings = lease.nodes[-1].children if lease.nodes else self._roots

@@ -1,7 +1,4 @@
-"""The input and output of the engine: requests and their check, block events, statistics.
-
-All values are frozen. Everything from the scheduler to the API uses them.
-"""
+"""The input and output of the engine: requests and their check, block events, statistics. All values are frozen."""
 
 from __future__ import annotations
 
@@ -82,19 +79,12 @@ class SamplingParams(Data, frozen=True):
 
     @property
     def filtered(self) -> bool:
-        """Whether top-k, top-p or min-p leave tokens out."""
         return bool(self.top_k) or self.top_p < 1 or self.min_p > 0
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether logits change before temperature and filters."""
-        return (
-            self.repetition_penalty != 1
-            or self.frequency_penalty != 0
-            or self.presence_penalty != 0
-            or bool(self.logit_bias)
-            or self.min_tokens != 0
-            or bool(self.bad_words_token_ids)
+        return self.repetition_penalty != 1 or any(
+            (self.frequency_penalty, self.presence_penalty, self.logit_bias, self.min_tokens, self.bad_words_token_ids)
         )
 
     def _check_adjustments(self) -> None:
@@ -114,10 +104,7 @@ class SamplingParams(Data, frozen=True):
 
 
 class LogprobsRequest(NamedTuple):
-    """The log-probabilities wanted of each masked position, at the request's temperature.
-
-    `top_n`: the number of top tokens. `token_ids`: further tokens.
-    """
+    """The log-probabilities wanted of each masked position: of the `top_n` top tokens, and of `token_ids`."""
 
     top_n: int = 0
     token_ids: tuple[int, ...] = ()
@@ -165,16 +152,12 @@ class GenerationRequest:
     delay_s: float = 0.0  # seconds between submission and enqueueing, in which its grammar was compiled
 
     def logprobs_with(self, top_n: int) -> LogprobsRequest:
-        """The log-probabilities wanted of each position, with at least `top_n` top tokens."""
         logprobs = self.logprobs or LogprobsRequest()
         return logprobs._replace(top_n=max(logprobs.top_n, top_n))
 
 
 class ForwardCounts(Data, frozen=True):
-    """The number of forwards of each kind in which a request had a row.
-
-    A commit that shares a forward with a denoise or verify row of its own request is not counted.
-    """
+    """The forwards of each kind in which a request had a row. A commit beside its own other rows is not counted."""
 
     prefill: int = 0
     denoise: int = 0
@@ -187,10 +170,7 @@ class ForwardCounts(Data, frozen=True):
 
 
 class Stats(Data, frozen=True):
-    """The statistics of one request so far. Times are in seconds since submission.
-
-    A number here is in the `stats` of every answer, apart from those in `HIDDEN` (`api/answers.py`).
-    """
+    """The statistics of one request so far, as in every answer's `stats`. Times are in seconds since submission."""
 
     forwards: ForwardCounts = ForwardCounts()
     decoded_tokens: int = 0
@@ -221,14 +201,13 @@ class Stats(Data, frozen=True):
         return self.decoded_tokens / max(1, backbone)
 
     def later_by(self, seconds: float) -> Stats:
-        """These statistics with times that count from `seconds` before submission."""
         times = {name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_s")}
         return replace(self, **{name: seconds + time for name, time in times.items() if time is not None})
 
     def continued(self, stats: Stats) -> Stats:
         """The statistics of an answer of two parts. `stats`: the second part's, whose times count from the same moment.
 
-        Counts are added. `mrp_steps` and `total_s` are the second part's, all other values the first part's.
+        `mrp_steps` and `total_s` are the second part's, counts are added, all other values are the first part's.
         """
         sums = {name: getattr(self, name) + getattr(stats, name) for name in _ADDED}
         return replace(self, mrp_steps=stats.mrp_steps, total_s=stats.total_s, **sums)
@@ -257,10 +236,7 @@ class BlockEvent(Data, frozen=True, tag=1):
 
 
 class BlockProgress(Data, frozen=True, tag=2):
-    """New steps of a block, before or with its `BlockEvent`, for a request with `report_steps`.
-
-    `first`: the number of the first of these steps in its block. `total_s`: seconds since submission.
-    """
+    """New steps of a block, before or with its `BlockEvent`. `first`: the number of the first of them in its block."""
 
     request_id: str
     index: int
@@ -278,10 +254,7 @@ class RequestFailed(Data, frozen=True, tag=3):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Completion:
-    """A whole answer, as `Engine.generate` returns it. `service.text.TextCodec` makes text of its tokens.
-
-    `constraint_met`: whether it satisfies the request's grammar; None without a grammar.
-    """
+    """A whole answer, as `Engine.generate` returns it. `constraint_met`: whether it satisfies its grammar, if any."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -302,16 +275,10 @@ class Completion:
         return f"Completion({self.request_id!r}, {len(self.token_ids)} tokens, {self.finish_reason!r}, {speed})"
 
 
-# --- the check of a request ------------------------------------------------------------------------
-
-
 def validate(
     request: GenerationRequest, model: ModelConfig, max_model_len: int, *, deterministic: bool = False
 ) -> None:
-    """Checks whether an engine can serve a request. InvalidRequest names the value received and the allowed values.
-
-    `deterministic`: whether the answer may not depend on the load.
-    """
+    """InvalidRequest if an engine cannot serve a request. `deterministic`: no answer may depend on the load."""
     if request.mode.needs_mrp and model.mrp is None:
         served = ", ".join(served_without_mrp())
         raise ModeNotAvailable(

@@ -1,7 +1,6 @@
 """The statistics of a running request, its events and its progress.
 
-Counts change with every step. The frozen statistics of an event are made only when a block or the request ends. Making
-them at every change took longer than a step.
+Counts change with every step. The frozen statistics of an event are made only when a block or the request ends.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -36,9 +35,7 @@ _GOES_ON = EventEnd()
 class RequestStats:
     """The statistics and events of one request. `submitted`: the time of its submission (engine's clock, seconds).
 
-    `mrp_steps`: the MRP forwards for its drafts, None if it has no drafts. `decoded_tokens`: as in `Stats`.
-    `events`: the events that the engine has not collected, with the steps of their blocks. `progress`: the progress
-    that the engine has not collected.
+    `mrp_steps`: the MRP forwards for its drafts, None without drafts. `events`, `progress`: those not collected yet.
     """
 
     def __init__(self, request: GenerationRequest, submitted: float, cached_tokens: int, mrp_steps: int | None) -> None:
@@ -56,22 +53,17 @@ class RequestStats:
         self._mrp_version: int | None
 
     def begin(self, clock: Callable[[], float], version: int, mrp_version: int | None = None) -> None:
-        """The request has left the queue. `clock`: the engine's.
-
-        `version`, `mrp_version`: the versions of the weights that answer, and of MRP among them.
-        """
+        """The request has left the queue. The versions are those of the weights that answer, and of MRP."""
         self._clock, self._version, self._mrp_version = clock, version, mrp_version
         self._queue_s = self._age()
 
     def count(self, kinds: Iterable[ForwardKind]) -> None:
-        """Counts forwards."""
         for kind in kinds:
             self._forwards[kind] += 1
             if kind == "prefill":
                 self._prefill_s = self._age()
 
     def add_progress(self, index: int, first: int, steps: Sequence[Step]) -> None:
-        """Adds new steps of block `index`. `first`: the index of the first of them in the block."""
         self.progress.append(BlockProgress(self._request.request_id, index, first, tuple(steps), self._age()))
 
     def add_event(
@@ -120,5 +112,4 @@ class RequestStats:
         self.events.append((event, steps))
 
     def _age(self) -> float:
-        """Seconds since submission."""
         return self._clock() - self._submitted

@@ -1,8 +1,7 @@
 """One running request: the rows that it needs next, and its reaction to their predictions.
 
-A request prefills its prompt's whole blocks, then decodes block after block by its mode's policy. A finished block
-(`unwritten`) is stored by a row in the same forward as the next block's first evaluation. Tensors occur only as opaque
-handles.
+A finished block (`unwritten`) is stored by a row in the same forward as the next block's first evaluation. Tensors
+occur only as opaque handles.
 """
 
 from collections import deque
@@ -59,7 +58,6 @@ class RunningRequest:
         self._start_block(request.prompt_token_ids[len(blocks) * block_size :])
 
     def start(self) -> None:
-        """Opens the request's grammar and gets the first query of the block's policy. Both may raise."""
         request = self.request
         if request.grammar is not None:
             self._matcher = request.grammar.open()
@@ -69,39 +67,32 @@ class RunningRequest:
             self._canvas.begin()
         self._continue(next(self._decoding, None))
 
-    # --- rows -------------------------------------------------------------------------------------
-
     @property
     def num_prompt_rows(self) -> int:
-        """The number of blocks of its prompt that are not stored yet."""
         return max(0, self._prompt_blocks - self._unwritten[0].index) if self._unwritten else 0
 
     @property
     def stores_next(self) -> bool:
-        """Whether the next block that it stores is the first of its prompt without a shared page."""
         return bool(self._unwritten) and self._unwritten[0].index == self.lease.num_shared
 
     def skip_stored(self, count: int) -> None:
-        """The next `count` blocks of its prompt are stored by others, and its lease has their pages."""
         for _ in range(count):
             self._unwritten.popleft()
         self.stats.cached_tokens += count * self._block_size
 
     @property
     def num_pages(self) -> int:
-        """The number of pages that each state of its block reads."""
         return self._drafts.pages
 
     @property
     def num_rows(self) -> int:
-        """The number of rows that `next_rows` gives without a budget."""
         return len(self._unwritten) + (len(self._query.states) if isinstance(self._query, Evaluate) else 0)
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
         """Rows for the next backbone forward: at most `budget`, and at most `prompt_budget` of the prompt.
 
-        Blocks to store come first. The evaluation follows if all of it fits. Empty if nothing fits. The caller must
-        call `receive_predictions` with a prediction for every row.
+        Blocks to store come first. The evaluation follows if all of it fits. The caller must call
+        `receive_predictions`.
         """
         if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
             return list(islice(self._unwritten, min(budget, prompt_budget)))
@@ -121,17 +112,13 @@ class RunningRequest:
         return self._drafts.expected_gains(query.gains)
 
     def next_refinement(self) -> list[Row]:
-        """Rows for the next MRP forward: finished blocks that MRP has not read, then the pending Refine."""
         if self.finish_reason is not None:
             return []
         if isinstance(self._query, Refine):
             return [*self._for_mrp, self._refined(self._query)]
         return list(self._for_mrp)
 
-    # --- predictions -------------------------------------------------------------------------------
-
     def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
-        """Receives the backbone's predictions of the rows of `next_rows`. Returns the counted kinds of forward."""
         stored = min(len(rows), len(self._unwritten))  # they come first
         for row, prediction in zip(rows[:stored], predictions, strict=False) if stored else ():
             self._unwritten.popleft()
@@ -154,7 +141,6 @@ class RunningRequest:
         return kinds
 
     def receive_refinement(self, predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
-        """Receives MRP's predictions of the rows of `next_refinement`. Returns the counted kinds of forward."""
         if self._for_mrp:
             self.written.extend(row.state.tokens for row in self._for_mrp)
             self._for_mrp.clear()
@@ -182,10 +168,7 @@ class RunningRequest:
         """Drops its reference cycles after its end. Without this only a garbage collection would free it."""
         del self._canvas, self._decoding
 
-    # --- decoding ----------------------------------------------------------------------------------
-
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
-        """`head`: the tokens of the prompt at the block's beginning."""
         self._head = len(head)
         self._leading = len(head)  # tokens before this position are final, and the answer does not end there
         self._drafts.pages = self._prompt_blocks + self._num_blocks
@@ -201,7 +184,6 @@ class RunningRequest:
         self._decoding = self.request.mode.decode(self._canvas)
 
     def _send(self, predictions: tuple[Prediction, ...]) -> None:
-        """Sends predictions to the policy. Ends the block when it is complete or the answer ends in it."""
         evaluated = len(predictions) if isinstance(self._query, Evaluate) else 0
         query: Query | None
         try:
@@ -237,7 +219,6 @@ class RunningRequest:
             self._masks = {state: grammar.mask(state) for state in states}
 
     def _record_steps(self, evaluated: int) -> None:
-        """Records the steps that followed the last predictions. `evaluated`: the number of states that were read."""
         first, steps = self._num_recorded, self._canvas.steps
         if not evaluated and first == len(steps):
             return
@@ -281,7 +262,6 @@ class RunningRequest:
         self.stats.add_event(self._num_blocks - 1, tokens, self._canvas.steps, EventEnd(reason, met))
 
     def _rows(self, query: Evaluate) -> list[Row]:
-        """The rows that read the states of a query."""
         index, pages, masks = self._prompt_blocks + self._num_blocks, self.lease.pages, self._masks
         request = self.request
         logprobs = request.logprobs_with(query.top_logprobs) if query.top_logprobs else request.logprobs
@@ -298,7 +278,6 @@ class RunningRequest:
         ]  # fmt: skip
 
     def _refined(self, query: Refine) -> Row:
-        """MRP's row for a query, anchored on an earlier prediction."""
         state, mask, adjuster = query.state, self._masks.get(query.state), self._adjuster
         return Row(
             state,

@@ -1,11 +1,8 @@
 """The scheduler: starts requests in the order of a fair queue, and assigns the rows of the next forward.
 
-A long prompt is stored in chunks beside decoding requests, so that it does not delay them much.
-
-A forward takes as long as all of its rows together. So a tenant with many rows would slow down a tenant with few rows,
-even if no request waits. Each tenant has a share of the time, its weight among all weights. A forward takes at most as
-long as each tenant's rows alone would, divided by that share. Further rows wait for the next forward. The price:
-forwards are smaller while tenants of unlike size run, and a forward of few rows takes more time for each row.
+A long prompt is stored in chunks beside decoding requests. A forward takes at most as long as each tenant's rows alone
+would, divided by the tenant's share of all weights; further rows wait. So a tenant with many rows does not slow down
+others. The price: forwards are smaller while tenants of unlike size run.
 """
 
 from bisect import bisect_right
@@ -34,10 +31,7 @@ StepRows = list[tuple[RunningRequest, list[Row]]]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request in the queue. `submitted`: the time of its submission (engine's clock, seconds).
-
-    `blocks`: the whole blocks of its prompt before the first masked position, which other requests may share.
-    """
+    """A request in the queue. `submitted`: seconds of the engine's clock. `blocks`: the whole ones of its prompt."""
 
     request: GenerationRequest
     submitted: float
@@ -45,10 +39,7 @@ class Waiting:
 
 
 class Scheduler:
-    """The waiting queue and the running requests of one engine.
-
-    `prompt_rows`: the maximum of rows of prompts in a step in which other requests decode.
-    """
+    """The waiting queue and the running requests. `prompt_rows`: rows of prompts beside decoding requests."""
 
     def __init__(
         self, pages: PrefixCache, block_size: int, config: EngineConfig, planner: DraftPlanner, prompt_rows: int
@@ -64,7 +55,6 @@ class Scheduler:
         self._planner = planner
 
     def enqueue(self, request: GenerationRequest, submitted: float) -> None:
-        """Adds a request to the queue. `submitted`: the time of its submission (engine's clock, seconds)."""
         size, prompt = self._block_size, request.prompt_token_ids
         if isinstance(request.mode, ScoreMode):
             prompt = prompt[: prompt.index(MASKED)]
@@ -99,7 +89,6 @@ class Scheduler:
         return started
 
     def pop_lookups(self) -> tuple[int, int]:
-        """The prompt tokens looked up in the prefix cache since the last call, and the tokens found there."""
         lookups, self._lookups = self._lookups, (0, 0)
         return lookups
 
@@ -107,8 +96,7 @@ class Scheduler:
         """The rows of the next forward: rows of decoding requests, then chunks of prompts.
 
         `busy`: requests whose forward is under way. `max_requests`: the limit of requests. A request that gets no rows
-        is the first one in the next forward. A tenant gets the rows that its share of the time allows, at
-        least the rows of one request.
+        is the first one in the next forward. A tenant gets at least the rows of one request.
         """
         live = [running for running in self.running if running.finish_reason is None]  # some failed when they started
         prompts = {running: count for running in live if (count := running.num_prompt_rows)}
@@ -136,8 +124,8 @@ class Scheduler:
     ) -> set[RunningRequest]:
         """Lets requests use blocks that others have stored since their admission. Updates `prompts`.
 
-        Returns the requests that wait, since another request stores their next blocks. They are no longer in `prompts`.
-        A short prompt is not worth a wait.
+        Returns the requests with long prompts whose next blocks another request stores. They are no longer in
+        `prompts`.
         """
         followers, stored = set[RunningRequest](), set[object]()
         for running in [running for running in prompts if running.stores_next]:
@@ -185,7 +173,6 @@ class Scheduler:
         limits: Mapping[str, int],
         max_requests: int | None,
     ) -> tuple[StepRows, list[RunningRequest]]:
-        """The requests that get rows, with these rows, and the requests that get none."""
         budget, budgets = self._max_rows, dict(limits)
         served, left_out = StepRows(), list[RunningRequest]()
         for running in order:
@@ -207,7 +194,6 @@ class Scheduler:
         return served, left_out
 
     def _without_poor_drafts(self, served: StepRows) -> StepRows:
-        """The rows of one tenant, or of all tenants, without drafts that are not worth the forward's time."""
         offers = [running.expected_gains(rows) if len(rows) > 1 else () for running, rows in served]
         if not any(offers):
             return served
@@ -219,7 +205,6 @@ class Scheduler:
         ]
 
     def _in_order(self, free: list[RunningRequest], prompts: Collection[RunningRequest]) -> list[RunningRequest]:
-        """The free requests: first those left out of the last forward, last those that store prompts."""
         if not self._left_out and not prompts:
             return free
         present, left_out = set(free), set(self._left_out)
@@ -242,33 +227,26 @@ class Scheduler:
         return chunks
 
     def publish(self, requests: Iterable[RunningRequest]) -> None:
-        """Shares the pages that the requests have written since the last call."""
         for running in requests:
             while running.written:
                 self._pages.publish(running.lease, running.written.popleft())
 
     def remove(self, running: RunningRequest) -> None:
-        """Removes a request and frees its pages. The blocks that it has written stay shared."""
         self.running.remove(running)
         self.publish([running])
         self._pages.release(running.lease)
         running.release()
 
     def drop_waiting(self, request_id: str) -> Waiting | None:
-        """Removes a request from the queue. None if it is not there."""
-        for waiting in self.waiting:
-            if waiting.request.request_id == request_id:
-                self.waiting.remove(waiting)
-                return waiting
-        return None
+        waiting = next((waiting for waiting in self.waiting if waiting.request.request_id == request_id), None)
+        if waiting is not None:
+            self.waiting.remove(waiting)
+        return waiting
 
 
 def pages_needed(request: GenerationRequest, block_size: int) -> int:
     """The maximum of KV pages of a request: its prompt and completion in whole blocks."""
     return -(-(len(request.prompt_token_ids) + request.max_new_tokens) // block_size)
-
-
-# --- shares of tenants -----------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

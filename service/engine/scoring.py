@@ -1,9 +1,7 @@
 """One running request of `ScoreMode`: the masked positions of its prompt are scored, nothing is decoded.
 
-The blocks before the first masked position are a prompt like any other. From there on to the block of the last masked
-position, every block is a row of its own: its masks are scored, and its KV is written for the blocks after it, to pages
-that no other request shares. All of these rows are in one forward if they fit. A block therefore sees the masks of the
-blocks before it.
+From the first masked position on to the block of the last one, every block is a row: its masks are scored, and its KV
+is written for the blocks after it, to pages that no other request shares.
 """
 
 from collections import deque
@@ -31,7 +29,6 @@ class ScoringRequest(RunningRequest):
         return super().num_rows + len(self._blocks)
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
-        """Blocks to store come first, as for any request, then the blocks with masked positions that fit."""
         rows = super().next_rows(budget, prompt_budget)
         if len(rows) == len(self._unwritten):
             rows += islice(self._blocks, budget - len(rows))
@@ -62,7 +59,6 @@ class ScoringRequest(RunningRequest):
         super().fail(error)
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
-        """`head`: the prompt from the first block with a masked position on."""
         size, self._length = self._block_size, self._prompt_blocks * self._block_size + len(head)
         self._canvas, self._decoding = Canvas(Block(())), self.request.mode.decode(Canvas(Block(())))
         self._scores: list[tuple[int, PositionLogprobs]] = []
@@ -73,7 +69,6 @@ class ScoringRequest(RunningRequest):
         )
 
     def _block(self, tokens: tuple[int, ...], index: int, *, last: bool) -> Row:
-        """The row of a block. Positions after the prompt are masked, as when an answer is decoded."""
         block = Block(tokens + (MASKED,) * (self._block_size - len(tokens)))
         sampling, logprobs = (None, None) if block.complete else (self.request.sampling, self.request.logprobs)
         return Row(block, index, self.lease.pages, writes_kv=not last, sampling=sampling, logprobs=logprobs)

@@ -24,8 +24,7 @@ class RequestStreams:
     async def open(self, request_id: str, submit: Callable[[], None]) -> AsyncGenerator[BlockEvent | BlockProgress]:
         """Submits a request, and yields its outputs to the last one. Closing the generator aborts the request.
 
-        `submit`: passes the request to the engine, and refuses an id that is in use. Raises the errors of `submit`, and
-        the error that ended the request.
+        `submit`: passes the request to the engine. Raises its errors, and the error that ended the request.
         """
         submit()
         queue = self._queues[request_id] = asyncio.Queue[EngineOutput]()

@@ -1,10 +1,8 @@
 """Runs the engine on its own thread, which delivers the outputs of each step at its end.
 
-Any thread may submit and abort requests: they wait in an inbox under one lock until the next step. An unexpected error
-in a step fails all requests in progress, and the thread stays unhealthy with that reason.
-
-Between two steps the thread runs tasks: weight updates, pauses, sleep. An engine that is paused or asleep makes no
-step. Its thread only ends requests that are aborted or over their time limit.
+Requests and aborts wait in an inbox under one lock until the next step. An unexpected error in a step fails all
+requests, and the thread stays unhealthy with that reason. Between two steps the thread runs tasks: weight updates,
+pauses, sleep. While the engine is paused or asleep, it only ends requests that are aborted or over their time limit.
 """
 
 import asyncio
@@ -14,7 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, field
-from functools import partial
 
 from service.engine.engine import Engine
 from service.engine.observer import EngineState
@@ -83,10 +80,7 @@ class EngineThread:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        deliver: Callable[[list[EngineOutput]], None],
-        max_waiting: int = defaults.MAX_WAITING,
+        self, engine: Engine, deliver: Callable[[list[EngineOutput]], None], max_waiting: int = defaults.MAX_WAITING
     ) -> None:
         self._engine, self._deliver, self._max_waiting = engine, deliver, max_waiting
         self._changed = threading.Condition()
@@ -100,7 +94,6 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Starts the engine's thread."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
@@ -113,13 +106,11 @@ class EngineThread:
 
     @property
     def failure(self) -> str | None:
-        """The reason why the engine stopped. None while it is healthy."""
         if self._failure is None and not self._stopping and not self._thread.is_alive():
             return "the engine's thread is not running"
         return self._failure
 
     def state(self) -> EngineState:
-        """The state of the engine after its last step."""
         return self._state
 
     def submit(self, request: GenerationRequest) -> None:
@@ -143,25 +134,17 @@ class EngineThread:
             self._changed.notify()
 
     def abort(self, request_id: str) -> None:
-        """Requests the end of a request. Its id stays in use until the engine has removed the request."""
         with self._changed:
             if request_id in self._undelivered:
                 self._inbox.aborted.append(request_id)
                 self._changed.notify()
 
-    async def update_weights(self, apply: Callable[[], None], versions: tuple[int, int], *, abort: bool) -> None:
-        """Lets `apply` change the weights when no request runs. `versions`: the versions of the weights and of MRP.
-
-        `abort`: running requests end with WeightsChanged; else they finish first. Raises the errors of `run`.
-        """
-        await self.run(partial(self._engine.update_weights, apply, *versions), when_idle=True, abort=abort)
-
     async def run(self, work: Callable[[], None], *, when_idle: bool = False, abort: bool = False) -> None:
         """Runs `work` on the engine's thread, after the current step. One call at a time.
 
         `when_idle`: it waits until no request runs. Until then waiting requests stay queued, and paused requests run.
-        Raises ReplicaStopping if the engine stops or has stopped; OutOfMemory from `work`, which then has changed
-        nothing. Any other error of `work` ends the engine, and EngineFailed is raised.
+        `abort`: running requests end with WeightsChanged; else they finish first. Raises ReplicaStopping; OutOfMemory
+        from `work`, which then has changed nothing. Any other error of `work` ends the engine: EngineFailed.
         """
         task = _Task(work, when_idle, abort)
         task.done.set_running_or_notify_cancel()  # the caller's cancellation does not stop it
@@ -171,8 +154,6 @@ class EngineThread:
             self._inbox.task = task
             self._changed.notify()
         await asyncio.wrap_future(task.done)
-
-    # --- the engine's thread -----------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -194,13 +175,11 @@ class EngineThread:
             self._fail(error if isinstance(error, ReplicaLost) else EngineFailed(f"the engine stopped: {reason}"))
 
     def _step(self) -> list[EngineOutput]:
-        """One step of the engine: its progress, then its events. A halted engine only ends late requests."""
         events = self._engine.expire() if self._engine.halted else self._engine.step()
         ended = (RequestFailed(event.request_id, event.error) if event.error else event for event in events)
         return [*self._engine.progress, *ended]
 
     def _wait(self) -> _Inbox | None:
-        """The inbox, as soon as there is work, or time to check for late requests. None when stopping."""
         engine = self._engine
         with self._changed:
             while not (self._stopping or self._inbox or self._task or (engine.has_work and not engine.halted)):
@@ -236,7 +215,6 @@ class EngineThread:
                 self._send([RequestFailed(name, WeightsChanged(reason, retry_after=1.0)) for name in aborted])
 
     def _run_task(self) -> None:
-        """Runs the task, if there is one and its time has come."""
         task = self._task
         if task is None or (task.when_idle and self._engine.state().num_running):
             return
@@ -262,7 +240,6 @@ class EngineThread:
         self._send([RequestFailed(request_id, copy(error)) for request_id in failed])  # raising extends a traceback
 
     def _send(self, outputs: list[EngineOutput]) -> None:
-        """Delivers the outputs of requests that are not aborted."""
         due: list[EngineOutput] = []
         with self._changed:
             for output in outputs:

@@ -1,8 +1,4 @@
-"""The replica's client of its engine, which has a process of its own (`process.py`) on the same machine.
-
-Python runs one thread of a process at a time. So an engine on a thread of the replica waits for every block that the
-replica makes text of and sends, and the event loop waits for the engine's Python.
-"""
+"""The replica's client of its engine, which has a process of its own (`process.py`) on the same machine."""
 
 import asyncio
 import itertools
@@ -37,8 +33,8 @@ _END_S = 1.0
 class EngineProcessClient(Frames):
     """A running engine. `start` makes it. All is called on one event loop.
 
-    `add_sums`: gets the metrics of the engine's process, a little later, since answers go first. `failure`: why the
-    engine stopped, or that its process is gone; None while it can decode.
+    `add_sums`: gets the metrics of the engine's process, later. `failure`: why the engine cannot decode; None while it
+    can.
     """
 
     info: messages.EngineInfo
@@ -97,21 +93,17 @@ class EngineProcessClient(Frames):
         return self._process.pid
 
     def state(self) -> EngineState:
-        """The numbers of requests and pages after the last reported step, whose metrics are then added, too."""
         self._decode_sums()
         return self._state
-
-    # --- requests ----------------------------------------------------------------------------------
 
     def generate(
         self, request: GenerationRequest, constraint: Constraint | None = None
     ) -> AsyncGenerator[BlockEvent | BlockProgress]:
         """The request's block events, and its steps if it asks for them. The last item has a finish reason.
 
-        `constraint`: the constraint of the answer; the request waits in the engine's process for its grammar. Closing
-        the generator aborts the request. Raises the errors of `validate`, `GrammarCompiler.compile` and
-        `EngineThread.submit`; ReplicaStopping if the engine stops; EngineFailed; OutOfMemory if the device has no
-        memory for this request.
+        `constraint`: that of the answer, for which the engine's process compiles a grammar. Closing the generator
+        aborts the request. Raises the errors of `validate`, `GrammarCompiler.compile` and `EngineThread.submit`;
+        ReplicaStopping; EngineFailed; OutOfMemory if the device has no memory for this request.
         """
         info = self.info
         validate(request, info.config, info.max_model_len, deterministic=info.deterministic)
@@ -133,7 +125,6 @@ class EngineProcessClient(Frames):
             raise ReplicaStopping(reason, retry_after=1.0)
 
     def _add(self, request_id: str) -> None:
-        """The engine has a request, so a step is due."""
         if not self._requests:
             self._last_step = self._clock()
         self._requests.add(request_id)
@@ -157,8 +148,6 @@ class EngineProcessClient(Frames):
             return await reply
         finally:
             self._calls.pop(number, None)
-
-    # --- messages ----------------------------------------------------------------------------------
 
     def received(self, content: bytes) -> None:
         self._heartbeats.observe()
@@ -218,10 +207,7 @@ class EngineProcessClient(Frames):
         else:
             pending.set_exception(reply.error)
 
-    # --- the end -----------------------------------------------------------------------------------
-
     async def _watch(self) -> None:
-        """Adds the metrics, and ends a process that hangs, or whose step takes too long."""
         while self.failure is None:
             await asyncio.sleep(POLL_S)
             self._decode_sums()
@@ -230,7 +216,6 @@ class EngineProcessClient(Frames):
                 self._process.kill()
 
     def _hang(self) -> str | None:
-        """Why the process counts as hung. A tokenizer or weights that it reads may hold up Python for longer."""
         held_up = bool(self._calls or self._compiling)
         silent, allowed = (
             self._heartbeats.poll(),
@@ -248,7 +233,6 @@ class EngineProcessClient(Frames):
         self._end(ReplicaLost(reason))
 
     def _end(self, error: MrpServeError) -> None:
-        """Ends all pending requests and calls, each with an error of its own."""
         self._requests.clear()
         self._compiling.clear()
         self._streams.fail(lambda: copy(error))

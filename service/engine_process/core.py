@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 from msgspec import structs
 
@@ -45,7 +45,7 @@ class EngineCore:
         deps: EngineDeps | None = None,
         codec: Callable[[], TextCodec] | None = None,
     ) -> None:
-        self.ranks = deps.ranks if deps else None
+        self.ranks = _ranks_of(deps)
         limits = _limits(settings, checkpoint, deps)
         self.engine = engine = Engine(checkpoint, limits, observer, deps)
         self.info = EngineInfo(
@@ -67,31 +67,23 @@ class EngineCore:
         self.controls_thread = False  # whether a command has the engine's thread, or waits for it
         self._changing = asyncio.Lock()
         self._options = LoadOptions(
-            checkpoint.dtype,
-            "cpu",
-            settings.block_size,
-            quantization=settings.quantization,
-            shard=checkpoint.shard,
+            checkpoint.dtype, "cpu", settings.block_size, quantization=settings.quantization, shard=checkpoint.shard
         )
 
     @property
     def failure(self) -> str | None:
-        """Why the ranks can no longer compute. None while they can."""
         return self.ranks.failure if self.ranks else None
 
     async def compiled(self, request: GenerationRequest, constraint: Constraint) -> GenerationRequest:
-        """The request with the grammar of its answer. Raises the errors of `GrammarCompiler.compile`."""
         began = time.monotonic()
         grammar = await self.compiler.compile(constraint, Owner(request.sharing.tenant, request.sharing.cache_salt))
         return replace(request, grammar=grammar, delay_s=time.monotonic() - began)
 
-    # --- control -----------------------------------------------------------------------------------
-
     async def control(self, thread: EngineThread, command: ControlCommand) -> tuple[Weights, PauseState]:
         """Carries out a command. Returns the weights, as in `ControlResult`, and the present pause.
 
-        `thread`: the engine's thread. Changes come one after the other. Raises the errors of `EngineThread.run`;
-        CheckpointError if weights cannot be served or read. The state is then as before.
+        Changes come one after the other. Raises the errors of `EngineThread.run`; CheckpointError if weights cannot be
+        served or read. The state is then as before.
         """
         if isinstance(command, CheckWeights):
             return await asyncio.to_thread(self._check, command.weights), self.pause
@@ -113,18 +105,14 @@ class EngineCore:
         return structs.replace(weights, folders=folders, mrp_version=mrp_version)
 
     async def _update(self, thread: EngineThread, weights: Weights) -> None:
-        """New weights are loaded beside the served ones, and applied when no request runs."""
         newest_only = self._has_weights and _follows(weights, self.weights)
         apply = await asyncio.to_thread(self._load, weights, newest_only=newest_only)
-        versions = (weights.version, weights.mrp_version)
+        update = partial(self.engine.update_weights, apply, weights.version, weights.mrp_version)
         with self._controlling():
-            await thread.update_weights(apply, versions, abort=weights.abort)
+            await thread.run(update, when_idle=True, abort=weights.abort)
 
     def _load(self, weights: Weights, *, newest_only: bool) -> Callable[[], None]:
-        """Loads weights. Returns the function that applies them. Blocks.
-
-        The function raises OutOfMemory if there is no memory for weights that had none.
-        """
+        """Loads weights. Returns the function that applies them, which may raise OutOfMemory. Blocks."""
         load = partial(load_update, served=self.info.config) if self.ranks is None else self.ranks.fetch
         fresh = load(weights.all_folders, options=self._options, newest_only=newest_only)
         return partial(self._apply, fresh)
@@ -142,10 +130,7 @@ class EngineCore:
             self.ranks.apply(fresh)
 
     async def _set_pause(self, thread: EngineThread, state: PauseState, *, wait: bool) -> None:
-        """Running requests finish before sleep, paused ones included.
-
-        Waking up reads weights that have no memory from their folders. If that fails, the engine sleeps on.
-        """
+        """Running requests finish before sleep, paused ones included. If waking up fails, the engine sleeps on."""
         engine = self.engine
         with self._controlling():
             if state.paused and (wait or not engine.paused):
@@ -202,10 +187,7 @@ def load_core(
     """
     device = pick_device(settings.device)
     options = LoadOptions(
-        pick_dtype(settings.dtype, device),
-        device,
-        settings.block_size,
-        quantization=settings.quantization,
+        pick_dtype(settings.dtype, device), device, settings.block_size, quantization=settings.quantization
     )
     deps, ranks = deps or EngineDeps(), settings.tensor_parallel_size
     if ranks == 1:
@@ -227,10 +209,11 @@ def _prepared(core: EngineCore) -> EngineCore:
 def _limits(settings: Settings, checkpoint: Checkpoint, deps: EngineDeps | None = None) -> EngineConfig:
     """The engine's limits: the settings, or where they are open the largest that fit beside the weights.
 
-    On CUDA the KV cache gets the memory that captured graphs and the largest forward leave. These are tried with a
-    small cache first. With several ranks, rank 0 needs the most memory: it alone has the logits.
+    On CUDA the KV cache gets the memory that captured graphs and the largest forward leave. With several ranks, rank 0
+    needs the most memory: it alone has the logits.
     """
-    memory = deps.ranks.memory() if deps and deps.ranks else memory_of(checkpoint.device)
+    ranks = _ranks_of(deps)
+    memory = ranks.memory() if ranks else memory_of(checkpoint.device)
     sizes = RequestedSizes(
         kv_cache_tokens=_number(settings.kv_cache_tokens),
         max_running=_number(settings.max_num_seqs),
@@ -253,10 +236,7 @@ def _limits(settings: Settings, checkpoint: Checkpoint, deps: EngineDeps | None 
 
 
 def _measured(checkpoint: Checkpoint, config: EngineConfig, deps: EngineDeps | None) -> tuple[int, int]:
-    """The most rows of a forward that the device can compute, and the bytes of all graphs and of such a forward.
-
-    Several ranks cannot go on after a forward without memory. Then the error of the forward is raised.
-    """
+    """The most rows of a forward that the device can compute, and the bytes of all graphs and of such a forward."""
     size = checkpoint.config.block_size
     tokens = max(2 * size, min(config.kv_cache_tokens // 2, checkpoint.config.max_positions))
     while True:
@@ -284,6 +264,10 @@ def _config(settings: Settings, fitted: MemoryPlan) -> EngineConfig:
         max_prefill_tokens=settings.max_prefill_tokens,
         torch_profiler_dir=torch_profiler_dir(),
     )
+
+
+def _ranks_of(deps: EngineDeps | None) -> TensorParallelExecutor | None:
+    return cast(TensorParallelExecutor | None, deps.ranks) if deps else None
 
 
 def _number(setting: int | Literal["auto"]) -> int | None:

@@ -15,8 +15,6 @@ from service.messages.wire import Weights
 from service.model import ModelConfig
 from service.telemetry.metrics import SumsData
 
-# --- to the engine's process -----------------------------------------------------------------------
-
 
 class Start(Data, frozen=True, tag=1):
     """The first message: load the checkpoint of these settings, which `Settings.to_json` wrote."""
@@ -42,9 +40,6 @@ class EngineCall(Data, frozen=True, tag=4):
 
     number: int
     command: ControlCommand
-
-
-# --- from the engine's process ---------------------------------------------------------------------
 
 
 class EngineInfo(Data, frozen=True):

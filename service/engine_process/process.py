@@ -1,9 +1,7 @@
 """The process of a replica's engine, started by `client.py`: `python -m service.engine_process.process FD [DEPS]`.
 
-The engine shares no Python lock with the replica's event loop. The engine's thread sends the results of a step itself,
-so this process's own event loop only wakes for messages that come. The process ends when its socket closes.
-
-`DEPS`: `module:name` of the engine's `EngineDeps`, if not the default ones.
+The engine's thread sends the results of a step itself. The process ends when its socket closes. `DEPS`: `module:name`
+of the engine's `EngineDeps`, if not the default ones.
 """
 
 import asyncio
@@ -14,8 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from importlib import import_module
 from math import inf
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from service.constraints import Constraint
@@ -114,7 +112,6 @@ class EngineProcess(Frames):
         os._exit(0)
 
     def _send(self, message: object) -> None:
-        """Sends a message from any thread. If the replica is gone, this process ends."""
         try:
             self._channel.send(message)
         except EOFError:
@@ -152,12 +149,9 @@ class EngineProcess(Frames):
             self._send(messages.EngineAlive(self._core.controls_thread))
 
     async def _watch(self) -> None:
-        """Reports that a rank is lost. Without a request, no step would notice it."""
         while (failure := self._core.failure) is None:
             await asyncio.sleep(_WATCH_S)
         self._send(messages.StepOutputs([], [], self._steps.thread.state(), failure))
-
-    # --- requests ----------------------------------------------------------------------------------
 
     def _submit(self, request: GenerationRequest) -> None:
         try:
@@ -191,7 +185,6 @@ class EngineProcess(Frames):
             self._steps.thread.abort(request_id)
 
     def _end(self, request_id: str, error: MrpServeError) -> None:
-        """Ends a request that did not reach the engine."""
         self._send(messages.StepOutputs([RequestFailed(request_id, error)], [request_id], self._steps.thread.state()))
 
     async def _control(self, call: messages.EngineCall) -> None:
@@ -205,12 +198,6 @@ class EngineProcess(Frames):
         self._send(reply)
 
 
-def _named_deps(name: str) -> EngineDeps:
-    module, _, attribute = name.partition(":")
-    deps: EngineDeps = getattr(import_module(module), attribute)
-    return deps
-
-
 async def _main(end: socket.socket, deps: EngineDeps | None) -> None:
     await asyncio.get_running_loop().create_unix_connection(lambda: EngineProcess(end.dup(), deps), sock=end)
     await asyncio.Event().wait()  # until the socket closes
@@ -219,4 +206,4 @@ async def _main(end: socket.socket, deps: EngineDeps | None) -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal, or `timeout`, sends it to all; the replica decides
-    asyncio.run(_main(socket.socket(fileno=int(sys.argv[1])), _named_deps(sys.argv[2]) if sys.argv[2:] else None))
+    asyncio.run(_main(socket.socket(fileno=int(sys.argv[1])), resolve_name(sys.argv[2]) if sys.argv[2:] else None))

@@ -1,11 +1,8 @@
 """Connections between two processes of this program: frames of messages, hung processes, child processes.
 
-A frame is its length (4 bytes) and its content: messages, by a codec (`ipc/messagepack.py`) that both ends agree on.
-`Frames` is an end on an event loop. All messages of one turn of the loop travel together, so the blocks of many
-answers cost one write and one wake-up. `Channel` is an end for threads.
-
-Every process sends heartbeats, and the other end watches them by a `HeartbeatMonitor`. A stopped process keeps its
-connections open, and its machine still answers for it. Only its own messages show that it runs.
+A frame is its length (4 bytes) and its content: messages, by a codec (`ipc/messagepack.py`) of both ends. `Frames` is
+an end on an event loop: all messages of one turn travel together. `Channel` is an end for threads. Every process sends
+heartbeats, by which a `HeartbeatMonitor` finds a process that is stopped.
 """
 
 import asyncio
@@ -19,9 +16,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import Any, cast
+
+from service.ipc.messagepack import Malformed, MessagePack, Unsendable
 
 _log = logging.getLogger(__name__)
 
@@ -47,27 +46,6 @@ _SWITCH_S = 0.001
 _RARELY = 100
 
 
-class Malformed(Exception):
-    """A frame holds no valid message. The text names the kind of the problem and no content."""
-
-
-class Unsendable(Exception):
-    """A message has no encoding. Nothing was sent."""
-
-
-class Codec(Protocol):
-    """Encodes messages, and makes frames of them."""
-
-    def encode(self, message: object) -> bytes:
-        """One message. Unsendable if it has no encoding: integers beyond 64 bits, halves of characters."""
-
-    def content(self, messages: Sequence[bytes]) -> bytes:
-        """The content of a frame with these messages."""
-
-    def decode(self, content: bytes) -> list[Any]:
-        """The messages of a frame. Malformed if the content is anything else."""
-
-
 class Frames(asyncio.Protocol):
     """One end of a connection. Subclasses get every frame by `received`, and the end by `connection_lost`.
 
@@ -76,18 +54,16 @@ class Frames(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, codec: Codec, longest: int = LONGEST) -> None:
+    def __init__(self, codec: MessagePack, longest: int = LONGEST) -> None:
         self.codec, self.longest = codec, longest
         self._buffer = bytearray()
         self._unsent: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keeps the transport. A machine that falls silent loses its connections."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are of no common class
         _notice_dead_machine(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
-        """Splits the bytes into frames."""
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
@@ -119,10 +95,7 @@ class Frames(asyncio.Protocol):
         self._transport.write(framed(content))
 
     def send(self, message: object) -> None:
-        """Sends a message at the end of this turn of the event loop. Dropped if the connection is closed by then.
-
-        Unsendable if the message has no encoding.
-        """
+        """Sends a message at the end of this turn of the loop, if the connection is open. May raise Unsendable."""
         encoded = _encoded(self.codec, message)
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -135,12 +108,9 @@ class Frames(asyncio.Protocol):
 
 
 class Channel:
-    """One end of a connection, for threads. EOFError: the other end is closed. `peer`: its name in the log.
+    """One end of a connection, for threads. EOFError: the other end is closed. `peer`: its name in the log."""
 
-    A socket that an event loop reads from, and that so does not block, can be written to.
-    """
-
-    def __init__(self, end: socket.socket, codec: Codec, peer: str = "another process") -> None:
+    def __init__(self, end: socket.socket, codec: MessagePack, peer: str = "another process") -> None:
         self._end, self._codec, self._peer = end, codec, peer
         self._sending = threading.Lock()
         self._messages: list[Any] = []
@@ -170,7 +140,6 @@ class Channel:
         return self._messages.pop(0)
 
     def close(self) -> None:
-        """Closes this end. A thread that waits at either end gets an EOFError."""
         with suppress(OSError):  # the other end is closed
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
@@ -188,7 +157,7 @@ class Channel:
         return bytes(content)
 
 
-def _encoded(codec: Codec, message: object) -> bytes:
+def _encoded(codec: MessagePack, message: object) -> bytes:
     encoded = codec.encode(message)
     if len(encoded) >= LONGEST:
         raise Unsendable(f"a message has {len(encoded)} bytes, allowed are less than {LONGEST}")
@@ -201,7 +170,6 @@ def framed(content: bytes) -> bytes:
 
 
 def _frames(messages: list[bytes]) -> Iterator[list[bytes]]:
-    """The messages of each frame, in their order."""
     group, size = list[bytes](), 0
     for message in messages:
         if group and size + len(message) > _MAX_GROUP:
@@ -240,7 +208,6 @@ class HeartbeatMonitor:
         self._seconds = 0.0
 
     def poll(self) -> float:
-        """The seconds of silence."""
         now = self._clock()
         self._seconds += min(now - self._polled, _MAX_GAP_S)
         self._polled = now
@@ -250,8 +217,8 @@ class HeartbeatMonitor:
 def start_child(module: str, *arguments: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Starts `python -m module DESCRIPTOR *arguments`. Returns the process and this end of a pair of sockets.
 
-    The end of either process closes its socket, which the other process notices at once. `TORCH_DISABLE_NATIVE_JIT`:
-    torch compiles other kernels of its own if certain packages are installed, with other bits.
+    `TORCH_DISABLE_NATIVE_JIT`: torch compiles other kernels of its own if certain packages are installed, with other
+    bits.
     """
     settings = {"TORCH_DISABLE_NATIVE_JIT": "1", "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     parent, child = socket.socketpair()
@@ -266,11 +233,10 @@ def start_child(module: str, *arguments: str) -> tuple[subprocess.Popen[bytes], 
 
 
 def tune_interpreter() -> None:
-    """Lets an event loop respond beside an engine's thread. A process calls it once, when its checkpoint is loaded.
+    """Lets an event loop respond beside an engine's thread. Called once, when the checkpoint is loaded.
 
-    A full garbage collection holds the lock and looks at every object. Libraries and checkpoint have half a million
-    objects: 70 ms. They stay for good, so collections leave out all present objects. Requests have some ten thousand
-    objects: 8 ms. So full collections are rare.
+    A full garbage collection holds the lock and looks at every object: 70 ms for half a million of libraries and
+    checkpoint, which collections leave out from now on. It takes 8 ms for those of requests, so it is rare.
     """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()

@@ -1,7 +1,6 @@
 """The base of the data that crosses between processes: frozen values whose private fields are in no `repr`.
 
-A value travels as the array of its fields (`ipc/messagepack.py`), and is decoded by the types of its class. A type that
-is one of several has a `tag`.
+A value travels as the array of its fields. A type that is one of several has a `tag`.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ def _public(kind: type[Data]) -> list[str]:
 class Arrival:
     """The moment of a request's arrival at its ingress. `at`: seconds of this process's monotonic clock.
 
-    The clocks of two machines differ, so the seconds that have passed since the moment are sent. The receiver
-    subtracts them from its own clock. A request is encoded when it is sent to a replica: the wait for a replica counts,
-    the transfer does not.
+    The clocks of two machines differ, so the seconds that have passed are sent. The receiver subtracts them from its
+    own.
     """
 
     __slots__ = ("at",)

@@ -1,8 +1,7 @@
 """Messages as MessagePack, decoded strictly by their types. Nothing that comes can run code or make another type.
 
 An error crosses as the name of its class, one of `service/errors.py`, and its fields. An `Arrival` crosses as the
-seconds since. All else is `Data` (`ipc/data.py`), plain values, named tuples, dataclasses as maps, and the types of an
-`Extension`.
+seconds since. All else is `Data`, plain values, named tuples, dataclasses as maps, and the types of an `Extension`.
 """
 
 import math
@@ -14,7 +13,6 @@ import msgspec
 
 from service import errors
 from service.errors import MrpServeError
-from service.ipc.connections import Malformed, Unsendable
 from service.ipc.data import Arrival
 
 #: the errors that may cross, by name
@@ -25,6 +23,14 @@ _ERRORS: dict[str, type[MrpServeError]] = {
 _Error = tuple[str, str, str | None, float | None]
 
 _MANY = struct.Struct("!BI")
+
+
+class Malformed(Exception):
+    """A frame holds no valid message. The text names the kind of the problem and no content."""
+
+
+class Unsendable(Exception):
+    """A message has no encoding. Nothing was sent."""
 
 
 class Extension(NamedTuple):
@@ -44,12 +50,14 @@ class MessagePack:
         self._decoder = msgspec.msgpack.Decoder(list[receives], dec_hook=self._made)
 
     def encode(self, message: object) -> bytes:
+        """Unsendable if the message has no encoding: integers beyond 64 bits, halves of characters."""
         try:
             return self._encoder.encode(message)
         except (OverflowError, UnicodeEncodeError, RecursionError, TypeError, ValueError) as error:
             raise Unsendable(f"a message cannot be encoded: {type(error).__name__}") from error
 
     def content(self, messages: Sequence[bytes]) -> bytes:
+        """The content of a frame with these encoded messages."""
         count = len(messages)
         return (bytes((0x90 | count,)) if count < 16 else _MANY.pack(0xDD, count)) + b"".join(messages)
 
@@ -76,7 +84,6 @@ def _plain_error(error: MrpServeError) -> _Error:
 
 
 def _whole(text: str) -> str:
-    """The text without halves of characters, which an error may quote."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

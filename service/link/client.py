@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -11,22 +12,9 @@ from itertools import count
 from typing import Any
 
 from service.errors import ReplicaLost
-from service.ipc.connections import HEARTBEAT_TIMEOUT_S, LONGEST, POLL_S, Frames, HeartbeatMonitor, Malformed
-from service.link.protocol import (
-    AT_INGRESS,
-    NONCE,
-    PROOF,
-    CallEnd,
-    CallRefused,
-    CancelCall,
-    DrainNotice,
-    Method,
-    ReplicaCall,
-    ReplicaItem,
-    is_proof,
-    make_nonce,
-    make_proof,
-)
+from service.ipc.connections import HEARTBEAT_TIMEOUT_S, LONGEST, POLL_S, Frames, HeartbeatMonitor
+from service.ipc.messagepack import Malformed
+from service.link import protocol
 from service.messages.replica_status import Address
 from service.messages.wire import ReplicaRequest
 
@@ -45,13 +33,13 @@ class AuthenticationFailed(Exception):
 class Link(Frames):
     """A connection to a replica. `open` makes it.
 
-    `on_close` is called once, when the replica takes no further calls (`usable`). It may still finish the running
-    calls, until the connection is `lost`. `on_load` gets the number of the replica's requests of other ingresses.
+    `on_close` is called once, when the replica takes no further calls (`usable`); running calls may still finish.
+    `on_load` gets the number of the replica's requests of other ingresses.
     """
 
     def __init__(self, secret: str, on_close: Callable[[], None], on_load: Callable[[int], None]) -> None:
-        super().__init__(AT_INGRESS, longest=NONCE + PROOF)
-        self._secret, self._nonce = secret, make_nonce()
+        super().__init__(protocol.AT_INGRESS, longest=protocol.NONCE + protocol.PROOF)
+        self._secret, self._nonce = secret, protocol.make_nonce()
         self._trusted = False
         self._proven: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_close, self._on_load = on_close, on_load
@@ -78,7 +66,6 @@ class Link(Frames):
         return link
 
     async def prove(self) -> None:
-        """Exchanges proofs with the replica. Raises the errors of `open`."""
         self.write(self._nonce)
         try:
             await self._proven
@@ -87,16 +74,16 @@ class Link(Frames):
             raise
         self._watching = asyncio.create_task(self._watch())
 
-    def call(self, method: Method, request: ReplicaRequest, on_end: Callable[[], None]) -> PendingCall:
+    def call(self, method: protocol.Method, request: ReplicaRequest, on_end: Callable[[], None]) -> PendingCall:
         """Begins a call. `PendingCall.end` must follow, which calls `on_end`. Unsendable if it has no encoding."""
         call = PendingCall(self, next(self._numbers), on_end)
-        self.send(ReplicaCall.of(call.number, method, request))
+        self.send(protocol.ReplicaCall.of(call.number, method, request))
         self._calls[call.number] = call
         return call
 
     def forget(self, number: int) -> None:
         if self._calls.pop(number, None) is not None:
-            self.send(CancelCall(number))
+            self.send(protocol.CancelCall(number))
 
     def received(self, content: bytes) -> None:
         if not self._trusted:
@@ -105,17 +92,17 @@ class Link(Frames):
         self._heartbeats.observe()
         for message in self.codec.decode(content):
             match message:
-                case ReplicaItem(number, item, other_requests):
+                case protocol.ReplicaItem(number, item, other_requests):
                     self._on_load(other_requests)
                     if call := self._calls.get(number):
                         call.push(item)
-                case CallEnd(number):
+                case protocol.CallEnd(number):
                     if call := self._calls.pop(number, None):
                         call.push(None)
-                case CallRefused(number):
+                case protocol.CallRefused(number):
                     if call := self._calls.pop(number, None):
                         call.push(ReplicaDraining())
-                case DrainNotice():
+                case protocol.DrainNotice():
                     self._close()
 
     def refuse(self, why: str) -> None:
@@ -138,18 +125,17 @@ class Link(Frames):
             call.push(ReplicaLost("the replica was lost before the answer was complete", retry_after=_RETRY_S))
 
     async def _watch(self) -> None:
-        """Ends the connection to a replica that hangs: its calls fail over."""
         while self._heartbeats.poll() <= HEARTBEAT_TIMEOUT_S:
             await asyncio.sleep(POLL_S)
         self.abort()
 
     def _check(self, content: bytes) -> None:
-        nonce, proof = content[:NONCE], content[NONCE:]
-        if not is_proof(proof, make_proof(self._secret, "replica", self._nonce, nonce)):
+        nonce, proof = content[: protocol.NONCE], content[protocol.NONCE :]
+        if not hmac.compare_digest(proof, protocol.make_proof(self._secret, "replica", self._nonce, nonce)):
             raise Malformed("it does not know the replica's secret")
         if self._proven.cancelled():
             return
-        self.write(make_proof(self._secret, "ingress", self._nonce, nonce))
+        self.write(protocol.make_proof(self._secret, "ingress", self._nonce, nonce))
         self._trusted, self.longest = True, LONGEST
         self._proven.set_result(None)
 
@@ -180,12 +166,10 @@ class PendingCall:
         return item
 
     def push(self, item: object) -> None:
-        """Stores an item, or the error that ends the call, and wakes the task that waits for it."""
         self._items.append(item)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def end(self) -> None:
-        """Ends the call, at the replica, too. Called once."""
         self._link.forget(self.number)
         self._on_end()

@@ -1,8 +1,7 @@
 """The protocol of a link: proofs of both ends, then messages. Messages of other types are refused.
 
-Both ends prove that they know the replica's secret, without sending it. The ingress sends a nonce. The replica answers
-with a nonce of its own and its proof. Only then the ingress sends its proof, and after it the calls. A proof is an
-HMAC-SHA256 of the role and both nonces, so none can be sent again or back.
+The ingress sends a nonce. The replica answers with a nonce of its own and its proof. Only then the ingress sends its
+proof, and after it the calls. A proof is an HMAC-SHA256 of the role and both nonces, so none can be sent again or back.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from typing import Literal
 from msgspec.structs import replace
 from pydantic_core import to_json
 
-from service.ipc.connections import Unsendable
 from service.ipc.data import Data, Private
-from service.ipc.messagepack import MessagePack
+from service.ipc.messagepack import MessagePack, Unsendable
 from service.messages.wire import Chunk, Ending, Failure, Progress, ReplicaRequest
 
 #: bytes of a nonce, and of a proof
@@ -37,11 +35,6 @@ def make_proof(secret: str, role: Literal["ingress", "replica"], ingress_nonce: 
     return hmac.digest(secret.encode(), _PURPOSE + role.encode() + ingress_nonce + replica_nonce, "sha256")
 
 
-def is_proof(received: bytes, expected: bytes) -> bool:
-    """Whether a received proof is correct, in constant time."""
-    return hmac.compare_digest(received, expected)
-
-
 class ReplicaCall(Data, frozen=True, tag=1):
     """A request of an ingress."""
 
@@ -54,7 +47,6 @@ class ReplicaCall(Data, frozen=True, tag=1):
 
     @classmethod
     def of(cls, number: int, method: Method, request: ReplicaRequest) -> ReplicaCall:
-        """The call of a request. Unsendable if JSON cannot write its messages or tools."""
         if request.messages is None:
             return cls(number, method, request)
         try:
@@ -64,7 +56,6 @@ class ReplicaCall(Data, frozen=True, tag=1):
         return cls(number, method, replace(request, messages=None, tools=()), chat)
 
     def whole_request(self) -> ReplicaRequest:
-        """The request with its messages and tools."""
         if not self.chat:
             return self.request
         messages, tools = json.loads(self.chat)

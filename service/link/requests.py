@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, cast
 
 from service.errors import InvalidRequest
-from service.ipc.connections import Unsendable
+from service.ipc.messagepack import Unsendable
 from service.link.client import AuthenticationFailed, Link, PendingCall, ReplicaDraining
 from service.link.protocol import Method
 from service.messages.replica_status import Address, Status
@@ -27,8 +27,7 @@ _AGAIN_S = 2.0
 class ReplicaLinks:
     """Sends each request over the link of the replica that `router` chooses. Without a link, requests wait for one.
 
-    `on_change` gets the number of replicas with a link. `on_wait` is called when a request begins to wait: `update`
-    must follow until `waiting` is 0. `tls`: encrypts the links.
+    `on_change` gets the number of replicas with a link. `on_wait`: a request begins to wait, so `update` must follow.
     """
 
     def __init__(
@@ -49,16 +48,12 @@ class ReplicaLinks:
         self._updating, self._updated = asyncio.Lock(), asyncio.Event()
         self.waiting = 0
 
-    # --- requests ----------------------------------------------------------------------------------
-
     async def count(self, request: ReplicaRequest) -> int | Failure:
-        """The number of tokens of a request's prompt."""
         call, tokens = await self._begin("count", request)
         call.end()
         return cast(int | Failure, tokens)
 
     async def stream(self, request: ReplicaRequest) -> Items:
-        """The answer block by block. Closing the stream aborts the request."""
         call, item = await self._begin("stream", request)
         try:
             while item is not None:
@@ -84,7 +79,6 @@ class ReplicaLinks:
             raise too_late(request) from None
 
     async def _chosen(self, request: ReplicaRequest) -> str:
-        """The replica for a request. Waits until there is one."""
         while (name := self._router.choose(request)) is None:
             updated = self._updated
             self.waiting += 1
@@ -106,20 +100,17 @@ class ReplicaLinks:
                 "which no replica can be sent"
             ) from error
 
-    # --- the replicas ------------------------------------------------------------------------------
-
     async def update(self, statuses: Sequence[Status]) -> list[Status]:
         """Opens a link to every replica that can generate. Returns the statuses as this ingress sees them.
 
-        `statuses`: fresh answers; an older address may be another program's. A replica that drains is left out. A
-        replica without a link has a failure.
+        `statuses`: fresh answers; an older address may be another program's. A replica that drains is left out.
         """
         async with self._updating:
             healthy = {status.replica: status.address for status in statuses if status.failure is None}
             self._links = {name: link for name, link in self._links.items() if not link.lost}
             self._unauthenticated.intersection_update(healthy.values())
             await asyncio.gather(*(self._open(name, healthy[name]) for name in healthy.keys() - self._links.keys()))
-            seen = [self._seen(status) for status in statuses if not self._drains(status.replica)]
+            seen = [status for status in map(self._seen, statuses) if status is not None]
             linked = [status.replica for status in seen if status.failure is None]
             self._router.inflight.set_replicas(linked)
             self._on_change(len(linked))
@@ -127,11 +118,10 @@ class ReplicaLinks:
             self._updated = asyncio.Event()
             return seen
 
-    def _drains(self, name: str) -> bool:
-        return (link := self._links.get(name)) is not None and not link.usable and not link.lost
-
-    def _seen(self, status: Status) -> Status:
+    def _seen(self, status: Status) -> Status | None:
         link = self._links.get(status.replica)
+        if link is not None and not link.usable and not link.lost:
+            return None  # it drains
         if status.failure is not None or (link is not None and link.usable):
             return status
         return replace(status, failure="the ingress has no connection to it")

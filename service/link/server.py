@@ -6,6 +6,7 @@ Any program that can reach the port may connect. So connections without a proof 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import secrets
 import ssl
@@ -14,20 +15,9 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
 
-from service.ipc.connections import HEARTBEAT_S, LONGEST, Frames, Malformed
-from service.link.protocol import (
-    AT_REPLICA,
-    NONCE,
-    CallEnd,
-    CallRefused,
-    DrainNotice,
-    ReplicaAlive,
-    ReplicaCall,
-    ReplicaItem,
-    is_proof,
-    make_nonce,
-    make_proof,
-)
+from service.ipc.connections import HEARTBEAT_S, LONGEST, Frames
+from service.ipc.messagepack import Malformed
+from service.link import protocol
 from service.messages.replica_status import Address
 from service.messages.wire import Failure, Items, ReplicaRequest
 from service.tracebacks import unexpected_error
@@ -92,7 +82,7 @@ class LinkServer:
         for connection in list(self._unproven):
             connection.abort()
         for connection in self._connections:
-            connection.send(DrainNotice())
+            connection.send(protocol.DrainNotice())
         try:
             async with asyncio.timeout(patience_s):
                 await self._idle.wait()
@@ -135,13 +125,13 @@ class LinkServer:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for connection in self._connections:
-                connection.send(ReplicaAlive())
+                connection.send(protocol.ReplicaAlive())
 
-    async def answer(self, connection: _Connection, call: ReplicaCall) -> None:
+    async def answer(self, connection: _Connection, call: protocol.ReplicaCall) -> None:
         number, request = call.number, call.request
 
         def send(item: Any) -> None:
-            connection.send(ReplicaItem(number, item, self.calls - len(connection.calls)))
+            connection.send(protocol.ReplicaItem(number, item, self.calls - len(connection.calls)))
 
         try:
             request = call.whole_request()
@@ -153,14 +143,14 @@ class LinkServer:
                 send(await self._replica.count(request))
         except Exception as error:  # noqa: BLE001 - a bug: the log gets its place, the client the request's id
             send(Failure(unexpected_error(error, request.origin.request_id)))
-        connection.send(CallEnd(number))
+        connection.send(protocol.CallEnd(number))
 
 
 class _Connection(Frames):
     """The link of one ingress. `calls`: its calls in progress, by their numbers."""
 
     def __init__(self, server: LinkServer) -> None:
-        super().__init__(AT_REPLICA, longest=NONCE)
+        super().__init__(protocol.AT_REPLICA, longest=protocol.NONCE)
         self._server = server
         self._expected: bytes | None = None  # the ingress's proof
         self._deadline: asyncio.TimerHandle | None = None  # None once it is proven
@@ -177,7 +167,7 @@ class _Connection(Frames):
             self._prove(content)
             return
         for message in self.codec.decode(content):
-            if isinstance(message, ReplicaCall):
+            if isinstance(message, protocol.ReplicaCall):
                 self._begin(message)
             elif task := self.calls.get(message.number):
                 task.cancel()
@@ -185,12 +175,12 @@ class _Connection(Frames):
     def _prove(self, content: bytes) -> None:
         secret = self._server.address.secret
         if self._expected is None:
-            if len(content) != NONCE:
+            if len(content) != protocol.NONCE:
                 raise Malformed("it does not begin as a link does")
-            nonce = make_nonce()
-            self._expected = make_proof(secret, "ingress", content, nonce)
-            self.write(nonce + make_proof(secret, "replica", content, nonce))
-        elif not is_proof(content, self._expected):
+            nonce = protocol.make_nonce()
+            self._expected = protocol.make_proof(secret, "ingress", content, nonce)
+            self.write(nonce + protocol.make_proof(secret, "replica", content, nonce))
+        elif not hmac.compare_digest(content, self._expected):
             raise Malformed("it does not know the secret")
         else:
             self._server.accept(self)
@@ -219,9 +209,9 @@ class _Connection(Frames):
         self._flush()
         self._transport.close()
 
-    def _begin(self, call: ReplicaCall) -> None:
+    def _begin(self, call: protocol.ReplicaCall) -> None:
         if self._server.draining:
-            self.send(CallRefused(call.number))
+            self.send(protocol.CallRefused(call.number))
             return
         task = asyncio.get_running_loop().create_task(self._server.answer(self, call))
         self.calls[call.number] = task

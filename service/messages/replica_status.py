@@ -23,7 +23,6 @@ class PauseState(Data, frozen=True):
 
     @property
     def halted(self) -> bool:
-        """Whether no request makes progress."""
         return self.paused or self.sleep_level > 0
 
     def older_than(self, other: PauseState) -> bool:
@@ -31,14 +30,8 @@ class PauseState(Data, frozen=True):
         return (self.number, self.paused, self.sleep_level) < (other.number, other.paused, other.sleep_level)
 
 
-# --- control ---------------------------------------------------------------------------------------
-
-
 class CheckWeights(Data, frozen=True, tag=1):
-    """Checks whether a replica could serve these weights. Nothing is changed.
-
-    The result has the weights with the folders that are still needed, and with MRP's version.
-    """
+    """Checks whether a replica could serve these weights. The result has the needed folders, and MRP's version."""
 
     failed: ClassVar[type[MrpServeError]] = WeightUpdateFailed
 
@@ -78,9 +71,6 @@ class ControlResult:
     error: MrpServeError | None = None  # why the replica is as it was; None if the command succeeded
 
 
-# --- the state of a replica ------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Example:
     """A prompt from the checkpoint's card: a chat (`messages`) or a text to continue (`text`)."""
@@ -117,7 +107,6 @@ class ModelCard:
     any_name: bool = False  # whether any name will do
 
     def has_name(self, name: str) -> bool:
-        """Whether a request may call the model by this name."""
         return self.any_name or name == self.name or name in self.aliases
 
 

@@ -1,10 +1,8 @@
-"""The data of requests and answers between an ingress and a replica: frozen values.
+"""The data of requests and answers between an ingress and a replica: frozen values, which cross links.
 
 The ingress sends a `ReplicaRequest`. A replica returns a stream of `Chunk`s, with `Progress` between them on request.
-The stream ends with an `Ending`, in the last chunk or by itself, or with a `Failure`. The ingress gathers a stream into
-an `Answer` for clients that do not stream. Times in statistics count from the arrival at the ingress.
-
-It crosses links (`link/protocol.py`). `messages/replica_status.py` has the data that crosses by Ray alone.
+The stream ends with an `Ending`, in the last chunk or by itself, or with a `Failure`. Times in statistics count from
+the arrival at the ingress.
 """
 
 from __future__ import annotations
@@ -47,7 +45,6 @@ class Weights(Data, frozen=True):
 
     @property
     def all_folders(self) -> tuple[str, ...]:
-        """The folders that have the weights."""
         return self.folders or (self.model,)
 
     def older_than(self, other: Weights) -> bool:
@@ -56,7 +53,6 @@ class Weights(Data, frozen=True):
 
     @property
     def name(self) -> str:
-        """The last part of `model`, which shows no folder of a machine."""
         return self.model.rstrip("/").rpartition("/")[2]
 
 
@@ -92,10 +88,7 @@ class PositionScores(Data, frozen=True):
 
 
 class ReplicaRequest(Data, frozen=True):
-    """One validated request. Exactly one of `text`, `token_ids`, `messages` is set.
-
-    `repr` leaves out the prompt and the answer, since it may get into a log.
-    """
+    """One validated request. Exactly one of `text`, `token_ids`, `messages` is set."""
 
     request_id: str
     mode: Mode | ScoreMode
@@ -162,9 +155,7 @@ class Ending(Data, frozen=True, tag=3):
 class Chunk(Data, frozen=True, tag=2):
     """Finished blocks: the text and tokens they add, the statistics so far, and their history on request.
 
-    A chunk has one block, or several of a whole answer. The last chunk carries the `ending`, so the receiver of the
-    whole answer knows that it is complete. Every other chunk ends at the end of a block, where another replica can
-    continue.
+    The last chunk carries the `ending`. Every other chunk ends where another replica can continue.
     """
 
     index: int  # of the last block
@@ -216,7 +207,6 @@ class Answer(Data, frozen=True):
 
     @classmethod
     def from_chunks(cls, chunks: Sequence[Chunk], ending: Ending) -> Answer:
-        """The answer that came as these chunks."""
         return cls(ending=ending, **joined(chunks))
 
 

@@ -4,9 +4,8 @@
         checkpoint = executor.load("service/demo", LoadOptions())
         engine = Engine(checkpoint, deps=EngineDeps(ranks=executor))
 
-If a worker ends, the executor ends: `failure` says why, and the next forward raises. On a CPU the running forward
-raises, too. On CUDA it hangs until NCCL ends this process (`timeout_s`), so the service watches `failure`. Every worker
-ends with rank 0, because its socket closes.
+If a worker ends, `failure` says why, and the next forward raises. On a CPU the running forward raises, too. On CUDA it
+hangs until NCCL ends this process (`timeout_s`). Every worker ends with rank 0, because its socket closes.
 """
 
 from __future__ import annotations
@@ -61,7 +60,6 @@ class WorkerHandle:
         threading.Thread(target=self._read, name=f"rank {rank}", daemon=True).start()
 
     def send(self, command: messages.Command) -> None:
-        """Sends a message. Raises `failure` if there is one."""
         try:
             self._channel.send(command)
         except EOFError:
@@ -70,7 +68,6 @@ class WorkerHandle:
             raise self.failure
 
     def answer(self, timeout_s: float | None = None) -> messages.WorkerReady:
-        """Waits for the answer to a message. Raises the error of the rank."""
         try:
             answer = self._answers.get(timeout=timeout_s)
         except queue.Empty:
@@ -80,7 +77,6 @@ class WorkerHandle:
         return answer
 
     def dismiss(self) -> None:
-        """Closes the process's socket, which ends it."""
         self._channel.close()
 
     def wait(self) -> None:
@@ -113,6 +109,8 @@ class TensorParallelExecutor:
     order of the ranks. Raises SettingsError if there are fewer devices; ReplicaLost if a rank does not start.
     """
 
+    _checkpoint: Checkpoint
+
     def __init__(
         self, size: int, device: str, *, timeout_s: float = STEP_TIMEOUT_S, deterministic: bool = False
     ) -> None:
@@ -120,7 +118,6 @@ class TensorParallelExecutor:
         self.size, self._kind = size, device
         if device == "cuda":  # all ranks are on this machine, so NCCL needs no address that others can reach
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-        self._checkpoint: Checkpoint | None = None
         self._error: MrpServeError | None = None
         self._lost = threading.Event()
         self._folder = TemporaryDirectory(prefix="mrp-serve-ranks-")
@@ -153,13 +150,11 @@ class TensorParallelExecutor:
 
     @property
     def failure(self) -> str | None:
-        """Why the ranks can no longer compute. None while they can."""
         failures = [self._error, *(worker.failure for worker in self._workers)]
         return next((failure.message for failure in failures if failure is not None), None)
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the other ranks."""
         return [worker.pid for worker in self._workers]
 
     def load(self, name: str | Path, options: LoadOptions) -> Checkpoint:
@@ -179,11 +174,11 @@ class TensorParallelExecutor:
         return checkpoint
 
     def fetch(self, folders: Sequence[str], options: LoadOptions, *, newest_only: bool = False) -> Checkpoint:
-        """This rank's part of new weights, in the host's memory. Every other rank loads its part at the same time.
+        """This rank's part of new weights, in the host's memory, while forwards go on. Other ranks load theirs.
 
-        Forwards go on meanwhile. CheckpointError as in `model.weight_update`; all ranks then keep the served weights.
+        CheckpointError as in `model.weight_update`; all ranks then keep the served weights.
         """
-        paths, served = tuple(str(resolve(folder)) for folder in folders), self._loaded()
+        paths, served = tuple(str(resolve(folder)) for folder in folders), self._checkpoint
         for worker in self._workers:
             part = replace(options, shard=Shard(worker.rank, self.size))
             worker.send(messages.LoadShard(paths, part, newest_only))
@@ -199,7 +194,7 @@ class TensorParallelExecutor:
 
     def apply(self, fresh: Checkpoint) -> None:
         """Replaces the served weights by the fetched ones, on all ranks. No forward may be under way."""
-        served = self._loaded()
+        served = self._checkpoint
         for worker in self._workers:
             worker.send(messages.ApplyShard())
         apply_update(served, fresh)
@@ -207,26 +202,22 @@ class TensorParallelExecutor:
 
     def drop_weights(self) -> None:
         """Gives the memory of the weights back, on all ranks. No forward may run before `restore_weights`."""
-        self.give_memory("weights", partial(drop_weights, self._loaded()))
+        self.give_memory("weights", partial(drop_weights, self._checkpoint))
 
     def restore_weights(self) -> None:
         """Takes the memory of the weights again, on all ranks, without numbers. OutOfMemory changes nothing."""
-        served = self._loaded()
+        served = self._checkpoint
         take = partial(restore_weights, served, torch.device(self._device(0)))
         self.take_memory("weights", take, partial(drop_weights, served))
 
     def give_memory(self, part: messages.MemoryPart, give: Callable[[], None]) -> None:
-        """Gives the memory of a part back, on all ranks. `give`: what this rank does."""
         for worker in self._workers:
             worker.send(messages.SetMemory(part, present=False))
         give()
         self._answers(None)
 
     def take_memory(self, part: messages.MemoryPart, take: Callable[[], None], give: Callable[[], None]) -> None:
-        """Takes the memory of a part again, on all ranks. `take`, `give`: what this rank does.
-
-        OutOfMemory, if a rank has no memory. All ranks then give theirs back.
-        """
+        """Takes the memory of a part again, on all ranks. OutOfMemory: all ranks have given theirs back."""
         for worker in self._workers:
             worker.send(messages.SetMemory(part, present=True))
         problems: list[MrpServeError | None] = [None]
@@ -249,12 +240,7 @@ class TensorParallelExecutor:
     def networks(
         self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig
     ) -> DriverNetworks:
-        """The networks over all parts of the checkpoint that was loaded last. They replace earlier ones.
-
-        All ranks capture CUDA graphs of the same shapes in the same order: their sums are nodes of the graphs.
-        """
-        if checkpoint is not self._checkpoint:
-            raise AssertionError("the checkpoint is not the one that the ranks have loaded")
+        """The networks over all parts of the checkpoint that was loaded last. They replace earlier ones."""
         for worker in self._workers:
             worker.send(messages.OpenNetworks(num_pages, shapes, execution.attention, execution.cuda_graphs))
         networks = DriverNetworks(self, checkpoint, num_pages, shapes, replace(execution, agree=self._group.agree))
@@ -262,7 +248,6 @@ class TensorParallelExecutor:
         return networks
 
     def seal(self) -> None:
-        """The other ranks capture nothing from now on."""
         for worker in self._workers:
             worker.send(messages.SealGraphs())
         self._answers(None)
@@ -292,18 +277,12 @@ class TensorParallelExecutor:
             raise
 
     def close(self) -> None:
-        """Ends the other ranks. They also end when this process does."""
         self._error = self._error or ReplicaLost("the model's ranks are closed")
         for worker in self._workers:
             worker.dismiss()
         for worker in self._workers:
             worker.wait()
         self._folder.cleanup()
-
-    def _loaded(self) -> Checkpoint:
-        if self._checkpoint is None:
-            raise AssertionError("no checkpoint is loaded")
-        return self._checkpoint
 
     def _answers(self, timeout_s: float | None) -> list[messages.WorkerReady]:
         return [worker.answer(timeout_s) for worker in self._workers]
@@ -312,7 +291,6 @@ class TensorParallelExecutor:
         return f"cuda:{rank}" if self._kind == "cuda" else self._kind
 
     def _why(self, error: BaseException) -> MrpServeError:
-        """The error of a failed forward: a rank's own error, this one's included, else that a rank is lost."""
         if isinstance(error, ReplicaLost | EngineFailed):
             self._lost.wait(_LAST_WORDS_S)
             failures = [failure for worker in self._workers if (failure := worker.failure) is not None]
@@ -336,7 +314,8 @@ class DriverNetworks(ModelForward):
         self._executor = executor
 
     def plan(self, network: Network, group: RowGroup, tables: PackedTables) -> PlannedForward:
-        return _OnAllRanks(self._executor, super().plan(network, group, tables), network, group)
+        local = super().plan(network, group, tables)
+        return PlannedForward(local.order, lambda: self._executor.run(local, network, group))
 
     def seal(self) -> None:
         self._executor.seal()
@@ -347,19 +326,6 @@ class DriverNetworks(ModelForward):
 
     def restore_cache(self) -> None:
         self._executor.take_memory("kv_cache", super().restore_cache, super().release_cache)
-
-
-class _OnAllRanks:
-    """A `PlannedForward` that runs on all ranks. `local`: the part of rank 0."""
-
-    def __init__(
-        self, executor: TensorParallelExecutor, local: PlannedForward, network: Network, group: RowGroup
-    ) -> None:
-        self._executor, self._local, self._network, self._group = executor, local, network, group
-        self.order = local.order
-
-    def run(self) -> Tensor:
-        return self._executor.run(self._local, self._network, self._group)
 
 
 def _check(size: int, device: str) -> None:

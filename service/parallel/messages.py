@@ -53,10 +53,7 @@ class ApplyShard(Data, frozen=True, tag=4):
 
 
 class OpenNetworks(Data, frozen=True, tag=5):
-    """Opens networks of the loaded checkpoint, with a cache of their own. Replaces earlier networks.
-
-    The other fields are those of `ExecutionConfig`.
-    """
+    """Opens networks with a cache of their own, instead of earlier ones. The fields are `ExecutionConfig`'s."""
 
     num_pages: int
     shapes: ShapePolicy
@@ -83,7 +80,6 @@ class ForwardCommand(Data, frozen=True, tag=6):
 
     @classmethod
     def from_group(cls, which: Network, group: RowGroup) -> ForwardCommand:
-        """The message for a group."""
         indices: dict[int, int] = {}
         tables: list[list[int]] = []
         rows = []

@@ -51,12 +51,10 @@ class ProcessGroup:
         return total
 
     def agree(self, vote: bool) -> bool:
-        """Whether all ranks say yes. Waits for them."""
         votes = torch.full((1,), float(vote), device=self._device)
         return int(self.all_reduce(votes).item()) == self._size
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Copies rank 0's tensor into this one, on every rank."""
         with _losses():
             self._backend.broadcast([tensor]).wait()
 

@@ -1,7 +1,6 @@
 """A worker, any rank but 0: `python -m service.parallel.worker DESCRIPTOR FOLDER`, started by `executor.py`.
 
-It handles rank 0's messages in their order. It ends at once when its socket closes, since a sum without rank 0 would
-never end.
+It handles rank 0's messages in their order, and ends at once when its socket closes.
 """
 
 import gc
@@ -35,6 +34,10 @@ from service.tracebacks import type_and_line
 class Worker:
     """One rank's state: its group, its part of a checkpoint, its networks. `send`: sends the answer to `LoadShard`."""
 
+    _checkpoint: Checkpoint
+    _fresh: Checkpoint
+    _networks: ModelForward
+
     def __init__(self, join: messages.Join, send: Callable[[messages.WorkerReady], None]) -> None:
         self._send = send
         torch.set_num_threads(join.threads)
@@ -42,12 +45,8 @@ class Worker:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         self._group = ProcessGroup(join)
-        self._checkpoint: Checkpoint | None = None
-        self._fresh: Checkpoint | None = None
-        self._networks: ModelForward | None = None
 
     def handle(self, command: messages.Command) -> messages.WorkerReady | None:
-        """Handles a message. Returns its answer, if there is one."""
         match command:
             case messages.ForwardCommand():
                 self._forward(command)
@@ -56,14 +55,16 @@ class Worker:
                 threading.Thread(target=self._load_shard, args=(command,), daemon=True).start()
                 return None
             case messages.LoadCheckpoint(path, options):
-                self._networks = self._checkpoint = None
+                for name in ("_networks", "_checkpoint"):  # they make room for the next ones
+                    vars(self).pop(name, None)
                 self._checkpoint = load_checkpoint(path, options)
                 self._checkpoint.make_tensor_parallel(self._group.all_reduce)
                 return messages.WorkerReady(memory_of(self._device))
             case messages.ApplyShard():
-                self._apply_shard()
+                apply_update(self._checkpoint, self._fresh)
+                del self._fresh
             case messages.SealGraphs():
-                self._opened().seal()
+                self._networks.seal()
             case messages.OpenNetworks():
                 self._open(command)
             case messages.SetMemory():
@@ -71,19 +72,15 @@ class Worker:
         return messages.WorkerReady()
 
     def _open(self, command: messages.OpenNetworks) -> None:
-        if self._checkpoint is None:
-            raise AssertionError("networks are to be opened before a checkpoint is loaded")
-        self._networks = None  # its cache makes room for the next one
+        vars(self).pop("_networks", None)  # its cache makes room for the next one
         gc.collect()  # graphs and networks refer to each other
         execution = ExecutionConfig(command.attention, command.cuda_graphs, agree=self._group.agree)
         self._networks = ModelForward(self._checkpoint, command.num_pages, command.shapes, execution)
 
     def _load_shard(self, command: messages.LoadShard) -> None:
-        """Runs on a thread of its own, beside forwards."""
-        self._fresh, problem = None, None
+        vars(self).pop("_fresh", None)
+        problem: MrpServeError | None = None
         try:
-            if self._checkpoint is None:
-                raise AssertionError("weights are to be loaded before a checkpoint is")
             served, newest_only = self._checkpoint.config, command.newest_only
             self._fresh = load_update(command.folders, served, command.options, newest_only=newest_only)
         except MrpServeError as error:
@@ -93,15 +90,7 @@ class Worker:
         with suppress(EOFError):  # then this process ends
             self._send(messages.WorkerReady(problem=problem))
 
-    def _apply_shard(self) -> None:
-        if self._checkpoint is None or self._fresh is None:
-            raise AssertionError("weights are to be applied before they are loaded")
-        apply_update(self._checkpoint, self._fresh)
-        self._fresh = None
-
     def _set_memory(self, command: messages.SetMemory) -> messages.WorkerReady:
-        if self._networks is None or self._checkpoint is None:
-            raise AssertionError("memory is to be given back before networks are open")
         try:
             match command.part, command.present:
                 case "kv_cache", False:
@@ -118,9 +107,7 @@ class Worker:
 
     @torch.inference_mode()
     def _forward(self, command: messages.ForwardCommand) -> None:
-        if self._checkpoint is None:
-            raise AssertionError("a forward is to be made before a checkpoint is loaded")
-        networks, group = self._opened(), command.group
+        group = command.group
         if command.which == "mrp":
             config = self._checkpoint.config
             shape = (len(group.members), config.block_size, config.hidden_size)
@@ -129,12 +116,7 @@ class Worker:
             states = ForwardOutput(anchors)
             rows = [row._replace(anchor=Anchor(states, index)) for index, row in enumerate(group.members)]
             group = type(group)(rows, group.indices, group.width)
-        networks.plan(command.which, group, PackedTables(self._device)).run()
-
-    def _opened(self) -> ModelForward:
-        if self._networks is None:
-            raise AssertionError("networks are to be opened first")
-        return self._networks
+        self._networks.plan(command.which, group, PackedTables(self._device)).run()
 
 
 class _Process:

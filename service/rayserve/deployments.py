@@ -1,8 +1,7 @@
 """The two Serve deployments: `Ingress` (HTTP, CPU) in front of `Generator` (the model, its device).
 
-The classes are thin: `gateway/ingress.py` and `replica/replica.py` do the work without Ray. Serve makes these
-classes from `service.app:build`. Every process of the service imports this module. A class therefore imports its
-dependencies when it is constructed: an ingress loads no torch, a replica no FastAPI application, the CLI neither.
+Serve makes these classes from `service.app:build`. Every process of the service imports this module. A class therefore
+imports its dependencies when it is constructed: an ingress loads no torch, a replica no FastAPI application.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ class GeneratorDeployment:
         self._watch = asyncio.create_task(_exit_when_failed(self._replica))
 
     async def status(self) -> Status:
-        """Whether the replica can generate, its card, and where it takes links."""
         return replace(self._replica.status(), address=self._links.address)
 
     async def snapshot(self) -> Snapshot:
@@ -100,8 +98,6 @@ class ServeDisconnectAdapter:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection."""
-
         async def receive_or_disconnect() -> Message:
             try:
                 return await receive()
@@ -147,11 +143,9 @@ class IngressDeployment:
         return self._ingress.snapshot()
 
     async def require_weights(self, weights: Weights) -> None:
-        """From now on older weights may not answer."""
         self._ingress.require_weights(weights)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve calls this and passes the result to `scaling.policy`."""
         return {WANTED: self._ingress.replicas_wanted}
 
     async def check_health(self) -> None:
@@ -160,14 +154,12 @@ class IngressDeployment:
             raise RuntimeError("the ingress's HTTP server has stopped")
 
     async def drain(self) -> int:
-        """Refuses new requests from now on. Returns the number of requests in progress."""
         return self._ingress.draining.begin()
 
     async def abort_requests(self) -> None:
         self._ingress.draining.abort()
 
     async def stop_listening(self) -> None:
-        """Refuses new connections, so that none is broken off when the process is killed."""
         if self._listener is not None:
             await self._listener.close(_GRACE_S)
 
@@ -177,7 +169,6 @@ class IngressDeployment:
 
 
 def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) -> ReplicaLinks:
-    """An ingress's links, which count in `registry`."""
     from service.link.requests import ReplicaLinks
     from service.rayserve.network import link_tls
     from service.routing.router import Router, slack
@@ -191,11 +182,7 @@ def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) 
 
 
 async def _exit_when_failed(replica: Replica) -> None:
-    """Ends the process of a replica whose engine has stopped.
-
-    Serve needs three failed health checks to replace a replica and routes requests to it meanwhile. A dead process
-    gets no more requests at once.
-    """
+    """Ends the process of a replica whose engine has stopped. Serve would route requests to it for a while."""
     while (failure := replica.status().failure) is None:
         await asyncio.sleep(_POLL_S)
     _log.critical("the engine stopped, so this replica's process exits: %s", failure)
@@ -205,10 +192,7 @@ async def _exit_when_failed(replica: Replica) -> None:
 
 
 def _leave_torch_out() -> None:
-    """Makes torch look absent in this process, which needs it no more than an ingress.
-
-    transformers would import it beside the tokenizer, which takes two seconds and 190 MB.
-    """
+    """Makes torch look absent in this process: transformers would import it, which takes two seconds and 190 MB."""
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # the import system's mark of an absent module
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 

@@ -1,12 +1,10 @@
 """The network of a service's processes: TLS of the links, and the address of Serve's own port.
 
-Links use the certificates that Ray itself uses: `RAY_USE_TLS` and the three `RAY_TLS_…` variables. Both ends show a
-certificate, and check that the cluster's authority has signed the other's. Names in certificates are not checked: a
-replica proves by its secret who it is (`link/protocol.py`).
+Links use the certificates that Ray itself uses: `RAY_USE_TLS` and the three `RAY_TLS_…` variables. Both ends check that
+the cluster's authority has signed the other's. A replica proves by its secret who it is (`link/protocol.py`).
 
-`keep_serve_on_loopback` is the only use of a private part of Ray Serve. Serve opens a gRPC port for every replica, on
-all addresses, and neither a setting nor a public call chooses another address. Ray's token protects the port. But
-`mrp-serve serve` promises that one machine's service listens to others at `host` and `port` only.
+`keep_serve_on_loopback` is the only use of a private part of Ray Serve, which opens a gRPC port for every replica on
+all addresses. But `mrp-serve serve` promises that one machine's service listens to others at `host` and `port` only.
 `tests/test_ray_version.py` and `tests/service/test_shutdown.py` hold this.
 """
 

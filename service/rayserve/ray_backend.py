@@ -53,17 +53,13 @@ class RayBackend:
         self._last_error = ""
 
     def note_error(self, error: MrpServeError) -> None:
-        """Keeps the error of a stopped engine for later questions, when the replica's process is gone."""
         if isinstance(error, EngineFailed):
             self._last_error = f"; before, {error.message}"
 
-    # --- the replicas ------------------------------------------------------------------------------
-
     async def statuses(self) -> list[Status]:
-        """One status for every replica that answers.
+        """One status for every replica that answers. If none does: ScaledToZero, or NotReady with Serve's reason.
 
-        If none does: ScaledToZero if the service is, else NotReady with Serve's reason. One replica that hangs blocks
-        the answers of all. Until Serve has removed it, the last statuses are returned, and no links are opened.
+        One replica that hangs blocks the answers of all. Until Serve has removed it, the last statuses are returned.
         """
         try:
             self._statuses = await _of_all(self._replicas, "status", Status)
@@ -96,7 +92,6 @@ class RayBackend:
             await asyncio.sleep(_POLL_S)
 
     async def control(self, command: ControlCommand) -> list[ControlResult]:
-        """The results of all replicas that answer. A replica that is lost meanwhile is left out."""
         try:
             return await _of_all(self._replicas, "control", ControlResult, command, timeout_s=_UPDATE_S)
         except TimeoutError:

@@ -1,10 +1,7 @@
-"""The target number of replicas: the sum of the numbers that the ingresses need.
+"""The target number of replicas: the sum of the numbers that the ingresses report every second.
 
-Serve's controller calls `deployment_policy` ten times a second for each of the two deployments (`app.py`). If a Serve
-config names `service.hooks:autoscaling_policy` for the application, the controller calls `policy` instead.
-
-Ingresses report their number every second (`IngressDeployment.record_autoscaling_stats`). Serve applies the bounds
-and delays of the settings (`app.py`). This module runs in the controller's process and must not import torch.
+Serve's controller calls `deployment_policy` for each of the two deployments (`app.py`), or `policy` if a Serve config
+names `service.hooks:autoscaling_policy`. This module runs in the controller's process and must not import torch.
 """
 
 from __future__ import annotations
@@ -52,7 +49,6 @@ def policy(
 
 
 def _wanted(contexts: Mapping[object, AutoscalingContext]) -> tuple[float, bool]:
-    """The sum of the ingresses' numbers, and whether all running ingresses have reported lately."""
     total, complete = 0.0, True
     for context in contexts.values():
         if context.deployment_name == GENERATOR:

@@ -24,11 +24,7 @@ def describe_missing(app_name: str, deployment_name: str) -> str:
 
 
 def is_scaled_to_zero(app_name: str, deployment_name: str) -> bool:
-    """Whether a deployment without an answering replica is scaled to zero on purpose.
-
-    Also true while the first replica is starting and the handles do not know it yet. False while the deployment is
-    being deployed, and once Serve knows that a replica was lost or does not start.
-    """
+    """Whether a deployment without an answering replica is scaled to zero on purpose, or starts its first one."""
     deployment = serve.status().applications[app_name].deployments[deployment_name]
     return deployment.status in {"HEALTHY", "UPSCALING", "DOWNSCALING"}
 
@@ -71,10 +67,7 @@ def raised_at(message: str) -> str:
 
 
 def _raised(message: str) -> list[str]:
-    """The lines of the exception at the end of a traceback.
-
-    Empty if Ray lost the process: the last line of the whole message then says how.
-    """
+    """The lines of the exception at the end of a traceback. Empty if Ray lost the process."""
     frames = list(_FRAME.finditer(message))
     tail = message[frames[-1].end() :].splitlines()[1:] if frames else []
     # The exception follows the last frame's source, which is indented. Torch's exceptions end with lines of advice.

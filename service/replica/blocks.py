@@ -1,7 +1,6 @@
 """Turns the block events of one request into the chunks of its answer: text, stop texts, statistics, the ending.
 
-An answer that another replica has begun continues where that replica stopped. `trace_steps` makes the denoising
-history as JSON, one object per step; positions are relative to the block.
+An answer that another replica has begun continues where that replica stopped.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -49,13 +48,13 @@ class AnswerBlocks:
         if not self._held or (len(self._held) < self.request.together and self.ending is None):
             return None
         held, self._held = self._held, []
-        return held[0] if len(held) == 1 and held[0].ending is self.ending else self._joined(held)
-
-    def _joined(self, chunks: Sequence[Chunk]) -> Chunk:
-        return replace(chunks[-1], stats=self.stats, ending=self.ending, **joined(chunks))
+        return (
+            held[0]
+            if len(held) == 1 and held[0].ending is self.ending
+            else replace(held[-1], stats=self.stats, ending=self.ending, **joined(held))
+        )
 
     def _chunk(self, event: BlockEvent) -> Chunk | None:
-        """The chunk that an event adds to the answer, None if it adds nothing."""
         piece, token_ids = self.text.push(event.token_ids)
         reason = "stop" if self.text.stopped else event.finish_reason
         if reason is not None:
@@ -88,7 +87,6 @@ class AnswerBlocks:
         )
 
     def progress(self, event: BlockProgress) -> Progress:
-        """New steps of a block. They change nothing of the answer."""
         event = replace(event, index=event.index + self.request.resume.num_blocks)
         picks = (pick for step in event.steps for pick in (*step.revealed, *step.drafted))
         texts = {token: self.text_of(token) for token in {pick.token for pick in picks}}
@@ -116,11 +114,7 @@ class AnswerBlocks:
 
 
 def _likeliest(steps: Sequence[Step], count: int) -> list[IdLogprobs]:
-    """For each position that a block's steps filled, in order: the likeliest tokens of the prediction that filled it.
-
-    `count`: the number of tokens; a mode may have asked for more. A position that was masked again and not filled
-    since lies after the answer's end.
-    """
+    """For each filled position, in order: the `count` likeliest tokens of the prediction that filled it last."""
     filled: dict[int, IdLogprobs] = {}
     for step in steps:
         for pick in step.revealed:
@@ -129,19 +123,18 @@ def _likeliest(steps: Sequence[Step], count: int) -> list[IdLogprobs]:
 
 
 def trace_steps(event: BlockEvent | BlockProgress) -> tuple[TraceStep, ...]:
-    """The steps of an event's block."""
-    return tuple(_step(event.index, step) for step in event.steps)
-
-
-def _step(block: int, step: Step) -> TraceStep:
-    return {
-        "block": block,
-        "kind": step.kind,
-        "revealed": _picks(step.revealed),
-        "revoked": list(step.remasked),
-        "drafted": _picks(step.drafted),
-        "accepted": step.accepted,
-    }
+    """The denoising history of an event's block as JSON, an object for each step. Positions are in the block."""
+    return tuple(
+        {
+            "block": event.index,
+            "kind": step.kind,
+            "revealed": _picks(step.revealed),
+            "revoked": list(step.remasked),
+            "drafted": _picks(step.drafted),
+            "accepted": step.accepted,
+        }
+        for step in event.steps
+    )
 
 
 def _picks(picks: Iterable[Pick]) -> list[tuple[int, int, float]]:

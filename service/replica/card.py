@@ -1,7 +1,6 @@
-"""Makes the `ModelCard` of a loaded checkpoint, with the examples of its README.md.
+"""Makes the `ModelCard` of a loaded checkpoint, with the examples of its README.md (`widget`, as on the Hub).
 
-The playground offers the examples: `widget` in the front matter, as on the Hugging Face Hub. A README.md without them,
-or one that cannot be read, has none: it must not stop a replica.
+A README.md without them, or one that cannot be read, has none: it must not stop a replica.
 """
 
 from collections.abc import Iterator
@@ -77,20 +76,12 @@ class _Widget(BaseModel):
 def read_examples(folder: Path) -> tuple[Example, ...]:
     """The examples of the checkpoint in `folder`, at most twelve."""
     try:
-        card = (folder / "README.md").read_text(encoding="utf-8")
-        widgets = _front_matter(card).get("widget")
+        before, begin, rest = (folder / "README.md").read_text(encoding="utf-8").partition("---\n")
+        front_matter = yaml.safe_load(rest.partition("\n---")[0]) if begin and not before else None
     except (OSError, ValueError, yaml.YAMLError):
         return ()
+    widgets = front_matter.get("widget") if isinstance(front_matter, dict) else None
     return tuple(_examples(widgets if isinstance(widgets, list) else []))[:_MAX_EXAMPLES]
-
-
-def _front_matter(card: str) -> dict[str, Any]:
-    """The YAML between the first two lines of `---`."""
-    _, begin, rest = card.partition("---\n")
-    if not begin or not card.startswith("---"):
-        return {}
-    content = yaml.safe_load(rest.partition("\n---")[0])
-    return content if isinstance(content, dict) else {}
 
 
 def _examples(widgets: list[Any]) -> Iterator[Example]:

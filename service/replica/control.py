@@ -1,7 +1,4 @@
-"""Control of a replica: its weights, and whether it is paused or asleep. The engine's process carries the commands out.
-
-A replica keeps the tokenizer, chat template and limits of the checkpoint that it started with.
-"""
+"""Control of a replica: its weights, and whether it is paused or asleep. The engine's process carries it out."""
 
 import asyncio
 import time
@@ -33,7 +30,6 @@ class ReplicaControl:
         self._tasks: set[asyncio.Task[ControlResult]] = set()
 
     def check_version(self, request: ReplicaRequest) -> None:
-        """WeightsBehind if the served weights are older than the request allows."""
         served, oldest = self.card.weights, request.weights
         if oldest is not None and served.older_than(oldest):
             raise WeightsBehind(

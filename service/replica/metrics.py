@@ -32,10 +32,7 @@ class ReplicaMetrics(EngineMetrics):
             self._count(*request)
 
     def _count(self, mode: str, reason: FinishReason, stats: Stats) -> None:
-        """Counts the end of a request. Its times count from the arrival at the ingress.
-
-        The times of an aborted request are left out: they end at its last block and would be too short.
-        """
+        """Counts the end of a request, by times from its arrival at the ingress, unless it is aborted."""
         self._registry.add("request_success_total", mode=mode, finished_reason=reason)
         if reason == "abort":
             return
@@ -45,7 +42,6 @@ class ReplicaMetrics(EngineMetrics):
             self._registry.observe("tokens_per_forward", stats.tokens_per_forward, mode=mode)
 
     def families(self, state: EngineState, weights: Weights, replica: str) -> tuple[Family, ...]:
-        """The current metrics of the replica named `replica`, whose engine is in this state."""
         self._count_ended()
         self._registry.set("weights_version", weights.version)
         self._registry.set("num_requests_running", state.num_running)

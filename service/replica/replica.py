@@ -1,6 +1,5 @@
 """One replica: a checkpoint, its tokenizer and its engine. It answers `ReplicaRequest`.
 
-It encodes prompts and decodes answers outside the engine's thread, and keeps the replica's metrics.
 `rayserve/deployments.py` puts it behind links (`link/server.py`); tests call it directly.
 """
 
@@ -66,12 +65,10 @@ class Replica:
         self._encoder = ThreadPoolExecutor(1, "encode")
         self._in_flight = 0
 
-    # --- requests ----------------------------------------------------------------------------------
-
     async def stream(self, request: ReplicaRequest) -> Items:
-        """The blocks of an answer and its ending, and steps if the request asks for them.
+        """The blocks of an answer and its ending, and steps on request; with `scoring` an ending only.
 
-        A request with `scoring` has an ending only. Closing the stream, or cancelling its task, aborts the request.
+        Closing the stream, or cancelling its task, aborts the request.
         """
         self._in_flight += 1
         try:
@@ -106,7 +103,6 @@ class Replica:
     async def _begin(
         self, replica_request: ReplicaRequest
     ) -> tuple[AnswerBlocks, AsyncGenerator[BlockEvent | BlockProgress]]:
-        """The answer to a request, and the engine's events that fill it."""
         self._control.check_version(replica_request)
         prompt = await self._encode(replica_request)
         waited_s = replica_request.arrived.waited_s()
@@ -129,7 +125,6 @@ class Replica:
 
     @contextmanager
     def _tracked(self, request: ReplicaRequest, timeline: Timeline, stats: Callable[[], Stats]) -> Iterator[None]:
-        """Counts a request that its client aborts, and traces every request."""
         try:
             yield
         except (asyncio.CancelledError, GeneratorExit):
@@ -140,7 +135,6 @@ class Replica:
                 trace_request(self._tracing, self._replica, request, timeline)
 
     async def _score(self, replica_request: ReplicaRequest, scoring: Scoring) -> Ending:
-        """Scores the positions of a prompt: one request to the engine that has one event."""
         self._control.check_version(replica_request)
         length = sum(len(message["content"]) for message in replica_request.messages or ())
         length += len(replica_request.text or "")
@@ -170,7 +164,6 @@ class Replica:
         return ending
 
     async def _run(self, length: int, encode: Callable[[], _T]) -> _T:
-        """Encodes a short prompt on this thread, and a long one on another thread, which bounds its memory."""
         if length < _LONG:
             return encode()
         call = encode if length < _HUGE else partial(_then_trim_memory, encode)
@@ -229,10 +222,7 @@ class Replica:
         except Exception as error:  # noqa: BLE001 - as in `stream`
             return Failure(unexpected_error(error, request.origin.request_id))
 
-    # --- the replica -------------------------------------------------------------------------------
-
     def status(self) -> Status:
-        """Whether the replica is healthy, its card, and whether it is paused."""
         return Status(self._replica, self._engine.failure, self._control.card, pause=self._control.pause)
 
     def snapshot(self) -> Snapshot:
@@ -240,7 +230,6 @@ class Replica:
         return Snapshot(self._replica, self._in_flight, families)
 
     def close(self) -> None:
-        """Stops the engine. Requests in progress fail with ReplicaStopping."""
         self._engine.close()
         self._encoder.shutdown(wait=False, cancel_futures=True)
         if self._tracing:

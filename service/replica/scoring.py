@@ -18,10 +18,7 @@ class PositionScorer:
         self._codec, self._mask, self._vocab_size = codec, mask, vocab_size
 
     def prompt(self, request: ReplicaRequest, scoring: Scoring) -> tuple[int, ...]:
-        """The prompt's tokens, `MASKED` at the positions to be scored.
-
-        InvalidRequest if there is no such position, or more than `max_positions`.
-        """
+        """The prompt, `MASKED` at the positions to be scored. InvalidRequest for none, or more than `max_positions`."""
         if request.messages is not None:
             ids = scored_chat_ids(self._codec, request.messages, scoring.mark)
         elif request.token_ids is not None:
@@ -49,7 +46,6 @@ class PositionScorer:
         return LogprobsRequest(scoring.top_n, tokens)
 
     def position_scores(self, request: LogprobsRequest, event: BlockEvent) -> tuple[PositionScores, ...]:
-        """The scores of every position, in the order of the text."""
         texts = self._codec.token_texts()
 
         def named(scores: Sequence[tuple[int, float]]) -> tuple[TopLogprob, ...]:

@@ -54,7 +54,6 @@ def trace_request(tracing: Tracing, replica: str, request: ReplicaRequest, timel
 
 
 def _block(event: BlockEvent, before: Stats) -> dict[str, Any]:
-    """The attributes of one block: the growth of the request's statistics."""
     now, then = event.stats.forwards, before.forwards
     attributes: dict[str, Any] = {
         "mrp.block.index": event.index,

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 async def start_replica(replica: str, settings: Settings, deps: str = "") -> Replica:
-    """Loads the engine. `replica`: its name in metrics. `deps`: as in `EngineProcessClient.start`.
-
-    Raises the errors of loading. The tokenizer's libraries take a second to import. The engine's process loads the
-    checkpoint meanwhile.
-    """
+    """Loads the engine. Raises the errors of loading. `deps`: as in `EngineProcessClient.start`."""
     metrics = ReplicaMetrics()
     starting = asyncio.create_task(EngineProcessClient.start(settings, metrics.add_sums, deps))
     await asyncio.to_thread(import_module, "service.replica.replica")

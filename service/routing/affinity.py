@@ -1,9 +1,8 @@
 """The replica for a prompt, chosen by cached prefixes and by load.
 
-A request goes to the replica that served its longest known prefix. If several did, the least loaded one gets it;
-within a session, the most recent one. A cached prefix attracts requests only up to a bounded share of all requests
-(consistent hashing with bounded loads, Mirrokni, Thorup, Zadimoghaddam 2016). Requests above that bound go by load.
-The replica that takes them then has the prefix, too, so popular prefixes spread to more replicas.
+A request goes to the replica that served its longest known prefix. If several did, the least loaded one gets it; within
+a session, the most recent one. A cached prefix attracts only a bounded share of all requests (consistent hashing with
+bounded loads, Mirrokni, Thorup, Zadimoghaddam 2016). The others go by load, so popular prefixes spread.
 """
 
 import random
@@ -39,11 +38,7 @@ class RoutingDecision:
 
 
 class PrefixTable:
-    """Key -> the replicas that have served the prefix, the most recent one last. Drops the least recently used keys.
-
-    The table estimates the contents of the replicas' prefix caches. A replica may have evicted a prefix since.
-    `size`: the maximal number of keys.
-    """
+    """Key -> the replicas that have served the prefix, the most recent one last. At most `size` keys, the last used."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -53,7 +48,6 @@ class PrefixTable:
         return len(self._holders)
 
     def longest(self, keys: PrefixKeys, min_share: float, alive: Container[str]) -> tuple[str, ...]:
-        """The holders of the longest known prefix that covers at least `min_share` of the prompt."""
         for key, share in zip(reversed(keys.keys), reversed(keys.shares), strict=True):
             if share < min_share:
                 break
@@ -62,7 +56,6 @@ class PrefixTable:
         return ()
 
     def holders(self, key: int, alive: Container[str]) -> tuple[str, ...]:
-        """The replicas of a key that are in `alive`, the most recent one last."""
         return tuple(name for name in self._holders.get(key, ()) if name in alive)
 
     def record(self, keys: PrefixKeys, replica: str) -> None:
@@ -82,10 +75,7 @@ class PrefixTable:
 
 
 class Affinity:
-    """The rules of routing, and the prefix table of one ingress.
-
-    `slack`: requests above the mean that a replica may always have.
-    """
+    """The rules of routing, and the prefix table of one ingress. `slack`: requests above the mean that are allowed."""
 
     def __init__(self, slack: float, size: int = TABLE_KEYS, rng: random.Random | None = None) -> None:
         self._slack = slack
@@ -110,21 +100,16 @@ class Affinity:
         self._table.record(keys, replica)
 
     def bound(self, loads: Mapping[str, float]) -> float:
-        """The most requests of a replica, the new one included, with which its cached prefix counts."""
         mean = (sum(loads.values()) + 1) / len(loads)
         return max(BOUND * mean, mean + self._slack)
 
     def _unknown(self, keys: PrefixKeys, loads: Mapping[str, float], bound: float) -> str:
-        """The replica for an unknown prompt. A named session goes to its home replica, if the load allows.
-
-        If sessions went by load, two ingresses could choose different replicas for one session and keep them.
-        """
+        """The replica for an unknown prompt. A named session goes to its home replica, if the load allows."""
         if keys.session is not None and loads[home := self._home(keys.session, list(loads))] + 1 <= bound:
             return home
         return self._by_load(keys.home, list(loads), loads)
 
     def _by_load(self, home: int | None, names: Sequence[str], loads: Mapping[str, float]) -> str:
-        """The less loaded of two replicas. One of the two is the key's home, the same in every ingress."""
         first = self._home(home, names) if home is not None else self._rng.choice(names)
         if len(names) == 1:
             return first

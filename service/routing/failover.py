@@ -1,9 +1,7 @@
 """Failover: if a replica is lost, another replica continues the answer after the last block that was sent.
 
-A continued request consists of the prompt and the tokens already sent, with the same seed. It therefore decodes to
-the same tokens. An invalid request, or one that met a bug, is not tried again. A request whose engine failed is
-tried once more. If the second engine fails too, the request is suspected and no third replica gets it.
-
+A continued request consists of the prompt and the tokens already sent, with the same seed, so it decodes to the same
+tokens. An invalid request, or one that met a bug, is not tried again. A request whose engine failed is tried once more.
 An answer begins again after a weight update, unless the client has a part of it. The pipeline makes the attempts.
 """
 
@@ -51,8 +49,8 @@ class FailoverPolicy:
 class Attempts:
     """The attempts at one request. `request`: the request of the present attempt.
 
-    `chunks` gets the chunks of a whole answer; it is emptied if the answer begins again. Of a stream only the tokens
-    are kept: log-probabilities and steps take a hundred times as much.
+    `chunks` gets the chunks of a whole answer; it is emptied if the answer begins again. Of a stream only tokens are
+    kept.
     """
 
     def __init__(self, request: ReplicaRequest, policy: FailoverPolicy, chunks: list[Chunk] | None = None) -> None:
@@ -65,7 +63,6 @@ class Attempts:
         self._further = self._losses = self._failed_engines = 0
 
     def add(self, chunk: Chunk) -> None:
-        """Notes a chunk that came. No other replica needs to send it."""
         self._token_ids += chunk.token_ids
         self._last = chunk
         if self._chunks is not None:
@@ -105,7 +102,6 @@ class Attempts:
         return Resume(tuple(self._token_ids), last.index + 1, last.stats, last.version, num_steps)
 
     def _may_follow(self, error: MrpServeError) -> bool:
-        """Whether to try another replica. QueueFull is tried again only after a first attempt was accepted."""
         if isinstance(error, _LOSSES):
             return self._losses <= self._policy.max_failovers
         if isinstance(error, WeightsChanged) and self._last is not None and self._original.together == 1:

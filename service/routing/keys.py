@@ -1,8 +1,7 @@
 """The prefixes of a prompt as numbers (keys), which are the same in every process.
 
-A key stands for the prompt up to a boundary. Boundaries are at the ends of chat messages and at growing distances,
-a few dozen per prompt of any length. Two different prefixes may have the same key. Such a collision
-costs a prefill; the answer stays the same.
+A key stands for the prompt up to a boundary: the ends of chat messages, and growing distances. Two different prefixes
+may have the same key, which costs a prefill; the answer stays the same.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,29 +37,22 @@ class PrefixKeys:
 
 def prefix_keys(request: ReplicaRequest) -> PrefixKeys:
     """The keys of a request's prompt. Requests of different cache salts (or API keys) have no key in common."""
-    session = (
-        _digest("session", request.sharing.tenant, request.sharing.cache_salt, request.session)
-        if request.session
-        else None
-    )
-    if request.token_ids is not None:
-        ends = [*boundaries(len(request.token_ids), _TOKENS), len(request.token_ids)]
-        return _keys(
-            ends, _of_ids(request.token_ids, ends, _digest("ids", request.sharing.cache_salt)), session, _TOKENS * _HOME
-        )
+    salt, session = request.sharing.cache_salt, None
+    if request.session:
+        session = _digest("session", request.sharing.tenant, salt, request.session)
+    if (ids := request.token_ids) is not None:
+        ends = [*boundaries(len(ids), _TOKENS), len(ids)]
+        return _keys(ends, _of_ids(ids, ends, _digest("ids", salt)), session, _TOKENS * _HOME)
     if request.messages is None:
-        text = request.text or ""
+        text, kind, home = request.text or "", "text", _CHARACTERS * _HOME
         ends = [*boundaries(len(text), _CHARACTERS), len(text)]
-        return _keys(
-            ends, _of_text(text, ends, _digest("text", request.sharing.cache_salt)), session, _CHARACTERS * _HOME
-        )
-    text, message_ends, home = _chat(request.messages, request.tools)
-    ends = sorted({*boundaries(len(text), _CHARACTERS), *message_ends})
-    return _keys(ends, _of_text(text, ends, _digest("chat", request.sharing.cache_salt)), session, home)
+    else:
+        text, message_ends, home = _chat(request.messages, request.tools)
+        kind, ends = "chat", sorted({*boundaries(len(text), _CHARACTERS), *message_ends})
+    return _keys(ends, _of_text(text, ends, _digest(kind, salt)), session, home)
 
 
 def _chat(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[int], int]:
-    """A chat as one text, the ends of its last messages, and the end of the user's first message (the home)."""
     prefix = "".join(f"{tool}\x1f" for tool in tools)
     texts = [f"{message['role']}\x1e{message['content']}{message.get('tool_calls', '')}\x1f" for message in messages]
     texts[0] = prefix + texts[0]

@@ -27,9 +27,8 @@ class _ReplicaLoad:
 class InflightCounts:
     """The number of requests at every replica, as one ingress knows it.
 
-    The ingress counts its own requests exactly, from the choice of the replica on. A replica reports the requests of
-    other ingresses with every item of an answer. Such a report expires after a few seconds: a replica that seems busy
-    gets no requests and so would never report again.
+    The ingress counts its own requests exactly. A replica reports those of other ingresses with every item. A report
+    expires after a few seconds: a replica that seems busy gets no requests and so would never report again.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -37,7 +36,6 @@ class InflightCounts:
         self._replicas: dict[str, _ReplicaLoad] = {}
 
     def now(self) -> dict[str, int]:
-        """Replica -> number of requests."""
         now = self._clock()
         return {
             name: replica.own_requests + (replica.other_requests if now < replica.expiry else 0)
@@ -45,14 +43,12 @@ class InflightCounts:
         }
 
     def set_replicas(self, names: Iterable[str]) -> None:
-        """Sets the names of the replicas. Known replicas keep their counts."""
         self._replicas = {name: self._replicas.get(name) or _ReplicaLoad() for name in names}
 
     def remove(self, name: str) -> None:
         self._replicas.pop(name, None)
 
     def add(self, name: str) -> None:
-        """Counts a request that a replica was chosen for."""
         if replica := self._replicas.get(name):
             replica.own_requests += 1
 
@@ -61,7 +57,6 @@ class InflightCounts:
             replica.own_requests = max(0, replica.own_requests - 1)
 
     def set_others(self, name: str, requests: int) -> None:
-        """Stores the number of requests that a replica has from other ingresses."""
         if replica := self._replicas.get(name):
             replica.other_requests = requests
             replica.expiry = self._clock() + _REPORT_S
@@ -75,8 +70,8 @@ def slack(slots: int) -> int:
 class Router:
     """The choice of replicas. `inflight`: the replicas by name, and their requests.
 
-    `slack`: requests above the mean that a replica may always have. `by_prefix`: whether a replica that has a prompt's
-    prefix is preferred. `on_route` then gets every reason. `later`: calls a function when no request waits for it.
+    `slack`: requests above the mean that a replica may always have. `by_prefix`: whether prefixes count. `on_route`
+    then gets every reason. `later`: calls a function when no request waits for it.
     """
 
     def __init__(

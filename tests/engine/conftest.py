@@ -14,7 +14,6 @@ def checkpoint() -> Checkpoint:
 
 @pytest.fixture(params=["eager", "triton"])
 def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An attention backend's name. With `triton`, all of Triton's kernels are used."""
     if request.param == "triton":
         request.getfixturevalue("triton_device")
         monkeypatch.setattr("service.model.triton_support.use_triton", lambda *_: True)

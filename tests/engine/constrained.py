@@ -3,7 +3,6 @@
 import json
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jsonschema
@@ -32,7 +31,6 @@ def engine_of(name: str, costs: Any = FAIR) -> Engine:
 def constrained(
     name: str, key: str, constraint: Constraint, params: DecodingMode, sampling: SamplingParams, tokens: int = 160
 ) -> GenerationRequest:
-    """A request for a constrained answer."""
     eos = frozenset(checkpoint(name).config.eos_token_ids)
     grammar = compiled(name, constraint)
     return GenerationRequest(key, prompt(name), params, sampling, tokens, eos, grammar=grammar)
@@ -47,33 +45,6 @@ def sampled(rng: random.Random) -> SamplingParams:
     )
 
 
-@dataclass
-class Tally:
-    """What many answers came to. `unaided`: the forwards if every forced token had taken one."""
-
-    answers: int = 0
-    stopped: int = 0
-    tokens: int = 0
-    forwards: int = 0
-    forced: int = 0
-
-    def add(self, completion: Completion) -> None:
-        stats = completion.stats
-        self.answers += 1
-        self.stopped += completion.finish_reason == "stop"
-        self.tokens += stats.decoded_tokens
-        self.forwards += stats.forwards.denoise + stats.forwards.verify
-        self.forced += stats.forced_tokens
-
-    @property
-    def per_forward(self) -> float:
-        return self.tokens / self.forwards
-
-    @property
-    def per_forward_unaided(self) -> float:
-        return self.tokens / (self.forwards + self.forced)
-
-
 def check(name: str, schema: Any, completion: Completion) -> None:
     """An answer that ended by itself fits; one that was cut says so."""
     text = text_of(name, completion.token_ids)
@@ -85,9 +56,12 @@ def check(name: str, schema: Any, completion: Completion) -> None:
         jsonschema.validate(json.loads(text), schema)
 
 
-def try_schemas(name: str, schemas: Iterable[Any], rng: random.Random, tallies: dict[str, Tally]) -> None:
-    """Decodes an answer for every schema in a few modes together; checks that all fit and that pairs agree."""
-    engine, param = engine_of(name, rng.choice([FREE, FAIR])), "response_format"
+def try_schemas(name: str, schemas: Iterable[Any], rng: random.Random) -> int:
+    """Decodes an answer for every schema in a few modes together; checks that all fit and that pairs agree.
+
+    Returns the number of answers that ended by themselves.
+    """
+    engine, param, stopped = engine_of(name, rng.choice([FREE, FAIR])), "response_format", 0
     for schema in schemas:
         constraint, sampling = Constraint.json(schema, param), sampled(rng)
         rule, drafted = rng.choice(PAIRS)
@@ -96,9 +70,10 @@ def try_schemas(name: str, schemas: Iterable[Any], rng: random.Random, tallies: 
             [constrained(name, str(key), constraint, mode, sampling) for key, mode in enumerate(modes)]
         )
         assert_equal(modes[:2], made[:2], schema)
-        for mode, completion in zip(modes, made, strict=True):
+        for completion in made:
             check(name, schema, completion)
-            tallies.setdefault(type(mode).__name__, Tally()).add(completion)
+            stopped += completion.finish_reason == "stop"
+    return stopped
 
 
 def assert_equal(modes: Sequence[DecodingMode], made: Sequence[Completion], schema: Any) -> None:

@@ -45,23 +45,10 @@ DEAR = StepCosts(Curve(((1, 1.0), (256, 500.0))), Curve(((1, 0.1), (256, 20.0)))
 
 @cache
 def shaped(shape: int, dtype: torch.dtype = torch.float64) -> Checkpoint:
-    """A tiny checkpoint of a shape."""
     return tiny_checkpoint(shape, dtype, **SHAPES[shape])
 
 
-class Clock:
-    """A clock that advances only when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Recorder:
-    """An observer that keeps all reports."""
-
     def __init__(self) -> None:
         self.reports: list[StepReport] = []
         self._pairs: list[tuple[GenerationRequest, BlockEvent]] = []
@@ -81,7 +68,6 @@ class Recorder:
         return [event for _, event in self._pairs]
 
     def forwards(self, kind: str) -> int:
-        """Over all steps, how many requests had a row in a forward of the kind."""
         return sum(count for report in self.reports for name, count in report.forwards.items() if name == kind)
 
 
@@ -146,7 +132,6 @@ class CheckingRunner(RunnerWrapper):
 
 
 def checked(checkpoint: Checkpoint, costs: StepCosts | None = None, **limits: Any) -> tuple[Engine, CheckingRunner]:
-    """An engine whose every forward is compared with the reference."""
     return engine_over(lambda runner: CheckingRunner(runner, checkpoint), checkpoint, EngineDeps(costs=costs), **limits)
 
 
@@ -233,7 +218,6 @@ def audit(pages: PrefixCache, leases: Sequence[Lease]) -> None:
 
 
 def nodes_of(pages: PrefixCache) -> Iterator[Any]:
-    """All nodes of the tree, its root left out."""
     nodes = list(pages._roots.values())
     while nodes:
         node = nodes.pop()

@@ -58,8 +58,6 @@ def any_request(rng: random.Random, name: str, checkpoint: Checkpoint, longest: 
 
 @dataclass
 class Workload:
-    """One engine of drawn limits, and the requests it gets."""
-
     engine: Engine
     requests: list[GenerationRequest]
 
@@ -80,7 +78,6 @@ class Workload:
         return cls(engine, [any_request(rng, f"r{number}", checkpoint, longest) for number in range(count)])
 
     def run(self, rng: random.Random) -> dict[str, list[BlockEvent]]:
-        """The events of every request; requests come while others run, some are aborted."""
         events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in self.requests}
         coming = list(self.requests)
         while coming or self.engine.has_work:
@@ -95,7 +92,6 @@ class Workload:
 
 
 def survived(seed: int, checkpoint: Checkpoint, count: int) -> int:
-    """How many of its requests one engine answered, all of them rightly."""
     rng = random.Random(seed)
     workload = Workload.drawn(rng, checkpoint, count)
     events = workload.run(rng)
@@ -135,5 +131,4 @@ def test_no_valid_request_of_thousands_ends_anything(name: str) -> None:
     first = int(os.environ.get("MRP_FUZZ_SEED", "1000"))
     workloads = 5000 // _BATCH
     answered = sum(survived(first + number, golden(name), _BATCH) for number in range(workloads))
-    print(f"\n{name}: {answered} of {workloads * _BATCH} requests answered, the others aborted")  # noqa: T201
     assert answered > 0.9 * workloads * _BATCH

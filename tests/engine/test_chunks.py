@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.decode.modes import Speculative, Static
+from service.decode.modes import Static
 from service.decode.policy import Prediction
-from service.engine import Engine, EngineConfig, GenerationRequest
+from service.engine import Engine, GenerationRequest
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.scheduler import shares
@@ -30,8 +30,6 @@ from tests.runners import RunnerWrapper, engine_over
 
 
 class Forwards(RunnerWrapper):
-    """Keeps how many rows of each sequence were prompt blocks, and how many were states."""
-
     def __init__(self, runner: CheckpointRunner) -> None:
         super().__init__(runner)
         self.prompts: list[dict[int, int]] = []
@@ -52,7 +50,6 @@ def long(name: str, blocks: int, **more: int) -> GenerationRequest:
 
 
 def steps_until(engine: Engine, name: str) -> int:
-    """How many steps until a request has ended."""
     for number in range(1, 1000):
         if any(event.request_id == name and event.finish_reason for event in engine.step()):
             return number
@@ -93,14 +90,6 @@ class TestChunks:
         engine.step()
         assert [sorted(prompts.values()) for prompts in forwards.prompts[1:]] == [[1, 2, 3], [3, 3]]
 
-    def test_a_short_prompt_does_not_wait_for_a_long_one(self) -> None:
-        engine, _ = self.engine()
-        self.decoding(engine, 1)
-        engine.submit(long("long", 50))
-        engine.step()
-        engine.submit(long("short", 2))
-        assert steps_until(engine, "short") == 1
-
     def test_less_than_a_block_for_each_goes_round(self) -> None:
         engine, forwards = self.engine(max_prefill_tokens=1)
         self.decoding(engine, 1)
@@ -112,25 +101,6 @@ class TestChunks:
         served = [name for prompts in forwards.prompts[1:] for name in prompts if name != decoding]
         assert len(served) == 9
         assert all(len(set(served[turn : turn + 3])) == 3 for turn in (0, 3, 6))
-
-    def test_neither_prompts_nor_decoding_wait_where_rows_are_short(self) -> None:
-        """Verifications that fill a forward, and prompts that do."""
-        engine, forwards = self.engine(max_rows=6, max_prefill_tokens=400)
-        for number in range(2):
-            engine.submit(request_of(f"verifying {number}", [5 + number], Speculative(4), tokens=120))
-        engine.step()
-        for number in range(3):
-            engine.submit(long(f"long {number}", 30))
-        for _ in range(12):
-            engine.step()
-        recent = forwards.prompts[-8:], forwards.states[-8:]
-        assert all(sum(sum(prompts.values()) > 0 for prompts in recent[0][at : at + 4]) for at in range(5))
-        assert all(sum(len(states) > 0 for states in recent[1][at : at + 4]) for at in range(5))
-
-    @pytest.mark.parametrize(("device", "tokens"), [("cpu", 64), ("cuda", 512)])
-    def test_the_budget_is_the_devices_unless_it_is_given(self, device: str, tokens: int) -> None:
-        assert EngineConfig().prefill_tokens(device) == tokens
-        assert EngineConfig(max_prefill_tokens=7).prefill_tokens(device) == 7
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=10), st.integers(0, 200))
@@ -204,7 +174,6 @@ def assert_as_plain(
 
 
 def in_turns(rng: random.Random, engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str, tuple[int, ...]]:
-    """The requests' tokens, each submitted at some step."""
     waiting = list(requests)
     answers: dict[str, tuple[int, ...]] = {request.request_id: () for request in requests}
     while waiting or engine.has_work:

@@ -11,9 +11,9 @@ from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.engine import GenerationRequest, SamplingParams
 from service.errors import ConstraintFailed
-from tests.constraints.checkpoints import DEMO, NAMES, checkpoint, compiled, prompt, text_of
+from tests.constraints.checkpoints import DEMO, NAMES, checkpoint, prompt, text_of
 from tests.constraints.schemas import HARD, random_schema
-from tests.engine.constrained import Tally, constrained, engine_of, sampled, try_schemas
+from tests.engine.constrained import constrained, engine_of, sampled, try_schemas
 from tests.thinned import fast_only
 from tests.tiny import GOLDEN_NAMES
 
@@ -40,21 +40,14 @@ def schemas(seed: int, count: int) -> list[object]:
 @pytest.mark.parametrize("name", fast_only(FAST.__contains__, NAMES))
 def test_every_answer_fits_its_schema_and_drafts_change_nothing(name: str) -> None:
     rng = random.Random(name)
-    tallies: dict[str, Tally] = {}
-    try_schemas(name, [*schemas(1, FEW), *rng.sample(HARD, FEW)], rng, tallies)
-    assert sum(tally.stopped for tally in tallies.values()) >= 2 * FEW
+    assert try_schemas(name, [*schemas(1, FEW), *rng.sample(HARD, FEW)], rng) >= 2 * FEW
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_two_thousand_random_schemas_and_the_hard_ones(name: str) -> None:
-    rng = random.Random(f"slow {name}")
-    tallies: dict[str, Tally] = {}
-    share = MANY // len(NAMES)
-    try_schemas(name, [*schemas(NAMES.index(name) + 2, share), *HARD], rng, tallies)
-    for mode, tally in sorted(tallies.items()):
-        print(f"{name} {mode}: {tally} {tally.per_forward:.2f} {tally.per_forward_unaided:.2f}")  # noqa: T201
-    assert sum(tally.stopped for tally in tallies.values()) > share
+    rng, share = random.Random(f"slow {name}"), MANY // len(NAMES)
+    assert try_schemas(name, [*schemas(NAMES.index(name) + 2, share), *HARD], rng) > share
 
 
 @pytest.mark.parametrize(
@@ -108,11 +101,6 @@ class TestForcedTokens:
         assert len(made.token_ids) == 3
         assert (made.finish_reason, made.constraint_met) == ("length", False)
 
-    def test_an_answer_may_be_whole_at_its_limit(self) -> None:
-        request = constrained(DEMO, "a", Constraint.regex("[ab]*"), Sequential(), GREEDY, 3)
-        [made] = engine_of(DEMO).generate([request])
-        assert made.constraint_met is True
-
     def test_a_forced_text_between_choices_is_written_at_once(self) -> None:
         constraint = Constraint.regex("[0-9] is the answer that was found, and [0-9] is another one[.]")
         [made] = engine_of(DEMO).generate([constrained(DEMO, "a", constraint, Sequential(), GREEDY)])
@@ -161,15 +149,3 @@ def test_a_grammar_that_comes_to_a_dead_end_ends_its_request_alone() -> None:
     ends = {event.request_id: event for event in events if event.finish_reason}
     assert isinstance(ends["a"].error, ConstraintFailed)
     assert (ends["b"].finish_reason, ends["b"].constraint_met) == ("stop", True)
-
-
-def test_one_compiled_grammar_serves_many_requests_at_once() -> None:
-    grammar = compiled(DEMO, Constraint.regex("[a-z]{30}"))
-    assert grammar.open() is not grammar.open()
-    requests = [
-        constrained(DEMO, str(n), Constraint.regex("[a-z]{30}"), Speculative(2), SamplingParams(1.0, seed=n))
-        for n in range(6)
-    ]
-    made = engine_of(DEMO).generate(requests)
-    assert len({completion.token_ids for completion in made}) == 6
-    assert all(re.fullmatch("[a-z]{30}", text_of(DEMO, completion.token_ids)) for completion in made)

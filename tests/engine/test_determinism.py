@@ -47,7 +47,6 @@ class Recording(RunnerWrapper):
 
 
 def read(checkpoint: Checkpoint, batches: Sequence[Sequence[GenerationRequest]], **limits: int) -> dict:
-    """All readings of all batches, decoded one after another by one engine."""
     usual = {"deterministic": True, "kv_cache_tokens": 2048}
     engine, recording = engine_over(Recording, checkpoint, **(usual | limits))
     for batch in batches:
@@ -112,15 +111,6 @@ def test_it_holds_with_two_threads_and_on_trained_weights(dtype: torch.dtype) ->
     assert num_differing(read(checkpoint, [[request] for request in requests]), read(checkpoint, [requests])) == 0
 
 
-def test_the_measure_sees_what_a_batch_does_without_it() -> None:
-    """With blocks of one token a lone row is a matrix times a vector, which rounds in its own way."""
-    checkpoint = shaped(0, torch.float32)
-    requests = random_requests(random.Random(1), checkpoint, 8)
-    alone = read(checkpoint, [[request] for request in requests], deterministic=False)
-    together = read(checkpoint, [requests], deterministic=False)
-    assert num_differing({key: alone[key] for key in together if key in alone}, together) > 0
-
-
 @pytest.mark.parametrize("shape", range(len(SHAPES)))
 def test_it_computes_what_the_reference_does(shape: int) -> None:
     """Every forward against a recomputation: no row reads another's pages, nor pages not written yet."""
@@ -132,23 +122,11 @@ def test_it_computes_what_the_reference_does(shape: int) -> None:
 
 @pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))
 def test_in_bfloat16_speculative_is_static(name: str) -> None:
-    """540 requests were counted without the switch, and 8 differed."""
     checkpoint = golden(name, torch.bfloat16)
     engine = Engine(checkpoint, EngineConfig(deterministic=True), deps=EngineDeps(costs=FAIR))
     for temperature in (0.0, 1.2):
         requests = pairs(21, checkpoint, temperature, 6)
         assert_pairs(requests, engine.generate(requests), 6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.2])
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
-def test_in_bfloat16_speculative_is_static_for_hundreds_of_requests(name: str, temperature: float) -> None:
-    checkpoint = golden(name, torch.bfloat16)
-    engine = Engine(checkpoint, EngineConfig(deterministic=True), deps=EngineDeps(costs=FAIR))
-    for seed in range(3):
-        requests = pairs(500 + seed, checkpoint, temperature, 40)
-        assert_pairs(requests, engine.generate(requests), 40)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

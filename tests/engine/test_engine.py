@@ -17,9 +17,10 @@ from service.engine import (
     SamplingParams,
     Stats,
 )
-from service.errors import InvalidRequest, ModeNotAvailable, PromptTooLong, SettingsError
+from service.errors import InvalidRequest, ModeNotAvailable, PromptTooLong
 from service.model import Checkpoint
-from tests.engine.helpers import ALL_MODES, Clock, Recorder, random_requests, request_of
+from tests.clock import Clock
+from tests.engine.helpers import ALL_MODES, Recorder, random_requests, request_of
 from tests.tiny import tiny_checkpoint
 
 PROMPT = (5, 6, 7, 8, 9, 10)  # a block and a half
@@ -66,20 +67,6 @@ class TestWhereItEnds:
             assert done.token_ids == whole[: whole.index(stop)]
             assert done.finish_reason == "stop"
 
-    def test_a_stop_token_in_the_prompt_does_not_end_it(self, engine: Engine) -> None:
-        whole = decode(engine, request_of("x", PROMPT, tokens=8))
-        stops = frozenset(PROMPT) - frozenset(whole)
-        assert stops
-        (done,) = engine.generate([request_of("x", PROMPT, tokens=8, stop_token_ids=stops)])
-        assert (done.token_ids, done.finish_reason) == (whole, "length")
-
-    def test_a_stop_token_behind_the_limit_does_not_count(self, engine: Engine) -> None:
-        whole = decode(engine, request_of("x", PROMPT, tokens=16))
-        stop = next(t for i, t in enumerate(whole) if i >= 2 and t not in whole[:i])
-        at = whole.index(stop)
-        (done,) = engine.generate([request_of("x", PROMPT, tokens=at, stop_token_ids=frozenset([stop]))])
-        assert (done.token_ids, done.finish_reason) == (whole[:at], "length")
-
     def test_stopping_early_saves_forwards(self, engine: Engine) -> None:
         """The request ends when everything before the stop token is fixed, not when the block is."""
         savings = 0
@@ -94,13 +81,6 @@ class TestWhereItEnds:
             assert done.stats.forwards.denoise == order.index(0) + 1
             savings += whole.stats.forwards.denoise - done.stats.forwards.denoise
         assert savings > 0
-
-    def test_a_limit_of_one_ends_when_the_first_position_is_fixed(self, engine: Engine) -> None:
-        (whole,) = engine.generate([request_of("x", PROMPT[:4], tokens=4)])
-        (short,) = engine.generate([request_of("x", PROMPT[:4], tokens=1)])
-        order = [pick.position for step in whole.blocks[0].steps for pick in step.revealed]
-        assert short.token_ids == whole.token_ids[:1]
-        assert short.stats.forwards.denoise == order.index(0) + 1
 
     def test_up_to_the_models_length(self) -> None:
         """Also when the length is not a multiple of the block."""
@@ -127,19 +107,6 @@ class TestEvents:
         engine.submit(request_of("x", PROMPT[:4], Dynamic(1e-9), tokens=8))
         (event,) = engine.step()
         assert len(event.token_ids) == 4
-
-    def test_stats_grow_from_event_to_event(self, engine: Engine) -> None:
-        (done,) = engine.generate([request_of("x", PROMPT, Speculative(2), tokens=14)])
-        counts = [block.stats.forwards.denoise + block.stats.forwards.verify for block in done.blocks]
-        assert counts == sorted(set(counts))
-        assert done.blocks[-1].stats == done.stats
-
-    def test_steps_tell_how_each_block_was_decoded(self, engine: Engine) -> None:
-        (done,) = engine.generate([request_of("x", PROMPT, Direct(1), tokens=6)])
-        first, second = done.blocks
-        assert [step.kind for step in second.steps] == ["denoise", "mrp", "denoise", "mrp"]
-        revealed = {pick.position: pick.token for step in first.steps for pick in step.revealed}
-        assert (revealed[2], revealed[3]) == first.token_ids
 
 
 class TestForwards:
@@ -172,13 +139,6 @@ class TestForwards:
         assert done.stats.forwards == ForwardCounts(prefill=1, denoise=1)
         assert recorder.forwards("mrp") == 0
 
-    def test_kinds_of_a_verification(self, engine: Engine) -> None:
-        forwards = self.forwards(engine, Speculative(2))
-        assert forwards.denoise + forwards.verify <= 8
-        assert forwards.denoise >= 2
-        assert forwards.verify >= 2
-        assert forwards.commit == 0
-
     def test_a_commit_that_cannot_ride_is_counted(self, checkpoint: Checkpoint) -> None:
         """With two requests in a budget of six rows, a stored block may have to go alone."""
         engine = Engine(checkpoint, EngineConfig(max_rows=6))
@@ -187,11 +147,6 @@ class TestForwards:
         assert alone[0].stats.forwards.commit == 0
         assert sum(completion.stats.forwards.commit for completion in done) > 0
         assert {completion.token_ids for completion in done} == {alone[0].token_ids}
-
-    def test_a_prefill_in_parts_is_counted_in_parts(self, checkpoint: Checkpoint) -> None:
-        engine = Engine(checkpoint, EngineConfig(max_rows=6))
-        (done,) = engine.generate([request_of("x", [1] * 40, tokens=4)])
-        assert done.stats.forwards.prefill == 2
 
     def test_drafts_and_remasks_are_folded_from_the_steps(self, engine: Engine) -> None:
         remasked = 0
@@ -249,21 +204,6 @@ class TestTime:
         assert events[-1].stats.total_s == pytest.approx(5.0)
         assert recorder.events == events
 
-    def test_final_tokens_of_the_unfinished_block_are_kept(self, checkpoint: Checkpoint) -> None:
-        engine, clock, _ = self.timed(checkpoint)
-        for steps in range(1, 4):
-            (whole,) = engine.generate([request_of("x", PROMPT[:4], tokens=4)])
-            order = [pick.position for step in whole.blocks[0].steps for pick in step.revealed]
-            leading = next(n for n in range(5) if n not in order[:steps])
-            engine.submit(request_of("x", PROMPT[:4], tokens=4, timeout_s=1.0))
-            events = [event for _ in range(steps) for event in engine.step()]
-            clock.now += 1
-            events += engine.step()
-            if leading == 4:
-                assert events[-1].finish_reason == "length"
-            else:
-                assert [event.token_ids for event in events] == [whole.token_ids[:leading]]
-
     def test_a_waiting_request_ends_with_nothing(self, checkpoint: Checkpoint) -> None:
         engine, clock, recorder = self.timed(checkpoint, max_running=1)
         engine.submit(request_of("running", PROMPT, tokens=40))
@@ -289,14 +229,6 @@ class TestTime:
         assert (first.stats.first_block_s, last.stats.first_block_s) == (3.0, 3.0)
         assert (first.stats.total_s, last.stats.total_s) == (3.0, 4.0)
 
-    def test_the_report_of_a_step(self, checkpoint: Checkpoint) -> None:
-        engine, _, recorder = self.timed(checkpoint)
-        engine.submit(request_of("x", PROMPT, tokens=8))
-        engine.step()
-        (report,) = recorder.reports
-        assert (report.rows, dict(report.forwards)) == (2, {"prefill": 1, "denoise": 1})
-        assert (report.seconds, report.state) == (0.0, engine.state())
-
 
 class TestAbort:
     def test_a_running_request_frees_its_pages_at_once(self, checkpoint: Checkpoint) -> None:
@@ -317,28 +249,6 @@ class TestAbort:
         engine.abort("x")
         assert not engine.has_work
         assert [event.finish_reason for event in recorder.events] == ["abort"]
-
-    def test_unknown_and_finished_ids_are_ignored(self, engine: Engine) -> None:
-        engine.generate([request_of("x", PROMPT)])
-        engine.abort("x")
-        engine.abort("never there")
-
-    def test_others_go_on_undisturbed(self, checkpoint: Checkpoint) -> None:
-        requests = random_requests(random.Random(4), checkpoint, 6)
-        alone = {done.request_id: done.token_ids for done in Engine(checkpoint).generate(requests)}
-        engine, tokens = Engine(checkpoint, EngineConfig(max_rows=12)), {request.request_id: () for request in requests}
-        for request in requests:
-            engine.submit(request)
-        engine.submit(request_of("gone", PROMPT, Speculative(3), tokens=40))
-        for step in range(10_000):
-            for event in engine.step():
-                if event.request_id != "gone":
-                    tokens[event.request_id] += event.token_ids
-            if step == 3:
-                engine.abort("gone")
-            if not engine.has_work:
-                break
-        assert tokens == alone
 
 
 class TestValidation:
@@ -386,14 +296,6 @@ class TestValidation:
     def test_two_requests_with_one_id(self, engine: Engine) -> None:
         with pytest.raises(InvalidRequest, match="same request_id"):
             engine.generate([request_of("x", PROMPT), request_of("x", PROMPT)])
-
-    def test_a_cache_that_holds_nothing(self, checkpoint: Checkpoint) -> None:
-        with pytest.raises(SettingsError, match="the KV cache has 0 pages, at least 1 is needed"):
-            Engine(checkpoint, EngineConfig(kv_cache_tokens=3))
-
-    def test_no_requests_is_no_work(self, engine: Engine) -> None:
-        assert engine.generate([]) == []
-        assert engine.step() == []
 
 
 def test_generate_wants_the_engine_for_itself(engine: Engine) -> None:

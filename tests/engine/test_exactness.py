@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
-from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model import Checkpoint
 from tests.engine.helpers import (
     DEAR,
     FAIR,
@@ -25,8 +25,8 @@ from tests.engine.helpers import (
     some_auto,
     verified,
 )
-from tests.thinned import fast_only, fast_rows
-from tests.tiny import GOLDEN, GOLDEN_NAMES, golden
+from tests.thinned import fast_rows
+from tests.tiny import GOLDEN_NAMES, golden
 
 #: room for a few requests: tests that make many engines would else need gigabytes
 SMALL = EngineConfig(kv_cache_tokens=4096)
@@ -49,7 +49,6 @@ def test_a_batch_is_decoded_as_each_request_alone_without_a_cache(shape: int) ->
 def test_any_batch_is_decoded_as_each_request_alone_without_a_cache(
     shape: int, seed: int, more_rows: int, more_pages: int, max_running: int
 ) -> None:
-    """For any mix and any limits of rows and pages."""
     assert_as_alone(shape, seed, more_rows, more_pages, max_running)
 
 
@@ -72,14 +71,6 @@ def assert_as_alone(shape: int, seed: int, more_rows: int, more_pages: int, max_
         assert done.stats.forwards.denoise + done.stats.forwards.verify <= wanted.denoise_forwards
     assert runner.compared > 0
     assert engine.state().kv_pages_used == 0
-
-
-@pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))
-def test_in_float32_every_forward_agrees_with_a_full_recomputation(name: str) -> None:
-    checkpoint = golden(name, torch.float32)
-    engine, runner = checked(checkpoint, max_rows=40, kv_cache_tokens=1024)
-    engine.generate(random_requests(random.Random(name), checkpoint, 8, longest=20))
-    assert runner.compared > 100
 
 
 def pairs(seed: int, checkpoint: Checkpoint, temperature: float, count: int) -> list[GenerationRequest]:
@@ -105,7 +96,6 @@ def pairs(seed: int, checkpoint: Checkpoint, temperature: float, count: int) -> 
 
 
 def assert_pairs(requests: list[GenerationRequest], done: list[Completion], count: int) -> int:
-    """Returns how many forwards speculative saved."""
     by_id, saved = {completion.request_id: completion for completion in done}, 0
     for number in range(count):
         plain, speculative = by_id[f"plain {number}"], by_id[f"speculative {number}"]
@@ -144,44 +134,6 @@ def test_speculative_is_what_it_verifies_for_thousands_of_requests(name: str, te
     config = EngineConfig(max_rows=256, kv_cache_tokens=8192, draft_candidates=(0, 8)[seed % 2])
     deps = EngineDeps(costs=(FREE, FAIR, DEAR)[seed % 3])
     assert_pairs(requests, Engine(checkpoint, config, deps=deps).generate(requests), 40)
-
-
-def test_a_good_drafter_saves_forwards() -> None:
-    """An MRP without effect drafts the backbone's next best tokens, which are right often enough to save forwards."""
-    checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[1], LoadOptions(mrp_zero=True, dtype=torch.float64))
-    requests = pairs(3, checkpoint, 0.0, 10)
-    assert assert_pairs(requests, Engine(checkpoint, SMALL, deps=EngineDeps(costs=FREE)).generate(requests), 10) > 0
-
-
-@pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))
-def test_a_request_does_not_depend_on_its_batch(name: str) -> None:
-    checkpoint = golden(name, torch.float64)
-    requests = random_requests(random.Random(11), checkpoint, 12, longest=30)
-    together = Engine(checkpoint, replace(SMALL, max_rows=64)).generate(requests)
-    engine = Engine(checkpoint, replace(SMALL, max_rows=24))
-    for request, mixed in zip(requests, together, strict=True):
-        (alone,) = engine.generate([request])
-        assert alone.token_ids == mixed.token_ids
-        left, right = (
-            [pick for block in done.blocks for step in block.steps for pick in step.revealed] for done in (alone, mixed)
-        )
-        assert [pick[:2] for pick in left] == [pick[:2] for pick in right]
-        assert [pick.confidence for pick in left] == pytest.approx([pick.confidence for pick in right], abs=1e-6)
-
-
-def test_a_seed_gives_the_same_tokens_again_and_another_seed_others() -> None:
-    checkpoint = golden(GOLDEN_NAMES[0], torch.float64)
-
-    def decode(seeds: range) -> list[tuple[int, ...]]:
-        requests = [
-            GenerationRequest(str(seed), (1, 2, 3), Static(), SamplingParams(1.2, seed=seed), max_new_tokens=12)
-            for seed in seeds
-        ]
-        return [done.token_ids for done in Engine(checkpoint, SMALL).generate(requests)]
-
-    of_six = decode(range(6))
-    assert decode(range(5, 6)) == of_six[5:]
-    assert len(set(of_six)) == 6
 
 
 def test_a_continued_request_goes_on_as_if_nothing_had_happened() -> None:

@@ -32,23 +32,9 @@ class TestFairRows:
         assert rooms({"heavy": TenantLoad(1, 56), "light": TenantLoad(1, 1)}) == {"heavy": 7, "light": 1}
         assert PRICE[7 + 1] == 2 * PRICE[1]
 
-    def test_a_third_tenant_makes_room_for_its_share(self) -> None:
-        shared = rooms({"heavy": TenantLoad(1, 56), "light": TenantLoad(1, 1), "other": TenantLoad(1, 2)})
-        assert shared == {"heavy": 12, "light": 1, "other": 2}
-        assert PRICE[15] == 3 * PRICE[1]
-
     def test_weights(self) -> None:
         assert rooms({"heavy": TenantLoad(1, 56), "light": TenantLoad(4, 1)}) == {"heavy": 1, "light": 1}
         assert rooms({"heavy": TenantLoad(4, 56), "light": TenantLoad(1, 1)}) == {"heavy": 28, "light": 1}
-
-    def test_pages_count(self) -> None:
-        assert rooms({"heavy": TenantLoad(1, 56, reading=28), "light": TenantLoad(1, 1)}) == {"heavy": 3, "light": 1}
-
-    def test_equal_tenants_lose_no_row(self) -> None:
-        assert rooms({"a": TenantLoad(1, 28, 5.0), "b": TenantLoad(1, 28, 5.0)}) == {}
-
-    def test_where_rows_cost_nothing_all_have_room(self) -> None:
-        assert fair_rows({"heavy": TenantLoad(1, 200), "light": TenantLoad(1, 1)}, lambda _: 10.0, 256) == {}
 
     def test_the_rows_of_a_forward_are_shared_where_more_are_wanted(self) -> None:
         assert rooms({"heavy": TenantLoad(1, 400), "other": TenantLoad(1, 300)}) == {"heavy": 128, "other": 128}
@@ -66,7 +52,6 @@ class TestFairRows:
 
 
 def scheduler(costs: StepCosts, *tenants: tuple[str, int], prompt: int = 1) -> Scheduler:
-    """Running requests: so many of each tenant."""
     planner = DraftPlanner(lambda: costs, 256)
     target = Scheduler(PrefixCache(4000), 4, EngineConfig(), planner, prompt_rows=16)
     for tenant, count in tenants:
@@ -99,18 +84,6 @@ class TestScheduler:
 
     def test_nothing_is_left_out_where_rows_are_free(self) -> None:
         assert len(served(scheduler(FREE, ("heavy", 20), ("light", 1)))) == 21
-
-    def test_a_tenant_alone_again_has_all_its_rows(self) -> None:
-        target = scheduler(FAIR, ("heavy", 20), ("light", 1))
-        served(target)
-        target.remove(next(running for running in target.running if running.request.sharing.tenant == "light"))
-        assert len(served(target)) == 20
-
-    def test_prompts_are_limited_and_shared_too(self) -> None:
-        target = scheduler(FAIR, ("heavy", 20), ("light", 1), prompt=41)
-        rows = {running_request.request.request_id: len(rows) for running_request, rows in target.plan()}
-        assert rows.pop("light0") >= 10
-        assert sum(rows.values()) <= 12
 
     def test_no_more_sequences_than_are_allowed(self) -> None:
         target = scheduler(FAIR, ("heavy", 20), ("light", 1))

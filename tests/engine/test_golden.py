@@ -149,7 +149,6 @@ KIND_OPTIONS = ("mrp_scale", "mrp_residual")
 
 
 def kinds() -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """The decodes of `kinds.json` by checkpoint and kind."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for entry in json.loads((GOLDEN / "kinds.json").read_text()):
         groups.setdefault((entry["checkpoint"], next(name for name in KIND_OPTIONS if name in entry)), []).append(entry)

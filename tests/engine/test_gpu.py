@@ -121,15 +121,6 @@ def test_attention_of_triton_is_attention_by_definition(block, dtype):
             del rows[:count]
 
 
-def test_rows_with_a_width_are_equal_to_the_bit_alone_and_together():
-    world = World(Kind(4, (16, 8), 128, torch.bfloat16, "cuda"), [Shape(700, 2, 3), Shape(3, 1, 1), Shape(90, 0, 4)], 5)
-    attention, rows = attention_backend(world.cache, "triton"), world.all_rows
-    _, together = world.check(attention, rows, 1024)
-    for number, row in enumerate(rows):
-        alone = attention.prepare([row], 1024)(1, *world.inputs([row]))
-        assert torch.equal(alone[0], together[number])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1000, 151_936])
 def test_the_sampling_kernel_agrees_with_torch(width, dtype):
@@ -153,7 +144,6 @@ def test_the_sampling_kernel_agrees_with_torch(width, dtype):
     ids=str,
 )
 def test_a_pass_begins_without_waiting_for_the_device(execution):
-    """Warm: compiling and capturing wait more often."""
     checkpoint = load_checkpoint(CHECKPOINT, LoadOptions(torch.bfloat16, "cuda"))
     size = checkpoint.config.block_size
     runner = CheckpointRunner(checkpoint, 64, None, 8, execution)
@@ -180,18 +170,6 @@ def test_a_pass_begins_without_waiting_for_the_device(execution):
                 torch.cuda.set_sync_debug_mode("default")
         assert not any("called a synchronizing" in str(warning.message) for warning in waited)
         assert len(pending()) == len(members)
-
-
-def test_graphs_replay_what_runs_without_them():
-    """In fp32 the tokens are the same; rows that only fill up may change how others are rounded."""
-    checkpoint = load_checkpoint(CHECKPOINT, LoadOptions(torch.float32, "cuda"))
-    modes = (Static(), Dynamic(0.7), Direct(2), Speculative(3), Remask(0.4))
-    requests = [GenerationRequest(f"{n}", (1, 40 + n, 50, 2), modes[n % 5], max_new_tokens=48) for n in range(40)]
-    tokens = [
-        [completion.token_ids for completion in Engine(checkpoint, EngineConfig(cuda_graphs=on)).generate(requests)]
-        for on in (False, True)
-    ]
-    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize("backend", [("eager", False), ("triton", True)], ids=str)

@@ -1,19 +1,17 @@
 """An unexpected error in one request's bookkeeping ends only that request. The engine and other requests go on."""
 
-import asyncio
 import gc
 import random
 
 import pytest
 
 from service.decode.canvas import Canvas
-from service.decode.modes import Direct, Static
+from service.decode.modes import Direct
 from service.decode.policy import Decoding
 from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, StepReport
 from service.engine.running_request import RunningRequest
 from service.errors import DecodingFailed
 from service.model import Checkpoint
-from tests.async_engine import AsyncEngine
 from tests.engine.helpers import audit, events_of, random_requests, request_of
 from tests.tiny import tiny_checkpoint
 
@@ -32,7 +30,6 @@ def checkpoint() -> Checkpoint:
 
 @pytest.fixture(params=MOMENTS)
 def faulty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`direct` raises at the moment of the parameter."""
     moment, canvases = request.param, []
 
     def policy(canvas: Canvas, mode: Direct) -> Decoding:
@@ -86,40 +83,7 @@ def test_the_request_ends_with_an_error_and_the_others_as_ever(
     assert "a prompt may stand here" not in caplog.text + last.error.message
 
 
-@pytest.mark.usefixtures("faulty")
-def test_it_can_be_aborted_before_it_is_collected(checkpoint: Checkpoint) -> None:
-    engine = Engine(checkpoint)
-    engine.submit(bad("bad"))
-    engine.start_waiting()
-    engine.abort("bad")
-    assert not engine.has_work
-    assert engine.state().kv_pages_used == 0
-
-
-@pytest.mark.usefixtures("faulty")
-async def test_a_workers_stream_ends_with_the_error_and_it_stays_healthy(checkpoint: Checkpoint) -> None:
-    worker = AsyncEngine(Engine(checkpoint))
-    worker.start()
-    try:
-
-        async def tokens(request: GenerationRequest) -> int:
-            return sum([len(event.token_ids) async for event in worker.generate(request)])
-
-        good = [request_of(f"good {n}", [n, 2, 3], Static(), 12) for n in range(8)]
-        results = await asyncio.gather(
-            *map(tokens, [*good, *(bad(f"bad {n}") for n in range(4))]), return_exceptions=True
-        )
-        assert results[:8] == [12] * 8
-        assert [type(result) for result in results[8:]] == [DecodingFailed] * 4
-        assert worker.failure is None
-        assert await tokens(request_of("after", [1], Static(), 5)) == 5
-    finally:
-        worker.stop()
-
-
 class FailingObserver:
-    """An observer that fails at everything."""
-
     def on_step(self, report: StepReport) -> None:
         raise Fault
 

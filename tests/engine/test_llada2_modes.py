@@ -10,7 +10,6 @@ from service.decode.mode import RuleMode
 from service.decode.modes import Dynamic, Entropy, Sequential, Speculative, Static
 from service.engine import GenerationRequest, SamplingParams
 from service.engine.drafting.costs import StepCosts
-from service.errors import InvalidRequest
 from service.model import Checkpoint
 from tests.engine.helpers import FAIR, checked, request_of
 from tests.tiny import LLADA2, tiny_checkpoint
@@ -24,7 +23,6 @@ def checkpoint() -> Checkpoint:
 
 
 def requests() -> list[GenerationRequest]:
-    """Each rule alone, verified by the tree of a fixed size, and by what the engine chooses."""
     generations = []
     for number, rule in enumerate(RULES):
         prompt = torch.randint(0, 60, (7 + 9 * number,), generator=torch.Generator().manual_seed(number)).tolist()
@@ -50,17 +48,3 @@ def test_every_mode_is_a_full_recomputation_in_a_batch_and_drafts_change_nothing
             saved += used[0] - used[1]
     assert runner.compared > 100
     assert saved > 0
-
-
-def test_a_request_alone_is_a_full_recomputation(checkpoint: Checkpoint) -> None:
-    request = requests()[-1]
-    engine, runner = checked(checkpoint, kv_cache_tokens=256)
-    (done,) = engine.generate([request])
-    wanted = runner.reference.generate(request)
-    assert (done.token_ids, done.finish_reason) == (wanted.token_ids, wanted.finish_reason)
-
-
-def test_modes_that_need_mrp_say_so(checkpoint: Checkpoint) -> None:
-    engine, _ = checked(checkpoint, kv_cache_tokens=256)
-    with pytest.raises(InvalidRequest, match="MRP"):
-        engine.generate([request_of("drafted", [1, 2], Speculative(1))])

@@ -13,10 +13,8 @@ from msgspec import structs
 from service.constraints.constraint import Constraint
 from service.decode.mode import RuleMode
 from service.decode.modes import Dynamic, Sequential, Speculative, Static
-from service.decode.policy import Prediction
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
-from service.engine.forward.rows import Row
 from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest
 from service.model import Checkpoint, load_checkpoint
@@ -25,13 +23,11 @@ from tests.constraints.checkpoints import DEMO, text_of
 from tests.engine.constrained import check, constrained, engine_of
 from tests.engine.helpers import DEAR, FAIR, FREE, checked
 from tests.reference import Reference
-from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, golden
 
 NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
 FAST = GOLDEN_NAMES[1]
-BOUNDED = {"verify": "sequential", "entropy_bound": 3.0}
 
 
 @cache
@@ -48,10 +44,6 @@ def demo() -> tuple[Engine, tuple[GenerationRequest, ...]]:
 
 def answers(engine: Engine, requests: Sequence[GenerationRequest], mode: Speculative | RuleMode) -> list[Completion]:
     return engine.generate([replace(request, mode=mode) for request in requests])
-
-
-def forwards(done: Sequence[Completion]) -> int:
-    return sum(completion.stats.forwards.denoise + completion.stats.forwards.verify for completion in done)
 
 
 def drafting(checkpoint: Checkpoint) -> list[tuple[int, int | None]]:
@@ -85,19 +77,6 @@ def test_one_token_at_a_time_the_strictest_margin_gives_the_lossless_tokens(name
         assert [list(completion.token_ids) for completion in static] == [entry["token_ids"] for entry in entries]
         sequential = answers(engine, requests, Speculative(steps, states, verify="sequential", margin=1.0))
         assert [completion.token_ids for completion in sequential] == left
-
-
-def test_the_looser_the_margin_the_more_drafts_are_accepted() -> None:
-    engine, requests = demo()
-    for rule in ({}, {"verify": "sequential", "entropy_bound": 0.1}):
-        done = [answers(engine, requests, Speculative(4, 4, margin=margin, **rule)) for margin in (None, 0.9, 0.3)]
-        shares = [
-            sum(completion.stats.drafts_accepted for completion in some)
-            / sum(completion.stats.drafts_proposed for completion in some)
-            for some in done
-        ]
-        assert shares[0] < shares[2]
-        assert forwards(done[2]) < forwards(done[0])
 
 
 def test_an_accepted_second_token_has_the_backbones_own_probability() -> None:
@@ -157,62 +136,9 @@ def test_a_margin_gives_what_the_plain_reference_gives_in_any_batch(name: str) -
     assert differ >= 3, "the margins never decided"
 
 
-def test_an_answer_goes_on_after_any_of_its_blocks() -> None:
-    checkpoint = golden(FAST, torch.float64)
-    engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096))
-    for request in lax_requests(9, checkpoint, 6):
-        (whole,) = engine.generate([request])
-        sent: tuple[int, ...] = ()
-        for block in whole.blocks[:-1]:
-            sent += block.token_ids
-            prompt, room = (*request.prompt_token_ids, *sent), request.max_new_tokens - len(sent)
-            rest = replace(request, prompt_token_ids=prompt, max_new_tokens=room, num_continued=len(sent))
-            (continued,) = engine.generate([rest])
-            assert sent + continued.token_ids == whole.token_ids
-
-
-# --- who pays --------------------------------------------------------------------------------------
-
-
-class Noted(RunnerWrapper):
-    """Keeps what every row asks, of the backbone and of MRP."""
-
-    def __init__(self, runner: object) -> None:
-        super().__init__(runner)  # type: ignore[arg-type]
-        self.evaluated: list[Row] = []
-        self.refined: list[Row] = []
-
-    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        self.evaluated += rows
-        return super().evaluate(rows)
-
-    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
-        self.refined += rows
-        return super().refine(rows)
-
-
-def asked_by(
-    mode: Speculative | RuleMode, logprobs: LogprobsRequest | None = None
-) -> tuple[set[LogprobsRequest | None], set[LogprobsRequest | None]]:
-    """What rows of one request ask of the backbone and of MRP."""
-    engine, runner = engine_over(Noted, golden(FAST), EngineDeps(costs=FREE), kv_cache_tokens=512)
-    engine.generate([GenerationRequest("x", tuple(range(20)), mode, max_new_tokens=24, logprobs=logprobs)])
-    read = {row.logprobs for row in runner.evaluated if row.sampling is not None}
-    return read, {row.logprobs for row in runner.refined}
-
-
-def test_only_verifications_with_a_margin_ask_for_second_tokens() -> None:
-    assert asked_by(Speculative(2, margin=0.5)) == ({None, LogprobsRequest(2)}, {None})
-    for mode in (Static(), Speculative(2), Speculative("auto"), Speculative(2, **BOUNDED)):
-        assert asked_by(mode) == ({None}, {None} if mode.needs_mrp or mode == Speculative("auto") else set())
-
-
-def test_a_margin_adds_to_what_the_request_asks() -> None:
-    assert asked_by(Speculative(2, margin=0.5), LogprobsRequest(1, (7,)))[0] == {
-        LogprobsRequest(1, (7,)),
-        LogprobsRequest(2, (7,)),
-    }
-    assert asked_by(Speculative(2, margin=0.5), LogprobsRequest(5))[0] == {LogprobsRequest(5)}
+def test_a_margin_adds_to_the_log_probabilities_that_a_request_wants() -> None:
+    for wanted, read in ((None, (2, ())), (LogprobsRequest(1, (7,)), (2, (7,))), (LogprobsRequest(5), (5, ()))):
+        assert GenerationRequest("x", (1,), logprobs=wanted).logprobs_with(2) == LogprobsRequest(*read)
 
 
 # --- grammars --------------------------------------------------------------------------------------

@@ -87,12 +87,6 @@ def test_the_device_has_a_forward_whenever_the_host_reads_one(mode) -> None:
     assert all(queued == 1 for queued in device.queued)
 
 
-def test_without_overlap_the_device_waits_for_the_host() -> None:
-    engine, device = engine_over(Device, tiny_checkpoint(1), overlap="off")
-    events_of(engine, [request_of(str(number), [number + 1], Static(), 12) for number in range(4)])
-    assert set(device.queued) == {0}
-
-
 def test_a_request_may_be_aborted_while_its_forward_is_under_way() -> None:
     checkpoint, mode = tiny_checkpoint(2), Speculative(2)
     engine, device = engine_over(Device, checkpoint, overlap="on")
@@ -148,10 +142,3 @@ def test_when_halves_are_taken(setting, asynchronous, host, running, turns) -> N
     for _ in range(200):
         overlap.record(host * running, running)
     assert overlap.micro_batches(running) == turns
-
-
-def test_halves_are_taken_where_a_forwards_time_grows_with_its_rows() -> None:
-    costs = StepCosts(Curve(((1, 0.1), (64, 6.4))))
-    overlap = TwoBatchOverlap("auto", DraftPlanner(lambda: costs, 256), asynchronous=True)
-    overlap.record(64 * 1.0, 64)
-    assert overlap.micro_batches(64) == 2

@@ -18,7 +18,6 @@ def cache(pages: int = 10, *, shares: bool = True) -> PrefixCache:
 
 
 def lease(target: PrefixCache, *blocks: tuple[int, ...], more: int = 0, salt: str = "", mrp: bool = False) -> Lease:
-    """The pages of a prompt and `more`; the prompt is written."""
     reserved = target.reserve(len(blocks) + more, Prefix(blocks, salt, mrp))
     assert reserved is not None
     for tokens in blocks[reserved.num_shared :]:
@@ -27,7 +26,6 @@ def lease(target: PrefixCache, *blocks: tuple[int, ...], more: int = 0, salt: st
 
 
 def leave(target: PrefixCache, *blocks: tuple[int, ...], salt: str = "", mrp: bool = False) -> list[int]:
-    """A request that came, wrote its prompt and went; its pages."""
     held = lease(target, *blocks, salt=salt, mrp=mrp)
     pages = list(held.pages)
     target.release(held)
@@ -35,7 +33,6 @@ def leave(target: PrefixCache, *blocks: tuple[int, ...], salt: str = "", mrp: bo
 
 
 def shared(target: PrefixCache, *blocks: tuple[int, ...], salt: str = "", mrp: bool = False) -> list[int]:
-    """The pages that a request of these blocks would find written."""
     return [node.page for node in target._match(Prefix(blocks, salt, mrp))]
 
 
@@ -56,45 +53,8 @@ class TestSharing:
         assert shared(target, (-2, 0)) == []
         assert len(shared(target, (-1, 0))) == 1
 
-    def test_reserved_pages_that_are_not_written_are_not_shared(self) -> None:
-        target = cache()
-        held = target.reserve(2, Prefix([A, B]))
-        assert held is not None
-        assert shared(target, A, B) == []
-        target.release(held)
-        assert shared(target, A) == []
-
-    def test_a_request_that_wrote_an_equal_block_uses_the_trees_page(self) -> None:
-        target = cache()
-        first, second = (target.reserve(3, Prefix([A, B])) for _ in range(2))
-        assert first is not None
-        assert second is not None
-        for held in (first, second):
-            for tokens in (A, B):
-                target.publish(held, tokens)
-        audit(target, [first, second])
-        assert first.pages[:2] == second.pages[:2]
-        assert first.pages[2] != second.pages[2]
-        assert target.num_used == 4
-
 
 class TestMrp:
-    def test_pages_without_its_part_are_for_requests_that_need_none(self) -> None:
-        target = cache()
-        leave(target, A, B)
-        assert shared(target, A, B, mrp=True) == []
-        pages = leave(target, C, D, mrp=True)
-        assert shared(target, C, D) == shared(target, C, D, mrp=True) == pages
-
-    def test_a_page_with_it_takes_the_others_place(self) -> None:
-        target = cache()
-        old = leave(target, A, B)
-        new = leave(target, A, B, mrp=True)
-        assert not set(old) & set(new)
-        assert shared(target, A, B) == shared(target, A, B, mrp=True) == new
-        assert target.capacity - len(target._free) == 2
-        audit(target, [])
-
     def test_a_replaced_page_stays_readable(self) -> None:
         target = cache()
         reader = lease(target, A, B, more=1)
@@ -124,23 +84,6 @@ class TestEviction:
         audit(target, [])
         left = [len(shared(target, *blocks)) for blocks in ([C], [A, B], [(9, 9)], [(0, 1), (0, 2)])]
         assert left == [1, 0, 1, 2]
-
-    def test_held_pages_are_not_evicted(self) -> None:
-        target = cache(4)
-        held = lease(target, A, B)
-        leave(target, C, D)
-        leave(target, D, C)
-        other = lease(target, A, C, more=1)
-        assert other.pages[0] == held.pages[0]
-        assert target.reserve(1, Prefix()) is None
-        audit(target, [held, other])
-        assert shared(target, A, B) == held.pages
-
-    def test_shared_pages_need_no_room_and_are_not_evicted_for_their_own_request(self) -> None:
-        target = cache(4)
-        pages = leave(target, A, B, C)
-        held = lease(target, A, B, C, more=1)
-        assert held.pages[:3] == pages
 
     def test_all_or_nothing(self) -> None:
         target = cache(4)
@@ -204,15 +147,6 @@ def test_a_cache_that_is_emptied_has_all_pages_and_knows_nothing() -> None:
     audit(target, [])
     assert shared(target, A) == []
     assert len(lease(target, A, B, C, D, more=2).pages) == 6
-
-
-def test_every_page_can_be_reserved_once() -> None:
-    target = cache(6)
-    lease = target.reserve(6, Prefix())
-    assert lease is not None
-    assert (sorted(lease.pages), target.num_used) == ([0, 1, 2, 3, 4, 5], 6)
-    assert target.reserve(1, Prefix()) is None
-    assert target.reserve(0, Prefix()) is not None
 
 
 @pytest.mark.parametrize("num_pages", [-1, 0])

@@ -58,12 +58,6 @@ def test_two_engines_of_a_process_trace_one_after_the_other(tmp_path: Path, monk
     assert counts[-1] == [1, 1]
 
 
-def test_fewer_steps_than_are_skipped_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiler, "_SKIPPED", 10_000)
-    decoded(EngineConfig(torch_profiler_dir=tmp_path))
-    assert traces(tmp_path) == []
-
-
 def test_a_folder_that_cannot_be_one_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")

@@ -7,9 +7,8 @@ import pytest
 from service.decode.block import Step
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.engine import BlockEvent, BlockProgress, Engine, GenerationRequest
+from service.engine import Engine, GenerationRequest
 from service.model import Checkpoint, load_checkpoint
-from tests.async_engine import AsyncEngine
 from tests.tiny import GOLDEN
 
 PROMPT = tuple(range(3, 10))
@@ -29,6 +28,7 @@ def test_progress_of_a_block_is_the_steps_of_its_event(checkpoint: Checkpoint) -
     engine = Engine(checkpoint)
     for number, mode in enumerate(MODES):
         engine.submit(reported(str(number), mode))
+    engine.submit(reported("silent", Static(), report=False))
     steps: dict[tuple[str, int], list[Step]] = defaultdict(list)
     finished = set()
     while engine.has_work:
@@ -41,16 +41,8 @@ def test_progress_of_a_block_is_the_steps_of_its_event(checkpoint: Checkpoint) -
             steps[progress.request_id, progress.index] += progress.steps
         for event in events:
             finished.add((event.request_id, event.index))
-            assert tuple(steps[event.request_id, event.index]) == event.steps
-    assert {request_id for request_id, _ in finished} == {str(number) for number in range(len(MODES))}
-
-
-def test_requests_that_do_not_ask_make_none(checkpoint: Checkpoint) -> None:
-    engine = Engine(checkpoint)
-    engine.submit(reported("silent", Static(), report=False))
-    while engine.has_work:
-        engine.step()
-        assert engine.progress == []
+            assert tuple(steps[event.request_id, event.index]) == (event.steps if event.request_id != "silent" else ())
+    assert {request_id for request_id, _ in finished} == {"silent", *map(str, range(len(MODES)))}
 
 
 def test_answers_do_not_depend_on_it(checkpoint: Checkpoint) -> None:
@@ -58,20 +50,3 @@ def test_answers_do_not_depend_on_it(checkpoint: Checkpoint) -> None:
     for mode in MODES:
         plain, traced = (engine.generate([reported("x", mode, report)])[0] for report in (False, True))
         assert (plain.token_ids, plain.blocks[-1].steps) == (traced.token_ids, traced.blocks[-1].steps)
-
-
-async def test_a_workers_stream_has_the_steps_before_their_block(checkpoint: Checkpoint) -> None:
-    worker = AsyncEngine(Engine(checkpoint))
-    worker.start()
-    try:
-        steps: list[Step] = []
-        async for item in worker.generate(reported("x", Speculative(mrp_steps=2))):
-            if isinstance(item, BlockProgress):
-                steps += item.steps
-            else:
-                assert isinstance(item, BlockEvent)
-                assert tuple(steps) == item.steps
-                steps = []
-        assert steps == []
-    finally:
-        worker.stop()

@@ -29,7 +29,6 @@ def queue(target: Scheduler, *requests) -> None:
 
 
 def admit(target: Scheduler) -> list[RunningRequest]:
-    """Admits as the engine does."""
     admitted = target.start_waiting()
     for running_request in admitted:
         running_request.start()
@@ -50,28 +49,6 @@ class TestAdmission:
     )
     def test_pages_for_the_whole_request(self, prompt: int, tokens: int, pages: int) -> None:
         assert pages_needed(request_of("x", [1] * prompt, tokens=tokens), 4) == pages
-
-    def test_a_waiting_prompt_is_cut_into_blocks_once(self) -> None:
-        cuts = list[slice]()
-
-        class Prompt(tuple[int, ...]):
-            def __getitem__(self, index):
-                cuts.append(index)
-                return super().__getitem__(index)
-
-        target = scheduler(pages=4)
-        waiting = replace(request_of("waiting", [1] * 9, tokens=7), prompt_token_ids=Prompt([1] * 9))
-        queue(target, request_of("first", [1] * 4, tokens=4), waiting)
-        assert len(cuts) == 2
-        for _ in range(3):
-            admit(target)
-        assert (running(target), len(target.waiting), len(cuts)) == (["first"], 1, 2)
-
-    def test_all_pages_are_reserved_at_admission(self) -> None:
-        target = scheduler(pages=10)
-        queue(target, request_of("a", [1] * 9, tokens=7))
-        (running_request,) = admit(target)
-        assert len(running_request.lease.pages) == 4
 
     def test_in_order_of_arrival_even_if_a_later_one_would_fit(self) -> None:
         target = scheduler(pages=5)
@@ -107,7 +84,6 @@ class TestAdmission:
         assert [waiting.request.request_id for waiting in target.waiting] == ["c"]
 
     def test_mrp_drafts_for_one_request_but_not_for_many_that_start_together(self) -> None:
-        """Up to eight rows are free."""
         costs = StepCosts(Curve(((1, 10.0), (8, 10.0), (256, 400.0))), Curve(((1, 0.5), (256, 0.5))))
         for count, uses_mrp in ((1, True), (8, False)):
             config = EngineConfig(max_running=8, max_rows=256)
@@ -115,26 +91,8 @@ class TestAdmission:
             queue(target, *(request_of(str(index), [1], Speculative()) for index in range(count)))
             assert [running.lease.prefix.mrp for running in admit(target)] == [uses_mrp] * count
 
-    def test_a_request_that_waits_can_be_dropped(self) -> None:
-        target = scheduler(max_running=1)
-        queue(target, *(request_of(name, [1]) for name in "abc"))
-        admit(target)
-        dropped = target.drop_waiting("b")
-        assert dropped is not None
-        assert dropped.request.request_id == "b"
-        assert target.drop_waiting("b") is None
-        assert target.drop_waiting("a") is None
-        assert [waiting.request.request_id for waiting in target.waiting] == ["c"]
-
 
 class TestRows:
-    def test_never_more_than_the_budget(self) -> None:
-        target = scheduler(max_rows=8)
-        queue(target, *(request_of(str(n), [1] * 20, tokens=4) for n in range(5)))
-        admit(target)
-        plan = target.plan()
-        assert sum(len(rows) for _, rows in plan) <= 8
-
     def test_requests_left_out_of_a_forward_are_first_in_the_next(self) -> None:
         target = scheduler(max_rows=6)
         queue(target, *(request_of(name, [1], Static(), tokens=4) for name in "abcdefgh"))
@@ -164,20 +122,6 @@ class TestRows:
         narrow = Engine(checkpoint, EngineConfig(max_rows=max_rows), recorder).generate(requests)
         assert [done.token_ids for done in narrow] == [done.token_ids for done in wide]
         assert max(report.rows for report in recorder.reports) <= max_rows
-
-    def test_a_long_prefill_does_not_hold_up_others_for_ever(self, checkpoint: Checkpoint) -> None:
-        engine = Engine(checkpoint, EngineConfig(max_rows=6))
-        engine.submit(request_of("long", [1] * 200, tokens=1))
-        engine.submit(request_of("short", [1], tokens=1))
-        finished = []
-        while engine.has_work:
-            finished += [event.request_id for event in engine.step()]
-        assert finished == ["short", "long"]
-
-    def test_the_smallest_budget_lets_the_widest_verification_through(self, checkpoint: Checkpoint) -> None:
-        engine = Engine(checkpoint, EngineConfig(max_rows=6))
-        done = engine.generate([request_of(str(n), [1, 2, 3], Speculative(4), tokens=20) for n in range(3)])
-        assert all(len(completion.token_ids) == 20 for completion in done)
 
     def test_less_is_refused(self, checkpoint: Checkpoint) -> None:
         with pytest.raises(SettingsError, match=r"max_rows is 5, at least 6 \(block size \+ 2\) are needed"):

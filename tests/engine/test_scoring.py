@@ -67,8 +67,7 @@ CONFIGS += [(GOLDEN_NAMES[0], EngineConfig(deterministic=True)), (GOLDEN_NAMES[0
 
 
 @pytest.mark.parametrize(
-    ("name", "config"),
-    fast_rows(lambda name, config: name == EXPERTS_NAME or config != EngineConfig(), CONFIGS),
+    ("name", "config"), fast_rows(lambda name, config: name == EXPERTS_NAME or config != EngineConfig(), CONFIGS)
 )
 def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: EngineConfig) -> None:
     """Places anywhere, in one block or in several, in a batch with answers of other modes."""

@@ -36,7 +36,6 @@ class CountingReference(Reference):
     """Decodes as `Reference`, and writes down what each prediction changed in the block. It reads no steps."""
 
     def step_map(self, request: GenerationRequest) -> list[TokenStep]:
-        """The steps of a request's tokens, in the order of the text."""
         self._number, self._map = 0, list[TokenStep]()
         decoded = self.generate(request)
         return self._map[: len(decoded.token_ids) + (decoded.finish_reason == "stop")]
@@ -105,7 +104,6 @@ def close(step_map: Sequence[TokenStep], expected: Sequence[TokenStep], toleranc
     ),
 )
 def test_of_every_mode_as_a_reference_counts_it(name: str, temperature: float) -> None:
-    """Tokens, steps and log-probabilities, the stop token's as well."""
     checkpoint = golden(name, torch.float64)
     reference, engine = CountingReference(checkpoint), Engine(checkpoint, EngineConfig(kv_cache_tokens=8192))
     stopped = several = 0
@@ -190,7 +188,6 @@ def test_of_an_answer_with_a_grammar(rule: DecodingMode, drafts: Sequence[Decodi
 
 
 def test_in_a_deterministic_engine_log_probabilities_are_equal_to_the_bit() -> None:
-    """In float32 as well, whatever the batch."""
     checkpoint = golden(GOLDEN_NAMES[1])
     config = EngineConfig(kv_cache_tokens=8192, deterministic=True)
     plain = requests(GOLDEN_NAMES[1], Static(), 0.9, 6)

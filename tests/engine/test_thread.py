@@ -1,7 +1,6 @@
 """The engine's thread behind asyncio streams: requests, clients that leave, failures, shutdown."""
 
 import asyncio
-import random
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from service.errors import EngineFailed, InvalidRequest, MrpServeError, QueueFul
 from service.model import Checkpoint
 from tests.async_engine import AsyncEngine
 from tests.engine.gated import GatedEngine, eventually
-from tests.engine.helpers import Recorder, random_requests, request_of
+from tests.engine.helpers import Recorder, request_of
 
 PROMPT = (5, 6, 7, 8, 9, 10)
 LONG = 200
@@ -76,18 +75,6 @@ async def test_outputs_delivered_together_are_the_same_in_fewer_deliveries(
     assert deliveries == [3] * (len(apart) // 3) + [len(apart) % 3] * (len(apart) % 3 > 0)
 
 
-async def test_many_requests_are_decoded_together(checkpoint: Checkpoint, start: Start, recorder: Recorder) -> None:
-    gated = start(is_open=False, max_running=16)
-    requests = random_requests(random.Random(3), checkpoint, 30, longest=12)
-    tasks = [gated.generate(request) for request in requests]
-    await gated.at_gate()
-    gated.gate.set()
-    assert await asyncio.gather(*tasks) == [done.token_ids for done in Engine(checkpoint).generate(requests)]
-    assert max(report.state.num_running for report in recorder.reports) >= 8
-    await eventually(lambda: gated.thread.state().num_running == gated.thread.state().kv_pages_used == 0)
-    assert not gated.engine.has_work
-
-
 class TestLeaving:
     async def test_closing_the_stream_frees_the_pages(self, start: Start, recorder: Recorder) -> None:
         gated = start()
@@ -98,18 +85,6 @@ class TestLeaving:
         assert not gated.engine.has_work
         assert recorder.events[-1].finish_reason == "abort"
         assert sum(len(event.token_ids) for event in recorder.events) < LONG
-
-    async def test_cancelling_the_task_frees_the_pages(self, start: Start) -> None:
-        gated = start(is_open=False)
-        task = gated.generate(request_of("x", PROMPT, tokens=LONG))
-        await gated.at_gate()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        gated.gate.set()
-        await eventually(lambda: not gated.engine.has_work)
-        await eventually(lambda: gated.thread.state().kv_pages_used == gated.thread.state().num_waiting == 0)
-        assert gated.num_steps < 5
 
     async def test_other_requests_do_not_notice(self, checkpoint: Checkpoint, start: Start) -> None:
         gated, stay = start(), request_of("stay", PROMPT, Speculative(2), tokens=60)
@@ -148,12 +123,6 @@ class TestLeaving:
 
 
 class TestRefusals:
-    async def test_a_request_that_the_engine_can_never_serve_is_refused(self, start: Start) -> None:
-        gated = start()
-        with pytest.raises(InvalidRequest, match="the prompt is empty"):
-            await gated.generate(request_of("x", ()))
-        assert gated.thread.failure is None
-
     async def test_a_full_queue(self, start: Start) -> None:
         gated = start(is_open=False, max_waiting=3, max_running=1)
         tasks = [gated.generate(request_of("a", PROMPT))]

@@ -30,13 +30,11 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkpoint() -> Checkpoint:
-    """One of the test's own: its weights are updated."""
     return load_checkpoint(FIRST)
 
 
 @pytest.fixture
 def new(checkpoint: Checkpoint, other: Path) -> Callable[[], None]:
-    """Puts the other weights in the place of the checkpoint's."""
     return partial(apply_update, checkpoint, load_update([other], checkpoint.config, LoadOptions()))
 
 
@@ -65,20 +63,10 @@ def test_golden_requests_are_decoded_as_by_a_fresh_load(
     assert engine.state().kv_pages_used == 0
 
 
-def test_weights_are_not_updated_while_requests_run(checkpoint: Checkpoint, new: Callable[[], None]) -> None:
-    engine = engine_of(checkpoint)
-    engine.submit(request_of("x", PROMPT, tokens=64))
-    engine.step()
-    with pytest.raises(AssertionError):
-        engine.update_weights(new, 1)
-    assert engine.version == 0
-
-
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_nothing_of_requests_that_were_ended_is_left(
     checkpoint: Checkpoint, other: Path, new: Callable[[], None], overlap: str
 ) -> None:
-    """Not even a turn that is under way."""
     engine = engine_of(checkpoint, replace(LIMITS, overlap=overlap))
     generations = [request_of(str(number), PROMPT, Speculative(2), tokens=32) for number in range(4)]
     for request in generations:
@@ -107,13 +95,12 @@ def test_other_weights_do_not_continue_an_answer(checkpoint: Checkpoint, new: Ca
 
 
 class UpdatableEngine(GatedEngine):
-    """An engine on its thread whose weights a test updates."""
-
     def ask(self, name: str, tokens: int = 24) -> asyncio.Task[tuple[int, ...]]:
         return self.generate(request_of(name, PROMPT, Static(), tokens=tokens))
 
     def update_weights(self, new: Callable[[], None], *, abort: bool = False) -> asyncio.Task[None]:
-        return asyncio.ensure_future(self.thread.update_weights(new, (1, 1), abort=abort))
+        update = partial(self.engine.update_weights, new, 1, 1)
+        return asyncio.ensure_future(self.thread.run(update, when_idle=True, abort=abort))
 
 
 @pytest.fixture
@@ -168,14 +155,6 @@ async def test_requests_that_run_can_be_ended_and_waiting_ones_are_not(
         assert isinstance(ended, WeightsChanged)
     assert await after == answers(other)
     await change
-
-
-async def test_an_idle_engine_takes_weights_at_once(
-    running: UpdatableEngine, new: Callable[[], None], other: Path
-) -> None:
-    await running.update_weights(new)
-    running.gate.set()
-    assert await running.ask("x") == answers(other)
 
 
 async def test_weights_that_are_half_taken_end_the_engine(running: UpdatableEngine) -> None:

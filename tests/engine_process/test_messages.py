@@ -21,10 +21,10 @@ from service.engine import (
 from service.engine.forward.model_forward import ShapePolicy
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
-from service.engine.request import LogprobsRequest, RequestFailed
+from service.engine.request import LogprobsRequest
 from service.engine_process import messages
 from service.engine_process.messages import EngineInfo
-from service.errors import CheckpointError, EngineFailed, InvalidRequest
+from service.errors import EngineFailed
 from service.ipc.connections import Malformed
 from service.ipc.messagepack import MessagePack
 from service.messages.replica_status import CheckWeights, PauseState, SetPause, UpdateWeights
@@ -34,7 +34,6 @@ from service.model.config import Shard
 from service.model.device import DeviceMemory
 from service.parallel import messages as ranks
 from service.settings.settings import Settings
-from service.telemetry.metrics import Sums
 from tests.engine.helpers import ALL_MODES
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 
@@ -91,22 +90,6 @@ def test_every_message_to_the_engines_process_comes_back_equal() -> None:
     commands = [CheckWeights(weights), UpdateWeights(weights), SetPause(PauseState(1, True, 2), wait=True)]
     sent = [messages.Start("{}"), messages.Abort("a"), *(messages.EngineCall(1, command) for command in commands)]
     assert [crossed(messages.AT_ENGINE, message) for message in sent] == sent
-
-
-def test_errors_keep_their_kind() -> None:
-    failed = RequestFailed("a", InvalidRequest("wrong", param="prompt"))
-    [item] = crossed(messages.AT_REPLICA, messages.StepOutputs([failed], [], STATE)).items
-    assert (type(item.error), item.error.message, item.error.param) == (InvalidRequest, "wrong", "prompt")
-    for message in (messages.EngineStartFailed(CheckpointError("no")), messages.EngineReply(1, CheckpointError("no"))):
-        assert type(crossed(messages.AT_REPLICA, message).error) is CheckpointError
-
-
-def test_counts_come_back_equal() -> None:
-    sums = Sums()
-    sums.add("tokens", 2, mode="static", source="draft")
-    sums.observe("seconds", 0.5)
-    counted = sums.drain()
-    assert messages.decode_sums(messages.encode_sums(counted)) == counted
 
 
 def test_settings_cross_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:

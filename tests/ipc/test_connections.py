@@ -9,7 +9,6 @@ from tests.clock import Clock
 
 
 def silence_after(monitor: HeartbeatMonitor, clock: Clock, seconds: float) -> float:
-    """The silence that the monitor counts after so many seconds of regular polls."""
     silence = 0.0
     for _ in range(round(seconds / POLL_S)):
         clock.now += POLL_S

@@ -29,20 +29,3 @@ def test_the_wait_continues_at_the_receiver(clock: Clock, receiver_s: float) -> 
     assert received.waited_s() == 7.0
     clock.now += 2.0
     assert received.waited_s() == 9.0
-
-
-def test_a_request_sent_again_has_waited_since_its_arrival(clock: Clock) -> None:
-    """A further attempt sends the same arrival, later."""
-    arrival = Arrival.now()
-    waits = []
-    for _ in range(2):
-        clock.now += 3.0
-        [received] = CODEC.decode(CODEC.content([CODEC.encode(arrival)]))
-        waits.append(received.waited_s())
-    assert waits == [3.0, 6.0]
-
-
-def test_an_arrival_some_seconds_ago(clock: Clock) -> None:
-    clock.now = 100.0
-    assert Arrival.ago(40.0) == Arrival(60.0)
-    assert Arrival.ago(40.0).waited_s() == 40.0

@@ -37,8 +37,6 @@ def chunk_of(whole: Answer) -> Chunk:
 
 
 class Ingress(ReplicaLinks):
-    """Requests whose answers are wanted whole, too."""
-
     async def complete(self, request: ReplicaRequest) -> Answer | Failure:
         return await gathered(self.stream(structs.replace(request, together=16)))
 
@@ -81,8 +79,6 @@ class Replica:
 
 
 class Service:
-    """Replicas with their servers, and ingresses that know them."""
-
     def __init__(self) -> None:
         self.replicas: dict[str, Replica] = {}
         self.servers: dict[str, LinkServer] = {}

@@ -10,7 +10,6 @@ from msgspec import structs
 
 from service.engine.request import Stats
 from service.errors import DeadlineExceeded, EngineFailed, InvalidRequest, MrpServeError, ReplicaLost
-from service.ipc import connections as ipc
 from service.ipc.data import Arrival
 from service.link import client as link_client
 from service.link import requests as linked
@@ -31,15 +30,6 @@ async def test_answers_blocks_and_counts_come_through(service: Service) -> None:
     assert items == [*(Chunk(index, "a", (index,), Stats()) for index in range(3)), Ending("length", 1, 3, Stats())]
     assert service.servers["a"].calls == 0
     assert (service.linked, service.waits) == (1, 0)
-
-
-async def test_many_calls_share_a_link_and_keep_apart(service: Service) -> None:
-    ingress = await service.ingress()
-
-    async def tokens() -> list[int]:
-        return [item.index async for item in ingress.stream(replica_request()) if isinstance(item, Chunk)]
-
-    assert await asyncio.gather(*(tokens() for _ in range(200))) == [[0, 1, 2]] * 200
 
 
 async def test_a_failure_is_an_answer_and_a_bug_shows_only_the_requests_id(
@@ -251,19 +241,3 @@ async def test_an_answer_without_an_encoding_fails_its_request_alone(service: Se
     assert isinstance(failed, Failure)
     assert type(failed.error) is MrpServeError
     assert await ingress.count(replica_request()) == 1
-
-
-async def test_messages_of_one_turn_travel_together_unless_they_are_long(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[int] = []
-    monkeypatch.setattr(ipc, "framed", lambda content, framed=ipc.framed: sent.append(len(content)) or framed(content))
-    ingress = await service.ingress()
-    long = [structs.replace(replica_request(), text="x" * 400_000, token_ids=None) for _ in range(4)]
-    sent.clear()
-    assert (
-        await asyncio.gather(*(ingress.complete(each) for each in [*long, replica_request(), replica_request()]))
-        == [answer("a")] * 6
-    )
-    calls = [length for length in sent if length > 100_000]
-    assert [length // 400_000 for length in calls] == [2, 2]

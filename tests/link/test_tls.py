@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import ReplicaLost, SettingsError
+from service.errors import SettingsError
 from service.ipc.connections import framed
 from service.link.protocol import make_nonce
 from service.messages.wire import Chunk
 from service.rayserve.network import link_tls
-from tests.gateway.helpers import eventually
 from tests.link.certificates import Authority
 from tests.link.doubles import Service, answer, answers_of_a_drain, replica_request
 
@@ -56,15 +55,6 @@ async def test_requests_are_answered_over_tls(encrypted: Service) -> None:
 
 async def test_answers_of_a_draining_replica_arrive_over_tls(encrypted: Service) -> None:
     assert await answers_of_a_drain(encrypted) == [answer("a")] * 3
-
-
-async def test_a_replica_that_is_lost_is_noticed_over_tls(encrypted: Service) -> None:
-    ingress, replica = await encrypted.ingress(), encrypted.replicas["a"]
-    call = asyncio.create_task(ingress.complete(replica_request("wait")))
-    await eventually(lambda: replica.started == 1)
-    await encrypted.servers["a"].close()
-    with pytest.raises(ReplicaLost):
-        await call
 
 
 async def test_an_ingress_without_tls_gets_no_link(encrypted: Service, caplog: pytest.LogCaptureFixture) -> None:

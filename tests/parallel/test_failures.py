@@ -5,11 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +22,7 @@ from service.ipc.connections import Channel, framed
 from service.ipc.messagepack import MessagePack
 from service.model import LoadOptions
 from service.model.transfer import PackedTables
-from service.parallel import TensorParallelExecutor, executor
+from service.parallel import TensorParallelExecutor
 from service.parallel.messages import AT_DRIVER, AT_WORKER
 from tests.engine.helpers import FAIR
 from tests.tiny import GOLDEN, GOLDEN_NAMES
@@ -102,28 +100,6 @@ def test_a_malformed_message_ends_the_connection_with_a_line_in_the_log(
             Channel(receiver, codec, "rank 7").receive()
         assert not sender.recv(1)
     assert "the connection to rank 7 ends: 8 bytes are no message" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_rank_that_gets_a_malformed_message_ends() -> None:
-    with TensorParallelExecutor(2, "cpu") as ranks:
-        ranks._workers[0]._channel._end.sendall(framed(b"nonsense"))
-        eventually(lambda: ranks.failure is not None)
-        assert ranks.failure == "the process of rank 1 has ended"
-        eventually(lambda: not alive(ranks.pids[0]))
-
-
-def test_a_rank_that_sends_a_malformed_message_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    sender, receiver = socket.socketpair()
-    process = SimpleNamespace(pid=0)
-    monkeypatch.setattr(executor, "start_child", lambda *arguments: (process, receiver))
-    with sender:
-        lost = threading.Event()
-        worker = executor.WorkerHandle(3, Path(), lost)
-        sender.sendall(framed(b"nonsense"))
-        with pytest.raises(ReplicaLost, match="the process of rank 3 has ended"):
-            worker.answer(10)
-        assert lost.wait(10)
 
 
 def test_a_checkpoint_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:

@@ -39,32 +39,6 @@ def test_the_parts_of_a_feed_forward_add_up(name: str, size: int) -> None:
             torch.testing.assert_close(total, feed_forward(module, layer, x), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", NAMES)
-def test_each_rank_has_its_heads_and_several_have_the_same_keys_where_there_are_few(name: str, size: int) -> None:
-    whole, parts = load_checkpoint(GOLDEN / name), shards(GOLDEN / name, size)
-    config, dim = whole.config, whole.config.head_dim
-    heads, kv_heads = config.num_heads, config.num_kv_heads
-    for number, module in enumerate(modules_of(whole)):
-        q, k, v = module.layers[0].self_attn.qkv_proj.weight.split([heads * dim, kv_heads * dim, kv_heads * dim])
-        for rank, part in enumerate(parts):
-            attention = modules_of(part)[number].layers[0].self_attn
-            rows = slice(rank * heads // size * dim, (rank + 1) * heads // size * dim)
-            first = rank * kv_heads // size
-            keys = slice(first * dim, (first + max(1, kv_heads // size)) * dim)
-            assert torch.equal(attention.qkv_proj.weight, torch.cat([q[rows], k[keys], v[keys]]))
-            assert torch.equal(attention.o_proj.weight, module.layers[0].self_attn.o_proj.weight[:, rows])
-            assert part.shard_config.num_kv_heads == max(1, kv_heads // size)
-            assert part.config == config
-
-
-def test_undivided_weights_are_whole() -> None:
-    whole = load_checkpoint(GOLDEN / EXPERTS_NAME)
-    for part in shards(GOLDEN / EXPERTS_NAME, 2):
-        for name in ("embed_tokens.weight", "lm_head.weight", "norm.weight", "layers.1.mlp.gate.weight"):
-            assert torch.equal(part.backbone.get_parameter(name), whole.backbone.get_parameter(name)), name
-
-
 def test_experts_that_are_published_in_one_weight_are_divided_alike(tmp_path: Path) -> None:
     """transformers 5 writes them so: all gates of an expert before all its ups."""
     folder = Path(shutil.copytree(GOLDEN / EXPERTS_NAME, tmp_path / "fused"))

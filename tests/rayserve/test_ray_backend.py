@@ -1,6 +1,5 @@
 """The backend: control calls over doubles of Serve's handles, requests over a double of the links. Without Ray."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +8,6 @@ from unittest.mock import AsyncMock
 import pytest
 from ray.exceptions import ActorDiedError
 
-from service.decode.modes import Static
-from service.engine.request import SamplingParams, Stats
 from service.errors import (
     EngineFailed,
     GenerationChangeFailed,
@@ -20,7 +17,6 @@ from service.errors import (
     WeightUpdateFailed,
 )
 from service.gateway.backend import serving
-from service.ipc.data import Arrival
 from service.messages.replica_status import (
     CheckWeights,
     ControlCommand,
@@ -31,35 +27,20 @@ from service.messages.replica_status import (
     Status,
     UpdateWeights,
 )
-from service.messages.wire import Answer, Chunk, Ending, Failure, ReplicaRequest, Weights
+from service.messages.wire import Weights
 from service.rayserve import ray_backend, serve_state
 from service.rayserve.ray_backend import RayBackend
 from tests.gateway import doubles
 from tests.gateway.helpers import eventually
 
 CARD = replace(doubles.CARD, name="m", slots=1)
-ANSWER = Answer("a", (1,), Ending("length", 1, 1, Stats()))
-CHUNK = Chunk(0, "a", (1,), Stats())
 STATUS = Status("r0", None, CARD)
 
 
-def request(timeout_s: float = 60.0) -> ReplicaRequest:
-    return ReplicaRequest("id", Static(), SamplingParams(), 4, timeout_s, Arrival.now(), token_ids=(1,))
-
-
 class Links:
-    """The links: answers with `items`. Every reported replica has a link."""
-
-    def __init__(self, *items: Any) -> None:
-        self.items, self.waiting = items, 0
-        self.updates: list[list[Status]] = []
-
-    async def count(self, request: ReplicaRequest) -> Any:
-        return self.items[0]
-
-    async def stream(self, request: ReplicaRequest) -> AsyncIterator[Any]:
-        for item in self.items:
-            yield item
+    def __init__(self) -> None:
+        self.count = self.stream = None
+        self.waiting, self.updates = 0, list[list[Status]]()
 
     async def update(self, statuses: list[Status]) -> list[Status]:
         self.updates.append(statuses)
@@ -94,14 +75,7 @@ def backend(handle: Handle, *, links: Links | None = None, ingresses: Handle | N
 
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason that Serve gives for a service without replicas."""
     monkeypatch.setattr(ray_backend, "describe_missing", lambda app, deployment: "gone")
-
-
-async def test_answers_and_counts_come_from_the_links() -> None:
-    items = [item async for item in backend(Handle(), links=Links(CHUNK, ANSWER.ending)).stream(request())]
-    assert items == [CHUNK, ANSWER.ending]
-    assert await backend(Handle(), links=Links(13)).count(request()) == 13
 
 
 async def test_the_links_get_the_statuses_of_the_replicas_that_answer() -> None:
@@ -140,7 +114,6 @@ async def test_failed_replicas_have_a_status_and_lost_ones_have_none() -> None:
 
 
 def serve_status(monkeypatch: pytest.MonkeyPatch, **deployment: Any) -> None:
-    """Sets the state of the deployment that Serve's controller reports."""
     overview = SimpleNamespace(
         applications={"mrp": SimpleNamespace(deployments={"Generator": SimpleNamespace(**deployment)})}
     )
@@ -160,10 +133,8 @@ async def test_without_a_replica_the_reason_is_that_of_serve(error: Exception, m
     [
         ("HEALTHY", {}, True),
         ("UPSCALING", {"STARTING": 1}, True),
-        ("DOWNSCALING", {"STOPPING": 1}, True),
         ("HEALTHY", {"RUNNING": 1}, True),  # it has just started; routers do not know it yet
         ("UPDATING", {"STARTING": 1}, False),
-        ("UNHEALTHY", {"STARTING": 1}, False),
         ("DEPLOY_FAILED", {}, False),
     ],
 )
@@ -190,10 +161,8 @@ async def test_the_last_statuses_hold_while_a_replica_hangs() -> None:
 
 @pytest.mark.usefixtures("missing")
 async def test_the_reason_names_the_error_of_the_last_engine() -> None:
-    failed = Failure(EngineFailed("the engine stopped: ValueError: bad"))
-    failing = backend(Handle([], [STATUS], []), links=Links(failed))
-    assert await anext(failing.stream(request())) == failed
-    failing.note_error(failed.error)
+    failing = backend(Handle([], [STATUS], []))
+    failing.note_error(EngineFailed("the engine stopped: ValueError: bad"))
     with pytest.raises(NotReady, match="gone; before, the engine stopped: ValueError: bad"):
         await failing.statuses()
     assert await failing.statuses()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from ray.serve.config import AutoscalingPolicy
-from ray.serve.schema import ServeApplicationSchema
 
 from service.rayserve import scaling
 from service.rayserve.scaling import GENERATOR, STALE_S, WANTED, deployment_policy, policy
@@ -69,10 +68,7 @@ def test_without_a_fresh_report_of_every_ingress_the_target_may_only_rise(value:
 
 
 def test_while_an_ingress_is_replaced_the_target_does_not_fall() -> None:
-    contexts = {
-        "i": deployment("Ingress", ["a"], 2, {"a": (1.0, 0.5)}),
-        "g": deployment(GENERATOR, [], 2, {}),
-    }
+    contexts = {"i": deployment("Ingress", ["a"], 2, {"a": (1.0, 0.5)}), "g": deployment(GENERATOR, [], 2, {})}
     assert policy(contexts)[0] == {"g": 2}
 
 
@@ -85,10 +81,6 @@ def test_the_first_replica_starts_even_if_no_request_needs_it_any_more(
         "g": deployment(GENERATOR, running, target, {}),
     }
     assert policy(contexts)[0] == {"g": expected}
-
-
-def test_an_application_of_fixed_size_is_left_alone() -> None:
-    assert policy({}) == ({}, {})
 
 
 def test_the_controller_needs_nothing_of_the_model() -> None:
@@ -113,9 +105,3 @@ def test_serve_calls_it_for_each_deployment_and_the_generator_follows_the_ingres
     other = deployment(GENERATOR, ["g"], 4, {})
     other.app_name = "another"
     assert of_generator(other) == (4, {})
-
-
-def test_a_file_may_name_a_policy_of_the_application() -> None:
-    named = {"policy_function": "service.hooks:autoscaling_policy"}
-    application = ServeApplicationSchema(import_path="service.app:build", autoscaling_policy=named)
-    assert application.autoscaling_policy == named

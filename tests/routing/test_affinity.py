@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from service.routing.affinity import BOUND, MAX_HOLDERS, Affinity, PrefixTable, RoutingDecision
+from service.routing.affinity import BOUND, Affinity, PrefixTable, RoutingDecision
 from service.routing.keys import PrefixKeys, prefix_keys
 from tests.routing.test_keys import chat, request
 
@@ -85,15 +85,6 @@ def test_a_hot_prefix_alone_is_spread_within_the_bound(count: int, named: bool) 
     assert min(fleet.loads.values()) >= 20
 
 
-def test_an_overloaded_holder_is_passed_over_until_it_is_not() -> None:
-    fleet = Fleet(3)
-    first, _ = fleet.route(prompt("a"))
-    fleet.loads = {name: 10.0 if name == first else 2.0 for name in fleet.loads}
-    second, decision = fleet.route(prompt("a"))
-    assert (decision.reason, second != first) == ("overloaded", True)
-    assert fleet.route(prompt("a"))[0] == second, "the replica that decoded it has it, too"
-
-
 def test_replicas_that_are_gone_drop_out() -> None:
     fleet = Fleet(3)
     first, _ = fleet.route(prompt("a", session="s"))
@@ -153,12 +144,3 @@ def test_the_table_keeps_what_was_used_last() -> None:
     assert table.longest(prompt("often"), 1.0, alive) == ("r0",)
     assert table.longest(prompt("p39"), 1.0, alive) == ("r0",)
     assert table.longest(prompt("p0"), 0.0, alive) == ()
-
-
-def test_the_table_keeps_the_latest_holders() -> None:
-    table, names = PrefixTable(50), [f"r{n}" for n in range(MAX_HOLDERS + 3)]
-    for name in (*names, names[-2]):
-        table.record(prompt("a"), name)
-    held = table.longest(prompt("a"), 1.0, names)
-    assert len(held) == MAX_HOLDERS
-    assert held[-2:] == (names[-1], names[-2])

@@ -53,12 +53,6 @@ def test_every_prompt_has_keys(text: str, ids: list[int], salt: str) -> None:
         assert prompt_keys == keys(**prompt, sharing=Sharing(cache_salt=salt))
 
 
-def test_the_whole_prompt_is_known_however_short() -> None:
-    assert keys(text="hi").keys == keys(text="hi").keys
-    assert shared(keys(text="hi"), keys(text="hi")) == 1.0
-    assert keys(text="hi").home is None
-
-
 @pytest.mark.parametrize(
     "change", [{"sharing": Sharing(cache_salt="b")}, {"text": None, "messages": ({"role": "user", "content": TEXT},)}]
 )

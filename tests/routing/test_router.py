@@ -10,7 +10,7 @@ from service.engine.request import SamplingParams
 from service.ipc.data import Arrival
 from service.messages.wire import ReplicaRequest
 from service.routing.affinity import RoutingReason
-from service.routing.router import InflightCounts, Router, slack
+from service.routing.router import InflightCounts, Router
 from tests.clock import Clock
 
 PROMPT = "word " * 100
@@ -69,16 +69,6 @@ def test_one_replica_is_chosen_before_its_prefixes_are_learned(clock: Clock, rou
     assert not waiting
 
 
-def test_a_replica_that_leaves_gives_its_prefixes_to_others(router: Router) -> None:
-    home = router.choose(request(PROMPT))
-    assert home is not None
-    router.inflight.remove(home)
-    other = router.choose(request(PROMPT))
-    assert other not in {home, None}
-    router.inflight.set_replicas(["a", "b", "c"])
-    assert router.choose(request(PROMPT)) in {home, other}
-
-
 def test_a_further_attempt_goes_by_load(router: Router, routed: list[RoutingReason]) -> None:
     router.choose(request(PROMPT))
     names = {router.choose(request(PROMPT, attempt=1)) for _ in range(60)}  # each draws two of the three at random
@@ -92,21 +82,6 @@ def test_by_load_the_requests_spread_and_no_reason_is_reported(clock: Clock, rou
     counts = Counter(router.choose(request(PROMPT)) for _ in range(400))
     assert max(counts.values()) - min(counts.values()) <= 8
     assert routed == []
-
-
-def test_requests_of_other_ingresses_count_and_are_forgotten(router: Router, clock: Clock) -> None:
-    router.inflight.set_others("a", 50)
-    router.inflight.set_others("b", 50)
-    names = [router.choose(request(f"{number} {PROMPT}")) for number in range(60)]
-    assert names.count("c") >= 30  # the least loaded of two
-    clock.now += 60.0
-    names = [router.choose(request(f"{number} other {PROMPT}")) for number in range(20)]
-    assert names.count("c") <= 5
-
-
-@pytest.mark.parametrize(("slots", "expected"), [(1, 1), (16, 1), (64, 4), (256, 16)])
-def test_the_slack_grows_with_the_slots(slots: int, expected: int) -> None:
-    assert slack(slots) == expected
 
 
 @pytest.fixture

@@ -71,7 +71,6 @@ def pair_client(pair: Service) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def ending_pair(pair: Service) -> Service:
-    """The service, for a test that ends it."""
     return pair
 
 

@@ -13,13 +13,10 @@ VARIABLE, HOLD = "MRP_TESTS_PACE", "hold"
 
 
 class Pace:
-    """The test's side."""
-
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def full(self) -> None:
-        """Forwards run at full speed."""
         self._file.unlink(missing_ok=True)
 
     def slow(self, seconds: float) -> None:
@@ -35,7 +32,6 @@ class Pace:
             self.full()
 
     def hold(self) -> None:
-        """No forward begins, and no replica starts."""
         self._say(HOLD)
 
     def name_of(self, process: int) -> str:
@@ -50,7 +46,6 @@ class Pace:
 
 
 def write_card(replica: str) -> None:
-    """This process is that replica."""
     _card(Path(os.environ[VARIABLE]), os.getpid()).write_text(replica)
 
 
@@ -59,7 +54,6 @@ def _card(file: Path, process: int) -> Path:
 
 
 def current_pace() -> str:
-    """The current pace; none without a file."""
     try:
         return Path(os.environ[VARIABLE]).read_text()
     except FileNotFoundError:

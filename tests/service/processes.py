@@ -25,7 +25,6 @@ def descendants(ancestor):
 
 
 def command(process):
-    """Its command line; empty when it has ended."""
     try:
         return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:

@@ -15,7 +15,6 @@ Outcome = tuple[list[int], str, dict[str, Any]]
 
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = 60) -> None:
-    """Waits for a condition that must come true."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
@@ -35,7 +34,6 @@ def until(client: httpx.Client, status: int, replicas: int = 1) -> httpx.Respons
 
 
 def samples(client: httpx.Client, name: str) -> list[Sample]:
-    """A metric's samples of all processes."""
     families = text_string_to_metric_families(client.get("/metrics").text)
     return [sample for family in families for sample in family.samples if sample.name == f"mrp_{name}"]
 
@@ -46,7 +44,6 @@ def sample(client: httpx.Client, name: str, **labels: str) -> float:
 
 
 def by_holder(client: httpx.Client, name: str) -> dict[str, float]:
-    """The sums of those of each process, by its label `replica`."""
     sums: dict[str, float] = {}
     for sample in samples(client, name):
         sums[sample.labels["replica"]] = sums.get(sample.labels["replica"], 0.0) + sample.value
@@ -54,7 +51,6 @@ def by_holder(client: httpx.Client, name: str) -> dict[str, float]:
 
 
 def events(response: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(event, data) of a stream."""
     name = ""
     for line in response.iter_lines():
         if line.startswith("event: "):
@@ -71,7 +67,6 @@ class Streamed:
         self._client, self._request = client, request
 
     def read(self) -> Outcome:
-        """Reads the whole stream, which must end with `done`."""
         tokens, since = [], time.monotonic()
         with self._client.stream("POST", "/generate", json={**self._request, "stream": True}) as response:
             assert response.status_code == 200, response.read()

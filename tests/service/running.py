@@ -52,7 +52,6 @@ class Service:
 
     @property
     def stderr(self) -> str:
-        """The text on stderr until now."""
         return self._stderr.read_text()
 
     def becomes_ready(self) -> bool:
@@ -72,7 +71,6 @@ class Service:
         return False
 
     def stop(self) -> int:
-        """SIGTERM; the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(_STOP_S)

@@ -29,7 +29,6 @@ def session_of(service):
 
 
 def gone(session, seconds=5.0):
-    """Whether all processes of the session end in time."""
     deadline = time.monotonic() + seconds
     while left := of_session(session):
         if time.monotonic() > deadline:

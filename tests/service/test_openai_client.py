@@ -1,9 +1,6 @@
 """OpenAI's own client against the real service."""
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import openai
@@ -66,50 +63,6 @@ def test_errors_and_the_clients_own_time_limit(service: Service, client: openai.
         client.with_options(timeout=0.05).completions.create(
             model=MODEL, prompt=PROMPT, max_tokens=2000, n=8, extra_body={"ignore_eos": True, "mode": "static"}
         )
-
-
-class _BusyOnce(BaseHTTPRequestHandler):
-    """Passes requests on to the service, but says 429 first."""
-
-    retry_counts: list[str]
-    upstream: str
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.retry_counts.append(self.headers["x-stainless-retry-count"])
-        if len(self.retry_counts) == 1:
-            self._send(429, json.dumps({"error": {"message": "busy", "code": "queue_full"}}).encode(), "1")
-            return
-        answer = httpx.post(self.upstream + self.path, content=body, headers={"authorization": "Bearer first"})
-        self._send(answer.status_code, answer.content)
-
-    def _send(self, status: int, content: bytes, retry_after: str | None = None) -> None:
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(content)))
-        if retry_after:
-            self.send_header("retry-after", retry_after)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def test_a_refusal_is_retried_by_the_client_itself(service: Service) -> None:
-    handler = type("Handler", (_BusyOnce,), {"retry_counts": [], "upstream": service.url})
-    with HTTPServer(("127.0.0.1", 0), handler) as front:
-        thread = threading.Thread(target=front.serve_forever)
-        thread.start()
-        try:
-            base_url = f"http://127.0.0.1:{front.server_port}/v1"
-            with openai.OpenAI(base_url=base_url, api_key="first", max_retries=2) as client:
-                answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=4)
-        finally:
-            front.shutdown()
-            thread.join()
-    assert answer.choices[0].token_ids
-    assert handler.retry_counts == ["0", "1"]
 
 
 def test_the_routes_of_other_apis(service: Service) -> None:

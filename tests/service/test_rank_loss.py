@@ -20,7 +20,6 @@ SLOW = 0.1
 
 @pytest.fixture
 def pairs(services: Services) -> Iterator[Service]:
-    """Two replicas of two ranks each."""
     running = services.of("tests.service.program", "--num-replicas", 2, "--tensor-parallel-size", 2)
     yield running
     running.pace.full()

@@ -26,7 +26,6 @@ SLOW = 0.1
 
 @pytest.fixture(scope="module")
 def expected() -> dict[int, Outcome]:
-    """The undisturbed answers, by seed, which are made once."""
     return {}
 
 
@@ -37,7 +36,6 @@ def undisturbed(client: httpx.Client, expected: dict[int, Outcome], request: dic
 
 
 def failovers(client: httpx.Client) -> float:
-    """How many attempts at requests were made again."""
     return sample(client, "request_failovers_total")
 
 
@@ -61,9 +59,7 @@ def hit_one_of_two(client: httpx.Client, pair: Service, number: int, expected: d
         assert [future.result() for future in streamed] == answers
         assert [future.result() for future in unary] == answers
     assert failovers(client) > before
-    pause = max(stream.pause for stream in streams)
-    print(f"longest pause after signal {number} to one of two replicas: {pause:.1f} s")  # noqa: T201 - shown by -s
-    return pause
+    return max(stream.pause for stream in streams)
 
 
 def test_one_of_two_replicas_dies_and_no_request_notices(
@@ -107,7 +103,6 @@ def test_all_replicas_die_and_a_stream_goes_on_with_the_next(
         assert int(refused.headers["retry-after"]) >= 1
         pair.pace.full()
         assert streamed.result() == answer
-    print(f"longest pause after all replicas were killed: {stream.pause:.1f} s")  # noqa: T201 - shown by -s
     until(pair_client, 200, replicas=2)
     assert not set(dead) & set(processes_of(pair, "Generator"))
     assert failovers(pair_client) > before
@@ -138,15 +133,8 @@ def test_a_dead_ingress_ends_its_own_streams_with_an_error_and_no_others(
         pair.pace.hold()
         os.kill(processes_of(pair, "Ingress")[0], signal.SIGKILL)
         pair.pace.full()
-        statuses: list[int] = []
-
-        def answered() -> bool:
-            statuses.append(pair_client.post("/generate", json=LONG).status_code)
-            return statuses[-1] == 200
-
-        eventually(answered, "no ingress answers")
+        eventually(lambda: pair_client.post("/generate", json=LONG).status_code == 200, "no ingress answers")
         outcomes = {future.result() for future in reading}
-    print(f"requests after the end of an ingress: {statuses}")  # noqa: T201 - shown by -s
     assert outcomes == {True, False}
     eventually(lambda: len(by_holder(pair_client, "queue_blocks_left")) == 2, "the ingress was not replaced")
     eventually(lambda: sample(pair_client, "num_requests_running") == 0, "requests of the dead ingress go on")

@@ -1,20 +1,17 @@
 """Requests with a common prefix reach the same replica's prefix cache, by the real router of two replicas."""
 
 import random
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 
-from tests.service.reading import by_holder, eventually, sample
+from tests.service.reading import eventually, sample
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 SESSIONS, TURNS, BLOCK = 4, 3, 4
 
 
 def ask(client, prompt, **more):
-    """The answer to a prompt of token ids."""
     limits = {"max_new_tokens": 8, "mode": "static", "ignore_eos": True}
     response = client.post("/generate", json={"prompt_token_ids": prompt, **limits, **more})
     assert response.status_code == 200, response.text
@@ -23,11 +20,6 @@ def ask(client, prompt, **more):
 
 def routed(client):
     return {by: sample(client, "request_routed_total", by=by) for by in ("prefix", "load", "overloaded")}
-
-
-def ended(client):
-    """Replica -> the requests it has ended, of whatever mode, for whatever reason."""
-    return Counter(by_holder(client, "request_success_total"))
 
 
 def all_linked(pair_client):
@@ -52,40 +44,3 @@ def test_the_turns_of_a_session_find_the_last_ones_pages(pair_client, idle_pair)
     counts = {by: now[by] - before[by] for by in now}
     assert counts["prefix"] >= SESSIONS
     assert sum(counts.values()) == SESSIONS * TURNS
-
-
-def test_both_ingresses_reach_both_replicas_by_links(pair_client):
-    eventually(partial(all_linked, pair_client), "an ingress has no links")
-
-
-def test_requests_with_one_cache_key_go_to_one_replica(pair_client, idle_pair):
-    rng, before = random.Random(6), ended(pair_client)
-    for _ in range(20):
-        ask(pair_client, rng.choices(range(500), k=24), prompt_cache_key="a session of mine")
-    counts = counted(pair_client, before, 20)
-    assert max(counts) >= 17
-
-
-def counted(client, before, requests):
-    """Requests that each replica has ended since; /metrics may show what was so a moment ago."""
-    counts = []
-
-    def all_of_them():
-        counts[:] = [count - before[name] for name, count in ended(client).items()]
-        return sum(counts) == requests
-
-    eventually(all_of_them, f"not all of {requests} requests are counted")
-    return counts
-
-
-def test_choices_and_clients_at_the_same_time_are_all_answered(pair_client):
-    """The choices of one request share the id by which Serve's unordered routers identify a call."""
-    rng = random.Random(7)
-    [model] = pair_client.get("/v1/models").json()["data"]
-    request = {"model": model["id"], "max_tokens": 8, "n": 6, "ignore_eos": True}
-    prompts = [rng.choices(range(500), k=24) for _ in range(6)]
-    with ThreadPoolExecutor(6) as pool:
-        answers = list(
-            pool.map(lambda prompt: pair_client.post("/v1/completions", json={**request, "prompt": prompt}), prompts)
-        )
-    assert [len(answer.json()["choices"]) for answer in answers] == [6] * 6

@@ -20,7 +20,6 @@ KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 
 
 def body(case, **more):
-    """A golden case as a request."""
     knobs = {knob: case[knob] for knob in KNOBS if knob in case}
     fields = {key: case[key] for key in ("mode", "prompt_token_ids", "max_new_tokens", "temperature")}
     return {**fields, **knobs, "stop_token_ids": [510], **more}
@@ -66,28 +65,21 @@ def test_a_key_finds_nothing_of_another_in_the_cache(client):
     assert [cached(key) for key in ("first", "second", "first", "second")] == [0, 0, 196, 196]
 
 
-@pytest.mark.parametrize(("sent", "answered"), [("a<b>c", "abc"), ("x" * 200, "x" * 128), ("fine-1", "fine-1")])
-def test_a_request_id_is_the_same_everywhere(client, sent, answered):
-    response = client.post("/generate", json={}, headers={"x-request-id": sent})
-    assert response.headers.get_list("x-request-id") == [answered]
-    assert response.json()["error"]["request_id"] == answered
-
-
 def test_a_request_has_one_line_in_the_log_that_keeps_its_secrets(client, service):
     for request, status in ((body(CASES[0]), 200), ({"prompt": "xylophone", "temperature": "xylophone"}, 422)):
         response = client.post("/generate", json=request, headers={"x-request-id": f"logged-{status}"})
         assert response.status_code == status
 
     def lines(status):
-        everything = map(json.loads, (line for line in service.said.splitlines() if line.startswith("{")))
+        everything = map(json.loads, (line for line in service.stderr.splitlines() if line.startswith("{")))
         return [line for line in everything if line.get("request_id") == f"logged-{status}"]
 
     eventually(lambda: lines(200) and lines(422), "the requests were not logged")
     (answered,), (refused,) = [[line for line in lines(s) if line["message"] == "request"] for s in (200, 422)]
     assert (answered["completion_tokens"], answered["mode"]) == (len(CASES[0]["token_ids"]), CASES[0]["mode"])
     assert (refused["status"], refused["error"]) == (422, "invalid_request")
-    assert "xylophone" not in service.said
-    assert "second" not in service.said
+    assert "xylophone" not in service.stderr
+    assert "second" not in service.stderr
 
 
 def test_metrics_of_all_processes_have_every_name(client):
@@ -121,11 +113,7 @@ def test_no_proxy_runs_before_the_only_ingress(client, service):
     ("headers", "change", "status", "words"),
     [
         ({"authorization": "Bearer wrong"}, {}, 401, "API key is wrong"),
-        ({"authorization": ""}, {}, 401, "API key is missing"),
-        ({}, {"threshold": 0.5}, 422, "does not use threshold"),
         ({}, {"max_new_tokens": 10**6}, 422, "context length is 2048"),
-        ({}, {"prompt_token_ids": [509]}, 422, "mask token 509"),
-        ({}, {"prompt_token_ids": [512]}, 422, "allowed are 0 to 511"),
         ({}, {"timeout_s": 1e-6}, 504, "nothing was decoded"),
         ({}, {"prompt_token_ids": [1] * 600_000}, 413, "allowed are 1048576"),
     ],

@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
-import httpx
 import pytest
 from ray._private.services import node_ip_address_from_perspective
 from ray.serve.generated.serve_pb2 import ASGIRequest
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
 from tests.service.processes import descendants, ports, processes_of
-from tests.service.reading import Streamed, by_holder, eventually, sample, until
+from tests.service.reading import Streamed, eventually, sample, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 SHORT = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 24, "mode": "static", "ignore_eos": True}
@@ -43,7 +42,6 @@ def test_replicas_ask_for_rays_token(pair_client, pair):
 
 
 def has_torch(process):
-    """Whether torch's libraries are in a process."""
     return "libtorch" in Path(f"/proc/{process}/maps").read_text()
 
 
@@ -53,26 +51,6 @@ def test_only_the_model_has_torch_in_its_process(pair_client, pair):
     assert all(any(has_torch(engine) for engine in descendants(replica)) for replica in replicas)
     eventually(lambda: len(processes_of(pair, "Ingress")) == 2, "two ingresses never came")
     assert [has_torch(process) for process in processes_of(pair, "Ingress")] == [False, False]
-
-
-def test_requests_spread_over_the_ingresses_and_any_of_them_tells_of_all(pair_client, pair):
-    eventually(lambda: len(by_holder(pair_client, "queue_blocks_left")) == 2, "two ingresses never came")
-    both, sent = by_holder(pair_client, "queue_blocks_left").keys(), 0
-
-    def refused():
-        counts = by_holder(pair_client, "request_rejected_total")
-        return {name: counts.get(name, 0) for name in both}
-
-    def ask(_):
-        assert httpx.post(f"{pair.url}/generate", json={}, timeout=60).status_code == 422
-
-    before = refused()
-    while not all(now > before[name] for name, now in refused().items()):
-        assert sent < 200, "all requests come to one ingress"
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(ask, range(4)))
-        sent += 4
-    assert {sum(refused().values()) - sum(before.values()) for _ in range(8)} == {sent}
 
 
 def test_any_ingress_tells_what_all_replicas_have(pair_client, pair):

@@ -55,7 +55,6 @@ def test_weights_are_updated_under_load_and_a_new_replica_has_them(
             assert new != old
             assert all(future.result() in (old, new) for future in during)
         assert [row["version"] for row in answer["replicas"]] == [answer["version"]] * 2
-        print(f"seconds of the update: {[row['seconds'] for row in answer['replicas']]}")  # noqa: T201 - shown by -s
         assert_a_new_replica_has_them(pair_client, pair, answer["version"], new)
     finally:
         pair.pace.full()
@@ -68,17 +67,14 @@ def assert_a_new_replica_has_them(pair_client: httpx.Client, pair: Service, vers
     """No request is answered by the weights with which it starts."""
     dead = processes_of(pair, "Generator")[0]
     os.kill(dead, signal.SIGKILL)
-    requests = 0
     deadline = time.monotonic() + 90
     while versions(pair_client) != [version] * 2 or dead in processes_of(pair, "Generator"):
         assert time.monotonic() < deadline, versions(pair_client)
         assert whole(pair_client, LONG) == new
-        requests += 1
     with ThreadPoolExecutor(16) as pool:
         assert [future.result() for future in [pool.submit(whole, pair_client, LONG) for _ in range(16)]] == [new] * 16
     eventually(lambda: len(by_holder(pair_client, "weights_version")) >= 2, "a replica is missing")
     assert set(by_holder(pair_client, "weights_version").values()) >= {float(version)}
-    print(f"{requests} requests while it started, refused {sample(pair_client, 'request_failovers_total')}")  # noqa: T201
 
 
 @pytest.mark.parametrize(("stop", "go"), [("pause", "continue"), ("sleep", "wake_up")])

@@ -53,7 +53,6 @@ class Curve:
     sizes: tuple[int, ...] = ()
 
     def at(self, rows: float) -> float:
-        """The time at a number of rows, which may be a fraction."""
         if len(self.points) == 1:
             return self.points[0][1]
         index = min(max(1, bisect_right(self.points, (rows, 0.0))), len(self.points) - 1)
@@ -61,16 +60,13 @@ class Curve:
         return fast + (slow - fast) * (max(rows, self.points[0][0]) - low) / (high - low)
 
     def filled(self, rows: int) -> float:
-        """The time of a forward over rows that are filled up to the next size."""
         index = bisect_left(self.sizes, rows)
         return self.at(self.sizes[index] if index < len(self.sizes) else rows)
 
     def slope(self, low: float, high: float) -> float:
-        """The mean time of one more row, from `low` to `high` rows."""
         return (self.at(high) - self.at(low)) / (high - low)
 
     def onward(self, rows: int) -> Curve:
-        """The convex curve below this one, from a number of rows on."""
         farther = [point for point in self.points if point[0] > rows]
         last = 2 * (farther[-1][0] if farther else rows)
         return lower_hull([(rows, self.at(rows)), *farther, (last, self.at(last))])
@@ -116,9 +112,8 @@ def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
 class StepCosts:
     """The times of forwards of the backbone and of MRP (None without MRP), all in one unit.
 
-    The rows of the curves read `prefix` pages each. `page`: the time of one more page for a row that shares it with
-    other states of its block. `draft`: the time in which a policy finds one state, without forwards.
-    `search`: that time right after a forward, whose layers have emptied the caches: a search takes it at least.
+    The rows of the curves read `prefix` pages each. `page`: the time of one more page for a row. `draft`: the time in
+    which a policy finds one state; `search`: that time right after a forward, whose layers have emptied the caches.
     """
 
     backbone: Curve
@@ -133,7 +128,6 @@ class StepCosts:
         return self.page * max(0.0, pages - self.prefix)
 
     def with_pages(self, pages: float) -> StepCosts:
-        """The costs of rows that read `pages` pages each."""
         more = self.reading(pages)
         points = tuple((rows, seconds + rows * more) for rows, seconds in self.backbone.points)
         return replace(self, backbone=replace(self.backbone, points=points))
@@ -142,10 +136,9 @@ class StepCosts:
 def measure(
     runner: ModelRunner, max_rows: int, has_mrp: bool, clock: Callable[[], float] = time.perf_counter
 ) -> StepCosts:
-    """Times of 1, 2, 4, … rows up to `max_rows`, by a clock in seconds (`forward_clock`).
+    """Times of 1, 2, 4, … rows up to `max_rows`, by a clock in seconds (`forward_clock`). Takes about a second.
 
-    It takes about a second. With slow forwards it takes a few forwards of each size up to 16 rows. The runner of an
-    engine may be measured between steps, since the rows only read pages.
+    The runner of an engine may be measured between steps, since the rows only read pages.
     """
     counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
     row = masked_row(runner.config, runner.model.num_pages, _PREFIX)._replace(drafts=has_mrp)
@@ -163,8 +156,6 @@ def measure(
 
 
 def _forward(runner: ModelRunner, network: Network, rows: list[Row]) -> Callable[[], object]:
-    """A function that runs a forward to its end, with fewer rows at a time where memory is short."""
-
     def run() -> None:
         OomBackoff().begin(partial(runner.begin, network), rows)()
 
@@ -172,7 +163,6 @@ def _forward(runner: ModelRunner, network: Network, rows: list[Row]) -> Callable
 
 
 def _reading(runner: ModelRunner, clock: Callable[[], float]) -> float:
-    """The time of one more page for a row that is one of several states of a block."""
     near, far = (masked_row(runner.config, runner.model.num_pages, index) for index in (_PREFIX, _LONG))
     if far.index == near.index:
         return 0.0
@@ -184,7 +174,6 @@ def _reading(runner: ModelRunner, clock: Callable[[], float]) -> float:
 
 
 def _searching(runner: ModelRunner, row: Row, clock: Callable[[], float]) -> tuple[float, float]:
-    """The time per state of drafting a small tree without MRP: right after a forward, and at once again."""
     rule, times = TopConfidence(1), list[list[float]]()
 
     def draft(canvas: Canvas, prediction: Prediction) -> None:

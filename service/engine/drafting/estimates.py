@@ -1,11 +1,8 @@
 """Estimates from earlier drafts: the actual gain behind an expected one, and the gain of a number of MRP forwards.
 
-A policy's likelihoods are a model that was tuned on one checkpoint. On another checkpoint, or at a temperature, they
-may be too high. `Reliability` counts the actual gain of drafts by their expected gain.
-
-`MrpChoice` is a small bandit over the number of MRP forwards for a request's drafts. The number is chosen once, when
-the request is admitted, since MRP's KV is written with the prompt. The bandit picks the number with the best measured
-gain per cost. One request in 32 tries a neighbouring number, if a much higher gain would make that number the best.
+A policy's likelihoods were tuned on one checkpoint. `Reliability` counts the actual gain of drafts by their expected
+gain. `MrpChoice` is a small bandit over the number of MRP forwards for a request's drafts, chosen once, when it is
+admitted. One request in 32 tries a neighbouring number, if a much higher gain would make that number the best.
 """
 
 from bisect import bisect_right
@@ -49,12 +46,10 @@ class SearchGains:
         self._counts: dict[int, tuple[float, float]] = {}  # searches and tokens, by the bits of the load
 
     def are_worth(self, num_running: int, cost: float) -> bool:
-        """Whether a search gains more than it costs, in tokens."""
         count, gained = self._counted(num_running)
         return gained > count * cost
 
     def count(self, num_running: int, gain: float) -> None:
-        """Counts a search."""
         count, gained = self._counted(num_running)
         share = 0.5 if count > _SEARCH_MEMORY else 1.0
         self._counts[num_running.bit_length()] = share * count + 1.0, share * gained + gain
@@ -78,7 +73,6 @@ class Reliability:
                 gains = gains[:begin]
 
     def actual_gains(self, expected: Sequence[float]) -> list[float]:
-        """The mean actual gains of drafts with these expected gains, in the order of a tree."""
         gains = list[float]()
         for begin, positions in self._classes:  # from the last ones on
             if len(expected) > begin:
@@ -87,7 +81,6 @@ class Reliability:
         return gains
 
     def min_gain(self, price: float) -> float:
-        """The minimum expected gain of a first draft whose actual gain covers the price."""
         return self._classes[-1][1].min_gain(price)
 
 
@@ -109,7 +102,6 @@ class _PositionClass:
             self._points[index] = total / count, gained / count
 
     def gain(self, expected: float) -> float:
-        """The actual gain, between the means of the classes on a straight line."""
         points = self._points
         index = min(bisect_right(points, (expected, 0.0)), len(points) - 1)
         (low, less), (high, more) = points[index - 1] if index else (0.0, 0.0), points[index]
@@ -130,11 +122,10 @@ class _PositionClass:
 
 @dataclass(slots=True)
 class _Option:
-    """One number of MRP forwards, `steps`.
+    """One number of MRP forwards, `steps`. `factor`: its gain over trees without MRP, for large trees.
 
-    `gained`: the additional steps by its trees. `guessed`: the guess of these steps.
-    `factor`: the gain of its large trees over the gain of trees without MRP. `searches`: the number of searches for
-    drafts. `refinements`: their MRP forwards, perhaps fewer than allowed.
+    `gained`, `guessed`: the additional steps by its trees, and their guess. `refinements`: the MRP forwards of
+    `searches`.
     """
 
     steps: int
@@ -145,12 +136,10 @@ class _Option:
     guessed: float = 0.0
 
     def guess(self, states: int) -> float:
-        """The guess of the additional steps by a tree."""
         size = log2(1 + states)
         return _GAIN * size * (1.0 + (self.factor - 1.0) * min(1.0, size / log2(1 + _SMALL)))
 
     def ratio(self, overall: float) -> float:
-        """The ratio of gained to guessed steps. Before anything is measured, the ratio over all options."""
         return (overall * _GUESS_WEIGHT + self.gained) / (_GUESS_WEIGHT + self.guessed)
 
     def forwards(self, num_running: int) -> float:
@@ -181,12 +170,10 @@ class MrpChoice:
         self._requests = 0
 
     def best(self, costs: StepCosts, num_running: int, max_states: int) -> int:
-        """The number of MRP forwards for a request.
-
-        `num_running`: the running requests, this one included. `max_states`: the limit of a request's verified states.
-        """
+        """The number of MRP forwards for a request. `max_states`: the limit of a request's verified states."""
         steps, load = list(self._options) if costs.mrp else [0], (num_running, max_states)
-        overall = self._overall()
+        guessed = sum(option.guessed for option in self._options.values())
+        overall = (_GUESS_WEIGHT + sum(option.gained for option in self._options.values())) / (_GUESS_WEIGHT + guessed)
         ratios = {option: self._options[option].ratio(overall) for option in steps}
         rates = {option: _rate(self._options[option], ratios[option], costs, load) for option in steps}
         best = max(steps, key=lambda option: rates[option])
@@ -199,7 +186,6 @@ class MrpChoice:
         return best
 
     def count_request(self) -> None:
-        """Counts a request that uses an option."""
         self._requests += 1
 
     def count_search(self, steps: int, refinements: int) -> None:
@@ -207,14 +193,7 @@ class MrpChoice:
         self._options[steps].count_search(refinements)
 
     def count(self, steps: int, gains: Sequence[tuple[float, int]]) -> None:
-        """Counts the states of one verification, of a request with `steps` MRP forwards."""
         self._options[steps].count(len(gains), sum(actual > 0 for _, actual in gains))
-
-    def _overall(self) -> float:
-        """The ratio of gained to guessed steps over all options."""
-        options = self._options.values()
-        gained = sum(option.gained for option in options)
-        return (_GUESS_WEIGHT + gained) / (_GUESS_WEIGHT + sum(option.guessed for option in options))
 
 
 def _rate(option: _Option, ratio: float, costs: StepCosts, load: tuple[int, int]) -> float:

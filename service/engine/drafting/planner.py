@@ -1,17 +1,11 @@
 """The number of drafts to verify at the current load, by the price of a row in tokens: `mrp_steps: "auto"`.
 
-The aim is the most tokens per second from the batch. Verifying one more state costs one row. If decoding passes
-through the state with probability p, verifying it gains p tokens. It is worth its cost if p is larger than the number
-of tokens that the batch could decode in the time of one row (Dinkelbach's method for the best ratio of tokens to time).
-Times come from the measured table (`costs.py`), not from the clock, so a slow machine makes the same choices. Prices
-stay for some steps, since the host computes them between forwards.
+The aim is the most tokens per second. Verifying a state that is passed with probability p gains p tokens. It is worth
+its cost if p is larger than the number of tokens that the batch could decode in the time of one row (Dinkelbach's
+method). Times come from the measured table (`costs.py`), so a slow machine makes the same choices.
 
-The search for drafts costs the host's time, too. So the planner counts what searches gain beyond the price of rows and
-of MRP's forwards. If that is less than a search costs, only one step in `_TRIAL` searches.
-
-This is decided twice. `row` is the price by which a request's tree grows: the slope of a convex curve below the table.
-`affordable_drafts` cuts the trees of all requests of a forward together, by the table itself. Only the second decision
-knows which numbers of rows are expensive.
+`row` is the price by which a request's tree grows. `affordable_drafts` cuts the trees of a forward together, by the
+table itself. If searches gain less than they cost, only one step in `_TRIAL` searches.
 """
 
 from __future__ import annotations
@@ -60,7 +54,6 @@ class DraftPlanner:
         self._reliabilities: dict[tuple[_Kind, int], Reliability] = {}
 
     def costs(self) -> StepCosts:
-        """The costs of forwards, measured on the first call."""
         if self._costs is None:
             self._costs = self._measure()
         return self._costs
@@ -90,24 +83,15 @@ class DraftPlanner:
         return self._mrp_choices.setdefault(kind, MrpChoice(self._block_size))
 
     def begin(self, num_running: int, tenants: Mapping[str, int] | None = None) -> None:
-        """Begins a step of `num_running` requests.
-
-        `tenants`: the running requests of each tenant, if a tenant's rows are limited in this step. Its drafts are then
-        weighed as if it ran alone, since they cost other tenants no time.
-        """
+        """Begins a step. `tenants`: the running requests of each, if a tenant's drafts are weighed alone."""
         self.resume(StepWork(max(1, num_running), tenants or {}))
         self._steps += 1
 
     def resume(self, work: StepWork) -> None:
-        """Continues a step. Steps of two micro-batches alternate."""
         self.work = work
 
     def record(self, rows: int, tokens: int, pages: int = 0) -> None:
-        """Counts the work of one request in this step.
-
-        `rows`: the states that the backbone read for it (0: MRP read a state). `tokens`: the tokens revealed. `pages`:
-        the pages that each of its states reads.
-        """
+        """Counts one request's work: `rows` states read (0: MRP read one), `tokens` revealed, `pages` of each state."""
         step = self.work
         step.requests += bool(rows)
         step.rows += rows
@@ -115,7 +99,6 @@ class DraftPlanner:
         step.pages += rows * pages
 
     def end(self, mrp_rows: Iterable[int]) -> None:
-        """Ends the step. `mrp_rows`: the rows of each of its MRP forwards."""
         step, self.work = self.work, StepWork(self.work.num_running, self.work.tenants)
         if not step.requests:
             return
@@ -144,11 +127,9 @@ class DraftPlanner:
         return worth_reading(gains, [rate * (seconds - times[rows]) for seconds in times[rows:]])
 
     def reading(self, pages: int, tenant: str = "") -> float:
-        """The price, in tokens, of the pages that a tenant's row reads beyond the table's pages."""
         return self.costs().reading(pages) * self._slope_and_rate(tenant)[1]
 
     def _slope_and_rate(self, tenant: str) -> tuple[float, float]:
-        """The time of one more row, and the tokens that the tenant's requests decode in a unit of time."""
         count = self.work.num_running_beside(tenant)
         if count not in self._slopes:
             costs, rows = self.costs(), count * self._rows
@@ -159,16 +140,12 @@ class DraftPlanner:
         return self._slopes[count]
 
     def forward_time(self, num_running: int) -> float:
-        """The time of all forwards of a step of `num_running` requests."""
         costs, rows = self.costs(), num_running * self._rows
         reading = rows * costs.reading(self._pages)
         return (costs.backbone.at(rows) + reading) * (1 + self._mrp)
 
     def budget(self, mrp_steps: int, reliability: Reliability, pages: int, tenant: str = "") -> DraftBudget:
-        """The current budget of a request.
-
-        `reliability`: the reliability of its kind of drafts. `pages`: the pages that each of its states reads.
-        """
+        """The current budget of a request. `reliability`: that of its kind of drafts. `pages`: those of each state."""
         work, reading = self.work, self.costs().reading(pages)
         key = mrp_steps, reading, work.num_running, work.num_running_beside(tenant), reliability
         if (budget := self._budgets.get(key)) is None or (not budget.states and self._steps % _TRIAL == 0):
@@ -176,7 +153,6 @@ class DraftPlanner:
         return budget
 
     def _new_budget(self, mrp_steps: int, reliability: Reliability, price: float, tenant: str) -> DraftBudget:
-        """A budget by the price of a row."""
         num_running = self.work.num_running
         max_states = self._max_states(num_running)
         if price >= 1:
@@ -188,7 +164,6 @@ class DraftPlanner:
         return DraftBudget(reliability.min_gain(price), max_states, mrp_steps, refine)
 
     def search(self, tenant: str) -> float:
-        """The price, in tokens, of a search for drafts."""
         return self.costs().search * self._slope_and_rate(tenant)[1]
 
     def refinement(self, tenant: str) -> float:
@@ -203,7 +178,6 @@ class DraftPlanner:
 
 
 def _kind(request: GenerationRequest) -> _Kind:
-    """The kind of a request's drafts. Its mode leaves drafts open."""
     mode = request.mode
     rule = mode.rule if request.grammar is None else mode.rule.in_order
     return type(rule).__name__, rule == TopConfidence(1), request.sampling.temperature > 0, mode.drafts_decide
@@ -212,8 +186,7 @@ def _kind(request: GenerationRequest) -> _Kind:
 def worth_reading(gains: Sequence[Sequence[float]], prices: Sequence[float]) -> list[int]:
     """The number of drafts of each request with which the sum of gains exceeds the cost of their rows the most.
 
-    `gains`: the expected gains of each request's drafts, in their order. `prices[n]`: the cost of n further rows, in
-    tokens, up to the number of all drafts. Drafts of the highest gain come first.
+    `gains`: each request's expected gains, in their order. `prices[n]`: the cost of n further rows, in tokens.
     """
     drafts = list[tuple[float, float, int]]()
     for index, expected in enumerate(gains):
@@ -234,9 +207,8 @@ def worth_reading(gains: Sequence[Sequence[float]], prices: Sequence[float]) -> 
 class RequestDrafts:
     """The drafts of one request. This class is for requests whose drafts the engine does not choose.
 
-    `mrp_steps`: the number of MRP forwards, as requested or chosen; None for modes that have none. `pages`: the pages
-    before the current block, which each of its states reads. `refinements`: the MRP forwards for the drafts that are
-    searched.
+    `mrp_steps`: the MRP forwards, as requested or chosen; None for modes without. `pages`: the pages before the current
+    block. `refinements`: the MRP forwards of the present search.
     """
 
     def __init__(self, planner: DraftPlanner, tenant: str, uses_mrp: bool, mrp_steps: int | None) -> None:
@@ -244,7 +216,6 @@ class RequestDrafts:
         self.uses_mrp, self.mrp_steps, self.pages, self.refinements = uses_mrp, mrp_steps, 0, 0
 
     def budget(self) -> DraftBudget:
-        """The current budget of its drafts."""
         return DraftBudget()
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
@@ -252,7 +223,6 @@ class RequestDrafts:
         return list(gains)
 
     def record(self, rows: int, steps: Sequence[Step]) -> None:
-        """Counts the work of the request. `rows`: the states that were read. `steps`: the steps that followed."""
         tokens = 0
         for step in steps:
             tokens += len(step.revealed) - len(step.remasked)
@@ -275,7 +245,6 @@ class PlannedDrafts(RequestDrafts):
         return budget
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
-        """Corrected by the gains of earlier drafts."""
         price = self._planner.reading(self.pages, self._tenant)
         return [gain - price for gain in self._reliability.actual_gains(gains)]
 
@@ -297,7 +266,7 @@ class PlannedDrafts(RequestDrafts):
 
 @dataclass(slots=True)
 class StepWork:
-    """The work of a step of `num_running` requests: the requests that the backbone read, their rows, tokens and pages.
+    """The work of a step: requests that the backbone read, their rows, tokens and pages.
 
     `tenants`: the running requests of each tenant, if each tenant is weighed by itself.
     """
@@ -310,5 +279,4 @@ class StepWork:
     pages: int = 0
 
     def num_running_beside(self, tenant: str) -> int:
-        """The number of requests among which a tenant's requests are weighed, its own included."""
         return self.tenants.get(tenant, self.num_running)

@@ -1,8 +1,8 @@
 """The draft vocabulary: the few likely tokens of each position, from which MRP's drafts are chosen.
 
-The candidates of a position are the top tokens of the backbone's last prediction of the block. They stay on the device;
-the host knows their index by position (`slots`), so that later forwards refer to them without a copy. On CUDA three
-Triton kernels replace torch's operations (`candidate_kernels.py`). Called by the sampler.
+The candidates are the top tokens of the backbone's last prediction of the block. They stay on the device; the host
+knows their index by position (`slots`). On CUDA three Triton kernels replace torch's operations
+(`candidate_kernels.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class DraftVocabulary:
     def for_rows(
         cls, rows: Sequence[Row], length: int, num_candidates: int, mask_token_id: int
     ) -> DraftVocabulary | None:
-        """None if no row drafts."""
         if not any(row.drafts for row in rows):
             return None
         drafts = cls(rows, length, num_candidates, mask_token_id)
@@ -97,8 +96,6 @@ class DraftVocabulary:
         -> a function from hidden states `[R * L, H]` to a table as `SampleLogits`, `[M, 4]`.
         """
         slots = self.slots[batch.row, batch.position]
-        if slots.min() < 0:
-            raise AssertionError("a position is to be drafted whose candidates were not computed")
         earlier, filtered = self._joined(), bool(batch.metadata.filtered[batch.row].any())
         if kernels:
             params = tables.add(_params(batch, slots))
@@ -115,20 +112,25 @@ class DraftVocabulary:
             return sample(logits, batch, self._mask, Candidates(tokens, earlier.other_weight[indices.tensor]))
 
         def by_kernels(flat: Tensor) -> Tensor:
+            from service.engine.forward import candidate_kernels
+
             logits = _candidate_logits(flat, head, earlier, params.tensor)
-            return _choose(logits, earlier, params.tensor, noise=bool(batch.random.any()))
+            (count, width), out = logits.shape, logits.new_empty(len(batch), 4)
+            candidate_kernels.choose_candidate[count,](
+                logits, earlier.tokens, earlier.other_weight, params.tensor, out,
+                C=width, PAD=_power(width), NOISE=bool(batch.random.any()),
+            )  # fmt: skip
+            return out
 
         return by_operations if not kernels or filtered or batch.metadata.masks else by_kernels
 
     def _joined(self) -> Candidates:
-        """All candidates that are computed by now."""
         if len(self._parts) > 1:
             tokens, weights = ([getattr(part, name) for part in self._parts] for name in ("tokens", "other_weight"))
             self._parts = [Candidates(torch.cat(tokens), torch.cat(weights))]
         return self._parts[0]
 
     def _likeliest(self, scaled: Tensor) -> Candidates:
-        """The candidates by the logits `[M, V]` that rules read."""
         possible = scaled.clone()
         possible[:, self._mask] = -torch.inf
         tokens = possible.topk(self._width, sorted=False).indices
@@ -157,7 +159,6 @@ class DraftVocabulary:
 
 
 def _by_output(rows: Sequence[Row]) -> list[tuple[ForwardOutput, Integers, Integers]]:
-    """By earlier forward: the rows that draft with candidates of that forward, and the rows of the forward."""
     groups: dict[int, tuple[ForwardOutput, list[int], list[int]]] = {}
     for index, row in enumerate(rows):
         if row.drafts and row.anchor is not None and row.anchor.has_candidates:
@@ -180,7 +181,6 @@ def _params(batch: SamplingBatch, slots: Integers) -> NDArray[np.int32]:
 
 
 def _candidate_logits(flat: Tensor, head: Tensor, candidates: Candidates, params: Tensor) -> Tensor:
-    """The logits of the candidates, `[M, C]` float32. `params`: `param_table` of `choose_candidate`."""
     from service.engine.forward import candidate_kernels
 
     count, width = len(params), candidates.tokens.shape[1]
@@ -189,18 +189,6 @@ def _candidate_logits(flat: Tensor, head: Tensor, candidates: Candidates, params
         flat, head, candidates.tokens, params, logits, flat.shape[1], width, TILE=_TILE, STEP=_STEP
     )
     return logits
-
-
-def _choose(logits: Tensor, candidates: Candidates, params: Tensor, *, noise: bool) -> Tensor:
-    """A table as of `SampleLogits`, `[M, 4]`."""
-    from service.engine.forward import candidate_kernels
-
-    count, width = logits.shape
-    out = torch.empty(count, 4, device=logits.device)
-    candidate_kernels.choose_candidate[count,](
-        logits, candidates.tokens, candidates.other_weight, params, out, C=width, PAD=_power(width), NOISE=noise
-    )
-    return out
 
 
 def _power(size: int) -> int:

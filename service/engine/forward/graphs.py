@@ -1,9 +1,8 @@
 """Forwards that are captured once and replayed: a CUDA graph starts all kernels of a forward by one call of the host.
 
-A graph has fixed shapes and addresses. Rows are padded to the next size of a graph. One copy sends all tables of a
-forward to a fixed buffer, the inputs and the attention's table (`GraphCapable`) first. `warm_up.py` has all graphs
-captured before requests come; without it a graph is captured when its shape first comes. Padding rows see themselves
-and write to no page, and their output is dropped.
+A graph has fixed shapes and addresses. Rows are padded to the next size of a graph; padding rows see themselves, write
+to no page, and their output is dropped. One copy sends all tables of a forward to a fixed buffer. `warm_up.py` has all
+graphs captured before requests come; without it a graph is captured when its shape first comes.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class CudaCapture:
     """A `Capture` by CUDA graphs, which share the memory of tensors that live only within a forward.
 
     All captures use one stream: cuBLAS keeps a workspace for every stream on which it has run. `several_ranks`: whether
-    other ranks capture the same forward. Then a capture without memory is a failed one, which all ranks leave out.
+    other ranks capture the same forward. Then a capture without memory is a failed one.
     """
 
     def __init__(self, device: torch.device, *, several_ranks: bool = False) -> None:
@@ -105,7 +104,6 @@ class CudaCapture:
         return graph.replay, result
 
     def renew_pool(self) -> None:
-        """Begins a pool anew. The memory of the old one is free once its graphs are gone."""
         self._pool = torch.cuda.graph_pool_handle()
 
     def _abandon(self, stream: torch.cuda.Stream) -> None:
@@ -123,9 +121,9 @@ class CudaCapture:
 class Graphs:
     """The graphs of a runner's networks. `min_rows`: one more graph size besides `GRAPH_ROWS`.
 
-    A shape whose capture failed runs without a graph; other shapes are captured all the same. Where memory ran out, the
-    shape is tried again when it comes again. `agree`: whether all ranks say yes. Ranks capture in the same order. If
-    one of them fails, none keeps the graph: a graph's operations between ranks are as large as its padded rows.
+    A shape whose capture failed runs without a graph. Where memory ran out, it is tried again. `agree`: whether all
+    ranks say yes. If the capture of one rank fails, none keeps the graph: a graph's operations between ranks are as
+    large as its rows.
     """
 
     def __init__(
@@ -143,7 +141,6 @@ class Graphs:
         self._sealed = False
 
     def clear(self) -> None:
-        """Drops all graphs, before tensors get other addresses. Their shapes are captured anew."""
         self._graphs.clear()
         self._sealed = False
         if isinstance(self._capture, CudaCapture):
@@ -153,25 +150,21 @@ class Graphs:
         return sum(graph is not None for graph in self._graphs.values())
 
     def size(self, rows: int) -> int | None:
-        """The size of the graph for a number of rows, or None if no graph is large enough."""
         index = bisect_left(self.sizes, rows)
         return self.sizes[index] if index < len(self.sizes) else None
 
     def is_known(self, network: NetworkCall, rows: Sequence[RowKv], width: int | None) -> bool:
-        """Whether the rows have a graph, or can have none."""
         size = self.size(len(rows))
         if size is None:
             return True
         return (network, self._attention.capacity(self._attention.plan(rows, width, size), width)) in self._graphs
 
     def seal(self) -> None:
-        """Captures nothing from now on. Shapes without a graph run without one."""
         self._sealed = True
 
     def plan(
         self, network: NetworkCall, rows: Sequence[RowKv], width: int | None, inputs: HostInputs, tables: PackedTables
     ) -> GraphForward | None:
-        """A forward over rows by a graph, or None if there is no graph for them. Adds the graph's tables first."""
         size = self.size(len(rows))
         if size is None:
             return None
@@ -217,10 +210,7 @@ class Graphs:
 
 @dataclass(frozen=True, slots=True)
 class GraphForward:
-    """A planned forward of `num_rows` rows by a graph.
-
-    `graph_tables`: tokens, positions and attention, which are the first `graph_bytes` bytes of `tables`.
-    """
+    """A planned forward by a graph. `graph_tables` (tokens, positions, attention) are the first bytes of `tables`."""
 
     key: GraphKey
     graph_tables: tuple[SentTable, SentTable, SentTable]
@@ -231,7 +221,6 @@ class GraphForward:
 
 
 def _padded(table: NDArray[_Number], size: int) -> NDArray[_Number]:
-    """A table with `size` rows, zeros behind its own."""
     padded = np.zeros((size, *table.shape[1:]), table.dtype)
     padded[: len(table)] = table
     return padded
@@ -250,7 +239,6 @@ class _Graph:
             forward.anchors.hidden(self._inputs.anchors[: forward.num_rows])
 
     def capture(self, capture: Capture) -> CaptureFailed | None:
-        """Captures the forward. Returns the error if that fails."""
         try:
             self._replay, self._result = capture(lambda: self._network(self._inputs, self._attend))
         except CaptureFailed as error:
@@ -258,6 +246,5 @@ class _Graph:
         return None
 
     def replay(self, num_rows: int) -> Tensor:
-        """Runs the forward over the loaded inputs. The next run does not overwrite the result."""
         self._replay()
         return self._result[:num_rows].clone()

@@ -1,16 +1,14 @@
 """Logits -> tokens, confidences, entropies and log-probabilities of all sampled positions of a forward at once.
 
 Reveal rules read confidences and entropies: full-vocabulary softmax probabilities at temperature 1, or at the request's
-temperature if it is higher. Nearer to 0 every confidence would be 1, so that a threshold would let every token pass.
-The token is drawn at the request's temperature, after min-p, top-k and top-p. Its log-probability is the full
-softmax's at that temperature.
+temperature if it is higher. The token is drawn at the request's temperature, after min-p, top-k and top-p. Its
+log-probability is the full softmax's at that temperature.
 At temperature > 0 the token is the Gumbel-argmax with noise that is a hash of (seed, absolute position, tokens revealed
-in the block, token id): the same request meets the same noise in any batch, on any replica and any device, in
-`speculative` as in `static`. Only the rounding of the logits may still differ: it depends on a batch's shape and
-matters in low precision.
+in the block, token id): the same in any batch, on any replica and any device, in `speculative` as in `static`. Only the
+rounding of the logits may still differ.
 
-`TritonLogitsSampler` reads logits once, in the type the model gives, and stores nothing as wide as the vocabulary. Only
-positions with top-k or top-p are computed in torch's operations there, too: they need the logits in order.
+`TritonLogitsSampler` reads logits once, in the type the model gives. Only positions with top-k or top-p are computed in
+torch's operations there, too: they need the logits in order.
 """
 
 from collections.abc import Callable
@@ -95,7 +93,9 @@ class TritonLogitsSampler:
         work = torch.empty(count, numbers, dtype=torch.float32, device=logits.device)
         noise, min_p = bool(batch.random.any()), min_logit is not None and bool(min_logit.max() > -np.inf)
         sizes = width, logits.stride(0), self.mask_token_id
-        grid = count, _num_programs(count, parts)
+        # at most one program for each part, about `_PROGRAMS` in all, with as many parts each
+        parts_of_program = -(-parts // max(1, min(parts, _PROGRAMS // count)))
+        grid = count, -(-parts // parts_of_program)
         if min_p:
             self._kernels.find_likeliest[grid](
                 logits, params, work, *sizes, PART=_KERNEL_PART, PARTS=parts, num_warps=_WARPS
@@ -118,12 +118,6 @@ class TritonLogitsSampler:
         if min_logit is not None:
             params[:, 5] = min_logit.view(np.int32)
         return params
-
-
-def _num_programs(count: int, parts: int) -> int:
-    """The programs of each of `count` positions, at most one for each part, about `_PROGRAMS` in all."""
-    parts_of_program = -(-parts // max(1, min(parts, _PROGRAMS // count)))
-    return -(-parts // parts_of_program)
 
 
 def logits_sampler_for(mask_token_id: int, device: torch.device, dtype: torch.dtype) -> LogitsSampler:
@@ -188,7 +182,7 @@ def choose_tokens(
     token, confidences count the weight of all other tokens, and log-probabilities are 0. `logits` may be overwritten.
     """
     tables, is_cold = PackedTables(logits.device), bool((batch.temperature < 1).any())
-    draw, divide = _Draw(batch, tables), plan_division(batch.rule_temperature, tables)
+    draw, divide = _plan_draw(batch, tables), plan_division(batch.rule_temperature, tables)
     divide_drawn = plan_division(batch.temperature, tables) if is_cold else None
     rescored = None if candidates is not None or batch.chosen.all() else tables.add(batch.token)
     tables.send()
@@ -207,35 +201,33 @@ def choose_tokens(
     return tokens, logprobs.exp(), _logprob(scaled, tokens, drawn_total) if is_cold else logprobs
 
 
-class _Draw:
-    """The planned choice of tokens: noise and filters of the positions that have them."""
+def _plan_draw(batch: SamplingBatch, tables: PackedTables) -> Callable[[Tensor, int | None, Tensor | None], Tensor]:
+    """Plans the choice of tokens, with noise and filters of the positions that have them.
 
-    def __init__(self, batch: SamplingBatch, tables: PackedTables) -> None:
-        random = np.flatnonzero(batch.random)
-        self._filters = _Filters(batch, tables) if len(random) else None
-        self._noisy = tables.add(random) if len(random) else None
-        self._keys = tables.add(noise_keys(batch.select(random))) if len(random) else None
+    -> a function of logits over the temperature `[M, V]`, the mask token or None, and the tokens of the columns `[M,
+    V]` or None, to the column of each row that is chosen, `[M]`. Without noise the logits are overwritten.
+    """
+    random = np.flatnonzero(batch.random)
+    is_random = len(random) > 0
+    if is_random:
+        apply_filters = _plan_filters(batch, tables)
+        noisy, keys = tables.add(random), tables.add(noise_keys(batch.select(random)))
 
-    def __call__(self, scaled: Tensor, mask_token_id: int | None, candidates: Tensor | None) -> Tensor:
-        """scaled `[M, V]`, logits over the temperature -> the column of each row that is chosen, `[M]`.
-
-        `candidates` `[M, V]`: the tokens of the columns, None: columns are tokens. Without noise `scaled` is
-        overwritten.
-        """
-        scores = scaled if self._noisy is None else scaled.clone()
+    def draw(scaled: Tensor, mask_token_id: int | None, candidates: Tensor | None) -> Tensor:
+        scores = scaled.clone() if is_random else scaled
         if mask_token_id is not None:
             scores[:, mask_token_id] = -torch.inf
-        if self._filters is not None:
-            self._filters.apply(scores)
-        if self._noisy is not None and self._keys is not None:
-            rows, width = self._noisy.tensor, scores.shape[-1]
+        if is_random:
+            apply_filters(scores)
+            rows, width = noisy.tensor, scores.shape[-1]
             tokens = torch.arange(width, device=scores.device) if candidates is None else candidates[rows]
-            scores.index_add_(0, rows, gumbel(self._keys.tensor, tokens))
+            scores.index_add_(0, rows, gumbel(keys.tensor, tokens))
         return scores.argmax(-1)
+
+    return draw
 
 
 def _logprob(logits: Tensor, columns: Tensor, total: Tensor) -> Tensor:
-    """The log-probability of a column in each row, `[M]`. `total`: the rows' logsumexp."""
     return logits.gather(-1, columns[:, None])[:, 0] - total
 
 
@@ -245,30 +237,32 @@ def entropies(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return terms.sum(-1)
 
 
-class _Filters:
-    """Min-p, then top-k, then top-p of the rest, for the positions of a batch that have them."""
+def _plan_filters(batch: SamplingBatch, tables: PackedTables) -> Callable[[Tensor], None]:
+    """Plans min-p, then top-k, then top-p of the rest, for the positions that have them.
 
-    def __init__(self, batch: SamplingBatch, tables: PackedTables) -> None:
-        metadata = batch.metadata
-        filtered = np.flatnonzero(metadata.filtered[batch.row])
-        rows, self._indices = batch.row[filtered], tables.add(filtered) if len(filtered) else None
-        min_logit = metadata.min_logit[rows]
-        self._min_logit = tables.add(min_logit) if (min_logit > -np.inf).any() else None
-        is_ranked, counts = bool(metadata.ranked[rows].any()), metadata.top_k[rows]
-        self._top_k = tables.add(np.where(counts > 0, counts, np.iinfo(np.int64).max)) if is_ranked else None
-        self._top_p = tables.add(metadata.top_p[rows]) if is_ranked else None
+    -> a function that sets excluded scores `[M, V]` to -inf, in place; ties at the border stay.
+    """
+    metadata = batch.metadata
+    filtered = np.flatnonzero(metadata.filtered[batch.row])
+    if not len(filtered):
+        return lambda _: None
+    rows, indices = batch.row[filtered], tables.add(filtered)
+    min_logit, is_ranked, counts = metadata.min_logit[rows], metadata.ranked[rows].any(), metadata.top_k[rows]
+    min_logits = tables.add(min_logit) if (min_logit > -np.inf).any() else None
+    if is_ranked:
+        top_k = tables.add(np.where(counts > 0, counts, np.iinfo(np.int64).max))
+        top_p = tables.add(metadata.top_p[rows])
 
-    def apply(self, scores: Tensor) -> None:
-        """Sets excluded scores `[M, V]` to -inf, in place; ties at the border stay."""
-        if self._indices is None:
-            return
-        part = scores[self._indices.tensor]
-        if self._min_logit is not None:
-            threshold = part.amax(-1, keepdim=True) + self._min_logit.tensor[:, None]
+    def apply(scores: Tensor) -> None:
+        part = scores[indices.tensor]
+        if min_logits is not None:
+            threshold = part.amax(-1, keepdim=True) + min_logits.tensor[:, None]
             part = part.masked_fill_(part < threshold, -torch.inf)
-        if self._top_k is not None and self._top_p is not None:
-            part = _apply_top_k_top_p(part, self._top_k.tensor, self._top_p.tensor)
-        scores[self._indices.tensor] = part
+        if is_ranked:
+            part = _apply_top_k_top_p(part, top_k.tensor, top_p.tensor)
+        scores[indices.tensor] = part
+
+    return apply
 
 
 def _apply_top_k_top_p(part: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -292,17 +286,13 @@ def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _mix(words: Tensor) -> Tensor:
-    """A 32-bit integer hash (Wellons' lowbias32), in place.
-
-    On int32, whose products overflow to the same bits: half the memory of int64, and vectors can multiply them.
-    """
+    """A 32-bit integer hash (Wellons' lowbias32), in place. On int32 products overflow to the same bits."""
     words.bitwise_xor_(_shifted(words, 16)).mul_(0x7FEB352D)
     words.bitwise_xor_(_shifted(words, 15)).mul_(0x846CA68B - 2**32)
     return words.bitwise_xor_(_shifted(words, 16))
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
-    """The words shifted to the right, with zeros from the left."""
     return (words >> bits).bitwise_and_((1 << 32 - bits) - 1)
 
 
@@ -319,7 +309,6 @@ def noise_keys(batch: SamplingBatch) -> Integers:
 
 
 def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A 64-bit integer hash."""
     words = (words ^ words >> np.uint64(30)) * _FIRST
     words = (words ^ words >> np.uint64(27)) * _SECOND
     return words ^ words >> np.uint64(31)

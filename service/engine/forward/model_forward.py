@@ -1,38 +1,22 @@
 """The networks of a checkpoint over one paged cache: tokens in, hidden states out.
 
-Knows tensors, rows and their KV pages; no sampling. With several ranks (`service/parallel`) every rank has the networks
-of its part, and all ranks get the same groups of rows.
+Knows tensors, rows and their KV pages; no sampling. With several ranks (`service/parallel`) each has its part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from service.engine.forward.graphs import (
-    Capture,
-    CudaCapture,
-    GraphForward,
-    Graphs,
-    HostInputs,
-    Inputs,
-    NetworkCall,
-)
+from service.engine.forward.graphs import Capture, CudaCapture, Graphs, HostInputs, Inputs, NetworkCall
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import AnchorRows, Row, anchors_of, tokens_and_positions
 from service.errors import SettingsError
-from service.model.attention import (
-    AUTO,
-    AttentionBackend,
-    AttentionForward,
-    GraphCapable,
-    PagedCache,
-    attention_backend,
-)
+from service.model.attention import AUTO, AttentionBackend, GraphCapable, PagedCache, attention_backend
 from service.model.checkpoint import Checkpoint
 from service.model.experts import waits_for_experts
 from service.model.layers import Attend
@@ -42,18 +26,15 @@ from service.model.transfer import PackedTables
 Network = Literal["backbone", "mrp"]
 
 
-class PlannedForward(Protocol):
-    """A forward over a group of rows that is planned on the host."""
+class PlannedForward(NamedTuple):
+    """A forward over a group of rows that is planned on the host.
 
-    @property
-    def order(self) -> Sequence[int]:
-        """The order in which the group's rows are computed. Padding rows stay last."""
+    `order`: the order in which the group's rows are computed; padding rows stay last. `run`: sends all tables, and
+    begins the forward. -> hidden states `[R, L, H]` in this order. For MRP they are the next anchors.
+    """
 
-    def run(self) -> Tensor:
-        """Sends all tables, and begins the forward. -> hidden states `[R, L, H]` in this order.
-
-        For MRP they are the next anchors.
-        """
+    order: Sequence[int]
+    run: Callable[[], Tensor]
 
 
 class ShapePolicy(NamedTuple):
@@ -83,28 +64,35 @@ class ModelForward:
 
     def plan(self, network: Network, group: RowGroup, tables: PackedTables) -> PlannedForward:
         """Plans a forward over a group. Its tables come first in `tables`. For MRP the rows have anchors."""
-        rows, width, call = group.members, group.width, self._networks[network]
-        if self.graphs is not None:
-            forward = self.graphs.plan(call, rows, width, self._inputs(rows), tables)
-            if forward is not None:
-                return _ByGraph(
-                    self.graphs, forward, lambda: self._eager(call, rows, width, PackedTables(self._device))
-                )
-        return self._eager(call, rows, width, tables)
+        rows, width, call, graphs = group.members, group.width, self._networks[network], self.graphs
+        planned = None if graphs is None else graphs.plan(call, rows, width, self._inputs(rows), tables)
+        if graphs is None or planned is None:
+            return self._eager(call, rows, width, tables)
 
-    def _eager(self, call: NetworkCall, rows: Sequence[Row], width: int | None, tables: PackedTables) -> _EagerForward:
-        """A forward without a graph."""
+        def run() -> Tensor:
+            states = graphs.run(planned)
+            return self._eager(call, rows, width, PackedTables(self._device)).run() if states is None else states
+
+        return PlannedForward(range(planned.num_rows), run)
+
+    def _eager(self, call: NetworkCall, rows: Sequence[Row], width: int | None, tables: PackedTables) -> PlannedForward:
         self.eager_forwards += self._device.type == "cuda"
         attend = self._attention.prepare(rows, width)
-        return _EagerForward(call, attend, self._inputs([rows[index] for index in attend.order]), tables)
+        inputs = self._inputs([rows[index] for index in attend.order])
+        tokens, positions = tables.add(inputs.tokens), tables.add(inputs.positions)
+        anchors = None if inputs.anchors is None else AnchorRows(inputs.anchors, tables)
+
+        def run() -> Tensor:
+            tables.send()
+            return call(Inputs(tokens.tensor, positions.tensor, None if anchors is None else anchors.hidden()), attend)
+
+        return PlannedForward(attend.order, run)
 
     def seal(self) -> None:
-        """Captures nothing from now on."""
         if self.graphs is not None:
             self.graphs.seal()
 
     def is_known(self, network: Network, group: RowGroup) -> bool:
-        """Whether the group's shape has a CUDA graph, or can have none. False if forwards are not captured."""
         return self.graphs is not None and self.graphs.is_known(self._networks[network], group.members, group.width)
 
     def release_cache(self) -> None:
@@ -134,40 +122,13 @@ class ModelForward:
         return hidden
 
 
-class _EagerForward:
-    """A `PlannedForward` without a graph."""
-
-    def __init__(self, call: NetworkCall, attend: AttentionForward, inputs: HostInputs, tables: PackedTables) -> None:
-        self._call, self._attend, self._tables, self.order = call, attend, tables, attend.order
-        self._tokens, self._positions = tables.add(inputs.tokens), tables.add(inputs.positions)
-        self._anchors = None if inputs.anchors is None else AnchorRows(inputs.anchors, tables)
-
-    def run(self) -> Tensor:
-        self._tables.send()
-        anchors = None if self._anchors is None else self._anchors.hidden()
-        return self._call(Inputs(self._tokens.tensor, self._positions.tensor, anchors), self._attend)
-
-
-class _ByGraph:
-    """A `PlannedForward` by a graph. `eager`: plans the same forward without one, in case the capture fails."""
-
-    def __init__(self, graphs: Graphs, forward: GraphForward, eager: Callable[[], PlannedForward]) -> None:
-        self._graphs, self._forward, self._eager = graphs, forward, eager
-        self.order = range(forward.num_rows)
-
-    def run(self) -> Tensor:
-        states = self._graphs.run(self._forward)
-        return self._eager().run() if states is None else states
-
-
 @dataclass(frozen=True, slots=True)
 class ExecutionConfig:
     """The execution of the networks.
 
-    `attention`: a backend's name (`service/model/attention/registry.py`). `cuda_graphs`: whether forwards are captured
-    and replayed where that is possible. `capture`: captures a forward; None: CUDA graphs, on CUDA.
-    `networks`: makes the networks, with the arguments of `ModelForward`. `agree`: whether all ranks say yes; None:
-    there is one rank.
+    `attention`: a backend's name (`service/model/attention/registry.py`). `capture`: captures a forward; None: CUDA
+    graphs, on CUDA. `networks`: makes the networks, with the arguments of `ModelForward`. `agree`: whether all ranks
+    say yes; None: there is one rank.
     """
 
     attention: str = AUTO

@@ -1,9 +1,8 @@
 """The partition of a step's rows into forwards: all rows together, or groups of fixed shapes (batch invariance).
 
-The rounding of a matrix product, an attention or a sum depends on its shape: the number of rows of the forward, the
-longest prefix among them, the number of sampled positions. `WholeBatch` is fast. `FixedShapes` gives every row the same
-shapes in any batch, so that its numbers depend on the row alone; `deterministic` means this. Knows rows and sampled
-positions by their sizes; no tensors, no requests. Called by the runner and the sampler.
+Rounding depends on the number of rows of a forward, the longest prefix, the number of sampled positions. `WholeBatch`
+is fast. `FixedShapes` (`deterministic`) gives every row the same shapes in any batch. Called by the runner and the
+sampler.
 """
 
 from collections.abc import Sequence
@@ -45,10 +44,7 @@ class PositionGroup(NamedTuple):
 
 
 class BatchPartition(Protocol):
-    """Divides the rows of a step and their sampled positions.
-
-    `min_rows`: the minimum of rows of a forward. `fixed_shapes`: whether a row's numbers depend on the row alone.
-    """
+    """Divides the rows of a step and their sampled positions. `min_rows`: the minimum of rows of a forward."""
 
     min_rows: int
     fixed_shapes: bool
@@ -86,8 +82,8 @@ class WholeBatch:
 class FixedShapes:
     """Groups of `num_rows` rows with the same width, a power of two, and groups of `num_positions` positions.
 
-    Sorted by block index, a row comes after all rows whose pages it can read. Positions are grouped by how they are
-    sampled, too, because filters and noise are computed only where they are needed.
+    Sorted by block index, a row comes after all rows whose pages it can read. Positions are also grouped by how they
+    are sampled.
     """
 
     fixed_shapes = True

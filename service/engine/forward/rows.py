@@ -1,11 +1,7 @@
 """Rows, the unit of a forward's work; their tensors; and the forward's output, on which later forwards of MRP build.
 
-A row is one block of tokens of one request at a block index. It reads its request's pages before it and, if its block
-is final, writes its KV to the next page. Prefill, denoise, verify, commit and MRP's passes are all rows. This module
-does not know which is which.
-
-A row of MRP has an `Anchor`: the earlier row whose hidden states it reads. So a forward's tensors stay whole, and rows
-without a later row of MRP cost nothing more.
+A row is one block of tokens of one request at a block index. Prefill, denoise, verify, commit and MRP's passes are all
+rows. A row of MRP has an `Anchor`: the earlier row whose hidden states it reads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,12 +51,10 @@ class Anchor(NamedTuple):
 
     @property
     def hidden(self) -> Tensor:
-        """The row's hidden states `[L, H]`."""
         return self.output.hidden[self.row]
 
     @property
     def has_candidates(self) -> bool:
-        """Whether the row's positions have draft candidates."""
         return self.output.has_candidates is not None and bool(self.output.has_candidates[self.row])
 
 
@@ -80,10 +74,7 @@ class LogitAdjustment(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One block of tokens to put through the model.
-
-    It reads the first `index` pages of its request and, if `writes_kv`, writes the next one.
-    """
+    """One block of tokens. It reads its request's first `index` pages and, if `writes_kv`, writes the next one."""
 
     state: Block
     index: int  # type: ignore[assignment]  # hides a tuple's own `index`
@@ -101,10 +92,7 @@ class Row(NamedTuple):
 
 
 def masked_row(config: ModelConfig, num_pages: int, index: int) -> Row:
-    """A greedy row of masks after `index` of the cache's pages, or after all of the longest request if they are fewer.
-
-    It writes no page, so it may run beside requests.
-    """
+    """A greedy row of masks after `index` pages, or after those of the longest request. It writes no page."""
     size = config.block_size
     index = min(index, min(config.max_positions // size, num_pages) - 1)
     return Row(Block((MASKED,) * size), index, range(index), writes_kv=False, sampling=SamplingParams())
@@ -140,7 +128,6 @@ class AnchorRows:
 
     @property
     def like(self) -> Tensor:
-        """A tensor of the type, device and last two sizes of `hidden`."""
         return self._anchors[0].output.hidden
 
     def hidden(self, out: Tensor | None = None) -> Tensor:

@@ -1,10 +1,7 @@
 """Runs rows through the backbone or through MRP, and samples the output. Forwards begin now and are read later.
 
-Knows rows; no requests, no modes, no scheduling. The partition decides which rows share a forward, the model forward
-computes hidden states, the sampler chooses tokens. On an asynchronous device a forward computes while the host goes on.
-
-`OomBackoff` tries forwards that run out of memory again with half the rows, so that not all of their rows are lost. It
-remembers the size that fitted, so that the next steps do not repeat the failure.
+The partition decides which rows share a forward, the model forward computes hidden states, the sampler chooses tokens.
+`OomBackoff` tries forwards that run out of memory again with half the rows, and remembers the size that fitted.
 """
 
 import logging
@@ -128,7 +125,6 @@ class CheckpointRunner:
         return taken + measure_peak(self.device, largest)
 
     def _compute_once(self, rows: Sequence[Row]) -> None:
-        """A forward of each network over rows, unless it has its graph. A shape without memory is left out."""
         config = self.config
         hidden = torch.zeros(1, config.block_size, config.hidden_size, device=self.device, dtype=self._dtype)
         anchored = [row._replace(anchor=Anchor(ForwardOutput(hidden), 0)) for row in rows]
@@ -142,7 +138,6 @@ class CheckpointRunner:
 
     @torch.inference_mode()
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
-        """Does not wait for the device."""
         hidden: list[Tensor] = []
         order: list[int] = []
         groups = self._partition.rows(rows)
@@ -182,7 +177,10 @@ class OomBackoff:
             chunk = rows[start : start + (self.limit or len(rows))]
             pending = _attempt(forward, chunk)
             if pending is not None:
-                self._count(len(chunk))
+                if self.limit is not None and len(chunk) >= self.limit:
+                    self._num_full += 1
+                    if self._num_full == _PATIENCE:
+                        self.limit, self._num_full = 2 * self.limit, 0
                 forwards.append(pending)
                 start += len(chunk)
             elif len(chunk) > 1:
@@ -192,13 +190,6 @@ class OomBackoff:
                 forwards.append(done([None]))
                 start += 1
         return lambda: [prediction for pending in forwards for prediction in pending()]
-
-    def _count(self, num_rows: int) -> None:
-        """Counts a forward that fitted."""
-        if self.limit is not None and num_rows >= self.limit:
-            self._num_full += 1
-            if self._num_full == _PATIENCE:
-                self.limit, self._num_full = 2 * self.limit, 0
 
 
 def _attempt(
@@ -223,10 +214,6 @@ def done(results: list[_T]) -> Pending[_T]:
 
 
 def forward_clock(device: torch.device, ranks: int = 1) -> Callable[[], float]:
-    """A clock in seconds for timing forwards. `ranks`: the number of devices.
-
-    With one CPU thread it is the thread's CPU time, so other programs on the core do not count. With several threads
-    the calling thread's CPU time lacks the others' work, so it is the wall clock.
-    """
+    """A clock in seconds for timing forwards: with one CPU thread its CPU time, so other programs do not count."""
     alone = device.type == "cpu" and torch.get_num_threads() == ranks == 1
     return time.thread_time if alone else time.perf_counter

@@ -1,9 +1,7 @@
 """The sampler: hidden states -> the token of each position, its probability, and the log-probabilities that are wanted.
 
-Output tokens are sampled over the whole vocabulary. A draft may be sampled over a draft vocabulary: the top tokens of
-each position by the backbone's last prediction of the block. Then only their rows of `lm_head` are multiplied. Over a
-vocabulary of 151,936 the whole head takes the time of MRP's layers.
-Knows tensors, rows and sampled positions; no requests, no modes.
+Output tokens are sampled over the whole vocabulary. A draft may be sampled over a draft vocabulary, so that only its
+rows of `lm_head` are multiplied: over a vocabulary of 151,936 the whole head takes the time of MRP's layers.
 """
 
 from __future__ import annotations
@@ -51,7 +49,6 @@ class Sampler:
         self._num_candidates = min(num_candidates, len(backbone.head) - 1)
 
     def plan(self, rows: Sequence[Row], tables: PackedTables) -> PlannedSampling:
-        """Plans the sampling of a forward's rows. Only sampled positions get logits."""
         length = len(rows[0].state.tokens)
         batch = SamplingBatch.from_rows(rows, length)
         drafts = DraftVocabulary.for_rows(rows, length, self._num_candidates, self._mask)
@@ -68,7 +65,6 @@ class Sampler:
         return PlannedSampling(batch, parts, drafts, collector)
 
     def _groups(self, batch: SamplingBatch, indices: Integers | None) -> Iterator[tuple[Integers, SamplingBatch]]:
-        """The positions at these indices, or all, in the partition's groups, with their indices in the batch."""
         if indices is None or len(indices) == len(batch):
             groups = self._partition.positions(batch) if len(batch) else []
             yield from ((group.indices, group.members) for group in groups)
@@ -77,13 +73,8 @@ class Sampler:
             yield from ((indices[group.indices], group.members) for group in groups)
 
     def _full(
-        self,
-        batch: SamplingBatch,
-        tables: PackedTables,
-        drafts: DraftVocabulary | None,
-        collector: LogprobsCollector,
+        self, batch: SamplingBatch, tables: PackedTables, drafts: DraftVocabulary | None, collector: LogprobsCollector
     ) -> _SamplePart:
-        """Plans the sampling over the whole vocabulary. Fills `drafts` and `collector`."""
         positions = tables.add(batch.flat.astype(np.int32))
         sample, collect = self._logits_sampler.plan(batch, tables), collector.plan(batch, tables)
         fill = None if drafts is None else drafts.plan_fill(batch, tables)
@@ -108,11 +99,7 @@ class PlannedSampling:
     """The planned sampling of a forward's rows. Its tables are sent before it begins."""
 
     def __init__(
-        self,
-        batch: SamplingBatch,
-        parts: Sequence[_Part],
-        drafts: DraftVocabulary | None,
-        collector: LogprobsCollector,
+        self, batch: SamplingBatch, parts: Sequence[_Part], drafts: DraftVocabulary | None, collector: LogprobsCollector
     ) -> None:
         self._batch, self._parts, self._drafts, self._collector = batch, parts, drafts, collector
 
@@ -125,24 +112,17 @@ class PlannedSampling:
 
         def predictions() -> list[Prediction]:
             arrived = iter(copied())
-            table = self._in_order(next(arrived).numpy()) if values else np.empty((0, 4), np.float32)
+            table = np.empty((len(self._batch), 4), np.float32)
+            if values:
+                table[np.concatenate([part.indices for part in self._parts])] = next(arrived).numpy()
             logprobs = self._collector.logprobs(next(arrived)) if self._collector.parts else {}
             return _predictions(self._batch, output, table, logprobs)
 
         return predictions
 
-    def _in_order(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The values `[M, 4]` of all parts in the batch's order."""
-        ordered = np.empty_like(values)
-        ordered[np.concatenate([part.indices for part in self._parts])] = values
-        return ordered
-
 
 def _predictions(
-    batch: SamplingBatch,
-    output: ForwardOutput,
-    values: NDArray[np.float32],
-    logprobs: Mapping[int, PositionLogprobs],
+    batch: SamplingBatch, output: ForwardOutput, values: NDArray[np.float32], logprobs: Mapping[int, PositionLogprobs]
 ) -> list[Prediction]:
     """The values `[M, 4]` of the positions -> a Prediction for each row. Rescored positions come last."""
     rows, length = batch.metadata.rows, batch.metadata.length
@@ -179,7 +159,6 @@ def _predictions(
 def _rescored(
     batch: SamplingBatch, tokens: Sequence[int], confidences: Sequence[float], first: int
 ) -> dict[int, tuple[Pick, ...]]:
-    """The rescored positions by row. `first`: the index of the first rescored position."""
     rescored = dict[int, tuple[Pick, ...]]()
     rows, positions = batch.row[first:].tolist(), batch.position[first:].tolist()
     for row, *pick in zip(rows, positions, tokens[first:], confidences[first:], strict=True):
@@ -191,8 +170,7 @@ class LogprobsCollector:
     """Collects the log-probabilities that requests want: of a position's top tokens and of the tokens they name.
 
     They are of the full softmax of the adjusted logits at the request's temperature, over the tokens that a grammar
-    allows. The top tokens also have the confidences that rules would read. The mask token is not among them.
-    `parts`: the results on the device, of each group of positions.
+    allows. The mask token is not among the top ones. `parts`: the results on the device, of each group of positions.
     """
 
     def __init__(self, batch: SamplingBatch, mask_token_id: int) -> None:

@@ -1,7 +1,4 @@
-"""The sampled positions of a forward, and their rows' sampling parameters, as arrays.
-
-A step has thousands of positions, so there is no loop over positions.
-"""
+"""The sampled positions of a forward, and their rows' sampling parameters, as arrays: there are thousands."""
 
 from __future__ import annotations
 
@@ -153,7 +150,6 @@ class SamplingBatch:
         return len(self.row)
 
     def select(self, indices: Integers) -> SamplingBatch:
-        """The positions at these indices."""
         return replace(self, row=self.row[indices], position=self.position[indices], token=self.token[indices])
 
     @property
@@ -190,7 +186,6 @@ class SamplingBatch:
 
     @property
     def adjusted(self) -> bool:
-        """Whether any position has adjusted logits."""
         first = self.metadata.first_adjustment
         return first is not None and bool((first[self.row] >= 0).any())
 
@@ -206,7 +201,6 @@ class SamplingBatch:
         return indices
 
     def leftmost(self) -> NDArray[np.bool_]:
-        """Whether a position is the leftmost masked one of its row."""
         first = np.array([row.state.num_leading for row in self.metadata.rows])
         leftmost: NDArray[np.bool_] = self.position == first[self.row]
         return leftmost

@@ -1,11 +1,9 @@
 """Triton kernels that sample a position's token, with its confidence and entropy. `logits_sampler.py` calls them.
 
-The vocabulary is divided into parts of PART tokens. A program reads some parts of one position's logits, as they are
-stored, and keeps a few numbers of each: nothing as wide as the vocabulary is stored. The last program of a position
-merges its parts, in order. So a position's numbers depend neither on other positions nor on the number of programs.
-Min-p is a share of the highest probability, which another kernel looks for first.
-A temperature below 1 divides only the logits from which tokens are drawn: confidences and entropies are those at 1.
-Gumbel noise is the hash of `logits_sampler.py`, computed where it is added.
+The vocabulary is divided into parts of PART tokens. A program keeps a few numbers of each of its parts; the last
+program of a position merges them, in order. So a position's numbers depend neither on other positions nor on the number
+of programs. A temperature below 1 divides only the logits from which tokens are drawn: confidences and entropies are
+those at 1. Gumbel noise is the hash of `logits_sampler.py`.
 """
 
 import triton
@@ -97,16 +95,7 @@ def _parts_of_program(PARTS):
 
 
 @triton.jit
-def find_likeliest(
-    logits,
-    param_table,
-    work,
-    V,
-    V_STRIDE,
-    MASK_TOKEN,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+def find_likeliest(logits, param_table, work, V, V_STRIDE, MASK_TOKEN, PART: tl.constexpr, PARTS: tl.constexpr):
     """The highest logit of each part that may be chosen. Grid and arguments are those of `sample`."""
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * V_STRIDE

@@ -1,7 +1,6 @@
 """Warm-up: runs a forward of every shape before requests come, the largest first.
 
-On CUDA the first forward of a shape compiles Triton's kernels and captures a CUDA graph: seconds, in which all running
-requests would wait. After the warm-up nothing compiles or captures in a request. `CheckpointRunner` calls this.
+On CUDA the first forward of a shape compiles Triton's kernels and captures a CUDA graph, which takes seconds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,12 +16,7 @@ _LARGEST_UNIT = 64
 #: tokens before a row whose prefix is divided among several programs
 _LONG = 1024
 #: greedy, sampled, and filtered positions: each starts other kernels
-_SAMPLINGS = (
-    SamplingParams(),
-    SamplingParams(0.7),
-    SamplingParams(0.7, min_p=0.1),
-    SamplingParams(0.7, 0.9, 20),
-)
+_SAMPLINGS = (SamplingParams(), SamplingParams(0.7), SamplingParams(0.7, min_p=0.1), SamplingParams(0.7, 0.9, 20))
 
 
 class WarmUpRows:

@@ -36,7 +36,6 @@ CAPTURE_S, MAX_ROWS = 0.05, 128
 
 
 def padded(rows: int) -> int:
-    """The rows of the graph that computes a forward."""
     return GRAPH_ROWS[bisect_left(GRAPH_ROWS, rows)]
 
 
@@ -84,8 +83,6 @@ class Capturing:
 
 
 class Timed:
-    """Adds up the card's seconds of forwards, and the host's of the steps with them."""
-
     def __init__(self, runner: CheckpointRunner, times: Times) -> None:
         self._runner, self._times, self.seconds = runner, times, 0.0
 

@@ -2,15 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
 
 import pytest
 import torch
 
-from service.decode.drafts import Drafting
 from service.decode.modes import Speculative
 from service.decode.policy import Prediction
-from service.engine.drafting import costs
 from service.engine.drafting.costs import Curve, StepCosts, dented, lower_hull, measure
 from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
@@ -67,17 +64,6 @@ def test_times_far_above_the_convex_curve_stay_and_others_are_taken_for_disturbe
     assert dent_before_the_end.slope(16, 24) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 16, 40])
-def test_from_a_number_of_rows_on_the_curve_below_is_convex(rows: int) -> None:
-    curve = Curve(((1, 202.0), (2, 287.0), (4, 642.0), (8, 873.0), (16, 1945.0)))
-    below = curve.onward(rows)
-    assert below.at(rows) == pytest.approx(curve.at(rows))
-    farther = range(rows, 60)
-    assert all(below.at(more) <= curve.at(more) + 1e-9 for more in farther)
-    slopes = [below.slope(more, more + 1) for more in farther]
-    assert slopes == pytest.approx(sorted(slopes))
-
-
 def test_an_engine_measures_its_own_forwards_and_changes_no_page_that_is_kept() -> None:
     """A request that comes again reads the pages of the first, and every forward is compared."""
     engine, runner = checked(tiny_checkpoint(1), max_rows=24)
@@ -95,19 +81,6 @@ def test_an_engine_measures_its_own_forwards_and_changes_no_page_that_is_kept() 
     (again,) = engine.generate([generation])
     assert again.stats.cached_tokens == 20
     assert again.token_ids == first.token_ids
-
-
-def test_drafting_is_measured_on_trees_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    grow, states = costs.tree, list[int]()
-
-    def counted(*arguments: Any) -> Drafting:
-        drafts = yield from grow(*arguments)
-        states.append(len(drafts))
-        return drafts
-
-    monkeypatch.setattr(costs, "tree", counted)
-    measure(CheckpointRunner(tiny_checkpoint(3), 24), 24, has_mrp=False)
-    assert set(states) == {costs._DRAFTS}
 
 
 def test_where_memory_is_short_forwards_are_measured_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +151,3 @@ def test_a_forward_of_seconds_is_the_last_that_is_measured() -> None:
     assert curve.at(2) == pytest.approx(10)
     assert curve.at(16) == pytest.approx(80)
     assert max(rows for rows in slow.sizes if rows != 8) <= 2  # 8 states measure the price of reading
-
-
-def test_fast_forwards_are_measured_up_to_all_rows() -> None:
-    slow = Slow(lambda rows: 0.0001 * rows)
-    measure(slow, 100, has_mrp=False, clock=slow.clock)
-    assert max(slow.sizes) == 100

@@ -6,7 +6,6 @@ from service.engine.drafting.estimates import Reliability
 
 
 def count(reliability: Reliability, drafts: list[tuple[float, int]]) -> None:
-    """Counts trees of one draft each."""
     for draft in drafts:
         reliability.count([draft])
 
@@ -28,25 +27,12 @@ def test_gains_that_fail_to_come_have_to_be_higher() -> None:
     assert 0.9 < reliability.min_gain(0.9) <= before
 
 
-def test_gains_that_are_exceeded_may_be_lower() -> None:
-    reliability = Reliability()
-    count(reliability, [(0.35, 1)] * 200 + [(0.45, 1)] * 200)
-    assert reliability.min_gain(0.5) < 0.36
-
-
 def test_old_counts_lose_their_weight() -> None:
     reliability = Reliability()
     count(reliability, [(0.55, 0)] * 6000)
     assert reliability.min_gain(0.5) > 0.6
     count(reliability, [(0.55, 1)] * 6000)
     assert reliability.min_gain(0.5) < 0.56
-
-
-def test_when_nothing_keeps_a_price_nothing_is_worth_it() -> None:
-    reliability = Reliability()
-    for expected in (0.15, 0.45, 0.85, 0.93, 0.97, 0.99, 1.5, 3.0):
-        count(reliability, [(expected, 0)] * 3000)
-    assert reliability.min_gain(0.5) >= 1
 
 
 def test_gains_are_counted_by_the_position_in_the_tree() -> None:
@@ -59,13 +45,3 @@ def test_gains_are_counted_by_the_position_in_the_tree() -> None:
         reliability.count([(0.35, 0), (0.35, 1), (0.35, 1), (0.35, 1), (0.35, 0)])
     assert [round(gain) for gain in reliability.actual_gains([0.35] * 8)] == [0, 1, 1, 1, 0, 0, 0, 0]
     assert reliability.actual_gains([]) == []
-
-
-def test_gains_lie_between_those_of_the_classes() -> None:
-    reliability = Reliability()
-    gains = [reliability.actual_gains([hundredths / 100])[0] for hundredths in range(300)]
-    assert gains == pytest.approx([hundredths / 100 for hundredths in range(300)])
-    count(reliability, [(0.35, 1)] * 600 + [(0.35, 0)] * 200)
-    assert (
-        reliability.actual_gains([0.25])[0] < reliability.actual_gains([0.3])[0] < reliability.actual_gains([0.35])[0]
-    )

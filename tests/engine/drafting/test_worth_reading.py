@@ -39,9 +39,3 @@ def test_trees_whose_later_states_gain_more_are_cut_and_never_at_a_loss(
     counts = worth_reading(offers, prices)
     assert all(0 <= count <= len(gains) for gains, count in zip(offers, counts, strict=True))
     assert surplus(offers, prices, tuple(counts)) >= 0
-
-
-def test_a_state_that_gains_more_than_one_before_it_comes_with_that_one() -> None:
-    assert worth_reading([[0.3, 0.9], [0.5]], [0.0, 0.6, 1.2, 1.3]) == [2, 1]
-    assert worth_reading([[0.3, 0.9], [0.5]], [0.0, 0.4, 2.0, 3.0]) == [0, 1]
-    assert worth_reading([], [0.0]) == []

@@ -37,7 +37,6 @@ def batch_of(*positions: Position) -> SamplingBatch:
 
 
 def sample_by(sampler: LogitsSampler, logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor | None]:
-    """Plans, sends the tables, and samples. Tokens are numbers, not bits."""
     tables = PackedTables(logits.device)
     sample = sampler.plan(batch, tables)
     tables.send()

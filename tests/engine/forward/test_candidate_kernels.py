@@ -33,7 +33,6 @@ def drafting(sampling: SamplingParams, index: int, anchor: Anchor | None = None)
 
 
 def filled(rows: list[Row], logits: Tensor, width: int, totals: Tensor | None) -> tuple[DraftVocabulary, SamplingBatch]:
-    """The draft vocabulary after the rows' logits `[M, V]` are known."""
     batch, tables = SamplingBatch.from_rows(rows, LENGTH), PackedTables(logits.device)
     drafts = DraftVocabulary(rows, LENGTH, width, MASK)
     fill = drafts.plan_fill(batch, tables)
@@ -95,44 +94,24 @@ def test_candidates_and_what_is_chosen_from_them(
 
 
 def test_rows_of_several_forwards_share_a_forward(device: str) -> None:
-    """Beside a row whose candidates are computed now."""
     sampling, hidden = SamplingParams(), torch.randn(2, LENGTH, 8)
     outputs = []
     for _ in range(2):
         logits = torch.randn(6, 30)
         drafts, _ = filled([drafting(sampling, 0), drafting(sampling, 1)], logits, 4, None)
         outputs.append(drafts.output(hidden))
-    rows = [
-        drafting(sampling, 0, Anchor(outputs[1], 1)),
-        drafting(sampling, 1, Anchor(outputs[0], 0)),
-        drafting(sampling, 2, Anchor(ForwardOutput(hidden), 0)),
-    ]
-    batch = SamplingBatch.from_rows(rows, LENGTH)
-    drafts = DraftVocabulary(rows, LENGTH, 4, MASK)
-    tables = PackedTables(torch.device("cpu"))
-    fill = drafts.plan_fill(batch.select(np.arange(6, 9)), tables)
+    anchors = Anchor(outputs[1], 1), Anchor(outputs[0], 0), Anchor(ForwardOutput(hidden), 0)
+    rows = [drafting(sampling, index, anchor) for index, anchor in enumerate(anchors)]
+    drafts, tables = DraftVocabulary(rows, LENGTH, 4, MASK), PackedTables(torch.device("cpu"))
+    fill = drafts.plan_fill(SamplingBatch.from_rows(rows, LENGTH).select(np.arange(6, 9)), tables)
     tables.send()
     assert (drafts.present.tolist(), drafts.missing.tolist()) == ([True, True, False], [False, False, True])
-    assert fill is not None
     fill(logits := torch.randn(3, 30), None)
-    output = drafts.output(hidden)
-    assert output.candidates is not None
-    assert output.slots is not None
-    for row, (earlier, index) in enumerate([(outputs[1], 1), (outputs[0], 0)]):
-        assert earlier.candidates is not None
-        assert earlier.slots is not None
-        mine, theirs = output.slots[row][[0, 2, 3]], earlier.slots[index][[0, 2, 3]]
+    output, masked = drafts.output(hidden), [0, 2, 3]
+    for row, (earlier, index) in enumerate(anchors[:2]):
+        mine, theirs = output.slots[row][masked], earlier.slots[index][masked]
         assert torch.equal(output.candidates.tokens[mine], earlier.candidates.tokens[theirs])
         assert torch.equal(output.candidates.other_weight[mine], earlier.candidates.other_weight[theirs])
     logits[:, MASK] = -torch.inf
     likeliest = logits.topk(4).indices.sort().values
-    assert output.candidates.tokens[output.slots[2][[0, 2, 3]]].sort().values.tolist() == likeliest.tolist()
-
-
-def test_a_position_without_candidates_is_refused(device: str) -> None:
-    drafts, _ = filled([drafting(SamplingParams(), 0)], torch.randn(3, 30), 4, None)
-    anchor = Anchor(drafts.output(torch.randn(1, LENGTH, 8)), 0)
-    row = drafting(SamplingParams(), 0, anchor)._replace(state=Block((MASKED,) * LENGTH))
-    later, batch = DraftVocabulary([row], LENGTH, 4, MASK), SamplingBatch.from_rows([row], LENGTH)
-    with pytest.raises(AssertionError, match="were not computed"):
-        later.plan_sample(batch, PackedTables(torch.device("cpu")), torch.zeros(30, 8), kernels=False)
+    assert output.candidates.tokens[output.slots[2][masked]].sort().values.tolist() == likeliest.tolist()

@@ -4,11 +4,10 @@ import random
 
 import pytest
 import torch
-from msgspec import structs
 from torch import Tensor
 
 from service.decode.block import MASKED, Block
-from service.decode.modes import Remask, Speculative, Static
+from service.decode.modes import Speculative
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.engine.forward.logits_sampler import choose_tokens
 from service.engine.forward.model_forward import ExecutionConfig
@@ -64,23 +63,12 @@ def test_their_confidences_are_those_of_the_whole_vocabulary(
 
 @pytest.mark.parametrize("candidates", [1, 3, 20])
 def test_candidates_do_not_change_the_output(candidates: int) -> None:
-    """Of all modes, mixed in one batch."""
     checkpoint = tiny_checkpoint(2, block_size=4)
     requests = random_requests(random.Random(candidates), checkpoint, 24)
     whole, few = (read(checkpoint, requests, count) for count in (0, candidates))
     assert [completion.token_ids for completion in few] == [completion.token_ids for completion in whole]
     assert [completion.stats.remasked for completion in few] == [completion.stats.remasked for completion in whole]
     assert sum(completion.stats.drafts_proposed for completion in few) > 0
-
-
-def test_all_tokens_as_candidates_are_the_whole_vocabulary() -> None:
-    """The same drafts, not only the same answers."""
-    checkpoint = tiny_checkpoint(2, block_size=4)
-    requests = random_requests(random.Random(7), checkpoint, 24)
-    whole, all_ = (read(checkpoint, requests, count) for count in (0, checkpoint.config.vocab_size))
-    assert [(completion.token_ids, completion.stats.drafts_accepted) for completion in all_] == [
-        (completion.token_ids, completion.stats.drafts_accepted) for completion in whole
-    ]
 
 
 def test_the_head_is_multiplied_for_what_is_verified_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,22 +88,3 @@ def test_the_head_is_multiplied_for_what_is_verified_only(monkeypatch: pytest.Mo
         backbone = forwards.denoise + forwards.verify
         assert forwards.mrp > 0
         assert len(reads) == (backbone if candidates else backbone + forwards.mrp)
-
-
-def test_by_default_only_large_vocabularies_have_lists() -> None:
-    assert EngineConfig().candidates(1024) == 0
-    assert EngineConfig().candidates(151_936) == 32
-    assert EngineConfig(draft_candidates=0).candidates(151_936) == 0
-    assert EngineConfig(draft_candidates=5).candidates(1024) == 5
-
-
-def test_lists_and_whole_rows_share_a_forward() -> None:
-    """Static beside speculative and remask, each as it would be alone."""
-    checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a")
-    mixed = [
-        request_of(f"{mode.name}{seed}", [seed, 6, 7], mode, 8, sampling=structs.replace(SAMPLINGS[1], seed=seed))
-        for seed in range(4)
-        for mode in (Static(), Speculative(2), Remask(0.3))
-    ]
-    alone = [read(checkpoint, [request], 8)[0].token_ids for request in mixed]
-    assert [completion.token_ids for completion in read(checkpoint, mixed, 8)] == alone

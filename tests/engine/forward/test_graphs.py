@@ -17,7 +17,6 @@ from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.partition import BatchPartition, FixedShapes, fixed_shapes_for
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.runner import CheckpointRunner
-from service.engine.memory_plan import GRAPH_ROWS
 from service.engine.request import SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.attention import attention_backend
@@ -88,7 +87,6 @@ def made(attention: Any, capture: Any, **options: Any) -> Graphs:
 
 
 def run(graphs: Graphs, rows: int, width: int | None = None, *, anchored: bool = False, network: Any = doubled) -> Any:
-    """The hidden states of a forward by a graph, or None without one."""
     tokens, positions, _ = (None if table is None else table.numpy() for table in astuple(inputs(rows)))
     tables = PackedTables(torch.device("cpu"))
     hidden = torch.full((1, 4, 2), 0.5, dtype=torch.float64)
@@ -98,21 +96,10 @@ def run(graphs: Graphs, rows: int, width: int | None = None, *, anchored: bool =
 
 
 class TestBookkeeping:
-    @pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 4), (5, 8), (8, 8), (9, 16), (65, 80), (500, 512)])
-    def test_rows_are_filled_up_to_the_next_size(self, rows: int, size: int) -> None:
-        assert made(Plans(), Eagerly()).size(rows) == size
-
     def test_there_is_no_graph_for_more_rows_than_the_largest(self) -> None:
         graphs = made(Plans(), Eagerly())
         assert graphs.size(513) is None
         assert run(graphs, 513) is None
-
-    def test_sizes_waste_little(self) -> None:
-        assert list(GRAPH_ROWS) == sorted(set(GRAPH_ROWS))
-        assert all(made(Plans(), Eagerly()).size(rows) <= max(rows + 7, 1.25 * rows) for rows in range(1, 513))
-
-    def test_the_rows_of_deterministic_have_a_size_of_their_own(self) -> None:
-        assert made(Plans(), Eagerly(), min_rows=42).size(42) == 42
 
     def test_forwards_of_one_size_share_a_graph_and_its_buffers(self) -> None:
         capture, attention = Eagerly(), Plans()
@@ -134,27 +121,21 @@ class TestBookkeeping:
         assert torch.equal(other, doubled(inputs(4), None) + 0.5)
         assert capture.captured == 5
 
-    def test_a_forward_that_cannot_be_captured_runs_without_a_graph(self, caplog: pytest.LogCaptureFixture) -> None:
-        def capture(function: Callable[[], Tensor]) -> Any:
-            raise CaptureFailed("not allowed in a graph")
-
-        graphs = made(Plans(), capture)
-        assert run(graphs, 2) is None
-        assert run(graphs, 2) is None
-        assert caplog.text.count("not allowed in a graph") == 1
-        assert len(graphs) == 0
-
-    def test_a_failed_capture_concerns_its_shape_alone(self) -> None:
+    def test_a_failed_capture_is_logged_once_and_concerns_its_shape_alone(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         eagerly = Eagerly()
 
         def capture(function: Callable[[], Tensor]) -> Any:
             if len(function()) == 4:
-                raise CaptureFailed("too large")
+                raise CaptureFailed("not allowed in a graph")
             return eagerly(function)
 
         graphs = made(Plans(), capture)
-        assert run(graphs, 4) is None
+        assert run(graphs, 4) is run(graphs, 4) is None
+        assert caplog.text.count("not allowed in a graph") == 1
         assert run(graphs, 2) is not None
+        assert len(graphs) == 1
 
     def test_a_shape_without_memory_is_captured_when_it_comes_again(self) -> None:
         errors, eagerly = [torch.OutOfMemoryError("full")], Eagerly()

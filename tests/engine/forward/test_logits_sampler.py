@@ -25,7 +25,6 @@ def read(
 
 
 def draws(logits: torch.Tensor, count: int, **knobs: float) -> list[int]:
-    """`count` tokens drawn from the same logits `[V]` at different positions."""
     sampling = SamplingParams(**knobs)  # type: ignore[arg-type]
     tokens, _, _ = choose_tokens(
         logits.repeat(count, 1), batch_of(*(read(sampling, position=p) for p in range(count))), MASK
@@ -42,15 +41,6 @@ class TestEntropies:
             weights = [math.exp(value / max(1.0, temperature)) for value in row.tolist()]
             wanted = -sum(w / sum(weights) * math.log(w / sum(weights)) for w in weights)
             assert entropy == pytest.approx(wanted, abs=1e-5)
-
-    def test_none_is_negative_or_unknown(self) -> None:
-        sure, even = torch.zeros(2, 1000)
-        sure[7] = 1e5
-        assert entropies(torch.stack([sure, even]), batch_of(read(), read())).tolist() == pytest.approx(
-            [0, math.log(1000)]
-        )
-        coldest = entropies(torch.randn(4, 100) * 20, batch_of(*[read(SamplingParams(1e-300))] * 4))
-        assert ((coldest >= 0) & (coldest < 1)).all()
 
 
 class TestNoise:
@@ -87,34 +77,9 @@ class TestNoise:
             tokens, _, _ = choose_tokens(torch.zeros(1, 200), reads, MASK)
             assert tokens.tolist() == [max(range(1, 200), key=wanted.__getitem__)]
 
-    def test_mean_and_variance_are_gumbels(self) -> None:
-        keys = torch.randint(0, 2**32, (200, 2), generator=torch.Generator().manual_seed(0))
-        noise = gumbel(keys, torch.arange(5000)).double()
-        assert noise.mean().item() == pytest.approx(0.57722, abs=0.01)
-        assert noise.var().item() == pytest.approx(math.pi**2 / 6, rel=0.01)
-        assert noise.isfinite().all()
-
     def test_extreme_words_stay_finite(self) -> None:
         corners = torch.tensor([[0, 0], [0xFFFFFFFF, 0xFFFFFFFF], [0, 0xFFFFFFFF]])
         assert gumbel(corners, torch.arange(100_000)).isfinite().all()
-
-    @pytest.mark.parametrize("change", ["seed", "position", "revealed"])
-    def test_it_depends_on_seed_position_and_progress(self, change: str) -> None:
-        values = {"seed": 0, "position": 0, "revealed": 0}
-        tokens = []
-        for value in range(50):
-            at = values | {change: value}
-            sampling = SamplingParams(temperature=1.0, seed=at["seed"])
-            sampled = read(sampling, position=at["position"], revealed=at["revealed"])
-            tokens.append(int(choose_tokens(torch.zeros(1, 1000), batch_of(sampled), MASK)[0]))
-        assert len(set(tokens)) > 40
-
-    def test_positions_are_independent(self) -> None:
-        """No correlation between neighbours: pairs of draws from two tokens are all equally frequent."""
-        logits = torch.tensor([-math.inf, 0.0, 0.0])
-        tokens = draws(logits, 20_000, temperature=1.0)
-        pairs = Counter(zip(tokens[::2], tokens[1::2], strict=True))
-        assert chi_square(pairs, {(a, b): 0.25 for a in (1, 2) for b in (1, 2)}) < 16.3  # 99.9 %, 3 degrees
 
 
 def chi_square(counts: Counter, probabilities: dict) -> float:
@@ -132,15 +97,6 @@ class TestDistribution:
         counts = Counter(draws(self.LOGITS, 20_000, temperature=temperature, seed=seed))
         expected = self.LOGITS[1:].div(temperature).softmax(-1).tolist()
         assert chi_square(counts, dict(enumerate(expected, start=1))) < 27.9  # 99.9 %, 9 degrees
-
-    def test_tokens_are_drawn_from_the_filtered_softmax(self) -> None:
-        counts = Counter(draws(self.LOGITS, 20_000, temperature=1.0, top_k=4))
-        expected = self.LOGITS[[1, 5, 7, 10]].softmax(-1).tolist()
-        assert chi_square(counts, dict(zip([1, 5, 7, 10], expected, strict=True))) < 16.3  # 99.9 %, 3 degrees
-
-    def test_noise_is_what_draws_differ_by(self) -> None:
-        assert len(set(draws(torch.zeros(500), 100, temperature=1.0))) > 80
-        assert set(draws(torch.arange(500.0), 100, temperature=0.0)) == {499}
 
 
 @settings(max_examples=100)
@@ -175,14 +131,6 @@ class TestChoose:
         )
         assert tokens.tolist() == [2, 1]
 
-    @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.0), SamplingParams(1.0, 0.5, 3)])
-    def test_the_mask_token_is_never_chosen(self, sampling: SamplingParams) -> None:
-        logits = torch.zeros(64, 10)
-        logits[:, 7] = 50.0
-        tokens, confidences, _ = choose_tokens(logits, batch_of(*(read(sampling, position=p) for p in range(64))), 7)
-        assert 7 not in tokens.tolist()
-        assert (confidences < 1e-6).all()
-
     @pytest.mark.parametrize("temperature", [0.0, 1e-9, 0.01, 0.5, 1.0, 1.7])
     def test_confidence_is_the_full_softmax_before_filters_and_no_low_temperature_sharpens_it(
         self, temperature: float
@@ -197,60 +145,15 @@ class TestChoose:
         drawn = (logits / max(1e-6, temperature or 1.0)).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
         torch.testing.assert_close(logprobs, drawn)
 
-    def test_a_given_token_is_judged(self) -> None:
-        logits = torch.randn(3, 12, generator=torch.Generator().manual_seed(4))
-        hot = SamplingParams(temperature=2.0)
-        tokens, confidences, _ = choose_tokens(
-            logits.clone(), batch_of(read(token=5), read(), read(hot, token=3)), MASK
-        )
-        assert tokens[0] == 5
-        assert tokens[2] == 3
-        torch.testing.assert_close(confidences[0], logits[0].softmax(-1)[5])
-        torch.testing.assert_close(confidences[2], (logits[2] / 2).softmax(-1)[3])
-
-    def test_top_k_one_is_greedy_at_any_temperature(self) -> None:
-        logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(1))
-        hot = batch_of(*(read(SamplingParams(temperature=5.0, top_k=1), position=p) for p in range(50)))
-        greedy = batch_of(*[read()] * 50)
-        assert torch.equal(choose_tokens(logits.clone(), hot, MASK)[0], choose_tokens(logits.clone(), greedy, MASK)[0])
-
-    def test_greedy_ignores_the_filters(self) -> None:
-        logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
-        filtered = batch_of(*[read(SamplingParams(temperature=0.0, top_k=3, top_p=0.1))] * 5)
-        plain = batch_of(*[read()] * 5)
-        for got, wanted in zip(
-            choose_tokens(logits.clone(), filtered, MASK), choose_tokens(logits.clone(), plain, MASK), strict=True
-        ):
-            assert torch.equal(got, wanted)
-
-    def test_each_row_is_read_as_if_it_were_alone(self) -> None:
-        generator = torch.Generator().manual_seed(8)
-        logits = torch.randn(24, 50, generator=generator)
-        kinds = [GREEDY, SamplingParams(0.7), SamplingParams(1.3, top_p=0.6), SamplingParams(1.0, top_k=4, seed=9)]
-        reads = [read(kinds[i % 4], position=i, token=3 if i % 5 == 0 else None) for i in range(24)]
-        tokens, confidences, _ = choose_tokens(logits.clone(), batch_of(*reads), MASK)
-        for i, sampled in enumerate(reads):
-            token, confidence, _ = choose_tokens(logits[i : i + 1].clone(), batch_of(sampled), MASK)
-            assert (int(token), float(confidence)) == (int(tokens[i]), float(confidences[i]))
-
-    def test_bfloat16_logits_are_read_in_float32(self) -> None:
-        logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(8)).bfloat16()
-        _, confidences, _ = choose_tokens(logits.clone(), batch_of(*[read()] * 4), MASK)
-        assert confidences.dtype == torch.float32
-        torch.testing.assert_close(confidences, logits.float()[:, 1:].amax(-1).sub(logits.float().logsumexp(-1)).exp())
-
 
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
         ({"temperature": -0.1}, "temperature is -0.1, allowed are 0 to 100"),
-        ({"temperature": 101}, "temperature is 101, allowed"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"top_p": 0}, "top_p is 0, allowed is 0 < top_p <= 1"),
-        ({"top_p": 1.1}, "top_p is 1.1"),
         ({"top_k": -1}, r"top_k is -1, allowed is 0 \(off\) or more"),
         ({"seed": -1}, "seed is -1, allowed are 0 to 9223372036854775807"),
-        ({"seed": 2**63}, "seed is 9223372036854775808"),
     ],
 )
 def test_knobs_out_of_range_are_refused_by_name(knobs: dict[str, float], message: str) -> None:

@@ -24,8 +24,6 @@ WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equ
 
 
 class Watch(TorchDispatchMode):
-    """Keeps the names of operations that would wait."""
-
     def __init__(self) -> None:
         super().__init__()
         self.waited: list[str] = []
@@ -39,7 +37,6 @@ class Watch(TorchDispatchMode):
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
-    """The shapes of the tensors whose numbers the host takes from now on."""
     copies: list[torch.Size] = []
 
     def watched(take: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from service.decode.block import MASKED, Block
 from service.engine import SamplingParams
-from service.engine.forward.partition import FixedShapes, WholeBatch, fixed_shapes_for
+from service.engine.forward.partition import FixedShapes, WholeBatch
 from service.engine.forward.rows import Row
 from tests.engine.forward.sampled import Position, batch_of
 
@@ -22,10 +22,6 @@ def indices_of(groups) -> list[int]:
 
 
 class TestWholeBatch:
-    def test_one_group_of_rows(self) -> None:
-        (group,) = WholeBatch(8, 8).rows([row(5), row(0, writes_kv=True)])
-        assert ([member.index for member in group.members], list(group.indices), group.width) == ([5, 0], [0, 1], None)
-
     def test_positions_are_cut_where_logits_would_be_too_many(self) -> None:
         batch = batch_of(*(Position(SAMPLING[index % 4]) for index in range(5)))
         groups = WholeBatch(2, 9).positions(batch)
@@ -72,8 +68,3 @@ class TestFixedShapes:
             assert group.members.flat[: len(group.indices)].tolist() == group.indices.tolist()
             assert len({bool(SAMPLING[kinds[index]].temperature) for index in group.members.flat}) == 1
             assert len({SAMPLING[kinds[index]].filtered for index in group.members.flat}) == 1
-
-    def test_a_block_longer_than_a_forward_is_a_forward_of_its_own(self) -> None:
-        for device in ("cpu", "cuda"):
-            assert fixed_shapes_for(device, 128).min_rows == 1
-            assert fixed_shapes_for(device, 1).min_rows > 4

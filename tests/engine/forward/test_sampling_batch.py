@@ -2,8 +2,6 @@
 
 import numpy as np
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from service.decode.block import MASKED, Block
 from service.engine import SamplingParams
@@ -31,20 +29,6 @@ def test_masked_positions_come_in_order_and_judged_ones_behind_all_of_them() -> 
     assert reads.absolute_position.tolist() == [1, 12, 14, 2, 0, 13]
     assert reads.leftmost().tolist() == [True, True, False, False, False, False]
     assert entries(reads.select(np.array([4, 1]))) == [(0, 0, 7), (2, 0, -1)]
-
-
-def test_rows_that_are_not_read_have_no_reads() -> None:
-    assert entries(SamplingBatch.from_rows([Row(Block((1, M)), 0, (), writes_kv=True)], 2)) == []
-    assert entries(SamplingBatch.from_rows([row((1, 2))], 2)) == []
-
-
-@given(st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=8))
-def test_the_noise_of_a_position_does_not_depend_on_who_is_beside_it(drawn: list[tuple[int, int, int]]) -> None:
-    rows = [row((5,) * revealed + (M,) * (4 - revealed), index, seed=seed) for seed, revealed, index in drawn]
-    together = SamplingBatch.from_rows(rows, 4)
-    keys = noise_keys(together)
-    for number, lone_row in enumerate(rows):
-        assert np.array_equal(keys[together.row == number], noise_keys(SamplingBatch.from_rows([lone_row], 4)))
 
 
 def test_noise_differs_by_seed_position_and_progress() -> None:

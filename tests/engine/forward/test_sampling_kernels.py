@@ -38,36 +38,18 @@ samplings = st.builds(
 )
 
 
-#: width, dtype, what is asked of each row, tokens of a program, seed
-drawn = (
+@settings(max_examples=8)
+@given(
     st.sampled_from([2, 7, 64, 500, 1024, 2500]),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     st.lists(st.tuples(samplings, st.booleans()), min_size=1, max_size=6),
     st.sampled_from([64, 1024]),
     st.integers(0, 2**31),
 )
-
-
-@settings(max_examples=8)
-@given(*drawn)
 def test_token_confidence_and_entropy(
     device: str, width: int, dtype: torch.dtype, positions, part: int, seed: int
 ) -> None:
-    assert_as_torch(device, width, dtype, positions, part, seed)
-
-
-@pytest.mark.slow
-@settings(max_examples=200)
-@given(*drawn)
-def test_many_tokens_confidences_and_entropies(
-    device: str, width: int, dtype: torch.dtype, positions, part: int, seed: int
-) -> None:
-    assert_as_torch(device, width, dtype, positions, part, seed)
-
-
-def assert_as_torch(
-    device: str, width: int, dtype: torch.dtype, positions: list[tuple[SamplingParams, bool]], part: int, seed: int
-) -> None:
+    """`positions`: the sampling of each, and whether it is rescored. `part`: the tokens of a program."""
     generator = torch.Generator().manual_seed(seed)
     made = 4 * torch.randn(len(positions), width + 3, generator=generator)
     logits = made.to(dtype).to(device)[:, :width]  # a row does not begin where the last one ends
@@ -110,11 +92,6 @@ def test_numbers_do_not_depend_on_the_number_of_programs(device: str, temperatur
     assert torch.equal(alone[0], results[0][0][1])
 
 
-@pytest.mark.parametrize(("count", "parts", "expected"), [(1, 75, 75), (16, 75, 25), (600, 75, 1), (4, 1, 1)])
-def test_programs_fill_the_device(count: int, parts: int, expected: int) -> None:
-    assert logits_sampler._num_programs(count, parts) == expected
-
-
 @triton.jit
 def _write_noise(words, out, COUNT: tl.constexpr):  # noqa: N803 - a constant of Triton
     index = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
@@ -143,7 +120,6 @@ def largest_errors(device: str, words: np.ndarray) -> tuple[float, float]:
 
 
 def test_noise_in_float32_is_as_exact_as_torchs(device: str) -> None:
-    """The words of the least and the largest shares, and some between."""
     ends = [np.concatenate([part[:8], part[-8:]]) for part in words_of_all_shares(1 << 21)]
     words = np.concatenate([*ends, np.arange(2**32 - 128, 2**32).astype(np.uint32)])
     kernel, reference = largest_errors(device, np.resize(words, 1 << 10))
