@@ -212,14 +212,6 @@ def test_errors_are_told_as_if_each_part_stood_alone() -> None:
         assert "call_0" not in caught.value.message
 
 
-def test_keywords_that_ask_for_nothing_change_nothing() -> None:
-    empty = {"uniqueItems": False, "propertyNames": {"type": "string"}}
-    schema = {"type": "object", "properties": {"uniqueItems": {"enum": [empty]}}, "required": ["uniqueItems"], **empty}
-    grammar = compile_grammar(calls(Tool("x", None, schema), required=True), vocabulary(True))
-    fitting = '{"uniqueItems": {"uniqueItems": false, "propertyNames": {"type": "string"}}}'
-    assert accepts(grammar, FORMAT.written(("x", fitting)), tokenizer(True))
-
-
 def test_many_tools_compile() -> None:
     rng = random.Random(3)
     tools = [

@@ -286,7 +286,6 @@ PYDANTIC: dict[str, Any] = {
         Annotated[list[int], Field(min_length=1, max_length=3)], Annotated[int, Field(gt=0, lt=10)], dict,
     )
 }  # fmt: skip
-SETS: dict[str, Any] = {str(kind): kind for kind in (set[int], frozenset[str], list[set[Color]])}
 
 
 @pytest.mark.parametrize("name", PYDANTIC)
@@ -296,13 +295,6 @@ def test_types_of_pydantic_are_supported(name: str) -> None:
     compile_grammar(Constraint.json(schema, "form"), vocabulary(DEMO))
     for answer in answers(schema):
         validate(answer, schema)
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_sets_of_pydantic_may_repeat_a_value(name: str) -> None:
-    schema = pydantic.create_model("Value", value=(SETS[name], ...)).model_json_schema()
-    assert [path.rpartition(".")[2] for path in supported_schema(schema).ignored] == ["uniqueItems"]
-    assert answers(schema)
 
 
 @pytest.mark.parametrize("name", ZOD)

@@ -46,18 +46,6 @@ class TestSecondToken:
         assert pick.confidence == pytest.approx(0.5 if token == 7 else 0.4)
         assert pick.logprobs == self.READING[0].logprobs
 
-    def test_as_likely_as_the_first_is_not_accepted_at_margin_1(self) -> None:
-        (pick,) = near([near_pick(7, 0.5, 8, 0.5)], (Pick(0, 8, 0.9),), 1.0)
-        assert pick.token == 7
-
-    def test_a_third_token_is_never_accepted(self) -> None:
-        (pick,) = near(list(self.READING), (Pick(0, 9, 0.9),), 1e-9)
-        assert pick.token == 7
-
-    def test_only_the_first_may_be_left_by_a_grammar(self) -> None:
-        (pick,) = near([Pick(0, 7, 1.0, likeliest((7, 1.0)))], (Pick(0, 8, 0.9),), 1e-9)
-        assert pick.token == 7
-
 
 class TestSampled:
     """The reading drew 9, which is neither of the two likeliest."""
@@ -97,15 +85,6 @@ class TestPlaces:
         drafted = (Pick(0, 10, 0.9), Pick(2, 13, 0.9))
         assert [pick[0] for pick in near(prediction, drafted, 0.28, TopConfidence(2))] == [0, 2]
         assert [pick[0] for pick in near(prediction, drafted, 0.29, TopConfidence(2))] == [0, 1]
-
-    def test_a_step_with_one_token_that_is_not_near_is_refused_whole(self) -> None:
-        drafted = (Pick(0, 10, 0.9), Pick(1, 77, 0.9))
-        assert [pick[:2] for pick in near(list(self.READING), drafted, 0.1, TopConfidence(2))] == [(0, 10), (1, 11)]
-
-    def test_a_longer_step_than_the_rules_may_pass(self) -> None:
-        prediction = [near_pick(7, 0.5, 8, 0.1, 0), near_pick(7, 0.45, 8, 0.1, 1)]
-        drafted = (Pick(0, 7, 0.9), Pick(1, 7, 0.9))
-        assert [len(near(prediction, drafted, margin)) for margin in (0.89, 0.91)] == [2, 1]
 
     def test_a_revealed_position_is_no_step(self) -> None:
         block, drafted = Block((10, M)), (Pick(0, 10, 0.9), Pick(1, 12, 0.9))

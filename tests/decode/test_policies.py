@@ -27,15 +27,6 @@ class TestStatic:
         assert len(done.evaluations) == 4
         assert {step.kind for step in done.canvas.steps} == {"denoise"}
 
-    def test_n_positions_a_forward_and_the_rest_in_the_last(self) -> None:
-        done = run(masked_block(4), Static(3), fixed(FOUR))
-        assert done.revealed == [[(1, 11), (2, 12), (3, 13)], [(0, 10)]]
-
-    def test_the_head_given_by_the_prompt_stays(self) -> None:
-        done = run(masked_block(4, (8, 9)), Static(), fixed(FOUR))
-        assert done.tokens == (8, 9, 12, 13)
-        assert len(done.evaluations) == 2
-
     def test_each_forward_sees_what_was_revealed_before(self) -> None:
         done = run(masked_block(4), Static(2), fixed(FOUR))
         assert [query.states for query in done.evaluations] == [(masked_block(4),), (Block((M, 11, 12, M)),)]
@@ -82,13 +73,6 @@ class TestDirect:
             Pick(p, *random_oracle(4)(first.state)[p][:2]) for p in first.state.masked
         ), "the second refinement stands on the first one's reading"
 
-    def test_it_starts_again_from_the_backbone(self) -> None:
-        done = run(masked_block(4), Direct(1), random_oracle(3), random_oracle(4))
-        assert done.refinements[1].after.picks == tuple(
-            Pick(p, *random_oracle(3)(done.evaluations[1].states[0])[p][:2])
-            for p in done.evaluations[1].states[0].masked
-        )
-
 
 class TestSpeculative:
     def test_right_drafts_save_forwards(self) -> None:
@@ -97,13 +81,6 @@ class TestSpeculative:
         assert len(done.evaluations) == 2
         last = done.canvas.steps[-1]
         assert (last.kind, last.accepted, len(last.drafted)) == ("verify", 3, 3)
-
-    def test_a_draft_of_the_right_token_at_another_position_is_refused(self) -> None:
-        drafts = fixed({**FOUR, 2: (12, 0.1)})
-        done = run(masked_block(4), Speculative(1), fixed(FOUR), drafts)
-        second = done.canvas.steps[1]
-        assert [pick[:2] for pick in second.drafted] == [(3, 13)]
-        assert (second.accepted, [pick[:2] for pick in second.revealed]) == (0, [(2, 12)])
 
     def test_states_are_the_block_with_one_draft_more_each(self) -> None:
         done = run(masked_block(5), Speculative(2), fixed({**FOUR, 4: (14, 0.1)}), fixed({**FOUR, 4: (14, 0.1)}))
@@ -156,11 +133,6 @@ class TestTree:
         assert len(query.states) > 1
         assert not any(canvas.ends(state) for state in query.states)
 
-    def test_dynamic_steps_can_be_drafted_too(self) -> None:
-        done = run(masked_block(4), Speculative(2, threshold=0.65), fixed(FOUR), fixed(FOUR))
-        assert done.revealed == [[(1, 11), (2, 12)], [(3, 13), (0, 10)]]
-        assert len(done.evaluations) == 2
-
 
 class TestRemask:
     def test_a_doubtful_fresh_reveal_is_masked_again(self) -> None:
@@ -194,15 +166,3 @@ class TestRemask:
             tuple(range(left)) for left in (5, 4, 3, 2, 1)
         ]
         assert [step.remasked for step in done.canvas.steps if step.remasked] == [(0, 1, 2, 3), (0, 1, 2), (0, 1), (0,)]
-
-    def test_without_doubt_it_is_dynamic(self) -> None:
-        sure = fixed(dict.fromkeys(range(4), (0, 1.0)))
-        remasked, plain = (
-            run(masked_block(4), Remask(0.55), fixed(FOUR), sure),
-            run(masked_block(4), Dynamic(0.55), fixed(FOUR)),
-        )
-        assert remasked.revealed == plain.revealed
-
-    def test_a_single_reveal_needs_no_second_look(self) -> None:
-        done = run(masked_block(4), Remask(0.95), fixed(FOUR), fixed({}))
-        assert done.refinements == []

@@ -97,15 +97,6 @@ def test_with_8_bit_activations_a_row_is_the_same_to_the_bit_in_any_batch():
 
 
 @EVERY_SCHEME
-def test_another_type_changes_scales_alone(scheme):
-    layer = made(scheme, drawn(0, 8, 16))
-    bits = layer.values.clone()
-    layer.to(torch.bfloat16)
-    assert torch.equal(layer.values, bits)
-    assert layer.scales.dtype == torch.bfloat16
-
-
-@EVERY_SCHEME
 @pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])
 def test_a_checkpoint_keeps_no_wide_matrix_of_a_layer(scheme, name):
     whole = load_checkpoint(GOLDEN / name)
@@ -254,17 +245,6 @@ def test_the_kernel_quantizes_activations_as_torch_does(triton_device, dtype):
     expected = quantize_activations(rows, QUANT_SCHEMES["w8a8"])
     assert torch.equal(values, expected[0])
     assert torch.equal(scales, expected[1][:, 0])
-
-
-@pytest.mark.parametrize(
-    ("rows", "width", "depth", "tile", "splits"),
-    [(16, 4096, 4096, 16, 4), (16, 24576, 4096, 16, 1), (64, 4096, 12288, 64, 4), (256, 4096, 4096, 128, 1)],
-)
-def test_tiles_grow_with_the_rows_and_few_programs_share_k(rows, width, depth, tile, splits):
-    tiling = triton_matmul.tiling_for(rows)
-    programs = -(-rows // tiling.tile) * -(-width // tiling.step)
-    assert (tiling.tile, triton_matmul.num_splits(rows, depth, programs)) == (tile, splits)
-    assert triton_matmul.tiling_for(rows, 4).tile == 16
 
 
 def test_every_e4m3_number_is_widened_on_a_cpu_as_torch_does_it():

@@ -97,16 +97,6 @@ def test_the_inverse_rate_weighs_the_loss():
         assert not torch.isclose(mixed, loss(ones))
 
 
-def test_noisy_copies_do_not_see_each_other():
-    checkpoint, batch = setting()
-    opened = open_batch(checkpoint.backbone, batch)
-    chains, _, _ = noisy_chains(checkpoint.backbone, opened, Noise(copies=3, reveals=4), 1, ENDS)
-    from training.rollout import look
-
-    alone = look(checkpoint.backbone, opened, chains[1][1].tokens)
-    assert torch.allclose(alone, chains[1][1].hidden, atol=1e-5)
-
-
 def test_an_end_token_of_an_earlier_turn_ends_nothing():
     checkpoint, _ = setting()
     tokens = [7, 8, 510, 9, 1, 2, 510]  # the answer begins at 4, in the block of the end token before it
@@ -169,14 +159,6 @@ def test_a_direct_module_begins_as_large_as_the_hidden_states_it_stands_for():
     direct, residual = (new_mrp(parse_config(keys), checkpoint.backbone) for keys in (raw, checkpoint.raw))
     assert not direct.residual
     assert direct.norm.weight.abs().mean() > 3 * residual.norm.weight.abs().mean()
-
-
-def test_fused_attention_is_the_written_out_one():
-    torch.manual_seed(2)
-    q, k, v = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
-    mask = torch.rand(6, 9) < 0.7
-    mask[:, 0] = True
-    assert torch.allclose(fused(q, k, v, mask), written_out(q, k, v, mask), atol=1e-5)
 
 
 def test_fused_attention_has_a_key_head_for_each_query_head(monkeypatch):
