@@ -155,7 +155,6 @@ class TagRules:
         self.grammars: dict[str, str] = {}
 
     def expression(self, form: Mapping[str, Any]) -> str:
-        """The expression of a format."""
         made: str = getattr(self, f"_{form['type']}")(form)
         return made
 

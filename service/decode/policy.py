@@ -35,7 +35,6 @@ class Prediction(NamedTuple):
         return self.picked(range(len(self.positions)))
 
     def picked(self, indices: Iterable[int]) -> tuple[Pick, ...]:
-        """The picks at these indices of the columns."""
         positions, tokens, confidences, _, _, _, logprobs, token_logprobs = self
         return tuple([
             new_tuple(

@@ -62,12 +62,10 @@ class Checkpoint:
 
     @property
     def shard_config(self) -> ModelConfig:
-        """The sizes of the loaded shard."""
         return self.shard.divide(self.config)
 
     @property
     def activation_parts(self) -> int:
-        """See `schemes.activation_parts`."""
         return activation_parts(self.config.quantization, self.shard.size)
 
     @property
@@ -80,18 +78,15 @@ class Checkpoint:
         return frozenset(name for name in names if is_quantized(name))
 
     def make_tensor_parallel(self, all_reduce: AllReduce) -> None:
-        """Makes the layers tensor-parallel."""
         for layer in [*self.backbone.layers, *(self.mrp.layers if self.mrp else ())]:
             cast(DecoderLayer, layer).make_tensor_parallel(all_reduce)
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
         return self.backbone.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the weights."""
         return self.backbone.dtype
 
 

@@ -77,7 +77,6 @@ class ModelConfig:
 
     @property
     def num_expert_layers(self) -> int:
-        """Layers of the backbone that have experts."""
         return len(self.experts.layers) if self.experts else 0
 
     @property

@@ -122,7 +122,6 @@ class Speculative(DecodingMode, frozen=True):
         return VERIFIED[name](**knobs)
 
     def check(self, block_size: int) -> None:
-        """Also checks that the knobs fit each other."""
         self.plain.check(block_size)
         DecodingMode.check(self, block_size)
         if self.mrp_steps == 0 and self.max_drafts is None:
@@ -182,7 +181,7 @@ def _accept_drafts(canvas: Canvas, predictions: Sequence[Prediction], drafts: Dr
     `predictions`: the predictions of the canvas's block and of the first drafts.
     """
     block, revealed, sizes = canvas.block, list[Pick](), list[int]()
-    accepted: dict[int, tuple[Pick, ...]] = {}
+    accepted: dict[int, tuple[Pick, ...]] = {}  # the picks that led to each accepted draft
     index = 0
     while index < len(predictions):
         prediction = predictions[index]
@@ -195,22 +194,15 @@ def _accept_drafts(canvas: Canvas, predictions: Sequence[Prediction], drafts: Dr
             break
         index = draft.number
         accepted[index] = picks
-    canvas.record(_verified(revealed, sizes, drafts, accepted), block)
-    return prediction
-
-
-def _verified(revealed: list[Pick], sizes: list[int], drafts: Drafts, accepted: Mapping[int, tuple[Pick, ...]]) -> Step:
-    """The step of a verification. `sizes`: as in `Step`. `accepted`: the picks that led to each accepted draft."""
     drafted = [pick for picks in accepted.values() for pick in picks]
     num_accepted, gains = len(drafted), list[tuple[float, int]]()
     for number, picks, expected in drafts.values():
-        if number in accepted:
-            gains.append((expected, len(accepted[number])))
-        else:
-            gains.append((expected, 0))
+        gains.append((expected, len(accepted.get(number, ()))))
+        if number not in accepted:
             drafted += picks
     fields = ("verify", tuple(revealed), (), tuple(drafted), num_accepted, tuple(gains), tuple(sizes))
-    return new_tuple(Step, fields)
+    canvas.record(new_tuple(Step, fields), block)
+    return prediction
 
 
 def accept_within_margin(canvas: Canvas, rule: Rule, drafts: Drafts, margin: float) -> _Choose:
