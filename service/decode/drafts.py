@@ -1,10 +1,8 @@
 """Drafts for `speculative`: states that the decoding of a block is likely to pass through, to be verified.
 
 `chain` is the published method: one draft after the other, each from MRP (MRP paper, speculative decoding). `tree`
-chooses the states with the highest estimated likelihood that are worth their cost, the likeliest first. So MRP reads a
-state before its successors are searched, and no state is searched twice. A rule of one token a step may continue at any
-position (`BestFirstSearch`). Any other rule has one continuation, so its tree is a line. Without MRP a tree drafts from
-the backbone's last prediction only, as FreeDave's self-drafting does.
+chooses the likeliest states that are worth their cost. Without MRP it drafts from the backbone's last prediction only,
+as FreeDave's self-drafting does.
 
 Drafts do not change the output: they are only compared with the backbone's picks. `engine/drafting/costs.py` measures
 the time of a tree. The search runs for every request in every step, so a `Block` is made only for a chosen state.

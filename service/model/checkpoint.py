@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from service.errors import CheckpointError
@@ -134,7 +133,11 @@ def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, o
         backbone.tie()
     modules = [module for module in (backbone, mrp) if module is not None]
     for module in modules:
-        _cast_tables(module.to(options.device).eval().requires_grad_(False), options.dtype)
+        module.to(options.device).eval().requires_grad_(False)
+        for owner in module.modules():
+            for name, table in owner.named_buffers(recurse=False):  # no file has them: weights have their type already
+                if table.is_floating_point():
+                    setattr(owner, name, table.to(options.dtype))
     if mrp is not None and options.mrp_zero:
         mrp.scale = 0.0
     return Checkpoint(path=path, config=config, raw=raw, backbone=backbone, mrp=mrp, shard=options.shard)
@@ -149,14 +152,6 @@ def config_of(raw: Mapping[str, Any], options: LoadOptions) -> ModelConfig:
     residual = config.mrp.residual if options.mrp_residual is None else options.mrp_residual
     scale = config.mrp.scale if options.mrp_scale is None else options.mrp_scale
     return replace(config, mrp=replace(config.mrp, residual=residual, scale=scale))
-
-
-def _cast_tables(module: nn.Module, dtype: torch.dtype) -> None:
-    """Casts buffers that no file has, such as rotary tables. Weights have their type already."""
-    for owner in module.modules():
-        for name, table in owner.named_buffers(recurse=False):
-            if table.is_floating_point():
-                setattr(owner, name, table.to(dtype))
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -69,7 +69,6 @@ BAD = [
         (calls(*TOOLS), ["", "hi <tool_call", CALL, "hi\n" + CALL, BOTH], BAD),
         (calls(*TOOLS, parallel=False), ["", "hi <tool_call", CALL, "hi\n" + CALL], [*BAD, BOTH]),
         (calls(*TOOLS, required=True), [CALL, BOTH], [*BAD, "", "hi\n" + CALL, THOUGHT]),
-        (calls(*TOOLS, required=True, parallel=False), [CALL], [*BAD, BOTH]),
         (
             calls(*TOOLS, required=True, preamble=THINK),
             [CALL, BOTH, THOUGHT],
@@ -82,10 +81,7 @@ BAD = [
         ),
         (calls(*TOOLS, preamble=BEGUN), [THOUGHT[8:], "b</think>\n\n"], ["", "hi"]),
         (calls(*TOOLS, content=JSON), ['{"x": 1}', CALL, BOTH], [*BAD, "", "hi", '{"x": 1}' + CALL]),
-        (calls(*TOOLS, content=JSON, preamble=THINK), ['{"x": 1}', CALL, THOUGHT], [*BAD, "<think>a</think>\n\nhi"]),
         (replace(JSON, preamble=THINK), ['{"x": 1}', '<think></think>\n\n{"x": 1}'], ["", THOUGHT, CALL]),
-        (replace(Constraint.choice(["hi"]), preamble=BEGUN), ["b</think>\n\nhi"], ["hi", "<think>hi"]),
-        (replace(Constraint.regex("h[i/]"), preamble=THINK), ["h/", "<think>b</think>\n\nhi"], ["h", "<think>hi"]),
         (
             replace(Constraint.grammar('start: "h" x\nx: "i"'), preamble=THINK),
             ["hi", "<think>b</think>\n\nhi"],

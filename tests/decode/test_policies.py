@@ -104,25 +104,6 @@ class TestTree:
         assert len(done.evaluations) == 2
         assert done.refinements == []
 
-    def test_close_calls_are_both_verified(self) -> None:
-        """Two picks have nearly the same confidence. The next one is uncertain, so both states are read."""
-        close = fixed({0: (10, 0.5), 1: (11, 0.99), 2: (12, 0.70), 3: (13, 0.69)})
-        other = fixed({0: (10, 0.5), 1: (11, 0.99), 2: (12, 0.69), 3: (13, 0.70)})
-        block = Block((M, 11, M, M))
-        for truth in (close, other):
-            done = run(masked_block(4), Speculative(1, max_drafts=3), truth, close)
-            states = done.evaluations[1].states
-            assert {block.reveal([Pick(2, 12, 0)]), block.reveal([Pick(3, 13, 0)])} < set(states)
-            assert len(done.evaluations) == 2, "both orders lead through states that were read"
-
-    def test_mrp_looks_at_the_likeliest_state_it_has_not_seen_on_what_it_said_before(self) -> None:
-        scripted = fixed(FOUR)
-        done = run(masked_block(4), Speculative(2, max_drafts=2), scripted, scripted)
-        first, second = done.refinements[:2]
-        assert first.state == Block((M, 11, M, M))
-        assert second.state == Block((M, 11, 12, M))
-        assert second.after.picks == tuple(Pick(p, *FOUR[p]) for p in first.state.masked)
-
     def test_no_state_is_drafted_beyond_the_end_that_the_engine_knows(self) -> None:
         """If the answer ends after two tokens, a state with both tokens needs no verification."""
         canvas = Canvas(masked_block(4), budget=lambda: DraftBudget(0.0, 9), ends=lambda block: block.num_leading >= 2)
@@ -157,12 +138,3 @@ class TestRemask:
         doubts = {0: (0, 0.0), **{position: (0, sure) for position, sure in enumerate(confidences, 1)}}
         done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(doubts))
         assert tuple(position for step in done.canvas.steps[:2] for position in step.remasked) == remasked
-
-    def test_tokens_of_earlier_steps_are_never_masked_again(self) -> None:
-        sure = fixed({p: (p, 0.9) for p in range(5)})
-        doubts = fixed({p: (0, 0.1 + p / 100) for p in range(5)})
-        done = run(masked_block(5), Remask(0.5), sure, doubts)
-        assert [query.states[0].masked for query in done.evaluations] == [
-            tuple(range(left)) for left in (5, 4, 3, 2, 1)
-        ]
-        assert [step.remasked for step in done.canvas.steps if step.remasked] == [(0, 1, 2, 3), (0, 1, 2), (0, 1), (0,)]

@@ -14,7 +14,7 @@ from service.model import parse_config, triton_support
 from service.model.attention import ATTENTION_BACKENDS, PagedCache, attention_backend, eager, resolve_backend
 from service.model.attention.eager import PrivateBatch, SharedPrefixBatch
 from service.model.attention.interface import NUM_SPARE
-from service.model.attention.shared_prefix import BatchLimits, PrefixUnit, batches, prefix_units
+from service.model.attention.shared_prefix import BatchLimits, PrefixUnit, prefix_units
 from service.settings.settings import Settings
 from tests.model.attention_world import Kind, Shape, World, row_at
 from tests.tiny import tiny_config
@@ -131,13 +131,6 @@ class TestUnits:
             PrefixUnit(64, 64, 74, pages),
             PrefixUnit(128, 13, 138, pages),
         ]
-
-    def test_short_prefixes_are_one_call_and_a_long_one_is_another(self) -> None:
-        rows = [row_at([0] * 30, 16 + number, writes_kv=False) for number in range(10)]
-        (batch,) = batches(rows, self.LIMITS)
-        assert len(batch) == 10
-        both = batches([*rows, row_at([0] * 1000, 999, writes_kv=False)], self.LIMITS)
-        assert sorted(map(len, both)) == [1, 10]
 
 
 def test_states_of_one_sequence_copy_their_prefix_once() -> None:

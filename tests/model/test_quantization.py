@@ -1,7 +1,6 @@
 """Layers with 8-bit matrices: what is kept, what is computed, and that serving works with them."""
 
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import nn
 
 from service.decode.modes import MODES, Static
 from service.decode.registry import make_mode
-from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, published_weights
@@ -28,7 +26,6 @@ from service.model.quantization.layers import (
     quantized,
 )
 from service.model.quantization.schemes import QUANT_SCHEMES, QuantScheme, is_quantized, scheme_named
-from service.quality.presets import identity_of, presets_of
 from tests.engine.helpers import FAIR
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 
@@ -183,20 +180,6 @@ def test_experts_decode_alone_as_together(scheme):
 def test_other_forms_are_refused():
     with pytest.raises(SettingsError, match=r"quantization is 'int3', allowed are 'int8', 'fp8', 'w8a8'"):
         scheme_named("int3")
-
-
-def test_a_calibration_of_the_wide_weights_is_another_checkpoints():
-    folder = Path(GOLDEN / GOLDEN_NAMES[0])
-    wide, small = (load_checkpoint(folder, LoadOptions(quantization=name)) for name in (None, "int8"))
-    assert identity_of(folder, wide.config) != identity_of(folder, small.config)
-    assert "balanced" in presets_of(CHECKPOINT, load_checkpoint(CHECKPOINT).config).plans
-    small = load_checkpoint(CHECKPOINT, LoadOptions(quantization="int8"))
-    presets = presets_of(CHECKPOINT, small.config)
-    assert list(presets.plans) == ["lossless"]
-    assert "has no quality.int8.json" in str(presets.missing)
-    presets = presets_of(CHECKPOINT, small.config, CHECKPOINT / "quality.json")
-    assert list(presets.plans) == ["lossless"]
-    assert "(quantization differ)" in str(presets.missing)
 
 
 @EVERY_SCHEME

@@ -91,15 +91,6 @@ class TestLoading:
         backbone = load_checkpoint(folder).backbone
         assert backbone.lm_head.weight is backbone.embed_tokens.weight
 
-    def test_the_operator_overrides(self) -> None:
-        options = LoadOptions(block_size=16, mrp_residual=False, mrp_scale=2.0)
-        checkpoint = load_checkpoint(FIRST, options)
-        assert checkpoint.config.block_size == 16
-        assert checkpoint.config.mrp is not None
-        assert checkpoint.mrp is not None
-        assert (checkpoint.config.mrp.residual, checkpoint.config.mrp.scale) == (False, 2.0)
-        assert (checkpoint.mrp.residual, checkpoint.mrp.scale) == (False, 2.0)
-
     def test_a_file_is_opened_anew_for_every_few_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         opened: list[Path] = []
 

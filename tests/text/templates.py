@@ -13,49 +13,16 @@ CONTROL = (
 )  # fmt: skip
 ADDED = ("<think>", "</think>", "<tool_response>", "</tool_response>", "<tool_call>", "</tool_call>")
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-#: of Qwen3's form: thinking of turns before the last question is left out, new lines around parts are its own
-QWEN3 = (Path(__file__).parent / "qwen3.jinja").read_text("utf-8").removesuffix("\n")
-
-#: as Gemma's: contents are trimmed, the first system message is put before the first question, roles have other names
-TRIM = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] | trim + '\n\n' %}"
-    "{% set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}"
-    "{% for m in rest %}<|im_start|>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
-    "{{ first if loop.first else '' }}{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>model\n{% endif %}"
-)
-
-#: as Llama 2's: no control token at the borders of contents, end tokens by name
-BRACKETS = (
-    "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ ' ' + m['content'] + ' ' + eos_token }}"
-    "{% else %}{{ bos_token + '[INST] ' + m['content'] + ' [/INST]' }}{% endif %}{% endfor %}"
-)
-
-#: as Phi's: control tokens put together of pieces
-COMPOSED = (
-    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + '\n' + m['content'] + '<|end|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
-)
-
-#: looks at contents, repeats, reverses and quotes them
-CONDITIONS = (
-    "{% for m in messages[::-1] %}<|im_start|>{{ m.role }}{% if m.content.startswith('<think>') %} thinks{% endif %}"
-    "{% if m.content | length > 3 and '\n' in m.content %} in {{ m.content.split('\n') | length }} lines{% endif %}\n"
-    "{{ m.content | tojson }}{{ m.content | upper }}{{ m.content.replace('x', '') }}{{ m.content[::-1] }}<|im_end|>"
-    "{% endfor %}{{ messages[-1].content }}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-DEMO = json.loads((CHECKPOINT / "tokenizer_config.json").read_text("utf-8"))["chat_template"]
-
-TEMPLATES = {
-    "chatml": CHATML, "qwen3": QWEN3, "trim": TRIM, "brackets": BRACKETS, "composed": COMPOSED,
-    "conditions": CONDITIONS, "demo": DEMO,
-}  # fmt: skip
+#: `qwen3` leaves out the thinking of turns before the last question; new lines around parts are its own. `trim`, as
+#: Gemma's, trims contents and puts the system message before the first question. `brackets`, as Llama 2's, has no
+#: control token at the borders of contents. `composed` and `joined` (with tools), as Phi's, put control tokens together
+#: of pieces. `conditions` looks at contents, repeats, reverses and quotes them.
+_NAMES = ("chatml", "qwen3", "trim", "brackets", "composed", "conditions", "joined")
+_FOLDER = Path(__file__).parent / "jinja"
+_FILES = {name: (_FOLDER / f"{name}.jinja").read_text("utf-8").removesuffix("\n") for name in _NAMES}
+CHATML, QWEN3, JOINED = _FILES["chatml"], _FILES["qwen3"], _FILES.pop("joined")
+_DEMO = json.loads((CHECKPOINT / "tokenizer_config.json").read_text("utf-8"))["chat_template"]
+TEMPLATES = {**_FILES, "demo": _DEMO}
 
 _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -101,15 +101,6 @@ def test_cut_lines_and_an_earlier_state_are_mentioned(run_program, capsys, data,
     assert "resumes after update 3" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_bad_line_is_one_line_on_stderr(run_program, capsys, tmp_path):
-    data = tmp_path / "bad.jsonl"
-    data.write_text('{"text": "w1"}\n{"txt": "w1"}\n')
-    assert run_program("train-mrp", *options(data, tmp_path / "out")) == 1
-    assert capsys.readouterr().err == (
-        f"mrp-serve: {data}, line 2: 'messages', 'prompt' and 'completion', or 'text' is expected, the keys are txt\n"
-    )
-
-
 def test_a_bad_line_leaves_no_bar_on_a_terminal(run_program, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     data = tmp_path / "bad.jsonl"

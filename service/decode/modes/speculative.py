@@ -1,12 +1,8 @@
 """`speculative`: drafts verified by the backbone; the output equals the verified rule's output, token for token.
 
-In each round, drafts are states that the block may pass through (`drafts.py`). One forward reads the current state and
-all drafted states. The rule is applied to the prediction of the current state. If it leads to a drafted state, the rule
-is applied to the prediction of that state, and so on. Each prediction is the same as in plain decoding. So every
-forward yields at least one step of plain decoding. Source: MRP paper, speculative decoding, which verifies a chain
-against `static`. Here any rule and any set of states is possible.
-
-The first forward of a block reveals tokens at once. The published loop verifies that state twice.
+One forward reads the current state and all drafted states (`drafts.py`). The rule steps from state to state while each
+has a prediction, so every forward yields at least one step of plain decoding. Source: MRP paper, speculative decoding,
+which verifies a chain against `static`, and the first state of a block twice.
 
 With a `margin` a drafted step that the backbone finds nearly as good as the rule's step is accepted, too. Then drafts
 change the output. Source: MARS (arXiv 2601.15498, section 3), and `evaluate_posterior` of its code: where the target's

@@ -29,8 +29,8 @@ from service.model.attention import (
     AUTO,
     AttentionBackend,
     AttentionForward,
-    GraphCapable,
     PagedCache,
+    TritonBackend,
     attention_backend,
 )
 from service.model.checkpoint import Checkpoint
@@ -187,6 +187,6 @@ def _graphs_for(
     capture = execution.capture
     if capture is None and device.type == "cuda":
         capture = CudaCapture(device, several_ranks=several_ranks)
-    if capture is None or not execution.cuda_graphs or not isinstance(attention, GraphCapable):
+    if capture is None or not execution.cuda_graphs or not isinstance(attention, TritonBackend):
         return None
     return Graphs(attention, capture, device, min_rows, execution.agree or bool)

@@ -1,7 +1,6 @@
 """The demo's recipe: growing changes nothing, a training goes on to the bit, static decodes are judged."""
 
 import random
-from itertools import pairwise
 
 import pytest
 import torch
@@ -89,13 +88,6 @@ def test_a_stopped_training_goes_on_to_the_bit(tokenizer, batches, tmp_path, mon
     monkeypatch.setattr(training, "update", update)
     resumed = trained(tmp_path / "parts")
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
-
-
-def test_numbered_batches_are_functions_of_their_number(batches):
-    stream, later = batches.numbered(0), batches.numbered(3)
-    skipped = [next(stream).tokens for _ in range(4)]
-    assert torch.equal(skipped[3], next(later).tokens)
-    assert not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairwise(skipped))
 
 
 def test_the_judge_decodes_as_the_engine_does():
