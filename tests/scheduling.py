@@ -10,7 +10,7 @@ import pytest
 #: where tests that start Ray live; tests/conftest.py refuses the mark `ray` elsewhere
 RAY = (
     "tests/service/",
-    "tests/cli/test_train_workers.py",
+    "tests/training/test_workers.py",
     "tests/deploy/test_cluster.py",
     "tests/deploy/test_image.py",
 )

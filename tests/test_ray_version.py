@@ -19,8 +19,9 @@ from ray.serve._private import deployment_state
 from ray.serve.schema import ApplicationStatus, ReplicaState
 from ray.serve.schema import ServeInstanceDetails as Details
 
-from service.cli import cluster, readiness, train_workers
+from service.cli import cluster, readiness
 from service.rayserve import serve_state
+from training import workers
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(ray.__file__).parent
@@ -55,9 +56,7 @@ def test_one_minor_version_is_allowed() -> None:
         assert not requirement.specifier.contains(f"{installed.major}.{installed.minor + 1}.0")
 
 
-@pytest.mark.parametrize(
-    "name", sorted({*cluster.ENVIRONMENT, *cluster._PROGRAM_ENVIRONMENT, *train_workers._ENVIRONMENT})
-)
+@pytest.mark.parametrize("name", sorted({*cluster.ENVIRONMENT, *cluster._PROGRAM_ENVIRONMENT, *workers._ENVIRONMENT}))
 def test_ray_still_reads_every_variable_that_is_set(name: str) -> None:
     module = find_spec(READ_BY[name])
     assert module is not None

@@ -13,9 +13,10 @@ from typing import Annotated
 
 import typer
 
-from service.cli import batch, calibrate, check, generate, serve, train
+from service.cli import batch, calibrate, check, generate, serve
 from service.cli.output import WIDE, is_on_a_terminal
 from service.errors import MrpServeError
+from training import cli as train
 
 app = typer.Typer(
     name="mrp-serve",

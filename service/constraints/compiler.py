@@ -74,7 +74,6 @@ class GrammarCompiler:
         return None if cached is None else cached.within(self._reserves[owner.tenant])
 
     def close(self) -> None:
-        """Ends the threads after their present constraints, and the trials."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if self._trials is not None:

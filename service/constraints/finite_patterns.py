@@ -38,7 +38,6 @@ class _Rewriter:
         self._names, self._is_empty, self._compared = list(names), is_empty, 0
 
     def named(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """One schema with `properties` for its finite patterns."""
         patterns = schema.get("patternProperties")
         if isinstance(patterns, dict) and isinstance(schema.get("properties", {}), dict):
             for pattern in list(patterns):

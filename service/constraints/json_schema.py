@@ -141,7 +141,8 @@ class _Adapter:
 
     def _ignore(self, keyword: str, schema: Schema, path: str) -> None:
         """Notes that a keyword is ignored, if it has an effect that no other keyword notes."""
-        no_effect = any(_same(schema[keyword], value) for value in _NO_EFFECT.get(keyword, ()))
+        found = schema[keyword]  # false differs from 0
+        no_effect = any(found == value and type(found) is type(value) for value in _NO_EFFECT.get(keyword, ()))
         needed = _NEEDS.get(keyword)
         if not no_effect and keyword not in _SECONDARY and (needed is None or any(name in schema for name in needed)):
             self.ignored.append(f"{path}{keyword}")
@@ -245,11 +246,6 @@ def _is_supported(pattern: object) -> bool:
         return False
     parts = _PATTERN_PART.findall(pattern)
     return not any(part in _LOOK_AROUND or (part[0] == "\\" and part[1] in _NO_ESCAPES) for part in parts)
-
-
-def _same(value: object, other: object) -> bool:
-    """Equality of JSON values: false differs from 0."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _is_narrow(schema: Schema) -> bool:

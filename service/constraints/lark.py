@@ -49,7 +49,7 @@ def calls_grammar(constraint: Constraint, content: str | None, marks: TokenMarks
     if content is not None:
         start, parts = f"@content | {start} calls", _with_name("content", content)
     elif not source["required"]:
-        start = f"TEXT | {_up_to(opening, marks)} calls"
+        start = f"TEXT | {f'BEFORE? {start}' if opening in marks else 'BEFORE'} calls"
     else:
         start = f"{start} calls"
     rules = [
@@ -83,11 +83,6 @@ def with_preamble(preamble: Preamble, grammar: str, marks: TokenMarks) -> str:
     start = "preamble @answer" if preamble.in_prompt else "preamble @answer | @answer"
     rules = [f"start: {start}", f"preamble: {begin} {up_to} {_literal(preamble.gap, marks)}", f"THOUGHT: {text}"]
     return _joined("\n".join(rules), _with_name("answer", grammar))
-
-
-def _up_to(mark: str, marks: TokenMarks) -> str:
-    """A free text or none, and the mark."""
-    return f"BEFORE? {_literal(mark, marks)}" if mark in marks else "BEFORE"
 
 
 def _literal(text: str, marks: TokenMarks) -> str:
@@ -155,7 +150,6 @@ class TagRules:
         self.grammars: dict[str, str] = {}
 
     def expression(self, form: Mapping[str, Any]) -> str:
-        """The expression of a format."""
         made: str = getattr(self, f"_{form['type']}")(form)
         return made
 

@@ -39,7 +39,6 @@ class TenantReserve:
 
     @property
     def empty(self) -> bool:
-        """Whether the bucket is empty."""
         self.spend(0.0)
         return self._seconds <= 0
 
@@ -62,15 +61,12 @@ class GrammarBudget:
 
     @property
     def used_up(self) -> bool:
-        """Whether no time remains."""
         return self._credit <= 0 and self._reserve.empty
 
     def earn(self, tokens: int) -> None:
-        """Adds the time of new tokens. `tokens`: the number of new tokens."""
         self._credit = min(_MAX_SAVED, self._credit + tokens * PER_TOKEN)
 
     def spend(self, seconds: float) -> None:
-        """Subtracts CPU seconds."""
         self._credit -= seconds
         if self._credit < 0:
             self._reserve.spend(-self._credit)
@@ -98,7 +94,6 @@ class GuidanceGrammar:
         return grammar
 
     def open(self) -> GuidanceMatcher:
-        """A matcher at the beginning of an answer."""
         return GuidanceMatcher(self._start.deep_copy(), self._vocabulary, self._param, self._budget)
 
 

@@ -62,7 +62,6 @@ class Trials:
         return result
 
     def close(self) -> None:
-        """Ends the process. Trials under way end by their limits."""
         with self._lock:
             if self._process is not None:
                 self._end.close()

@@ -39,9 +39,10 @@ class TokenVocabulary:
         except ValueError as error:
             message = f"this checkpoint's tokenizer does not say which bytes its tokens are: {error}"
             raise ConstraintNotAvailable(message) from error
-        self.marks = _marks(tokenizer, self.tokens, self.eos)
-        marks = set(self.marks.values())
         special = self.tokens.is_special_token
+        added = [token for token in json.loads(tokenizer).get("added_tokens") or () if not token["special"]]
+        marks = {token["id"] for token in added if token["id"] not in eos and special(token["id"])}
+        self.marks: Mapping[str, int] = {token["content"]: token["id"] for token in added if token["id"] in marks}
         texts = [(token in marks or not special(token)) and token not in self.eos for token in range(size)]
         self._is_text = tuple(texts)
         self.text_mask = _bitmask(np.array(texts))
@@ -55,15 +56,6 @@ class TokenVocabulary:
     def is_text(self, token: int) -> bool:
         """Whether a token is text: no control token, no end token, no logit without a token."""
         return self._is_text[token]
-
-
-def _marks(tokenizer: str, tokens: LLTokenizer, eos: Sequence[int]) -> Mapping[str, int]:
-    added = json.loads(tokenizer).get("added_tokens") or ()
-    return {
-        token["content"]: token["id"]
-        for token in added
-        if not token["special"] and token["id"] not in eos and tokens.is_special_token(token["id"])
-    }
 
 
 def _bitmask(tokens: NDArray[np.bool_]) -> TokenBitmask:

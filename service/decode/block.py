@@ -56,7 +56,6 @@ class Block(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether no position is masked."""
         return MASKED not in self.tokens
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from service.decode.block import Block, Pick, Step, StepKind, new_tuple
@@ -67,7 +68,6 @@ class BlockGrammar:
         return None if block.complete else self.matcher.mask(self.tokens(block))
 
     def tokens(self, block: Block) -> AnswerTokens:
-        """The tokens of the answer in a state of the block."""
         return block.tokens[self.head : block.num_leading]
 
     def allowed(self, block: Block, picks: Sequence[Pick]) -> tuple[Pick, ...]:
@@ -103,10 +103,6 @@ class DraftBudget(NamedTuple):
     refine: float = 0.0  # the cost of one MRP forward, in tokens as `row`
 
 
-def _complete(block: Block) -> bool:
-    return block.complete
-
-
 @dataclass(slots=True)
 class Canvas:
     """The block on which a policy works."""
@@ -114,7 +110,9 @@ class Canvas:
     block: Block
     steps: list[Step] = field(default_factory=list)
     budget: Callable[[], DraftBudget] = DraftBudget  # returns the current draft budget
-    ends: Callable[[Block], bool] = _complete  # whether the answer ends in a state: nothing after it is needed
+    ends: Callable[[Block], bool] = attrgetter(
+        "complete"
+    )  # whether the answer ends in a state: nothing after it is needed
     grammar: BlockGrammar | None = None  # the grammar of the answer in this block, None for a free answer
     #: the first picks that complete no bad word together, at least one; None if the request has none
     without_bad_words: Callable[[Block, tuple[Pick, ...]], tuple[Pick, ...]] | None = None
@@ -153,7 +151,6 @@ class Canvas:
         self._move(self.after(self.block, ()), ())
 
     def reveal(self, kind: StepKind, picks: Iterable[Pick]) -> None:
-        """Reveals the picks and records the step."""
         self.record(new_tuple(Step, (kind, tuple(picks), (), (), 0, (), ())))
 
     def record(self, step: Step, after: Block | None = None) -> None:

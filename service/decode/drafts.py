@@ -1,10 +1,8 @@
 """Drafts for `speculative`: states that the decoding of a block is likely to pass through, to be verified.
 
 `chain` is the published method: one draft after the other, each from MRP (MRP paper, speculative decoding). `tree`
-chooses the states with the highest estimated likelihood that are worth their cost, the likeliest first. So MRP reads a
-state before its successors are searched, and no state is searched twice. A rule of one token a step may continue at any
-position (`BestFirstSearch`). Any other rule has one continuation, so its tree is a line. Without MRP a tree drafts from
-the backbone's last prediction only, as FreeDave's self-drafting does.
+chooses the likeliest states that are worth their cost. Without MRP it drafts from the backbone's last prediction only,
+as FreeDave's self-drafting does.
 
 Drafts do not change the output: they are only compared with the backbone's picks. `engine/drafting/costs.py` measures
 the time of a tree. The search runs for every request in every step, so a `Block` is made only for a chosen state.
@@ -99,7 +97,8 @@ def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Dr
     node, search = Node(block, 1.0, 0, prediction), BestFirstSearch(budget.states)
     if budget.row or budget.refine or not budget.mrp_steps:
         search.rank(node, STALE)
-        if budget.row and not _worth_verifying(node, canvas, budget.row):
+        likely = [pick for likelihood, pick in node.likely() if likelihood >= budget.row] if budget.row else []
+        if budget.row and all(canvas.ends(block.reveal((pick,))) for pick in likely):
             return drafts
     for number in range(budget.states):
         if number < budget.mrp_steps and (not budget.refine or _REFINED * node.uncertainty >= budget.refine):
@@ -112,12 +111,6 @@ def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Dr
         node = following
         drafts[node.state] = new_tuple(Draft, (number + 1, node.last, node.likelihood))
     return drafts
-
-
-def _worth_verifying(node: Node, canvas: Canvas, row: float) -> bool:
-    """Whether a state right after the canvas's is worth its cost."""
-    likely = (pick for likelihood, pick in node.likely() if likelihood >= row)
-    return any(not canvas.ends(canvas.block.reveal((pick,))) for pick in likely)
 
 
 def _line(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudget) -> Drafting:
@@ -240,21 +233,14 @@ class BestFirstSearch:
         while likelihoods:
             number = max(likelihoods, key=likelihoods.__getitem__)
             _, before, index = self._paths[number]
-            node = _after(before, index, likelihoods.pop(number), number)
+            last = (new_tuple(Pick, (*before.picks[index], None, None)),)
+            node = Node(before.state.reveal(last), likelihoods.pop(number), number, before.prediction)
             if not ends(node.state):
+                node.last, node.picks, node.bits = last, before.picks, before.bits
+                node.weights, node.unlisted = before.weights.copy(), before.unlisted
+                node.weights[index] = 0.0
                 return node
         return None
-
-
-def _after(before: Node, index: int, likelihood: float, number: int) -> Node:
-    """The state after pick `index` of a node. It inherits the prediction."""
-    position, token, confidence = before.picks[index]
-    last = (new_tuple(Pick, (position, token, confidence, None, None)),)
-    node = Node(before.state.reveal(last), likelihood, number, before.prediction)
-    node.last, node.picks, node.bits = last, before.picks, before.bits
-    node.weights, node.unlisted = before.weights.copy(), before.unlisted
-    node.weights[index] = 0.0
-    return node
 
 
 def most_likely(confidences: Iterable[float], sharpness: float) -> float:

@@ -18,7 +18,6 @@ class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
 
     @property
     def needs_mrp(self) -> bool:
-        """Whether a checkpoint must have MRP."""
         return False
 
     @property

@@ -35,7 +35,6 @@ class Prediction(NamedTuple):
         return self.picked(range(len(self.positions)))
 
     def picked(self, indices: Iterable[int]) -> tuple[Pick, ...]:
-        """The picks at these indices of the columns."""
         positions, tokens, confidences, _, _, _, logprobs, token_logprobs = self
         return tuple([
             new_tuple(
@@ -50,12 +49,7 @@ class Prediction(NamedTuple):
         """The `count` picks of highest confidence; ties go to the lowest position."""
         confidences = self.confidences
         if count == 1:  # by far the most frequent count
-            index = confidences.index(max(confidences))
-            logprobs = self.logprobs[index] if self.logprobs else None
-            logprob = self.token_logprobs[index] if self.token_logprobs else None
-            return (
-                new_tuple(Pick, (self.positions[index], self.tokens[index], confidences[index], logprobs, logprob)),
-            )
+            return self.picked((confidences.index(max(confidences)),))
         return self.picked(sorted(range(len(confidences)), key=confidences.__getitem__, reverse=True)[:count])
 
     def above(self, threshold: float) -> tuple[Pick, ...]:

@@ -4,6 +4,7 @@ Steps are counted as the plain mode takes them. A verified forward of `speculati
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from math import log
 from typing import NamedTuple
 
@@ -45,16 +46,12 @@ class StepMap:
                     left = filled.get(pick.position - 1)
                     filled[pick.position] = TokenStep(pick.token, left.step if left else before, 0.0)
             elif step.revealed:
-                self._add(step, filled)
+                picks = iter(step.revealed)
+                for size in step.sizes or (len(step.revealed),):
+                    self.num_steps += 1
+                    for pick in islice(picks, size):
+                        filled[pick.position] = TokenStep(pick.token, self.num_steps, logprob_of(pick))
         return [filled[position] for position in sorted(filled)]
-
-    def _add(self, step: Step, filled: dict[int, TokenStep]) -> None:
-        start = 0
-        for size in step.sizes or (len(step.revealed),):
-            self.num_steps += 1
-            for pick in step.revealed[start : start + size]:
-                filled[pick.position] = TokenStep(pick.token, self.num_steps, logprob_of(pick))
-            start += size
 
 
 def logprob_of(pick: Pick) -> float:

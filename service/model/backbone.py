@@ -24,8 +24,12 @@ class Backbone(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        hidden, experts = config.hidden_size, config.experts
         self.layers = nn.ModuleList(
-            DecoderLayer(config, _feed_forward(config, layer)) for layer in range(config.num_layers)
+            DecoderLayer(config, SparseFeedForward(hidden, experts))
+            if experts is not None and layer in experts.layers
+            else DecoderLayer(config, FeedForward(hidden, config.intermediate_size))
+            for layer in range(config.num_layers)
         )
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -62,22 +66,12 @@ class Backbone(nn.Module):
         return cast(Tensor, self.lm_head(hidden))
 
     def tie(self) -> None:
-        """Makes the embedding's matrix the output head's, too."""
         self.lm_head.weight = self.embed_tokens.weight
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
         return self.head.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the weights."""
         return self.head.dtype
-
-
-def _feed_forward(config: ModelConfig, layer: int) -> nn.Module:
-    """The feed-forward of a layer. `layer`: its index."""
-    if config.experts is not None and layer in config.experts.layers:
-        return SparseFeedForward(config.hidden_size, config.experts)
-    return FeedForward(config.hidden_size, config.intermediate_size)

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from service.errors import CheckpointError
@@ -62,12 +61,10 @@ class Checkpoint:
 
     @property
     def shard_config(self) -> ModelConfig:
-        """The sizes of the loaded shard."""
         return self.shard.divide(self.config)
 
     @property
     def activation_parts(self) -> int:
-        """See `schemes.activation_parts`."""
         return activation_parts(self.config.quantization, self.shard.size)
 
     @property
@@ -80,18 +77,15 @@ class Checkpoint:
         return frozenset(name for name in names if is_quantized(name))
 
     def make_tensor_parallel(self, all_reduce: AllReduce) -> None:
-        """Makes the layers tensor-parallel."""
         for layer in [*self.backbone.layers, *(self.mrp.layers if self.mrp else ())]:
             cast(DecoderLayer, layer).make_tensor_parallel(all_reduce)
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
         return self.backbone.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the weights."""
         return self.backbone.dtype
 
 
@@ -139,7 +133,11 @@ def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, o
         backbone.tie()
     modules = [module for module in (backbone, mrp) if module is not None]
     for module in modules:
-        _cast_tables(module.to(options.device).eval().requires_grad_(False), options.dtype)
+        module.to(options.device).eval().requires_grad_(False)
+        for owner in module.modules():
+            for name, table in owner.named_buffers(recurse=False):  # no file has them: weights have their type already
+                if table.is_floating_point():
+                    setattr(owner, name, table.to(options.dtype))
     if mrp is not None and options.mrp_zero:
         mrp.scale = 0.0
     return Checkpoint(path=path, config=config, raw=raw, backbone=backbone, mrp=mrp, shard=options.shard)
@@ -154,14 +152,6 @@ def config_of(raw: Mapping[str, Any], options: LoadOptions) -> ModelConfig:
     residual = config.mrp.residual if options.mrp_residual is None else options.mrp_residual
     scale = config.mrp.scale if options.mrp_scale is None else options.mrp_scale
     return replace(config, mrp=replace(config.mrp, residual=residual, scale=scale))
-
-
-def _cast_tables(module: nn.Module, dtype: torch.dtype) -> None:
-    """Casts buffers that no file has, such as rotary tables. Weights have their type already."""
-    for owner in module.modules():
-        for name, table in owner.named_buffers(recurse=False):
-            if table.is_floating_point():
-                setattr(owner, name, table.to(dtype))
 
 
 def num_parameters(config: ModelConfig) -> int:

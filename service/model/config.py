@@ -16,9 +16,7 @@ class MrpConfig:
     """The MRP module of a checkpoint."""
 
     num_layers: int
-    residual: bool = (
-        True  # whether the output is added to the anchor hidden state. In `-direct` checkpoints it replaces it
-    )
+    residual: bool = True  # whether the output is added to the anchor hidden state. In `-direct` it replaces it
     scale: float = 1.0  # multiplies the output. The published two-step checkpoints are decoded with 2
     default_steps: int = 2
 
@@ -77,7 +75,6 @@ class ModelConfig:
 
     @property
     def num_expert_layers(self) -> int:
-        """Layers of the backbone that have experts."""
         return len(self.experts.layers) if self.experts else 0
 
     @property

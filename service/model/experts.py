@@ -82,7 +82,9 @@ class Experts(nn.Module):
         """
         if tokens.device.type == "cpu":
             used = chosen.unique()
-            outputs = torch.stack([self._expert(tokens, expert) for expert in used.tolist()])
+            up, down = self.gate_up_proj, self.down_proj
+            each = (_times(silu_and_mul(_times(tokens, up, expert)), down, expert) for expert in used.tolist())
+            outputs = torch.stack(list(each))
             chosen = torch.searchsorted(used, chosen)
         else:
             outputs = self._all_experts(tokens)
@@ -99,27 +101,21 @@ class Experts(nn.Module):
         outputs: Tensor = _grouped(inner, self.down_proj, ends).unflatten(0, (experts, -1))
         return outputs
 
-    def _expert(self, tokens: Tensor, expert: int) -> Tensor:
-        return _times(silu_and_mul(_times(tokens, self.gate_up_proj, expert)), self.down_proj, expert)
-
     def _indices(self, like: Tensor) -> Tensor:
         return torch.arange(len(self.gate_up_proj), device=like.device)
 
     @property
     def waits(self) -> bool:
         """Whether the host waits for the device in a forward, to learn the number of tokens of each expert."""
-        return any(_waits(matrices) for matrices in (self.gate_up_proj, self.down_proj))
+        return not all(
+            _has_kernel(matrices) if isinstance(matrices, Tensor) else has_triton(matrices.values.device)
+            for matrices in (self.gate_up_proj, self.down_proj)
+        )
 
 
 def waits_for_experts(network: nn.Module) -> bool:
     """Whether any layer's experts make the host wait (`Experts.waits`). Such a forward cannot be captured."""
     return any(module.waits for module in network.modules() if isinstance(module, Experts))
-
-
-def _waits(matrices: Tensor | QuantizedExperts) -> bool:
-    if isinstance(matrices, Tensor):
-        return not _has_kernel(matrices)
-    return not has_triton(matrices.values.device)
 
 
 def _times(rows: Tensor, matrices: Tensor | QuantizedExperts, expert: int) -> Tensor:

@@ -171,7 +171,6 @@ class PublishedModule:
 
     @property
     def keys(self) -> dict[str, bool | float]:
-        """The keys of config.json that describe the kind."""
         return {"mrp_residual": self.residual, "mrp_scale": self.scale, "block_size": self.block_size}
 
 

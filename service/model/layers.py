@@ -63,7 +63,6 @@ class SelfAttention(nn.Module):
         self.k_norm = nn.RMSNorm(self.head_dim, eps=self.eps)
 
     def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
-        """x `[R, L, H]` -> `[R, L, H]`."""
         heads, kv_heads = self.heads, self.kv_heads
         norms = HeadNorms(heads, kv_heads, self.q_norm.weight, self.k_norm.weight, self.eps)
         qkv = self.qkv_proj.forward(x).view(*x.shape[:-1], heads + 2 * kv_heads, self.head_dim)
@@ -88,7 +87,6 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x: Tensor, fixed_shapes: bool = False) -> Tensor:  # noqa: ARG002 (its shapes are always x's)
-        """x `[R, L, H]` -> `[R, L, H]`."""
         out: Tensor = self.down_proj.forward(silu_and_mul(self.gate_up_proj.forward(x)))
         return out
 
@@ -108,7 +106,6 @@ class DecoderLayer(nn.Module):
         self._all_reduce: AllReduce = lambda x: x  # a single rank
 
     def make_tensor_parallel(self, all_reduce: AllReduce) -> None:
-        """Makes this layer one `Shard` of a layer."""
         self._all_reduce = all_reduce
 
     def forward(

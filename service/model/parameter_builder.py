@@ -40,7 +40,6 @@ class ParameterBuilder:
     options: TensorOptions
 
     def concatenated(self, shape: torch.Size, mapping: WeightMapping) -> Tensor:
-        """The weight of a parameter, made of its slices."""
         dtype = self.options.dtype
         if any(part.exact for part in mapping):
             dtype = torch.promote_types(dtype, torch.float32)
@@ -116,14 +115,13 @@ class ParameterBuilder:
         return part.name
 
     def _check_shape(self, part: WeightSlice, target: torch.Size, shape: torch.Size) -> None:
-        expected = self._published_shape(target, _fused(target, part.shard))
-        if shape != expected:
-            raise CheckpointError(
-                f"{self.path}: {part.name!r} has shape {list(shape)}, config.json implies {list(expected)}"
-            )
+        sizes, fused = list(target), _fused(target, part.shard)
+        for dim in {shard.dim for _, shard in fused}:
+            sizes[dim] = sum(size * self._num_pieces(shard) for size, shard in fused)
+        if list(shape) != sizes:
+            raise CheckpointError(f"{self.path}: {part.name!r} has shape {list(shape)}, config.json implies {sizes}")
 
     def _quantized_shard(self, part: WeightSlice, shape: torch.Size, weight: QuantizedTensor) -> QuantizedTensor:
-        """This rank's shard of a published 8-bit matrix."""
         self._check_shape(part, shape, weight.values.shape)
         fused = _fused(shape, part.shard)
         if not fused or self.options.shard.size == 1:
@@ -134,13 +132,6 @@ class ParameterBuilder:
         depth = weight.values.shape[1]
         columns = self.options.shard.piece(depth, self._num_pieces(first))
         return QuantizedTensor(values, column_scales(weight.scales, depth, columns))
-
-    def _published_shape(self, shape: torch.Size, fused: FusedShards) -> torch.Size:
-        """The shape of the published weight, from the shape of this rank's shard."""
-        sizes = list(shape)
-        for dim in {shard.dim for _, shard in fused}:
-            sizes[dim] = sum(size * self._num_pieces(shard) for size, shard in fused)
-        return torch.Size(sizes)
 
     def _shard_of(self, weight: Tensor, fused: FusedShards) -> Tensor:
         """This rank's shard of a published weight; a view where it is in one piece."""

@@ -82,7 +82,6 @@ class WeightShapes:
         return self._shapes.keys()
 
     def read(self, name: str) -> Tensor:
-        """See `WeightSource`. The weight has a shape and no numbers."""
         return torch.empty(self._shapes[name], device="meta")
 
 

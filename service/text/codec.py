@@ -73,17 +73,14 @@ class TextCodec:
         return self._encode(self._marks.alias(text))
 
     def _encode(self, text: str) -> list[int]:
-        return [self._token_of_alias.get(token, token) for token in self._literal_ids(text)]
-
-    def _literal_ids(self, text: str) -> list[int]:
         # The library's `encode` holds Python's lock, for half a million tokens over a second. A batch of one does not.
         ids: list[int] = self._literal.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        if self._control.isdisjoint(ids):
-            return ids
-        # A vocabulary of whole words may have a control token as a word. Its literal text is then an unknown word.
-        if self._unknown is None:
-            raise InvalidRequest("the prompt holds a control token that this vocabulary cannot write as text")
-        return [self._unknown if token in self._control else token for token in ids]
+        if not self._control.isdisjoint(ids):
+            # A vocabulary of whole words may have a control token as a word. Its literal text is then an unknown word.
+            if self._unknown is None:
+                raise InvalidRequest("the prompt holds a control token that this vocabulary cannot write as text")
+            ids = [self._unknown if token in self._control else token for token in ids]
+        return [self._token_of_alias.get(token, token) for token in ids]
 
     def encode_bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """The ids of each word as `SamplingParams.bad_words_token_ids` takes them, at a text's beginning and within it.
@@ -130,11 +127,9 @@ class TextCodec:
         return TextStream(self._special, tuple(stop), min_tokens)
 
     def token_texts(self) -> TokenTextStream:
-        """A detokenizer of each token of one answer."""
         return TokenTextStream(self._special)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Ids of a part of a rendered chat."""
         return self._encode(self.template.hidden.restore(self._marks.alias(text)))
 
 

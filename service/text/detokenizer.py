@@ -67,7 +67,6 @@ class TextStream:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop text has ended the answer."""
         return self.stopped_by is not None
 
     def push(self, ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:

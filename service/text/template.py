@@ -78,15 +78,12 @@ class TokenAliases:
         return self._token_pattern.sub(lambda match: by_token[match[0]], text)
 
     def restore(self, text: str) -> str:
-        """The text with tokens instead of aliases."""
         return self._alias_pattern.sub(lambda match: self._tokens[match[0]], text)
 
     def are_in(self, text: str) -> bool:
-        """Whether a text has any alias."""
         return self._alias_pattern.search(text) is not None
 
     def tokens_in(self, text: str) -> set[str]:
-        """The tokens in a text."""
         return set(self._token_pattern.findall(text))
 
 

@@ -69,7 +69,6 @@ BAD = [
         (calls(*TOOLS), ["", "hi <tool_call", CALL, "hi\n" + CALL, BOTH], BAD),
         (calls(*TOOLS, parallel=False), ["", "hi <tool_call", CALL, "hi\n" + CALL], [*BAD, BOTH]),
         (calls(*TOOLS, required=True), [CALL, BOTH], [*BAD, "", "hi\n" + CALL, THOUGHT]),
-        (calls(*TOOLS, required=True, parallel=False), [CALL], [*BAD, BOTH]),
         (
             calls(*TOOLS, required=True, preamble=THINK),
             [CALL, BOTH, THOUGHT],
@@ -82,10 +81,7 @@ BAD = [
         ),
         (calls(*TOOLS, preamble=BEGUN), [THOUGHT[8:], "b</think>\n\n"], ["", "hi"]),
         (calls(*TOOLS, content=JSON), ['{"x": 1}', CALL, BOTH], [*BAD, "", "hi", '{"x": 1}' + CALL]),
-        (calls(*TOOLS, content=JSON, preamble=THINK), ['{"x": 1}', CALL, THOUGHT], [*BAD, "<think>a</think>\n\nhi"]),
         (replace(JSON, preamble=THINK), ['{"x": 1}', '<think></think>\n\n{"x": 1}'], ["", THOUGHT, CALL]),
-        (replace(Constraint.choice(["hi"]), preamble=BEGUN), ["b</think>\n\nhi"], ["hi", "<think>hi"]),
-        (replace(Constraint.regex("h[i/]"), preamble=THINK), ["h/", "<think>b</think>\n\nhi"], ["h", "<think>hi"]),
         (
             replace(Constraint.grammar('start: "h" x\nx: "i"'), preamble=THINK),
             ["hi", "<think>b</think>\n\nhi"],
@@ -210,14 +206,6 @@ def test_errors_are_told_as_if_each_part_stood_alone() -> None:
         assert caught.value.param == param
         assert message in caught.value.message
         assert "call_0" not in caught.value.message
-
-
-def test_keywords_that_ask_for_nothing_change_nothing() -> None:
-    empty = {"uniqueItems": False, "propertyNames": {"type": "string"}}
-    schema = {"type": "object", "properties": {"uniqueItems": {"enum": [empty]}}, "required": ["uniqueItems"], **empty}
-    grammar = compile_grammar(calls(Tool("x", None, schema), required=True), vocabulary(True))
-    fitting = '{"uniqueItems": {"uniqueItems": false, "propertyNames": {"type": "string"}}}'
-    assert accepts(grammar, FORMAT.written(("x", fitting)), tokenizer(True))
 
 
 def test_many_tools_compile() -> None:

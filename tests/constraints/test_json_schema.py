@@ -143,14 +143,10 @@ def _requiring(*names: str) -> dict[str, Any]:
         ({**_OBJECT, "dependentRequired": {"a": ["b"]}}, "dependentRequired", ['{"a": 1}'], ['{"b": 1}']),
         ({"properties": {"x": {"$ref": "http://a/b"}}, "type": "object"}, "properties.x.$ref", ['{"x": 1}'], ["1"]),
         ({"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/y"}}}, "$defs.x.$ref", ["1"], []),
-        ({"$ref": "#/$defs/x", "$defs": {"x": _NULL}}, "", ["null"], ["1"]),
         # unions
         ({"oneOf": [{"type": "integer"}, _NULL]}, "", ["1", "null"], ['"a"']),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "", ["1", "1.5"], ["null"]),
-        ({"oneOf": [{"enum": [1, 2]}, {"enum": [3, "a"]}]}, "", ["1", '"a"'], ["4"]),
-        ({"oneOf": [{"enum": [1, 2]}, {"enum": [2.0]}]}, "", ["1"], ["4"]),
         ({"oneOf": [{"enum": [1]}, {"enum": [3]}], "anyOf": [{"maximum": 2}]}, "", ["1"], ["3"]),
-        ({"oneOf": [_requiring("a"), _requiring("a", "b")]}, "", ['{"a": null}'], ["{}"]),
         ({"oneOf": [_requiring("a"), _requiring("b")]}, "", ['{"a": null}'], ["{}", '{"a": null, "b": null}']),
         # numbers
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "exclusiveMinimum", ["0.5", "0"], ["1", "-1"]),
@@ -158,7 +154,6 @@ def _requiring(*names: str) -> dict[str, Any]:
         ({"type": "object", "properties": {"a": {"not": {}}, "b": True}}, "", ['{"b": 1}'], ['{"a": 1}']),
         # objects get no other properties
         (_OBJECT, "", ["{}", '{"a": 1, "b": null}'], ['{"c": 1}', '{"a": 1, "a": 1}']),
-        ({"type": "object", "properties": {}}, "", ["{}"], ['{"c": 1}']),
         ({"type": "object"}, "", ["{}", '{"c": 1}'], ["1"]),
         ({**_OBJECT, "additionalProperties": True}, "", ['{"c": 1}'], ['{"a": "x"}']),
         ({**_OBJECT, "additionalProperties": _NULL}, "", ['{"c": null}'], ['{"c": 1}']),
@@ -286,7 +281,6 @@ PYDANTIC: dict[str, Any] = {
         Annotated[list[int], Field(min_length=1, max_length=3)], Annotated[int, Field(gt=0, lt=10)], dict,
     )
 }  # fmt: skip
-SETS: dict[str, Any] = {str(kind): kind for kind in (set[int], frozenset[str], list[set[Color]])}
 
 
 @pytest.mark.parametrize("name", PYDANTIC)
@@ -296,13 +290,6 @@ def test_types_of_pydantic_are_supported(name: str) -> None:
     compile_grammar(Constraint.json(schema, "form"), vocabulary(DEMO))
     for answer in answers(schema):
         validate(answer, schema)
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_sets_of_pydantic_may_repeat_a_value(name: str) -> None:
-    schema = pydantic.create_model("Value", value=(SETS[name], ...)).model_json_schema()
-    assert [path.rpartition(".")[2] for path in supported_schema(schema).ignored] == ["uniqueItems"]
-    assert answers(schema)
 
 
 @pytest.mark.parametrize("name", ZOD)
@@ -319,13 +306,8 @@ def test_types_of_zod_are_supported(name: str) -> None:
 _MANY = {"type": "object", "properties": {f"p{n}": _NULL for n in range(1000)}}
 LARGE: dict[str, Any] = {
     "many objects": {"anyOf": [{"properties": {"a": {"type": "string"}}, "required": ["a"]}] * 4000},
-    "a union of many": {"oneOf": [{"const": n} for n in range(8000)]},
-    "many constants": {"oneOf": [{"enum": [f"{m}-{n}" for n in range(100)]} for m in range(150)]},
     "a union of unions": {"oneOf": [{"oneOf": [{"oneOf": [{"minimum": 1}] * 20}] * 20}] * 20},
     "many extensions": {"$defs": {"a": _MANY}, "anyOf": [{"$ref": "#/$defs/a", "required": ["b"]}] * 2000},
-    "a chain of extensions": {
-        "$defs": {f"a{n}": {"$ref": f"#/$defs/a{n + 1}", "required": ["b"]} for n in range(3000)}, "$ref": "#/$defs/a0",
-    },
     "large values of many names": {
         "propertyNames": {"enum": [f"{n}" for n in range(9000)]}, "additionalProperties": {"description": "a" * 9000},
     },

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from service.constraints.constraint import CallTexts, Constraint, ToolCallForm
+from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
 from service.constraints.json_schema import UNSUPPORTED, supported_schema, with_usable_values
 from service.errors import InvalidRequest
@@ -100,51 +100,17 @@ def test_constants_may_be_null_or_huge() -> None:
     assert list(map(float, answers({"enum": [1e400]}, 1))) == [1.7976931348623157e308]
 
 
-def test_a_strict_schema_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"a\.minimum is not supported in a strict schema"):
-        Constraint.json({"properties": {"a": {"minimum": -(2**63)}}}, "form")
-
-
-@pytest.mark.parametrize("keyword", [*BOUNDS, *LENGTHS, "multipleOf", "const", "default"])
-@pytest.mark.parametrize("number", [2**63, 2**64, 18446744073709552000, -(2**70), 1e400])
-def test_a_huge_number_in_a_tool_leaves_the_other_tool_as_it_is(keyword: str, number: float) -> None:
-    good = {
-        "type": "object",
-        "properties": {"a": {"enum": ["x", "y"]}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    odd = {"type": "object", "properties": {"n": {keyword: number}}, "required": ["n"]}
-    forms = [ToolCallForm(name, f"{name}:", schema, ";") for name, schema in (("good", good), ("odd", odd))]
-    calls = Constraint.calls(CallTexts("<", ",", ">"), forms, required=True, parallel=False)
-    grammar = compile_grammar(calls, vocabulary(DEMO))
-    seen = set()
-    for seed in range(8):
-        ids = walk(grammar, EOS, random.Random(seed), LIKED, 200)
-        if ids[-1] == EOS:
-            name, _, rest = text_of(tokenizer(DEMO), ids, EOS).removeprefix("<").partition(":")
-            arguments = json.loads(rest.removesuffix(">").rstrip().removesuffix(";"))
-            seen.add(name)
-            jsonschema.validate(arguments, good if name == "good" else {"required": ["n"]})
-    assert "good" in seen
-
-
 # --- names and patterns ------------------------------------------------------------------------------
 
 _X_A = {"type": "object", "properties": {"x-a": {"type": "integer", "maximum": 9, "minimum": 3}}, "required": ["x-a"]}
 PATTERNS: list[Any] = [
     {**_X_A, "patternProperties": {"^x-a$": {}}},
     {**_X_A, "patternProperties": {"^x-a$": {"maximum": 5}}},
-    {**_X_A, "patternProperties": {"^x-": {"maximum": 5}}},
     {**_X_A, "patternProperties": {"^(x-a|b)$": {"maximum": 5}}, "additionalProperties": False},
-    {**_X_A, "patternProperties": {"^x-a$|^b$": {}}, "required": ["x-a", "b"]},
     {**_X_A, "patternProperties": {"^x[-]a$": {}, "^x-[b-c]$": {"type": "null"}}, "required": ["x-c", "x-b"]},
     {"type": "object", "patternProperties": {"^(a|b)$": {"type": "null"}}, "required": ["a", "b"]},
-    {"type": "object", "patternProperties": {"^[ab/]$": {"type": "null"}}, "required": ["a", "b", "/"]},
     {"allOf": [_X_A, {"patternProperties": {"^x-a$": {"maximum": 5}}, "additionalProperties": False}]},
     {"properties": {"o": {**_X_A, "patternProperties": {"^x-a$": {}}}}, "required": ["o"]},
-    {"$defs": {"o": {**_X_A, "patternProperties": {"^x-a$": {}}}}, "$ref": "#/$defs/o"},
-    {"type": "array", "items": {**_X_A, "patternProperties": {"^x-a$": {}}}, "minItems": 1, "maxItems": 2},
 ]  # fmt: skip
 
 
@@ -244,7 +210,6 @@ def test_no_number_out_of_bounds_is_allowed(low: str, high: str) -> None:
             {"properties": {"a": {"anyOf": [{}, {"minimum": -1.5, "exclusiveMaximum": -1}]}}},
             "properties.a.anyOf.1.exclusiveMaximum",
         ),
-        ({"items": {"type": "number", "exclusiveMinimum": 1.0, "maximum": 1.5}}, "items.exclusiveMinimum"),
         ({"properties": {"const": {"exclusiveMinimum": 0, "maximum": 0.5}}}, "properties.const.exclusiveMinimum"),
     ],
 )

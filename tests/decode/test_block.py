@@ -8,12 +8,6 @@ from service.decode.canvas import Canvas
 M = MASKED
 
 
-def test_the_counts_of_a_block() -> None:
-    block = Block((7, M, 0, M))
-    assert block.masked == (1, 3)
-    assert (block.num_revealed, block.num_leading, block.complete) == (2, 1, False)
-
-
 @pytest.mark.parametrize(
     ("tokens", "leading", "complete"), [((M, M), 0, False), ((4, 5), 2, True), ((4, M), 1, False), ((), 0, True)]
 )
@@ -27,12 +21,6 @@ def test_reveal_and_mask_give_new_blocks() -> None:
     assert revealed == Block((7, M, 9))
     assert revealed.remask([0, 2]) == Block((M, M, M))
     assert block == Block((7, M, M))
-
-
-def test_blocks_are_frozen_and_hashable() -> None:
-    with pytest.raises(AttributeError):
-        Block((1,)).tokens = (2,)  # type: ignore[misc]
-    assert len({Block((1, M)), Block((1, M)), Block((1, 2))}) == 2
 
 
 def test_a_canvas_records_its_steps() -> None:

@@ -126,14 +126,3 @@ def test_mrp_reads_a_state_where_it_can_gain_more_than_its_cost(
     even = dict.fromkeys(range(4), (1, 0.5))
     _, queries = grown(Canvas(block), scripted, lambda _: even, DraftBudget(0.01, 4, 2, refine))
     assert len(queries) == refines
-
-
-def test_a_pick_is_known_again_by_its_token() -> None:
-    """MRP reads another token at a position than before, so the two states differ."""
-    block, empty = Block((9, MASKED, MASKED, MASKED)), masked_block(4)
-    scripted = {0: (9, 0.9), 1: (1, 0.6), 2: (2, 0.5), 3: (3, 0.1)}
-    changed = {**scripted, 2: (7, 0.5), 1: (1, 0.61)}
-    mrp: Script = lambda state: scripted if state == block else changed  # noqa: E731
-    drafts, _ = grown(Canvas(block), prediction(lambda _: scripted, empty), mrp, DraftBudget(0.0, 4, 2))
-    assert {Block((9, 1, 7, MASKED)), Block((9, MASKED, 2, MASKED))} <= set(drafts)
-    assert Block((9, 1, 2, MASKED)) in set(drafts) or len(drafts) == 4

@@ -1,23 +1,38 @@
 """The knobs of the modes: their ranges, and what an error says."""
 
+import math
+
 import pytest
 
 from service.decode.mode import DecodingMode
 from service.decode.modes import MODES, Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.decode.registry import default_knobs, default_mode, make_mode
+from service.decode.registry import default_knobs, make_mode
 from service.errors import InvalidRequest
 
 BLOCK = 8
 
 
+COUNTS, THRESHOLDS, BOUNDS = (0, -1, BLOCK + 1), (0.0, -0.1, 1.01, math.nan, math.inf), (-0.1, math.nan, math.inf)
+
+
 @pytest.mark.parametrize(
-    ("kind", "knob"),
-    [(Static, "tokens_per_step"), (Sequential, "tokens_per_step"), (Direct, "mrp_steps"), (Speculative, "mrp_steps")],
+    ("kind", "knob", "allowed", "refused"),
+    [
+        (Static, "tokens_per_step", (1, BLOCK), COUNTS),
+        (Sequential, "tokens_per_step", (1, BLOCK), COUNTS),
+        (Direct, "mrp_steps", (1, BLOCK), COUNTS),
+        (Speculative, "mrp_steps", (1, BLOCK), COUNTS),
+        (Dynamic, "threshold", (1e-9, 0.5, 1.0), THRESHOLDS),
+        (Remask, "threshold", (1e-9, 0.5, 1.0), THRESHOLDS),
+        (Speculative, "margin", (1e-9, 0.5, 1.0), THRESHOLDS),
+        (Sequential, "entropy_bound", (0.0, 0.1, 100.0), BOUNDS),
+        (Entropy, "entropy_bound", (0.0, 0.1, 100.0), BOUNDS),
+    ],
 )
-def test_counts_go_from_one_to_the_block_size(kind: type, knob: str) -> None:
-    for value in (1, BLOCK):
+def test_a_knob_out_of_range_is_named(kind: type, knob: str, allowed: tuple[float], refused: tuple[float]) -> None:
+    for value in allowed:
         kind(**{knob: value}).check(BLOCK)
-    for value in (0, -1, BLOCK + 1):
+    for value in refused:
         with pytest.raises(InvalidRequest, match=rf"^{knob} is {value}, ") as caught:
             kind(**{knob: value}).check(BLOCK)
         assert caught.value.param == knob
@@ -72,26 +87,6 @@ def test_a_checkpoint_says_which_knobs_are_used_when_none_is_named() -> None:
     assert default_knobs("direct", 3) == {"mrp_steps": 3}
 
 
-@pytest.mark.parametrize("kind", [Dynamic, Remask])
-def test_thresholds_are_over_zero_and_at_most_one(kind: type) -> None:
-    for value in (1e-9, 0.5, 1.0):
-        kind(threshold=value).check(BLOCK)
-    for value in (0.0, -0.1, 1.01, float("nan"), float("inf")):
-        with pytest.raises(InvalidRequest, match=r"^threshold is .*, allowed is 0 < threshold <= 1") as caught:
-            kind(threshold=value).check(BLOCK)
-        assert caught.value.param == "threshold"
-
-
-@pytest.mark.parametrize("kind", [Sequential, Entropy])
-def test_bounds_are_zero_or_more_and_finite(kind: type) -> None:
-    for value in (0.0, 0.1, 100.0):
-        kind(entropy_bound=value).check(BLOCK)
-    for value in (-0.1, float("nan"), float("inf")):
-        with pytest.raises(InvalidRequest, match=r"^entropy_bound is .*, allowed is 0 or more") as caught:
-            kind(entropy_bound=value).check(BLOCK)
-        assert caught.value.param == "entropy_bound"
-
-
 @pytest.mark.parametrize(
     ("params", "plain"),
     [
@@ -116,14 +111,6 @@ def test_entropies_are_asked_for_only_where_they_are_used() -> None:
     assert not any(params.rule.needs_entropy for params in modes)
 
 
-def test_without_mrp_nothing_can_be_refined() -> None:
-    plain = {"static", "dynamic", "sequential", "entropy"}
-    assert {name for name, kind in MODES.items() if kind.served_without_mrp} == {*plain, "speculative"}
-    assert {name for name, kind in MODES.items() if not kind().needs_mrp} == {*plain, "speculative"}
-    assert Speculative(1).needs_mrp
-    assert not Speculative("auto").needs_mrp
-
-
 @pytest.mark.parametrize("params", [kind() for kind in MODES.values()])
 def test_defaults_are_allowed_at_the_published_block_sizes(params: DecodingMode) -> None:
     for size in (4, 8, 16, 32, 64):
@@ -142,8 +129,3 @@ def test_a_knob_of_another_mode_is_told_what_this_one_has() -> None:
     ) as caught:
         make_mode("static", {"threshold": 0.5})
     assert caught.value.param == "threshold"
-
-
-def test_the_default_mode_is_lossless() -> None:
-    assert default_mode() == Speculative("auto")
-    assert default_mode().plain == Static()

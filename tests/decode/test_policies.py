@@ -27,15 +27,6 @@ class TestStatic:
         assert len(done.evaluations) == 4
         assert {step.kind for step in done.canvas.steps} == {"denoise"}
 
-    def test_n_positions_a_forward_and_the_rest_in_the_last(self) -> None:
-        done = run(masked_block(4), Static(3), fixed(FOUR))
-        assert done.revealed == [[(1, 11), (2, 12), (3, 13)], [(0, 10)]]
-
-    def test_the_head_given_by_the_prompt_stays(self) -> None:
-        done = run(masked_block(4, (8, 9)), Static(), fixed(FOUR))
-        assert done.tokens == (8, 9, 12, 13)
-        assert len(done.evaluations) == 2
-
     def test_each_forward_sees_what_was_revealed_before(self) -> None:
         done = run(masked_block(4), Static(2), fixed(FOUR))
         assert [query.states for query in done.evaluations] == [(masked_block(4),), (Block((M, 11, 12, M)),)]
@@ -82,13 +73,6 @@ class TestDirect:
             Pick(p, *random_oracle(4)(first.state)[p][:2]) for p in first.state.masked
         ), "the second refinement stands on the first one's reading"
 
-    def test_it_starts_again_from_the_backbone(self) -> None:
-        done = run(masked_block(4), Direct(1), random_oracle(3), random_oracle(4))
-        assert done.refinements[1].after.picks == tuple(
-            Pick(p, *random_oracle(3)(done.evaluations[1].states[0])[p][:2])
-            for p in done.evaluations[1].states[0].masked
-        )
-
 
 class TestSpeculative:
     def test_right_drafts_save_forwards(self) -> None:
@@ -97,13 +81,6 @@ class TestSpeculative:
         assert len(done.evaluations) == 2
         last = done.canvas.steps[-1]
         assert (last.kind, last.accepted, len(last.drafted)) == ("verify", 3, 3)
-
-    def test_a_draft_of_the_right_token_at_another_position_is_refused(self) -> None:
-        drafts = fixed({**FOUR, 2: (12, 0.1)})
-        done = run(masked_block(4), Speculative(1), fixed(FOUR), drafts)
-        second = done.canvas.steps[1]
-        assert [pick[:2] for pick in second.drafted] == [(3, 13)]
-        assert (second.accepted, [pick[:2] for pick in second.revealed]) == (0, [(2, 12)])
 
     def test_states_are_the_block_with_one_draft_more_each(self) -> None:
         done = run(masked_block(5), Speculative(2), fixed({**FOUR, 4: (14, 0.1)}), fixed({**FOUR, 4: (14, 0.1)}))
@@ -127,25 +104,6 @@ class TestTree:
         assert len(done.evaluations) == 2
         assert done.refinements == []
 
-    def test_close_calls_are_both_verified(self) -> None:
-        """Two picks have nearly the same confidence. The next one is uncertain, so both states are read."""
-        close = fixed({0: (10, 0.5), 1: (11, 0.99), 2: (12, 0.70), 3: (13, 0.69)})
-        other = fixed({0: (10, 0.5), 1: (11, 0.99), 2: (12, 0.69), 3: (13, 0.70)})
-        block = Block((M, 11, M, M))
-        for truth in (close, other):
-            done = run(masked_block(4), Speculative(1, max_drafts=3), truth, close)
-            states = done.evaluations[1].states
-            assert {block.reveal([Pick(2, 12, 0)]), block.reveal([Pick(3, 13, 0)])} < set(states)
-            assert len(done.evaluations) == 2, "both orders lead through states that were read"
-
-    def test_mrp_looks_at_the_likeliest_state_it_has_not_seen_on_what_it_said_before(self) -> None:
-        scripted = fixed(FOUR)
-        done = run(masked_block(4), Speculative(2, max_drafts=2), scripted, scripted)
-        first, second = done.refinements[:2]
-        assert first.state == Block((M, 11, M, M))
-        assert second.state == Block((M, 11, 12, M))
-        assert second.after.picks == tuple(Pick(p, *FOUR[p]) for p in first.state.masked)
-
     def test_no_state_is_drafted_beyond_the_end_that_the_engine_knows(self) -> None:
         """If the answer ends after two tokens, a state with both tokens needs no verification."""
         canvas = Canvas(masked_block(4), budget=lambda: DraftBudget(0.0, 9), ends=lambda block: block.num_leading >= 2)
@@ -155,11 +113,6 @@ class TestTree:
         query = policy.send((prediction_of(tuple(Pick(p, *scripted[p]) for p in range(4))),))
         assert len(query.states) > 1
         assert not any(canvas.ends(state) for state in query.states)
-
-    def test_dynamic_steps_can_be_drafted_too(self) -> None:
-        done = run(masked_block(4), Speculative(2, threshold=0.65), fixed(FOUR), fixed(FOUR))
-        assert done.revealed == [[(1, 11), (2, 12)], [(3, 13), (0, 10)]]
-        assert len(done.evaluations) == 2
 
 
 class TestRemask:
@@ -185,24 +138,3 @@ class TestRemask:
         doubts = {0: (0, 0.0), **{position: (0, sure) for position, sure in enumerate(confidences, 1)}}
         done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(doubts))
         assert tuple(position for step in done.canvas.steps[:2] for position in step.remasked) == remasked
-
-    def test_tokens_of_earlier_steps_are_never_masked_again(self) -> None:
-        sure = fixed({p: (p, 0.9) for p in range(5)})
-        doubts = fixed({p: (0, 0.1 + p / 100) for p in range(5)})
-        done = run(masked_block(5), Remask(0.5), sure, doubts)
-        assert [query.states[0].masked for query in done.evaluations] == [
-            tuple(range(left)) for left in (5, 4, 3, 2, 1)
-        ]
-        assert [step.remasked for step in done.canvas.steps if step.remasked] == [(0, 1, 2, 3), (0, 1, 2), (0, 1), (0,)]
-
-    def test_without_doubt_it_is_dynamic(self) -> None:
-        sure = fixed(dict.fromkeys(range(4), (0, 1.0)))
-        remasked, plain = (
-            run(masked_block(4), Remask(0.55), fixed(FOUR), sure),
-            run(masked_block(4), Dynamic(0.55), fixed(FOUR)),
-        )
-        assert remasked.revealed == plain.revealed
-
-    def test_a_single_reveal_needs_no_second_look(self) -> None:
-        done = run(masked_block(4), Remask(0.95), fixed(FOUR), fixed({}))
-        assert done.refinements == []

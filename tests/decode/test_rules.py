@@ -2,11 +2,9 @@
 
 import pytest
 
-from service.decode.block import Block, Pick
-from service.decode.modes import Entropy, Sequential, Speculative
+from service.decode.block import Pick
 from service.decode.policy import Prediction
 from service.decode.rules import LeftToRight, LowestEntropy
-from tests.decode.oracle import fixed, masked_block, run
 from tests.predictions import prediction_of
 
 #: position -> (token, confidence, entropy); the surest by confidence is not the one of lowest entropy
@@ -71,26 +69,3 @@ class TestLeftmost:
     def test_one_doubtful_position_ends_no_run_of_sure_ones_two_do(self) -> None:
         entropies = {0: 0.0, 1: 0.0, 2: 2.0, 3: 0.0, 4: 1.5, 5: 0.0}
         assert positions(LeftToRight(1, 0.1)(prediction(entropies))) == [0, 1, 2, 3]
-
-
-class TestModes:
-    def test_sequential_goes_from_left_to_right_whatever_is_surer(self) -> None:
-        done = run(masked_block(4), Sequential(), fixed(SCRIPT))
-        assert done.revealed == [[(0, 10)], [(1, 11)], [(2, 12)], [(3, 13)]]
-        assert run(masked_block(4, (8,)), Sequential(2), fixed(SCRIPT)).revealed == [[(1, 11), (2, 12)], [(3, 13)]]
-
-    def test_sequential_with_a_bound(self) -> None:
-        done = run(masked_block(4), Sequential(1, 0.21), fixed(SCRIPT))
-        assert done.revealed == [[(0, 10), (1, 11)], [(2, 12), (3, 13)]]
-
-    def test_entropy(self) -> None:
-        done = run(masked_block(4), Entropy(0.15), fixed(SCRIPT))
-        assert done.revealed == [[(3, 13), (1, 11)], [(2, 12)], [(0, 10)]]
-        assert {step.kind for step in done.canvas.steps} == {"denoise"}
-
-    def test_a_chain_of_drafts_goes_from_left_to_right(self) -> None:
-        done = run(masked_block(4), Speculative(2, verify="sequential"), fixed(SCRIPT), fixed(SCRIPT))
-        assert done.evaluations[1].states == (
-            Block((10, -1, -1, -1)), Block((10, 11, -1, -1)), Block((10, 11, 12, -1)),
-        )  # fmt: skip
-        assert len(done.evaluations) == 2

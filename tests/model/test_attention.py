@@ -14,7 +14,7 @@ from service.model import parse_config, triton_support
 from service.model.attention import ATTENTION_BACKENDS, PagedCache, attention_backend, eager, resolve_backend
 from service.model.attention.eager import PrivateBatch, SharedPrefixBatch
 from service.model.attention.interface import NUM_SPARE
-from service.model.attention.shared_prefix import BatchLimits, PrefixUnit, batches, prefix_units
+from service.model.attention.shared_prefix import BatchLimits, PrefixUnit, prefix_units
 from service.settings.settings import Settings
 from tests.model.attention_world import Kind, Shape, World, row_at
 from tests.tiny import tiny_config
@@ -51,13 +51,6 @@ def test_rows_see_their_own_sequence_as_in_dense_attention(
             count = rng.choice([len(rows), rng.randint(1, len(rows))])
             world.check(attention_backend(world.cache), rows[:count])
             del rows[:count]
-
-
-@pytest.mark.parametrize("width", [None, 12])
-@pytest.mark.parametrize("name", [name for name in ATTENTION_BACKENDS if name != "triton"])  # it has its own file
-def test_every_backend_is_dense_attention(name: str, width: int | None) -> None:
-    world = World(Kind(4, (4, 2)), [Shape(3, 2, 1), Shape(0, 1, 2), Shape(5, 0, 3)], 7)
-    world.check(attention_backend(world.cache, name), world.all_rows, width)
 
 
 @settings(max_examples=20, deadline=None)
@@ -128,11 +121,6 @@ class TestPart:
 class TestUnits:
     LIMITS = BatchLimits(rows=64, padding=100)
 
-    def test_the_states_of_a_block_and_the_block_before_them_are_a_unit(self) -> None:
-        pages = [0] * 300
-        rows = [row_at(pages, 200, writes_kv=True), *(row_at(pages, 201, writes_kv=False) for _ in range(3))]
-        assert batches(rows, self.LIMITS) == [[PrefixUnit(0, 4, 200, pages)]]
-
     def test_a_prompt_is_cut_into_units_that_read_what_lies_before_them(self) -> None:
         pages = [0] * 300
         rows = [row_at(pages, index, writes_kv=True) for index in range(10, 150)] + [
@@ -143,29 +131,6 @@ class TestUnits:
             PrefixUnit(64, 64, 74, pages),
             PrefixUnit(128, 13, 138, pages),
         ]
-
-    def test_sequences_with_equal_pages_are_not_one(self) -> None:
-        rows = [row_at([1, 2, 3], 2, writes_kv=False), row_at([1, 2, 3], 2, writes_kv=False)]
-        assert len(prefix_units(rows, 64)) == 2
-
-    def test_a_row_whose_prefix_is_not_in_the_unit_begins_another(self) -> None:
-        pages = [0] * 9
-        rows = [row_at(pages, 3, writes_kv=False), row_at(pages, 4, writes_kv=False), row_at(pages, 3, writes_kv=False)]
-        assert [unit.num_rows for unit in prefix_units(rows, 64)] == [1, 1, 1]
-
-    def test_short_prefixes_are_one_call_and_a_long_one_is_another(self) -> None:
-        rows = [row_at([0] * 30, 16 + number, writes_kv=False) for number in range(10)]
-        (batch,) = batches(rows, self.LIMITS)
-        assert len(batch) == 10
-        both = batches([*rows, row_at([0] * 1000, 999, writes_kv=False)], self.LIMITS)
-        assert sorted(map(len, both)) == [1, 10]
-
-    def test_states_behind_a_short_prefix_are_rows_like_others(self) -> None:
-        """A call for them alone would cost more than reading their prefix again."""
-        pages = [0] * 9
-        rows = [row_at(pages, 8, writes_kv=False) for _ in range(3)] + [row_at([0] * 9, 8, writes_kv=False)]
-        (batch,) = batches(rows, self.LIMITS)
-        assert [unit.num_rows for unit in batch] == [1, 1, 1, 1]
 
 
 def test_states_of_one_sequence_copy_their_prefix_once() -> None:
@@ -216,11 +181,6 @@ def test_an_unknown_backend_says_which_there_are() -> None:
 
 def test_the_setting_has_the_names_there_are() -> None:
     assert set(get_args(Settings.model_fields["attention"].annotation)) == {"auto", *ATTENTION_BACKENDS}
-
-
-def test_auto_on_a_cpu_is_eager() -> None:
-    cache = PagedCache(parse_config(tiny_config()), 1, torch.device("cpu"), torch.float32)
-    assert isinstance(attention_backend(cache), eager.EagerBackend)
 
 
 def test_on_cuda_auto_is_triton_where_it_can_compile(

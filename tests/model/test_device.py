@@ -53,11 +53,8 @@ INVALIDATED = "CUDA error: operation failed due to a previous error during captu
         RuntimeError("[enforce fail at alloc_cpu.cpp:116] DefaultCPUAllocator: can't allocate memory: you tried"),
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
         RuntimeError("Triton Error [CUDA]: out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         chained(RuntimeError(INVALIDATED), FULL),
-        chained(RuntimeError(INVALIDATED), RuntimeError("CUDA error: out of memory")),
     ],
     ids=str,
 )

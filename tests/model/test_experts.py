@@ -80,11 +80,6 @@ def test_in_fixed_shapes_no_bit_of_a_token_depends_on_the_others(dtype: torch.dt
     assert all(torch.equal(answer, first) for answer in more)
 
 
-def test_in_other_shapes_some_do() -> None:
-    first, *more = answers_beside_others(torch.float32, fixed_shapes=False)
-    assert not all(torch.equal(answer, first) for answer in more)
-
-
 def test_only_experts_that_have_tokens_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     mlp, rows = layer(number=64), list[int]()
 

@@ -73,15 +73,6 @@ def test_residual_scale_and_direct() -> None:
     assert change.abs().max() > 0.01
 
 
-@torch.inference_mode()
-def test_logits_of_the_sum_are_the_sum_of_logits() -> None:
-    """What lets the engine keep hidden states where the paper adds logits."""
-    checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(dtype=torch.float64))
-    first, second = torch.randn(2, 3, checkpoint.config.hidden_size, dtype=torch.float64).unbind()
-    logits = checkpoint.backbone.logits
-    torch.testing.assert_close(logits(first + second), logits(first) + logits(second))
-
-
 def test_a_zeroed_mrp_changes_nothing() -> None:
     checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(mrp_zero=True))
     reference, tokens = Reference(checkpoint), list(range(16))

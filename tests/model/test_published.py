@@ -216,16 +216,12 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path, name: str, change: di
     ("config", "message"),
     [
         ({"quant_method": "gptq", "bits": 8}, "quant_method is 'gptq'"),
-        ("int8", "quant_method is 'int8'"),
         (QWEN | {"activation_scheme": "static"}, "activation_scheme is 'static'"),
         (QWEN | {"weight_block_size": [128]}, r"the block of a scale is \[128\]"),
         (compressed("nvfp4-pack-quantized", CHANNEL), "format is 'nvfp4-pack-quantized'"),
         (compressed("pack-quantized", CHANNEL | {"num_bits": 4}), "'num_bits': 4"),
-        (compressed("pack-quantized", CHANNEL | {"symmetric": False}), "'symmetric': False"),
-        (compressed("pack-quantized", CHANNEL | {"actorder": "group"}), "'actorder': 'group'"),
         (compressed("int-quantized", GROUP, "int"), "input_activations are"),
         (compressed("int-quantized", CHANNEL) | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is"),
-        (compressed("int-quantized", CHANNEL) | {"config_groups": {}}, "config_groups has 0 kinds"),
         (compressed("int-quantized", CHANNEL) | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity"),
     ],
 )

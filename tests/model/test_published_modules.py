@@ -16,19 +16,7 @@ from tests.tiny import tiny_checkpoint, tiny_config
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "modules.md"
 #: config.json of 1.7B in the published repository, src/models/SDAR-1.7B-MRP
-PUBLISHED: dict[str, Any] = {
-    "architectures": ["SDARMRPForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "auto_map": {"AutoConfig": "configuration_sdar_mrp.SDARMRPConfig",
-                 "AutoModel": "modeling_sdar_mrp.SDARMRPForCausalLM",
-                 "AutoModelForCausalLM": "modeling_sdar_mrp.SDARMRPForCausalLM"},
-    "block_size": 16, "bos_token_id": 151643, "eos_token_id": 151643, "fuse_cross_entropy": True, "head_dim": 128,
-    "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144,
-    "mask_token_id": 151669, "max_position_embeddings": 32768, "max_window_layers": 28, "model_type": "sdar",
-    "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "num_nextn_predict_layers": 3,
-    "num_mrp_heads": 1, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
-    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.52.4", "use_cache": False,
-    "use_sliding_window": False, "vocab_size": 151936,
-}  # fmt: skip
+PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parent / "published_config.json").read_text("utf-8"))
 _LARGE = {"num_hidden_layers": 36, "max_window_layers": 36, "num_attention_heads": 32}
 SIZES: dict[str, dict[str, Any]] = {
     "1.7b": {},

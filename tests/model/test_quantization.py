@@ -1,7 +1,6 @@
 """Layers with 8-bit matrices: what is kept, what is computed, and that serving works with them."""
 
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import nn
 
 from service.decode.modes import MODES, Static
 from service.decode.registry import make_mode
-from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, published_weights
@@ -28,7 +26,6 @@ from service.model.quantization.layers import (
     quantized,
 )
 from service.model.quantization.schemes import QUANT_SCHEMES, QuantScheme, is_quantized, scheme_named
-from service.quality.presets import identity_of, presets_of
 from tests.engine.helpers import FAIR
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 
@@ -94,15 +91,6 @@ def test_with_8_bit_activations_a_row_is_the_same_to_the_bit_in_any_batch():
     together = layer(rows)
     assert all(torch.equal(layer(rows[n : n + 1])[0], together[n]) for n in range(70))
     assert torch.equal(layer(rows * 0), torch.zeros(70, 33, dtype=torch.bfloat16))
-
-
-@EVERY_SCHEME
-def test_another_type_changes_scales_alone(scheme):
-    layer = made(scheme, drawn(0, 8, 16))
-    bits = layer.values.clone()
-    layer.to(torch.bfloat16)
-    assert torch.equal(layer.values, bits)
-    assert layer.scales.dtype == torch.bfloat16
 
 
 @EVERY_SCHEME
@@ -194,20 +182,6 @@ def test_other_forms_are_refused():
         scheme_named("int3")
 
 
-def test_a_calibration_of_the_wide_weights_is_another_checkpoints():
-    folder = Path(GOLDEN / GOLDEN_NAMES[0])
-    wide, small = (load_checkpoint(folder, LoadOptions(quantization=name)) for name in (None, "int8"))
-    assert identity_of(folder, wide.config) != identity_of(folder, small.config)
-    assert "balanced" in presets_of(CHECKPOINT, load_checkpoint(CHECKPOINT).config).plans
-    small = load_checkpoint(CHECKPOINT, LoadOptions(quantization="int8"))
-    presets = presets_of(CHECKPOINT, small.config)
-    assert list(presets.plans) == ["lossless"]
-    assert "has no quality.int8.json" in str(presets.missing)
-    presets = presets_of(CHECKPOINT, small.config, CHECKPOINT / "quality.json")
-    assert list(presets.plans) == ["lossless"]
-    assert "(quantization differ)" in str(presets.missing)
-
-
 @EVERY_SCHEME
 @settings(max_examples=4)
 @given(count=st.sampled_from([1, 16, 30, 64, 130]), depth=st.integers(1, 300), width=st.integers(1, 140),
@@ -254,17 +228,6 @@ def test_the_kernel_quantizes_activations_as_torch_does(triton_device, dtype):
     expected = quantize_activations(rows, QUANT_SCHEMES["w8a8"])
     assert torch.equal(values, expected[0])
     assert torch.equal(scales, expected[1][:, 0])
-
-
-@pytest.mark.parametrize(
-    ("rows", "width", "depth", "tile", "splits"),
-    [(16, 4096, 4096, 16, 4), (16, 24576, 4096, 16, 1), (64, 4096, 12288, 64, 4), (256, 4096, 4096, 128, 1)],
-)
-def test_tiles_grow_with_the_rows_and_few_programs_share_k(rows, width, depth, tile, splits):
-    tiling = triton_matmul.tiling_for(rows)
-    programs = -(-rows // tiling.tile) * -(-width // tiling.step)
-    assert (tiling.tile, triton_matmul.num_splits(rows, depth, programs)) == (tile, splits)
-    assert triton_matmul.tiling_for(rows, 4).tile == 16
 
 
 def test_every_e4m3_number_is_widened_on_a_cpu_as_torch_does_it():

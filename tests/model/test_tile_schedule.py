@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,17 +78,6 @@ SequenceShapes = list[tuple[int, int, int]]
 def test_all_is_read_once_and_there_is_room(
     kind: TileConfig, shapes: SequenceShapes, padding: int, fixed: bool
 ) -> None:
-    check_read_once(kind, shapes, padding, fixed)
-
-
-@pytest.mark.slow
-@settings(max_examples=500)
-@given(kinds, sequences, st.integers(0, 9), st.booleans())
-def test_all_is_read_once_in_many_plans(kind: TileConfig, shapes: SequenceShapes, padding: int, fixed: bool) -> None:
-    check_read_once(kind, shapes, padding, fixed)
-
-
-def check_read_once(kind: TileConfig, shapes: SequenceShapes, padding: int, fixed: bool) -> None:
     rows = rows_of(shapes)
     width = max(row.index for row in rows) + 1 if fixed else None
     schedule = schedule_tiles(rows, kind, PageTables(), width, padding)

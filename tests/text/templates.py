@@ -1,6 +1,7 @@
 """Chat templates of the kinds that checkpoints have, and tokenizers that merge tokens over every border."""
 
 import json
+from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -12,119 +13,16 @@ CONTROL = (
 )  # fmt: skip
 ADDED = ("<think>", "</think>", "<tool_response>", "</tool_response>", "<tool_call>", "</tool_call>")
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-#: of Qwen3's form: thinking of turns before the last question is left out, new lines around parts are its own
-QWEN3 = """{%- if tools %}
-    {{- '<|im_start|>system\\n' + (messages[0].content + '\\n\\n' if messages[0].role == 'system' else '') }}
-    {{- '# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\n' }}
-    {{- 'You are provided with function signatures within <tools></tools> XML tags:\\n<tools>' }}
-    {%- for tool in tools %}
-        {{- '\\n' + (tool | tojson) }}
-    {%- endfor %}
-    {{- '\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within ' }}
-    {{- '<tool_call></tool_call> XML tags:\\n<tool_call>\\n' }}
-    {{- '{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call><|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
-        {%- set ns.multi_step_tool = false %}
-        {%- set ns.last_query_index = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- if message.content is string %}
-        {%- set content = message.content %}
-    {%- else %}
-        {%- set content = '' %}
-    {%- endif %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == "assistant" %}
-        {%- set reasoning_content = '' %}
-        {%- if message.reasoning_content is string %}
-            {%- set reasoning_content = message.reasoning_content %}
-        {%- else %}
-            {%- if '</think>' in content %}
-                {%- set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-                {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-            {%- endif %}
-        {%- endif %}
-        {%- if loop.index0 > ns.last_query_index %}
-            {%- if loop.last or (not loop.last and reasoning_content) %}
-                {{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
-            {%- else %}
-                {{- '<|im_start|>' + message.role + '\\n' + content }}
-            {%- endif %}
-        {%- else %}
-            {{- '<|im_start|>' + message.role + '\\n' + content }}
-        {%- endif %}
-        {%- for call in message.tool_calls or [] %}
-            {{- '\\n' if content or not loop.first else '' }}
-            {%- set called = call.function or call %}
-            {%- set given = called.arguments if called.arguments is string else called.arguments | tojson %}
-            {{- '<tool_call>\\n{"name": "' + called.name + '", "arguments": ' + given + '}\\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- elif message.role == "tool" %}
-        {%- if loop.first or messages[loop.index0 - 1].role != "tool" %}
-            {{- '<|im_start|>user' }}
-        {%- endif %}
-        {{- '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}
-            {{- '<|im_end|>\\n' }}
-        {%- endif %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\\n\\n</think>\\n\\n' }}
-    {%- endif %}
-{%- endif %}"""  # noqa: E501 - as it is written
-
-#: as Gemma's: contents are trimmed, the first system message is put before the first question, roles have other names
-TRIM = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] | trim + '\n\n' %}"
-    "{% set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}"
-    "{% for m in rest %}<|im_start|>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
-    "{{ first if loop.first else '' }}{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>model\n{% endif %}"
-)
-
-#: as Llama 2's: no control token at the borders of contents, end tokens by name
-BRACKETS = (
-    "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ ' ' + m['content'] + ' ' + eos_token }}"
-    "{% else %}{{ bos_token + '[INST] ' + m['content'] + ' [/INST]' }}{% endif %}{% endfor %}"
-)
-
-#: as Phi's: control tokens put together of pieces
-COMPOSED = (
-    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + '\n' + m['content'] + '<|end|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
-)
-
-#: looks at contents, repeats, reverses and quotes them
-CONDITIONS = (
-    "{% for m in messages[::-1] %}<|im_start|>{{ m.role }}{% if m.content.startswith('<think>') %} thinks{% endif %}"
-    "{% if m.content | length > 3 and '\n' in m.content %} in {{ m.content.split('\n') | length }} lines{% endif %}\n"
-    "{{ m.content | tojson }}{{ m.content | upper }}{{ m.content.replace('x', '') }}{{ m.content[::-1] }}<|im_end|>"
-    "{% endfor %}{{ messages[-1].content }}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-DEMO = json.loads((CHECKPOINT / "tokenizer_config.json").read_text("utf-8"))["chat_template"]
-
-TEMPLATES = {
-    "chatml": CHATML, "qwen3": QWEN3, "trim": TRIM, "brackets": BRACKETS, "composed": COMPOSED,
-    "conditions": CONDITIONS, "demo": DEMO,
-}  # fmt: skip
+#: `qwen3` leaves out the thinking of turns before the last question; new lines around parts are its own. `trim`, as
+#: Gemma's, trims contents and puts the system message before the first question. `brackets`, as Llama 2's, has no
+#: control token at the borders of contents. `composed` and `joined` (with tools), as Phi's, put control tokens together
+#: of pieces. `conditions` looks at contents, repeats, reverses and quotes them.
+_NAMES = ("chatml", "qwen3", "trim", "brackets", "composed", "conditions", "joined")
+_FOLDER = Path(__file__).parent / "jinja"
+_FILES = {name: (_FOLDER / f"{name}.jinja").read_text("utf-8").removesuffix("\n") for name in _NAMES}
+CHATML, QWEN3, JOINED = _FILES["chatml"], _FILES["qwen3"], _FILES.pop("joined")
+_DEMO = json.loads((CHECKPOINT / "tokenizer_config.json").read_text("utf-8"))["chat_template"]
+TEMPLATES = {**_FILES, "demo": _DEMO}
 
 _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 import service.demo
 from service.text import TextCodec
+from service.text.detokenizer import StopMatcher
 from tests.tiny import GOLDEN
 
 LETTERS = "ab é€😀日本語\u0301\u200d👩🏽‍🚀\n�"
@@ -108,3 +109,25 @@ def test_nothing_that_may_begin_a_stop_text_comes_early(text: str, cuts: list[in
     held = [size for size in range(1, len(stop)) if text.endswith(stop[:size])]
     if held and stop not in text:
         assert len(sent) <= len(text) - max(held)
+
+
+class CountedText(str):
+    """A text that counts how often one of its letters is looked at."""
+
+    __slots__ = ("looks",)
+    looks: int
+
+    def __getitem__(self, index: object) -> str:
+        self.looks += 1
+        return super().__getitem__(index)  # type: ignore[index]
+
+
+def test_a_long_stop_text_that_an_answer_follows_far_costs_no_more_than_the_answer() -> None:
+    """Sixty thousand letters, followed for four thousand and then missed, again and again."""
+    stop = CountedText("ab" * 30_000)
+    stop.looks = 0
+    text = ("ab" * 2_000 + "c") * 4
+    automaton = StopMatcher([stop])
+    assert not any(automaton.step(letter) for letter in text)
+    assert automaton.pending == 0
+    assert stop.looks < 6 * len(text)

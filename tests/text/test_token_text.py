@@ -1,13 +1,11 @@
 """What tokens are by themselves, in the three ways in which vocabularies write bytes."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from service.text import TextCodec
-from tests.tiny import GOLDEN
 
 
 def byte_level() -> TextCodec:
@@ -71,11 +69,6 @@ def test_a_control_token_has_its_name_and_adds_nothing() -> None:
     assert (piece.text, piece.data, piece.delta) == ("<|end|>", None, "")
 
 
-def test_words_carry_the_space_before_them() -> None:
-    pieces = TextCodec.load(GOLDEN / "sdar-mrp-random-a").token_texts().push([1, 2])
-    assert [(piece.text, piece.data) for piece in pieces] == [("w1", b"w1"), (" w2", b" w2")]
-
-
 @given(st.text(max_size=20), st.integers(0, 5))
 def test_bytes_together_are_the_texts(text: str, cut: int) -> None:
     codec, ids = LEVEL, LEVEL.encode(text)
@@ -107,8 +100,3 @@ class TestByteFallback:
         ids = list(text.encode())
         stream = FALLBACK.stream()
         assert "".join(stream.push([token])[0] for token in ids) + stream.finish() == FALLBACK.decode(ids)
-
-
-@pytest.mark.parametrize("codec", [LEVEL, FALLBACK])
-def test_no_tokens_have_no_pieces(codec: TextCodec) -> None:
-    assert codec.token_texts().push([]) == ()

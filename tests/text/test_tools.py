@@ -182,10 +182,3 @@ def test_a_format_with_one_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_wrong_tools_are_refused(wrong: Callable[[], object], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         wrong()
-
-
-def test_the_tools_that_may_be_called() -> None:
-    tools = (Tool("a"), Tool("b"))
-    assert ToolUse(tools).callable == tools
-    assert ToolUse(tools, "none").callable == ()
-    assert ToolUse(tools, "required", ("b",)).callable == tools[1:]

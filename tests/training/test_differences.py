@@ -31,10 +31,6 @@ def test_another_recipe_is_named():
     assert differences(matters(), published) == ["--recipe was default, is published"]
 
 
-def test_the_same_plan_has_no_differences():
-    assert differences(matters(), matters()) == []
-
-
 def test_differences_are_options_with_both_values():
     assert differences(matters(), matters(unroll=4, block_size=8, residual=False)) == [
         "--block-size was not given, is 8",

@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from service.model import LoadOptions, load_checkpoint, parse_config
 from tests.tiny import EXPERTS, tiny_checkpoint
@@ -97,16 +96,6 @@ def test_the_inverse_rate_weighs_the_loss():
         assert not torch.isclose(mixed, loss(ones))
 
 
-def test_noisy_copies_do_not_see_each_other():
-    checkpoint, batch = setting()
-    opened = open_batch(checkpoint.backbone, batch)
-    chains, _, _ = noisy_chains(checkpoint.backbone, opened, Noise(copies=3, reveals=4), 1, ENDS)
-    from training.rollout import look
-
-    alone = look(checkpoint.backbone, opened, chains[1][1].tokens)
-    assert torch.allclose(alone, chains[1][1].hidden, atol=1e-5)
-
-
 def test_an_end_token_of_an_earlier_turn_ends_nothing():
     checkpoint, _ = setting()
     tokens = [7, 8, 510, 9, 1, 2, 510]  # the answer begins at 4, in the block of the end token before it
@@ -152,45 +141,6 @@ def test_a_batch_is_used_for_as_many_updates_as_it_has_states():
     assert [updates(16, 5), updates(4, 5), updates(8, 2), updates(2, 1)] == [3, 1, 3, 1]
     assert [updates(16, 5, passes=3), updates(8, 5, passes=3)] == [9, 3]
     assert updates(16, 5, trajectories=0.0, passes=3) == 1  # noise has no states that are worth keeping
-
-
-def test_phases_grow_to_the_unrolling_and_teach_order_in_chains():
-    assert phases_up_to(1, Weights(order=0.5)) == (Phase(0.0, 1, Weights(order=0.5)),)
-    assert [phase.applications for phase in phases_up_to(2, Weights())] == [1, 2]
-    three = phases_up_to(3, Weights(1.0, 0.5, 0.25))
-    assert [phase.applications for phase in three] == [1, 2, 3]
-    assert [phase.weights.order for phase in three] == [0.0, 0.5, 0.5]
-    assert Objective(three).phase(0.5).applications == 2
-
-
-def test_a_direct_module_begins_as_large_as_the_hidden_states_it_stands_for():
-    checkpoint, _ = setting()
-    raw = {**checkpoint.raw, "mrp_residual": False}
-    direct, residual = (new_mrp(parse_config(keys), checkpoint.backbone) for keys in (raw, checkpoint.raw))
-    assert not direct.residual
-    assert direct.norm.weight.abs().mean() > 3 * residual.norm.weight.abs().mean()
-
-
-def test_fused_attention_is_the_written_out_one():
-    torch.manual_seed(2)
-    q, k, v = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
-    mask = torch.rand(6, 9) < 0.7
-    mask[:, 0] = True
-    assert torch.allclose(fused(q, k, v, mask), written_out(q, k, v, mask), atol=1e-5)
-
-
-def test_fused_attention_has_a_key_head_for_each_query_head(monkeypatch):
-    """With `enable_gqa` and a mask torch's attention on CUDA keeps all scores in memory."""
-    attend, calls = F.scaled_dot_product_attention, []
-
-    def watched(q, k, v, **options):
-        calls.append((q.shape[1], k.shape[1], v.shape[1], set(options)))
-        return attend(q, k, v, **options)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
-    q, k = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 9, 8)
-    fused(q, k, k, torch.ones(6, 9, dtype=torch.bool))
-    assert calls == [(4, 4, 4, {"attn_mask"})]
 
 
 def test_logits_of_losses_are_in_float32_with_weights_in_bfloat16():

@@ -206,16 +206,6 @@ def test_another_plan_in_the_same_folder_is_refused_by_the_names_of_its_options(
     )
 
 
-def test_a_direct_deeper_module_for_another_block_size(data, tmp_path):
-    plan = plan_of(
-        data, tmp_path, source=Source(str(GOLDEN), data, block_size=4, heldout=0.0), module=Module(3, residual=False)
-    )
-    assert run(replace(plan, budget=Budget(steps=2, rows=3))) is None
-    mrp = load_checkpoint(tmp_path).config.mrp
-    assert (mrp.num_layers, mrp.residual) == (3, False)
-    assert load_checkpoint(tmp_path).config.block_size == 4
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

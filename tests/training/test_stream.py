@@ -35,13 +35,6 @@ def test_a_batch_depends_on_its_number_alone():
     assert seen(Stream(EXAMPLES, SHAPE, seed=4), range(10)) != seen(stream, range(10))
 
 
-def test_workers_share_a_rounds_batches():
-    stream = Stream(EXAMPLES, SHAPE, seed=0)
-    whole = next(stream.rounds(first=2, of=4, mine=range(4)))
-    halves = [next(stream.rounds(first=2, of=4, mine=mine)) for mine in (range(2), range(2, 4))]
-    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(whole, halves[0] + halves[1], strict=True))
-
-
 def test_a_batch_has_at_most_its_tokens_and_an_epoch_every_example_once():
     stream = Stream(EXAMPLES, replace(SHAPE, rows=100, tokens=64), seed=3)
     sizes = [stream.batch(number).tokens.numel() for number in range(stream.batches_per_epoch)]

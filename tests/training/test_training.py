@@ -8,7 +8,7 @@ from service.engine import Engine, GenerationRequest
 from service.model import Checkpoint, load_checkpoint, parse_config
 from training.chains import Rows, chain_loss, chains_of
 from training.demo import tokenizer as tok
-from training.demo.backbone import backbone_loss, complementary_masks, new_backbone
+from training.demo.backbone import complementary_masks, new_backbone
 from training.demo.batches import Batches
 from training.demo.checkpoint import export, shape
 from training.layout import Layout
@@ -16,7 +16,7 @@ from training.losses import Weights, divergence, order_divergence
 from training.module import new_mrp
 from training.optim import Optimiser
 from training.publish import mrp_config
-from training.revision import choose_doubted, revision_loss
+from training.revision import revision_loss
 from training.rollout import roll_out
 from training.simulate import speculative_yield
 
@@ -68,17 +68,6 @@ def test_the_two_copies_mask_every_answer_token_once(batch):
     assert torch.equal(where.sum(0).bool(), batch.answer)
     assert not (where[0] & where[1]).any()
     assert torch.allclose(rate.sum(0), torch.ones_like(rate[0]))
-
-
-def test_training_lowers_the_loss(raw, batch):
-    torch.manual_seed(1)
-    model = new_backbone(parse_config(raw))
-    optimiser = Optimiser(model.named_parameters(), 0.02)
-    losses = []
-    for _ in range(40):
-        losses.append(backbone_loss(model, batch))
-        optimiser.step(losses[-1], share=0.0)
-    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_trajectories_are_the_engines_static_decodes(raw, backbone, batch):
@@ -136,14 +125,6 @@ def test_mrp_learns_and_its_backbone_does_not(backbone, mrp, batch, tokenizer):
         optimiser.step(losses[-1], share=0.0)
     assert losses[-1] < losses[0]
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
-
-
-def test_only_reveals_are_doubted():
-    torch.manual_seed(3)
-    revealed = torch.rand(5, 32) < 0.3
-    doubted = choose_doubted(revealed, 16)
-    assert not (doubted & ~revealed).any()
-    assert torch.equal(doubted.unflatten(1, (2, 16)).any(-1), revealed.unflatten(1, (2, 16)).any(-1))
 
 
 def test_a_perfect_drafter_yields_all_drafts_and_none_at_least_one(backbone, batch):

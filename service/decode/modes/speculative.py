@@ -1,12 +1,8 @@
 """`speculative`: drafts verified by the backbone; the output equals the verified rule's output, token for token.
 
-In each round, drafts are states that the block may pass through (`drafts.py`). One forward reads the current state and
-all drafted states. The rule is applied to the prediction of the current state. If it leads to a drafted state, the rule
-is applied to the prediction of that state, and so on. Each prediction is the same as in plain decoding. So every
-forward yields at least one step of plain decoding. Source: MRP paper, speculative decoding, which verifies a chain
-against `static`. Here any rule and any set of states is possible.
-
-The first forward of a block reveals tokens at once. The published loop verifies that state twice.
+One forward reads the current state and all drafted states (`drafts.py`). The rule steps from state to state while each
+has a prediction, so every forward yields at least one step of plain decoding. Source: MRP paper, speculative decoding,
+which verifies a chain against `static`, and the first state of a block twice.
 
 With a `margin` a drafted step that the backbone finds nearly as good as the rule's step is accepted, too. Then drafts
 change the output. Source: MARS (arXiv 2601.15498, section 3), and `evaluate_posterior` of its code: where the target's
@@ -122,7 +118,6 @@ class Speculative(DecodingMode, frozen=True):
         return VERIFIED[name](**knobs)
 
     def check(self, block_size: int) -> None:
-        """Also checks that the knobs fit each other."""
         self.plain.check(block_size)
         DecodingMode.check(self, block_size)
         if self.mrp_steps == 0 and self.max_drafts is None:
@@ -182,7 +177,7 @@ def _accept_drafts(canvas: Canvas, predictions: Sequence[Prediction], drafts: Dr
     `predictions`: the predictions of the canvas's block and of the first drafts.
     """
     block, revealed, sizes = canvas.block, list[Pick](), list[int]()
-    accepted: dict[int, tuple[Pick, ...]] = {}
+    accepted: dict[int, tuple[Pick, ...]] = {}  # the picks that led to each accepted draft
     index = 0
     while index < len(predictions):
         prediction = predictions[index]
@@ -195,22 +190,15 @@ def _accept_drafts(canvas: Canvas, predictions: Sequence[Prediction], drafts: Dr
             break
         index = draft.number
         accepted[index] = picks
-    canvas.record(_verified(revealed, sizes, drafts, accepted), block)
-    return prediction
-
-
-def _verified(revealed: list[Pick], sizes: list[int], drafts: Drafts, accepted: Mapping[int, tuple[Pick, ...]]) -> Step:
-    """The step of a verification. `sizes`: as in `Step`. `accepted`: the picks that led to each accepted draft."""
     drafted = [pick for picks in accepted.values() for pick in picks]
     num_accepted, gains = len(drafted), list[tuple[float, int]]()
     for number, picks, expected in drafts.values():
-        if number in accepted:
-            gains.append((expected, len(accepted[number])))
-        else:
-            gains.append((expected, 0))
+        gains.append((expected, len(accepted.get(number, ()))))
+        if number not in accepted:
             drafted += picks
     fields = ("verify", tuple(revealed), (), tuple(drafted), num_accepted, tuple(gains), tuple(sizes))
-    return new_tuple(Step, fields)
+    canvas.record(new_tuple(Step, fields), block)
+    return prediction
 
 
 def accept_within_margin(canvas: Canvas, rule: Rule, drafts: Drafts, margin: float) -> _Choose:

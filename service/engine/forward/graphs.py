@@ -1,8 +1,9 @@
 """Forwards that are captured once and replayed: a CUDA graph starts all kernels of a forward by one call of the host.
 
 A graph has fixed shapes and addresses. Rows are padded to the next size of a graph; padding rows see themselves, write
-to no page, and their output is dropped. One copy sends all tables of a forward to a fixed buffer. `warm_up.py` has all
-graphs captured before requests come; without it a graph is captured when its shape first comes.
+to no page, and their output is dropped. One copy sends all tables of a forward to a fixed buffer, the inputs and the
+attention's table (`TritonBackend`) first. `warm_up.py` has all graphs captured before requests come; without it a graph
+is captured when its shape first comes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from service.engine.forward.rows import Anchor, AnchorRows
 from service.engine.memory_plan import GRAPH_ROWS
-from service.model.attention import GraphCapable, RowKv
+from service.model.attention import RowKv, TritonBackend
 from service.model.attention.tile_schedule import ScheduleShape
 from service.model.device import is_out_of_memory
 from service.model.layers import Attend
@@ -128,7 +129,7 @@ class Graphs:
 
     def __init__(
         self,
-        attention: GraphCapable,
+        attention: TritonBackend,
         capture: Capture,
         device: torch.device,
         min_rows: int = 1,

@@ -16,7 +16,7 @@ from service.engine.forward.graphs import Capture, CudaCapture, Graphs, HostInpu
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import AnchorRows, Row, anchors_of, tokens_and_positions
 from service.errors import SettingsError
-from service.model.attention import AUTO, AttentionBackend, GraphCapable, PagedCache, attention_backend
+from service.model.attention import AUTO, AttentionBackend, PagedCache, TritonBackend, attention_backend
 from service.model.checkpoint import Checkpoint
 from service.model.experts import waits_for_experts
 from service.model.layers import Attend
@@ -148,6 +148,6 @@ def _graphs_for(
     capture = execution.capture
     if capture is None and device.type == "cuda":
         capture = CudaCapture(device, several_ranks=several_ranks)
-    if capture is None or not execution.cuda_graphs or not isinstance(attention, GraphCapable):
+    if capture is None or not execution.cuda_graphs or not isinstance(attention, TritonBackend):
         return None
     return Graphs(attention, capture, device, min_rows, execution.agree or bool)

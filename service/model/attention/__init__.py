@@ -1,17 +1,18 @@
 """Attention of rows over paged keys and values: the cache, the backends' protocol, the backends."""
 
-from service.model.attention.interface import AttentionBackend, AttentionForward, GraphCapable, PagedCache
+from service.model.attention.interface import AttentionBackend, AttentionForward, PagedCache
 from service.model.attention.registry import ATTENTION_BACKENDS, AUTO, attention_backend, resolve_backend
 from service.model.attention.shared_prefix import RowKv
+from service.model.attention.triton import TritonBackend
 
 __all__ = [
     "ATTENTION_BACKENDS",
     "AUTO",
     "AttentionBackend",
     "AttentionForward",
-    "GraphCapable",
     "PagedCache",
     "RowKv",
+    "TritonBackend",
     "attention_backend",
     "resolve_backend",
 ]

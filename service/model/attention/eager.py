@@ -1,14 +1,9 @@
 """The eager backend: paged attention in torch's own operations. It copies the pages that a batch of rows reads.
 
-Runs on every device. A kernel that reads pages where they lie is faster on a GPU (`triton.py`). There are two kinds of
-batches:
-
-- A private batch is the usual case of many requests with short prefixes. Every row's keys are written to a page first,
-  to a spare one if its block is not final. One copy has the pages before a row and its own page, and one softmax is
-  enough.
-- A shared-prefix batch has units of several rows: the states of a block, the blocks of a prompt. The pages before a
-  unit are read once for all its rows and are one part of the softmax. The unit's rows are the other part; their keys
-  are on no page, and a mask says who sees whom.
+Runs on every device. A kernel that reads pages where they lie is faster on a GPU (`triton.py`). In a private batch, the
+usual case of many requests with short prefixes, every row's keys are on a page, perhaps a spare one, so one softmax is
+enough. In a shared-prefix batch (the states of a block, the blocks of a prompt) the pages before a unit are read once
+for all its rows and are one part of the softmax. The unit's rows are the other part, and their keys are on no page.
 """
 
 from __future__ import annotations
@@ -86,7 +81,8 @@ class EagerForward:
         rows = _BatchRows(q, k, v)
         if len(self._batches) == 1:
             return self._batches[0](keys, values, rows)
-        return torch.cat([batch(keys, values, rows.part(batch.rows)) for batch in self._batches])
+        parts = [_BatchRows(q[batch.rows], k[batch.rows], v[batch.rows]) for batch in self._batches]
+        return torch.cat([batch(keys, values, part) for batch, part in zip(self._batches, parts, strict=True)])
 
 
 def _pages_to_write(units: Iterable[PrefixUnit], rows: Sequence[RowKv], spare: Iterator[int]) -> dict[int, int]:
@@ -110,9 +106,6 @@ class _BatchRows(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-
-    def part(self, rows: slice) -> _BatchRows:
-        return _BatchRows(self.q[rows], self.k[rows], self.v[rows])
 
 
 @dataclass(frozen=True, slots=True)

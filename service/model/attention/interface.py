@@ -6,14 +6,13 @@ backend is a file with an `AttentionBackend` and a line in `registry.py`.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from service.errors import OutOfMemory
 from service.model.attention.shared_prefix import RowKv
-from service.model.attention.tile_schedule import IntTable, ScheduleShape, TileSchedule
 from service.model.config import ModelConfig
 from service.model.device import give_back, is_out_of_memory
 
@@ -90,27 +89,4 @@ class AttentionBackend(Protocol):
 
         `width`: every row is computed in the same shapes, as if it read `width` pages, its own included; the order
         stays. None: as is fastest.
-        """
-
-
-@runtime_checkable
-class GraphCapable(AttentionBackend, Protocol):
-    """A backend whose forwards can be captured in a CUDA graph: it reads one packed table, whose address stays."""
-
-    def plan(self, rows: Sequence[RowKv], width: int | None = None, num_rows: int | None = None) -> TileSchedule:
-        """The schedule of a forward, padded to `num_rows` rows. Padding writes nothing."""
-
-    def capacity(self, schedule: TileSchedule, width: int | None) -> ScheduleShape:
-        """The shape of a schedule. Forwards of one shape share a graph."""
-
-    def packed(self, schedule: TileSchedule, shape: ScheduleShape) -> IntTable:
-        """The packed table of a forward, for the attention of its shape."""
-
-    def max_packed(self, shape: ScheduleShape) -> int:
-        """The most numbers of a packed table of a shape."""
-
-    def for_graph(self, shape: ScheduleShape, table: Tensor) -> AttentionForward:
-        """The attention of all forwards of a shape, in the order of their rows.
-
-        `table` int32: the tensor in which each forward finds its packed table.
         """

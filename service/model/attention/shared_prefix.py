@@ -41,7 +41,6 @@ class PrefixUnit(NamedTuple):
 
     @property
     def rows(self) -> range:
-        """The indices of its rows."""
         return range(self.first, self.first + self.num_rows)
 
 

@@ -82,7 +82,6 @@ class TileSchedule:
 
     @property
     def shape(self) -> ScheduleShape:
-        """The exact sizes of its tables."""
         return ScheduleShape(self.tile, len(self.items), len(self.merges), self.num_parts, len(self.indices))
 
 
@@ -97,7 +96,6 @@ class ScheduleShape:
     rows: int
 
     def fits(self, other: ScheduleShape) -> bool:
-        """Whether tables of this shape fit into tables of another one."""
         sizes = zip(astuple(self)[1:], astuple(other)[1:], strict=True)
         return self.tile == other.tile and all(size <= space for size, space in sizes)
 

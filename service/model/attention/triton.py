@@ -37,9 +37,10 @@ _PROGRAMS, _PROCESSORS = 2, 8
 
 
 class TritonBackend:
-    """A `GraphCapable` backend. Schedules with equal numbers of rows and equal tiles have one capacity.
+    """An `AttentionBackend` whose forwards can be captured in a CUDA graph: it reads one packed table.
 
-    Graphs share memory of partial results, since forwards run one after another.
+    Schedules with equal numbers of rows and equal tiles have one capacity, and their forwards share a graph. Graphs
+    share memory of partial results, since forwards run one after another.
     """
 
     def __init__(self, cache: PagedCache) -> None:
@@ -64,6 +65,7 @@ class TritonBackend:
         return TritonForward(self._cache, tables, partials, schedule.order, writes=writes)
 
     def plan(self, rows: Sequence[RowKv], width: int | None = None, num_rows: int | None = None) -> TileSchedule:
+        """The schedule of a forward, padded to `num_rows` rows. Padding writes nothing."""
         padding = 0 if num_rows is None else num_rows - len(rows)
         return schedule_tiles(rows, self.config, self._page_tables, width, padding)
 
@@ -86,6 +88,7 @@ class TritonBackend:
         return _table_ends(shape)[-1] + max(4, shape.rows * self._cache.max_pages)
 
     def for_graph(self, shape: ScheduleShape, table: Tensor) -> TritonForward:
+        """The attention of all forwards of a shape, in the order of their rows. `table` int32: the packed table."""
         key = (shape.tile, shape.parts)
         if key not in self._partials:
             self._partials[key] = _PartialResults(shape, self._cache)

@@ -162,7 +162,11 @@ def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:
         return None
     if modules != 1:
         raise CheckpointError(f"config.json: num_mrp_heads is {modules}, only 1 is supported")
-    _refuse_mrp_keys(raw)
+    for key in sorted(key for key in raw if key.startswith("mrp_") and key not in _MRP_KEYS):
+        if key not in _REFUSED_KEYS:  # it would change the module's output, and nothing reads it
+            raise CheckpointError(f"config.json: {key} is not known, known are {', '.join(_MRP_KEYS)}")
+        if raw[key]:
+            raise CheckpointError(f"config.json: {key} is {raw[key]!r}: {_REFUSED_KEYS[key]}")
     steps = optional(raw, "mrp_default_steps", min(2, block_size))
     if not 1 <= steps <= block_size:
         raise CheckpointError(f"config.json: mrp_default_steps is {steps}, allowed are 1 to {block_size}")
@@ -172,15 +176,6 @@ def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:
         scale=finite("mrp_scale", raw.get("mrp_scale", 1.0), -math.inf),
         default_steps=steps,
     )
-
-
-def _refuse_mrp_keys(raw: Mapping[str, Any]) -> None:
-    """Refuses a key that would change the module's output and that nothing reads."""
-    for key in sorted(key for key in raw if key.startswith("mrp_") and key not in _MRP_KEYS):
-        if key not in _REFUSED_KEYS:
-            raise CheckpointError(f"config.json: {key} is not known, known are {', '.join(_MRP_KEYS)}")
-        if raw[key]:
-            raise CheckpointError(f"config.json: {key} is {raw[key]!r}: {_REFUSED_KEYS[key]}")
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:

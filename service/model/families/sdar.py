@@ -31,14 +31,10 @@ class SdarMoe(qwen3.ModelFamily):
     def weight_mappings(self, config: ModelConfig, parameter: str) -> Sequence[WeightMapping]:
         if config.experts is None or ".experts." not in parameter:
             return super().weight_mappings(config, parameter)
-        fused = WeightSlice(parameter, shard=_fused(config.experts, parameter))
+        half = (config.experts.intermediate_size, ShardDim(1))  # `[E, 2 I, H]`, gate before up; or `[E, H, I]`
+        shard: ShardDim | FusedShards = (half, half) if parameter.endswith("gate_up_proj") else ShardDim(2)
+        fused = WeightSlice(parameter, shard=shard)
         return [qwen3.expert_weights(config.experts, parameter), prefixed("model.", [fused])]
-
-
-def _fused(experts: ExpertsConfig, parameter: str) -> ShardDim | FusedShards:
-    """How the weight of all experts is sharded: `[E, 2 I, H]`, gate matrices before up matrices, or `[E, H, I]`."""
-    half = (experts.intermediate_size, ShardDim(1))
-    return (half, half) if parameter.endswith("gate_up_proj") else ShardDim(2)
 
 
 def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:

@@ -44,11 +44,9 @@ class PrequantizedWeights:
         return self._names
 
     def is_quantized(self, name: str) -> bool:
-        """Whether a weight is in 8 bits."""
         return name in self._scales
 
     def read(self, name: str) -> Tensor:
-        """A weight, dequantized."""
         if not self.is_quantized(name):
             return self._source.read(name)
         return self.read_quantized(name).dequantized(self.scheme)

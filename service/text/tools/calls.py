@@ -98,7 +98,6 @@ class ToolUse:
 
     @property
     def callable(self) -> tuple[Tool, ...]:
-        """The tools that may be called."""
         if self.choice == "none":
             return ()
         return tuple(tool for tool in self.tools if not self.among or tool.name in self.among)

@@ -29,7 +29,6 @@ class AnswerFormat:
 
     @property
     def plain(self) -> bool:
-        """Whether answers have content only."""
         return self.format is None and self.thinking == "no"
 
 

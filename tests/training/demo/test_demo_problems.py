@@ -51,10 +51,8 @@ def test_an_answer_to_another_problem_or_with_another_sign_is_refused():
     [
         (STORY, RIGHT),
         (STORY, "OK so n is 6 since 8 - 2. Call 4 from n x, thus x = 2. {2}"),
-        (STORY, "8 = 3 + 5, keep x. Well, x - 2 makes 6, 6 - 4 gives 2 <w>. Tom: 2!"),
         (FORM, FILLED),
         (CODE, DOUBLED),
-        (CODE, "plus = lambda k: 3 + k # plus(3) is 6"),
         (CODE, "def up(k): return k + 3"),
         (CODE, "flip = lambda k: 9 - k"),
     ],
@@ -69,26 +67,17 @@ def test_right_answers_are_accepted(prompt, answer):
         (STORY, RIGHT.replace("Lines: 2", "Lines: 3")),  # a plan with another number of lines
         (STORY, RIGHT.replace("; then k", ". then k")),  # a sentence without a capital
         (STORY, RIGHT.replace("[/x]", "[/k]")),  # a letter that does not close what was opened
-        (STORY, RIGHT.replace("[/x]", "[/x>")),  # brackets that do not match
         (STORY, RIGHT.replace("k = 4", "x = 4")),  # a letter used twice
-        (STORY, RIGHT.replace("x - 2", "w - 2")),  # a letter never introduced
         (STORY, RIGHT.replace("from 6", "from 7").replace("7, so 2, 6", "7, so 2, 7")),  # arithmetic
         (STORY, RIGHT.replace("so 2", "so 3")),  # a result unlike its sum
-        (STORY, RIGHT.replace("4 from 6", "6 from 4")),  # the wrong way round
         (STORY, RIGHT.replace("3 and 5", "3 and 3")),  # the same number twice
-        (STORY, RIGHT.replace("Tom has", "Ann has")),  # another person
         (STORY, RIGHT + " "),  # text behind the end
         (STORY, RIGHT.split("; then", maxsplit=1)[0] + ". So Tom has 2 apples."),  # events missing
         (STORY, ""),
         (FORM, FILLED.replace("(now)", "(name)")),  # a header unlike the first field
-        (FORM, FILLED.replace("; cards", "; Ben")),  # a field twice, another missing
-        (FORM, FILLED.replace("; cards", ", cards")),  # two separators
         (CODE, DOUBLED.replace("mul", "add")),  # a name unlike the body
-        (CODE, DOUBLED.replace("mul", "down")),  # a name unlike what the body does
         (CODE, DOUBLED.replace("k * 2", "y * 2")),  # the wrong variable
         (CODE, "def mul(k): k = k * 2; return k"),  # not in the grammar
-        (CODE, DOUBLED.replace("3 * 2", "2 * 3")),  # a comment unlike the body
-        (CODE, DOUBLED.replace("k", "x")),  # another variable than asked for
     ],
 )
 def test_incoherent_answers_are_refused(prompt, answer):

@@ -1,8 +1,6 @@
 """The demo's recipe: growing changes nothing, a training goes on to the bit, static decodes are judged."""
 
 import random
-from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from service.model import load_checkpoint, parse_config
 from service.text import TextCodec
 from training.attention import DenseAttention
 from training.demo import backbone as training
-from training.demo import recipe
 from training.demo.backbone import new_backbone
 from training.demo.batches import Batches
 from training.demo.checkpoint import shape
@@ -91,33 +88,6 @@ def test_a_stopped_training_goes_on_to_the_bit(tokenizer, batches, tmp_path, mon
     monkeypatch.setattr(training, "update", update)
     resumed = trained(tmp_path / "parts")
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
-
-
-def test_a_lost_state_costs_only_the_optimisers(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.demo.checkpoint.SIZES", SMALL)
-    monkeypatch.setattr(recipe, "STAGES", (recipe.Stage(2, 1, 0.0), recipe.Stage(4, 3, 0.0)))
-    monkeypatch.setattr(recipe, "_tokenizer", lambda out, seed: tokenizer)
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **options: None)  # it takes longer than the test
-    monkeypatch.setattr(recipe, "MrpRun", lambda folder, out: SimpleNamespace(run=lambda: None))
-    monkeypatch.setattr("training.demo.batches._DRAWN_AT_ONCE", 256)
-    recipe.Recipe(tmp_path / "first", 0).run()
-    begin = tmp_path / "first" / "backbone"
-    monkeypatch.setattr(recipe, "STAGES", (recipe.Stage(2, 1, 0.0), recipe.Stage(4, 5, 0.0, falling=True)))
-    recipe.Recipe(tmp_path / "second", 0, begin).run()
-    folder = tmp_path / "second"
-    assert (folder / "backbone" / "updates.txt").read_text() == "6\n"
-    assert not (folder / "stage-0").exists()
-    assert torch.load(folder / "stage-1" / "state.pt", weights_only=True)["optimiser"]["steps"] == 5
-    first, second = (load_checkpoint(each).backbone.state_dict() for each in (begin, folder / "backbone"))
-    assert first.keys() == second.keys()
-    assert not all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_numbered_batches_are_functions_of_their_number(batches):
-    stream, later = batches.numbered(0), batches.numbered(3)
-    skipped = [next(stream).tokens for _ in range(4)]
-    assert torch.equal(skipped[3], next(later).tokens)
-    assert not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairwise(skipped))
 
 
 def test_the_judge_decodes_as_the_engine_does():

@@ -129,7 +129,7 @@ def command(
         if workers == 1:
             _alone(plan, picked, watcher)
         else:
-            from service.cli.train_workers import train_together
+            from training.workers import train_together
 
             with _following(plan, watcher):
                 train_together(plan, picked, workers, threads)

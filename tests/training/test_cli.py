@@ -38,9 +38,9 @@ def stored(out):
     return json.loads(torch.load(out / "training/state.pt", weights_only=True)["plan"])
 
 
-def test_the_published_recipe_is_one_option_and_its_values_can_be_changed(run, capsys, data, tmp_path):
+def test_the_published_recipe_is_one_option_and_its_values_can_be_changed(run_program, capsys, data, tmp_path):
     words = options(data, tmp_path / "out", recipe="published", accumulate=2, **{"batch-tokens": 96, "batch": 50})
-    assert run("train-mrp", *words) == 0
+    assert run_program("train-mrp", *words) == 0
     assert "K=1" in capsys.readouterr().err
     values = stored(tmp_path / "out")
     expected = {
@@ -68,21 +68,21 @@ def test_the_published_recipe_is_one_option_and_its_values_can_be_changed(run, c
     mrp = load_checkpoint(tmp_path / "out").config.mrp
     assert (mrp.num_layers, mrp.residual, mrp.default_steps) == (3, True, 1)
     capsys.readouterr()
-    assert run("train-mrp", *options(data, tmp_path / "out", **{"batch-tokens": 96, "batch": 50})) == 1
+    assert run_program("train-mrp", *options(data, tmp_path / "out", **{"batch-tokens": 96, "batch": 50})) == 1
     assert "--recipe was published, is default" in " ".join(capsys.readouterr().err.split())
 
 
-def test_without_options_the_best_measured_recipe_trains(run, data, tmp_path):
-    assert run("train-mrp", *options(data, tmp_path / "out")) == 0
+def test_without_options_the_best_measured_recipe_trains(run_program, data, tmp_path):
+    assert run_program("train-mrp", *options(data, tmp_path / "out")) == 0
     values = stored(tmp_path / "out")
     assert (values["module.layers"], values["objective.trajectories"], values["budget.matrices"]) == (3, 1.0, "muon")
     last = values["objective.phases"][-1]
     assert (last["applications"], last["weights"]["next_pick"], last["weights"]["order"]) == (2, 4.0, 0.25)
 
 
-def test_it_says_what_it_found_trains_and_says_how_good_it_is(run, capsys, data, tmp_path):
+def test_it_says_what_it_found_trains_and_says_how_good_it_is(run_program, capsys, data, tmp_path):
     losses = {"trajectories": 0.5, "next-pick": 4, "order": 0.25, "revision": 0.5, "heldout": 0.25, "layers": 2}
-    assert run("train-mrp", *options(data, tmp_path / "out", **losses), "--direct") == 0
+    assert run_program("train-mrp", *options(data, tmp_path / "out", **losses), "--direct") == 0
     output = capsys.readouterr()
     assert "12 lines: 9 examples to train on, 3 held out" in output.err
     assert "tokens/forward" in output.out
@@ -93,52 +93,45 @@ def test_it_says_what_it_found_trains_and_says_how_good_it_is(run, capsys, data,
     assert re.findall(r"^(\d/3)  K=", output.err, re.MULTILINE) == ["1/3", "2/3", "3/3"]
 
 
-def test_cut_lines_and_an_earlier_state_are_mentioned(run, capsys, data, tmp_path):
+def test_cut_lines_and_an_earlier_state_are_mentioned(run_program, capsys, data, tmp_path):
     words = options(data, tmp_path / "out", **{"max-length": 16, "save-every": 2})
-    assert run("train-mrp", *words) == 0
+    assert run_program("train-mrp", *words) == 0
     assert "8 lines were too long and are cut (--max-length)" in " ".join(capsys.readouterr().err.split())
-    assert run("train-mrp", *words) == 0
+    assert run_program("train-mrp", *words) == 0
     assert "resumes after update 3" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_bad_line_is_one_line_on_stderr(run, capsys, tmp_path):
-    data = tmp_path / "bad.jsonl"
-    data.write_text('{"text": "w1"}\n{"txt": "w1"}\n')
-    assert run("train-mrp", *options(data, tmp_path / "out")) == 1
-    assert capsys.readouterr().err == (
-        f"mrp-serve: {data}, line 2: 'messages', 'prompt' and 'completion', or 'text' is expected, the keys are txt\n"
-    )
-
-
-def test_a_bad_line_leaves_no_bar_on_a_terminal(run, capsys, tmp_path, monkeypatch):
+def test_a_bad_line_leaves_no_bar_on_a_terminal(run_program, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     data = tmp_path / "bad.jsonl"
     data.write_text('{"messages": []}\n')
-    assert run("train-mrp", *options(data, tmp_path / "out")) == 1
+    assert run_program("train-mrp", *options(data, tmp_path / "out")) == 1
     assert capsys.readouterr().err == (
         f"mrp-serve: {data}, line 1: 'messages' is an empty list, at least one message is expected\n"
     )
 
 
 @pytest.mark.parametrize(("option", "value"), [("lr", -1), ("clip", 0), ("lr", 0), ("unroll", 0), ("layers", 0)])
-def test_a_number_that_trains_nothing_is_refused_before_anything_is_loaded(run, capsys, data, tmp_path, option, value):
-    assert run("train-mrp", *options(data, tmp_path / "out", **{option: value})) == 2
+def test_a_number_that_trains_nothing_is_refused_before_anything_is_loaded(
+    run_program, capsys, data, tmp_path, option, value
+):
+    assert run_program("train-mrp", *options(data, tmp_path / "out", **{option: value})) == 2
     output = capsys.readouterr().err
     assert f"--{option}" in output
     assert "lines:" not in output
 
 
-def test_a_result_that_has_no_place_is_named(run, capsys, data):
-    assert run("train-mrp", *options(data, data)) == 1
+def test_a_result_that_has_no_place_is_named(run_program, capsys, data):
+    assert run_program("train-mrp", *options(data, data)) == 1
     assert capsys.readouterr().err == f"mrp-serve: out is {data}, which cannot be a folder: Not a directory\n"
 
 
-def test_an_interrupted_training_says_that_it_goes_on(run, capsys, data, tmp_path, monkeypatch):
+def test_an_interrupted_training_says_that_it_goes_on(run_program, capsys, data, tmp_path, monkeypatch):
     def interrupted(self, report):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("training.state.RunFolder.log", interrupted)
-    assert run("train-mrp", *options(data, tmp_path / "out")) == 130
+    assert run_program("train-mrp", *options(data, tmp_path / "out")) == 130
     assert capsys.readouterr().err.splitlines()[-1] == (
         "interrupted; the same command resumes from the last state, which is written every 100 updates"
     )

@@ -11,9 +11,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from service.cli import train_workers
 from service.errors import SettingsError
 from tests.service.processes import command, descendants
+from training import workers
 from training.config import Budget, Keeping, Module, Source, TrainingConfig
 from training.lessons import Objective, phases_up_to
 from training.losses import Weights
@@ -111,5 +111,5 @@ def test_a_refusal_of_a_worker_is_written_down_and_not_retried(data, tmp_path, m
     objective = Objective(phases_up_to(2, Weights()))
     plan = TrainingConfig(source, objective, Schedule(1e-3), Budget(steps=1, batches=3), keeping, Module())
     monkeypatch.setattr("training.session.train", Mock(side_effect=SettingsError("no such thing")))
-    train_workers.work({"plan": plan, "threads": 1})
-    assert (tmp_path / train_workers.REFUSAL).read_text() == "no such thing"
+    workers.work({"plan": plan, "threads": 1})
+    assert (tmp_path / workers.REFUSAL).read_text() == "no such thing"
