@@ -83,7 +83,6 @@ def compose(args: Settings, replica: type, *, listens: bool = False) -> Applicat
 
 
 def _devices(args: Settings) -> dict[str, int]:
-    """The CPUs and GPUs that a replica reserves for its processes, all of one node."""
     ranks = args.tensor_parallel_size
     return {"num_cpus": ranks, "num_gpus": ranks if wants_gpu(args.device) else 0}
 

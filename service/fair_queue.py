@@ -79,7 +79,6 @@ class FairQueue(Generic[T]):
         return iter([entry.item for tenant in self._tenants.values() for entry in tenant.entries])
 
     def push(self, item: T, ticket: Ticket) -> None:
-        """Adds a request to the queue of its tenant."""
         self._count += 1
         tenant = self._tenants.setdefault(ticket.tenant, _TenantQueue(self._now, ticket.weight, self._count))
         if not tenant.entries:
@@ -89,7 +88,6 @@ class FairQueue(Generic[T]):
         insort(tenant.entries, entry, key=lambda entry: entry.order)
 
     def peek(self) -> T | None:
-        """The next request; None if the queue is empty."""
         tenant = self._next()
         return tenant.entries[0].item if tenant else None
 
@@ -121,7 +119,6 @@ class FairQueue(Generic[T]):
         return False
 
     def waiting(self, tenant: str) -> int:
-        """The number of waiting requests of a tenant."""
         return len(self._tenants[tenant].entries) if tenant in self._tenants else 0
 
     def share(self, ticket: Ticket) -> float:

@@ -44,7 +44,6 @@ class AnswerUsage:
         self._block_size, self._throughput, self._whole = block_size, throughput, whole
 
     def add(self, item: Progress | Chunk | Ending) -> None:
-        """Counts an item."""
         if isinstance(item, Ending):
             self._end(item)
         elif isinstance(item, Chunk):

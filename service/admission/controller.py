@@ -47,7 +47,6 @@ class AdmissionController:
         self._usages: set[AnswerUsage] = set()
 
     def serves(self, card: ModelCard) -> None:
-        """Sets the block size, the longest request and the number of slots from the current card."""
         self._block_size, self._max_model_len = card.block_size, card.max_model_len
         self._slots.resize(self._share(card.slots))
         self._demand.slots = card.replica_slots
@@ -59,7 +58,6 @@ class AdmissionController:
         self._throughput.set_halted(halted)
 
     def reject_all(self, error: MrpServeError) -> None:
-        """Ends all waiting requests with `error` if there are no slots."""
         self._slots.reject_all(error)
 
     def begin(self, key: ApiKey) -> None:
@@ -132,12 +130,10 @@ class AdmissionController:
 
     @property
     def blocks_per_second(self) -> float:
-        """The measured rate; 0 until it is known."""
         return self._throughput.rate or 0.0
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a request waits for a slot."""
         return len(self._queue) > 0
 
     @property

@@ -63,7 +63,6 @@ class KeyRing:
         self._anonymous = ApiKey(ANONYMOUS)
 
     def __len__(self) -> int:
-        """The number of keys."""
         return len(self._keys)
 
     @classmethod
@@ -79,7 +78,6 @@ class KeyRing:
 
     @property
     def configured(self) -> bool:
-        """Whether there are keys."""
         return bool(self._keys)
 
     def find(self, secret: bytes) -> ApiKey | None:
@@ -167,7 +165,6 @@ class Bucket:
 
     @property
     def left(self) -> float:
-        """The amount that may be used now."""
         now = self._clock()
         self._left = min(self._size, self._left + (now - self._since) * self._size / _MINUTE_S)
         self._since = now

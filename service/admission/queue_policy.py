@@ -27,7 +27,6 @@ class QueuePolicy:
         self._last_retry: dict[str, float] = {}  # tenant -> time at which its last refused request may come back
 
     def check(self, ticket: Ticket) -> None:
-        """QueueFull if the request may not join the queue."""
         if refusal := self._refusal(ticket):
             now = self._clock()
             retry = max(now, self._last_retry.get(ticket.tenant, now)) + self._seconds(ticket)
@@ -40,7 +39,6 @@ class QueuePolicy:
         return None if rate is None else self._queue.ahead(ticket) * self._throughput.ratio / rate
 
     def _refusal(self, ticket: Ticket) -> str | None:
-        """The reason why the request may not join, or None."""
         limit, waiting = self._max_waiting, len(self._queue)
         if waiting >= limit and self._queue.waiting(ticket.tenant) >= limit * self._queue.share(ticket):
             return f"{waiting} requests are waiting, allowed are {limit}"

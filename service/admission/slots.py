@@ -49,7 +49,6 @@ class Slots:
 
     @property
     def total(self) -> int:
-        """The number of slots."""
         return self._total
 
     @property
@@ -94,7 +93,6 @@ class Slots:
                     waiter.turn.set_exception(copy(error))
 
     def leave(self, name: str) -> None:
-        """Frees a slot of a tenant."""
         self._used -= 1
         self._tenants[name].held -= 1
         self._remove_request(name)
@@ -107,7 +105,6 @@ class Slots:
             del self._tenants[name]
 
     def _grant(self) -> None:
-        """Gives free slots to waiting requests in their order."""
         while self._used < self._total and (name := self._next()) is not None:
             waiter = self._queue.pop(name)
             waiter.has_slot = True

@@ -68,7 +68,6 @@ class Throughput:
         self._since = now
 
     def moment(self) -> Moment:
-        """The current moment."""
         self._update()
         return Moment(self._clock(), self._full_seconds, self._full_slots)
 

@@ -63,7 +63,6 @@ class LineAnswers:
             raise errors.exceptions[0] from None
 
     def _parse(self, line: BatchLine, request_id: str) -> ResponseBuilder:
-        """The request of a line. Raises the error of a line that is none."""
         if line.error is not None:
             raise line.error
         try:
@@ -111,7 +110,6 @@ class LineAnswers:
 
 
 def _output(line: BatchLine, request_id: str, status: int, body: object, error: object) -> Json:
-    """An output in the form of OpenAI's batches, with the line's number."""
     return {
         "id": f"batch_req_{request_id}",
         "custom_id": line.custom_id,

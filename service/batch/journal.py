@@ -24,8 +24,6 @@ from service.errors import SettingsError
 
 
 class _Written(msgspec.Struct):
-    """The fields of a written line that a resumed batch needs."""
-
     line: int
     custom_id: str
     error: msgspec.Raw = msgspec.Raw(b"null")

@@ -84,7 +84,6 @@ class BatchFile:
 
     @property
     def is_parquet(self) -> bool:
-        """Whether the file is a Parquet file, else it has JSON lines."""
         return self.path.suffix == _PARQUET
 
     def unused_columns(self) -> list[str]:
@@ -157,7 +156,6 @@ def _custom_id(value: object, default: str) -> str:
 
 
 def _request(fields: Mapping[str, Any]) -> tuple[str, Json]:
-    """The path and the body of a line's request."""
     if "body" not in fields and "url" not in fields:
         return GENERATE, {name: value for name, value in fields.items() if name != "custom_id"}
     if unknown := [name for name in fields if name not in _ENVELOPE]:

@@ -39,7 +39,6 @@ class BatchModel:
         return sorted(outputs, key=lambda output: output["line"])
 
     def close(self) -> None:
-        """Ends the engine's process, which otherwise ends with this process."""
         self._loop.call_soon_threadsafe(self._replicas.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
 

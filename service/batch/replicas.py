@@ -72,7 +72,6 @@ class BatchReplicas:
                 return Answer.from_chunks(chunks, ending)
 
     def close(self) -> None:
-        """Ends all engines."""
         for watch in self._watches:
             watch.cancel()
         for replica in self._replicas.values():

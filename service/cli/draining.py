@@ -59,24 +59,17 @@ async def _answered(timeout_s: float) -> bool:
     A query is never cancelled: the handle of Serve would leave a failed task behind, and its traceback.
     """
     until = time.monotonic() + timeout_s
-    while await _busy():
+    while True:
+        with suppress(TimeoutError):  # an ingress that does not answer is busy
+            if not any(await _ask_ingresses("drain")):
+                return True
         remaining_s = until - time.monotonic()
         if remaining_s <= 0:
             return False
         await asyncio.sleep(min(_POLL_S, remaining_s))
-    return True
-
-
-async def _busy() -> bool:
-    """Whether an ingress has requests in progress, or does not answer."""
-    try:
-        return any(await _ask_ingresses("drain"))
-    except TimeoutError:
-        return True
 
 
 async def _ask_ingresses(method: str) -> list[Any]:
-    """The answers of all ingresses."""
     response = _ingresses().broadcast(method)
     answers = await response.results_async(timeout_s=_CONTROL_S, return_exceptions=True)
     return [answer for answer in answers if not isinstance(answer, Exception)]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from service.decode.mode import DecodingMode
     from service.engine import Engine, GenerationRequest
     from service.engine.request import BlockEvent
-    from service.model import Checkpoint, MrpConfig
+    from service.model import Checkpoint
 
 
 @with_knobs
@@ -84,9 +84,7 @@ def command(
         request = GenerationRequest(
             "cli",
             tuple(ids),
-            _preset(quality, mode, knobs, checkpoint, temperature)
-            if quality
-            else _params(mode, knobs, checkpoint.config.mrp),
+            _mode(quality, mode, knobs, checkpoint, temperature),
             SamplingParams(
                 temperature=temperature,
                 top_p=top_p,
@@ -126,28 +124,29 @@ def _constraint(schema: Path | None, regex: str | None, choice: list[str] | None
     return Constraint.choice(choice) if choice else None
 
 
-def _params(mode: str | None, knobs: Knobs, mrp: MrpConfig | None) -> DecodingMode:
-    """The mode of this name, or the server's default mode. MRP steps default to the checkpoint's."""
-    from service.decode.modes import MODES
+def _mode(
+    quality: str | None, name: str | None, knobs: Knobs, checkpoint: Checkpoint, temperature: float
+) -> DecodingMode:
+    """The mode that a quality stands for, or the mode of this name, by default the server's default mode.
+
+    MRP steps default to the checkpoint's. InvalidRequest if a quality and a mode or knobs are given.
+    """
     from service.decode.registry import default_knobs, default_mode, make_mode
-
-    name = mode or default_mode().name
-    defaults = default_knobs(name, mrp.default_steps if mrp else 0) if name in MODES else {}
-    return make_mode(name, {**defaults, **knobs})
-
-
-def _preset(quality: str, mode: str | None, knobs: Knobs, checkpoint: Checkpoint, temperature: float) -> DecodingMode:
-    """The mode that a quality stands for. InvalidRequest if a mode or knobs are given, too."""
     from service.errors import InvalidRequest
     from service.quality.presets import presets_of
     from service.quality.schema import QUALITIES
 
+    config = checkpoint.config
+    if not quality:
+        name = name or default_mode().name
+        defaults = default_knobs(name, config.mrp.default_steps if config.mrp else 0) if name in MODES else {}
+        return make_mode(name, {**defaults, **knobs})
     if quality not in QUALITIES:
         raise InvalidRequest(f"quality is {quality!r}, allowed are {', '.join(QUALITIES)}", param="quality")
-    if mode or knobs:
-        other = "mode" if mode else next(iter(knobs))
+    if name or knobs:
+        other = "mode" if name else next(iter(knobs))
         raise InvalidRequest(f"quality is {quality!r} and {other} is given, allowed is one of them", param="quality")
-    presets = presets_of(checkpoint.path, checkpoint.config, None, checkpoint.activation_parts)
+    presets = presets_of(checkpoint.path, config, None, checkpoint.activation_parts)
     return presets.plan(quality, temperature).decoding_mode
 
 
@@ -176,8 +175,8 @@ def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:
 def _print(request: GenerationRequest, events: list[BlockEvent], text: str, as_json: bool) -> None:
     from service.quality.schema import knobs_of
 
-    last = events[-1]
-    stats, forwards = last.stats, last.stats.forwards
+    last, stats = events[-1], events[-1].stats
+    forwards = stats.forwards
     tokens = [token for event in events for token in event.token_ids]
     if as_json:
         answer = {

@@ -72,7 +72,7 @@ def guarded(serve: Callable[[Order], int], patience_s: float) -> int:
     theirs.close()
     status = _wait(child, ours, signals, patience_s)
     if not kill_session(child, _KILL_S):
-        print(f"mrp-serve: some processes of session {child} do not end", file=sys.stderr, flush=True)
+        say(f"some processes of session {child} do not end")
     _reap()
     return status
 
@@ -85,7 +85,7 @@ def _serve_in_child(serve: Callable[[Order], int], order: Order) -> NoReturn:
     try:
         status = serve(order)
     except MrpServeError as error:
-        print(f"mrp-serve: {error.message}", file=sys.stderr)
+        say(error.message)
     except BaseException:  # noqa: BLE001 - the interpreter would print it, and then wait for Ray's processes
         traceback.print_exc()
     finally:
@@ -105,7 +105,10 @@ def _wait(child: int, order: socket.socket, signals: set[signal.Signals], patien
                 return Exit.ENDED
         elif seen.si_signo == signal.SIGCHLD:
             if (code := _reap().get(child)) is not None:
-                return _status(code, signalled_at is not None)
+                if code >= 0 or signalled_at is not None:
+                    return max(code, Exit.ENDED)
+                say(f"the process that runs Ray was ended by {signal.Signals(-code).name}, so the service ends")
+                return Exit.LOST
         elif signalled_at is None:
             signalled_at = time.monotonic()
             with suppress(OSError):
@@ -116,20 +119,11 @@ def _wait(child: int, order: socket.socket, signals: set[signal.Signals], patien
 
 
 def _reap() -> dict[int, int]:
-    """Exit codes of children that have ended."""
     codes = {}
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
             codes[ended[0]] = os.waitstatus_to_exitcode(ended[1])
     return codes
-
-
-def _status(code: int, signalled: bool) -> int:
-    if code >= 0:
-        return code
-    if not signalled:
-        say(f"the process that runs Ray was ended by {signal.Signals(-code).name}, so the service ends")
-    return Exit.ENDED if signalled else Exit.LOST
 
 
 def say(text: str) -> None:

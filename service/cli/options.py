@@ -1,14 +1,9 @@
-"""Options that several commands share. The options of a model also load it.
-
-A command may have an option for each knob of the modes, for each field of a dataclass, or for each setting: `serve` has
-all settings, `batch` those of the model and its engine.
-"""
+"""Options that several commands share. The options of a model also load it."""
 
 from __future__ import annotations
 
 import inspect
 import math
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -30,14 +25,7 @@ if TYPE_CHECKING:
     from service.engine import EngineDeps
     from service.model import Checkpoint, LoadOptions
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "-m", help="Checkpoint: a folder, or a hub name such as owner/name@revision. Default: the demo."
-    ),
-]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-DtypeOption = Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")]
 BlockSizeOption = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]
 AttentionOption = Annotated[str, typer.Option(help="auto (triton on CUDA if it is installed), eager or triton.")]
 RanksOption = Annotated[
@@ -59,57 +47,53 @@ OutputOption = Annotated[Path | None, typer.Option(callback=_in_a_folder, help="
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointOptions:
-    """The options of every command that loads a checkpoint. None keeps the checkpoint's value."""
+class ModelOptions:
+    """The options of a checkpoint, its device and the type of its weights. None keeps the checkpoint's value."""
 
-    model: ModelOption = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", help="Checkpoint: a folder, or a hub name such as owner/name@revision. Default: the demo."
+        ),
+    ] = None
     block_size: BlockSizeOption = None
     mrp_residual: Annotated[
         bool | None,
         typer.Option("--mrp-residual/--no-mrp-residual", help="Overrides whether MRP's output is added to its input."),
     ] = None
     mrp_scale: Annotated[float | None, typer.Option(help="Overrides the factor of MRP's output.")] = None
+    device: DeviceOption = "auto"
+    dtype: Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")] = (
+        "auto"
+    )
+    quantization: Annotated[
+        str | None, typer.Option(help="Keeps the layers' matrices in 8 bits: int8, fp8 or w8a8. Default: in the dtype.")
+    ] = None
 
     @property
     def name(self) -> str | Path:
-        """The name of the checkpoint."""
         from service.demo import CHECKPOINT
 
         return self.model or CHECKPOINT
 
-    def on(self, device: str, dtype: str, quantization: str | None = None) -> LoadOptions:
-        """The options of loading, by the names of device, dtype and quantization. Raises SettingsError."""
+    @property
+    def loading(self) -> LoadOptions:
+        """The options of loading. Raises SettingsError."""
         from service.model import LoadOptions
         from service.model.device import pick_device, pick_dtype
         from service.model.quantization.schemes import scheme_named
 
         if self.mrp_scale is not None and not math.isfinite(self.mrp_scale):
             raise SettingsError(f"mrp_scale is {self.mrp_scale}, expected a finite number", param="mrp_scale")
-        picked = pick_device(device)
+        device = pick_device(self.device)
         return LoadOptions(
-            pick_dtype(dtype, picked),
-            picked,
+            pick_dtype(self.dtype, device),
+            device,
             self.block_size,
             self.mrp_residual,
             self.mrp_scale,
-            quantization=scheme_named(quantization).name if quantization else None,
+            quantization=scheme_named(self.quantization).name if self.quantization else None,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOptions(CheckpointOptions):
-    """The options of a checkpoint, its device and the type of its weights."""
-
-    device: DeviceOption = "auto"
-    dtype: DtypeOption = "auto"
-    quantization: Annotated[
-        str | None, typer.Option(help="Keeps the layers' matrices in 8 bits: int8, fp8 or w8a8. Default: in the dtype.")
-    ] = None
-
-    @property
-    def loading(self) -> LoadOptions:
-        """The options of loading. Raises SettingsError."""
-        return self.on(self.device, self.dtype, self.quantization)
 
     def load(self) -> Checkpoint:
         """Loads the checkpoint. Raises CheckpointError or SettingsError."""
@@ -138,7 +122,7 @@ def use_threads(threads: int | None, processes: int = 1) -> None:
     set_threads(threads, processes)
 
 
-# --- commands with options for knobs or fields -----------------------------------------------------------
+# --- commands with options for knobs, fields or settings -------------------------------------------------
 
 Knobs = Mapping[str, KnobValue]
 CommandFunction = Callable[..., None]
@@ -149,8 +133,12 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 def with_knobs(command: CommandFunction) -> CommandFunction:
     """The command with one option per knob instead of its parameter `knobs`, which gets the knobs with a value."""
 
+    def value(name: str, option: Any) -> KnobValue:
+        """A knob that takes numbers and a word gets a number if the text is one."""
+        return int(option) if KNOBS[name].auto and option.removeprefix("-").isdigit() else option
+
     def knobs(values: Mapping[str, Any]) -> Knobs:
-        return {name: _value(name, value) for name, value in values.items() if value is not None}
+        return {name: value(name, option) for name, option in values.items() if option is not None}
 
     return _expanded(command, "knobs", [_knob_option(name, knob) for name, knob in KNOBS.items()], knobs)
 
@@ -194,27 +182,22 @@ def _knob_option(name: str, knob: Knob) -> inspect.Parameter:
     return inspect.Parameter(name, _KEYWORD, default=None, annotation=annotation)
 
 
-def _value(name: str, option: Any) -> KnobValue:
-    """The value of an option. A knob that takes numbers and a word gets a number if the text is one."""
-    value: KnobValue = int(option) if KNOBS[name].auto and option.removeprefix("-").isdigit() else option
-    return value
+def with_settings(without: Collection[str] = ()) -> Callable[[CommandFunction], CommandFunction]:
+    """Makes a command with one option per setting except `without`, instead of its parameter `settings`.
 
-
-# --- settings as options --------------------------------------------------------------------------------
-
-
-def settings_options(without: Collection[str] = ()) -> list[inspect.Parameter]:
-    """One option for each setting except `without`, and a hidden option for each alias."""
+    Each alias of a setting is a hidden option. SettingsError for values that are not allowed.
+    """
     names = [name for name in Settings.model_fields if name not in without]
-    aliases = {alias: name for alias, name in ALIASES.items() if name in names}
-    return [_setting_option(name, Settings.model_fields[name]) for name in names] + [
-        _setting_option(alias, Settings.model_fields[name], alias=True) for alias, name in aliases.items()
+    options = [_setting_option(name, Settings.model_fields[name]) for name in names] + [
+        _setting_option(alias, Settings.model_fields[name], alias=True)
+        for alias, name in ALIASES.items()
+        if name in names
     ]
 
+    def settings(values: Mapping[str, Any]) -> Settings:
+        return Settings(**{name: value for name, value in values.items() if value is not None})
 
-def read_settings(options: dict[str, Any]) -> Settings:
-    """The settings by the values of their options. SettingsError for values that are not allowed."""
-    return Settings(**{name: value for name, value in options.items() if value is not None})
+    return lambda command: _expanded(command, "settings", options, settings)
 
 
 def _setting_option(name: str, field: FieldInfo, *, alias: bool = False) -> inspect.Parameter:
@@ -223,11 +206,12 @@ def _setting_option(name: str, field: FieldInfo, *, alias: bool = False) -> insp
     An option with an alias of the setting is not listed in the help.
     """
     aliases = "".join(f"; also --{other.replace('_', '-')}" for other, setting in ALIASES.items() if setting == name)
-    default = "" if field.default in (None, ()) else f" (default: {_short(field.default)})"
+    value = "the shipped demo" if name == "model" else field.default
+    default = "" if value in (None, ()) else f" (default: {value})"
     kind, flag = _plain_type(field.annotation), name.replace("_", "-")
     names = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
     option = typer.Option(None, names, help=f"{field.description}{default}{aliases}", show_default=False, hidden=alias)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
+    return inspect.Parameter(name, _KEYWORD, default=option, annotation=kind | None)
 
 
 def _plain_type(annotation: Any) -> Any:
@@ -236,7 +220,3 @@ def _plain_type(annotation: Any) -> Any:
         return annotation
     plain = [_plain_type(part) for part in get_args(annotation) if part is not type(None)]
     return plain[0] if plain and plain[0] in (bool, int, float, Path) else str
-
-
-def _short(value: object) -> str:
-    return "the shipped demo" if isinstance(value, str) and os.sep in value else str(value)

@@ -60,7 +60,6 @@ class Counter:
         self._bar.stop()
 
     def next(self, what: str, parts: int = 1) -> None:
-        """Counts `parts` more parts as done."""
         self.reach(self._done + parts, what)
 
     def reach(self, done: int, what: str) -> None:

@@ -33,22 +33,18 @@ def token() -> dict[str, str]:
         )
     if os.environ.get("RAY_AUTH_TOKEN"):
         return {}
-    if path := os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        _refuse_open_token(Path(path))
-        return {}
-    return {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-
-
-def _refuse_open_token(file: Path) -> None:
+    if not (file := os.environ.get("RAY_AUTH_TOKEN_PATH")):
+        return {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     try:
-        mode = file.stat().st_mode
+        permissions = Path(file).stat().st_mode
     except OSError as error:
         raise SettingsError(f"RAY_AUTH_TOKEN_PATH is {file}, which cannot be read: {error.strerror}") from error
-    if mode & _OTHERS:
+    if permissions & _OTHERS:
         raise SettingsError(
-            f"RAY_AUTH_TOKEN_PATH is {file}, which others may read (mode {stat.S_IMODE(mode):04o}), and whoever has "
-            f"the token can run code as you; `chmod 600 {file}`"
+            f"RAY_AUTH_TOKEN_PATH is {file}, which others may read (mode {stat.S_IMODE(permissions):04o}), and whoever "
+            f"has the token can run code as you; `chmod 600 {file}`"
         )
+    return {}
 
 
 def check_files(settings: Settings) -> list[str]:
@@ -90,7 +86,6 @@ class RunFolder:
             )
 
     def remove(self) -> None:
-        """Nothing is left of the run."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 

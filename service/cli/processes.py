@@ -99,7 +99,6 @@ def listener(port: int, pids: Iterable[int]) -> int | None:
 
 
 def _listening(port: int) -> Iterable[str]:
-    """The inodes of the sockets that listen on a port."""
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
@@ -132,7 +131,6 @@ class ProcessWatch(threading.Thread):
         self._processes, self._lost = processes, lost
 
     def run(self) -> None:
-        """Runs until one of them has ended."""
         while True:
             for pid, (name, was) in self._processes.items():
                 if (now := stat(pid)) is None or now.started != was.started:
@@ -153,7 +151,6 @@ class IngressWatch(threading.Thread):
         self._port, self._say = port, say
 
     def run(self) -> None:
-        """Runs for ever."""
         while True:
             since = time.monotonic()
             if self._answers():
@@ -162,7 +159,6 @@ class IngressWatch(threading.Thread):
                 self._wait_or_kill(since)
 
     def _wait_or_kill(self, since: float) -> None:
-        """Returns when it answers again or was killed."""
         pid = listener(self._port, of_session(os.getsid(0)))
         first = pid and stat(pid)
         while pid and first and not self._answers():

@@ -6,7 +6,6 @@ Every setting is a flag. Clusters do not need this program: they deploy `service
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import sys
 import threading
@@ -15,11 +14,10 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
 
 from service.cli import cluster, draining, preflight, private
 from service.cli.guard import Exit, Order, guarded, say
-from service.cli.options import read_settings, settings_options
+from service.cli.options import with_settings
 from service.cli.processes import IngressWatch, ProcessWatch, needed
 from service.settings.settings import LOG_PIPE, Settings
 
@@ -33,13 +31,9 @@ _LOST_DRAIN_S, _LOST_END_S = 3.0, 4.0
 _PIPE_END = b"\0\n"
 
 
-def command(**options: Any) -> None:
+@with_settings()
+def command(settings: Settings) -> None:
     """Serves a checkpoint over HTTP until it is interrupted."""
-    run(read_settings(options))
-
-
-def run(settings: Settings) -> None:
-    """Starts the service and prints its address. Exits when it has ended; `Exit` names the statuses."""
     started = time.monotonic()
     settings = preflight.check(settings)
     for warning in (*private.check_files(settings), *preflight.warnings()):
@@ -89,7 +83,6 @@ class _End:
         self.serving = threading.Event()
 
     def stop(self) -> None:
-        """Ends the service by a signal."""
         say(f"shutting down: requests in flight have {self._drain_s:g} s; a second signal cuts them …")
         self._end(Exit.ENDED)
 
@@ -102,7 +95,6 @@ class _End:
         self._end(Exit.LOST)
 
     def wait(self) -> Exit:
-        """Returns the exit status when the service is to end."""
         return self._statuses.get()
 
     def _end(self, status: Exit) -> None:
@@ -164,6 +156,3 @@ def _warning(settings: Settings) -> str:
         return ""
     address = f"{preflight.in_url(settings.host)}:{settings.port}"
     return f"\nwarning: no API keys are set, so whoever reaches {address} may use the service"
-
-
-command.__signature__ = inspect.Signature(settings_options())  # type: ignore[attr-defined]

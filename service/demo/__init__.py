@@ -27,7 +27,6 @@ class Problem:
     prompt: str
 
     def check(self, answer: str) -> bool:
-        """Whether the answer's text is right by the strict checker."""
         return check(self.prompt, answer)
 
 

@@ -84,7 +84,6 @@ def _ends(story: Story, answer: str, position: _Position) -> Iterator[_Position]
 
 
 def _lines(story: Story, answer: str, position: _Position, double: bool) -> Iterator[_Position]:
-    """The places behind the next line."""
     facts = _facts(story, position, double)
     for regex in line_patterns(double=double, joined=position.joined):
         match = regex.match(answer, position.at)
@@ -146,8 +145,6 @@ def _check_code(task: Code, answer: str) -> bool:
 
 
 class _Holes(dict[str, str]):
-    """Fills some holes of a template and leaves the others."""
-
     def __missing__(self, key: str) -> str:
         return f"{{{key}}}"
 

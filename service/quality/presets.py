@@ -49,11 +49,9 @@ class Presets:
 
     @property
     def plans(self) -> Mapping[QualityName, Plan]:
-        """The plans at the load and temperature 0."""
         return {name: at_load(bands, self.load) for name, bands in self.bands.items()}
 
     def at(self, load: float) -> Presets:
-        """The same presets at a load, in requests at a replica."""
         return replace(self, load=load)
 
     def plan(self, name: QualityName, temperature: float) -> Plan:

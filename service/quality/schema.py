@@ -58,7 +58,6 @@ class Plan(_FilePart):
 
     @classmethod
     def from_mode(cls, mode: DecodingMode) -> Plan:
-        """The plan of a mode."""
         return cls(mode=mode.name, knobs=knobs_of(mode))
 
     @property
@@ -79,7 +78,6 @@ class Band(Plan):
 
     @property
     def plan(self) -> Plan:
-        """The plan without its loads."""
         return Plan(mode=self.mode, knobs=self.knobs)
 
 
@@ -182,7 +180,6 @@ class PlanResult(_FilePart):
         return min((result.difference for result in self.sampled), default=-1.0)
 
     def speed_at(self, concurrency: int) -> Speed:
-        """The plan's speed at one of the measured concurrencies."""
         return next(speed for speed in self.speed if speed.concurrency == concurrency)
 
 

@@ -177,13 +177,11 @@ class Settings(BaseSettings):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The model's names, first the name in answers."""
         names = tuple(name for name in self.served_model_name if name != ANY_NAME)
         return names or (self.model.rstrip("/").rpartition("/")[2].partition("@")[0],)
 
     @property
     def model_name(self) -> str:
-        """The model's name in answers."""
         return self.model_names[0]
 
     @property
@@ -198,12 +196,10 @@ class Settings(BaseSettings):
 
     @property
     def max_num_replicas(self) -> int:
-        """The maximum number of replicas of the model."""
         return self.num_replicas if self.max_replicas is None else self.max_replicas
 
     @property
     def autoscaled(self) -> bool:
-        """Whether the number of replicas follows the work."""
         return self.max_num_replicas > self.num_replicas
 
     @property

@@ -108,7 +108,6 @@ class PipeHandler(logging.Handler):
             self.release()
 
     def _watch(self) -> None:
-        """Writes the rest as soon as the pipe has room."""
         while self._watched:
             time.sleep(_AGAIN_S)
             self.acquire()

@@ -164,7 +164,6 @@ class Registry:
         (histogram.labels(**labels) if labels else histogram).observe(value)
 
     def add_sums(self, sums: SumsData) -> None:
-        """Adds the sums of another process."""
         amounts, observations = sums
         for (name, labels), amount in amounts.items():
             self.add(name, amount, **dict(labels))

@@ -77,18 +77,15 @@ class Calibration:
 
     @property
     def plan_names(self) -> list[str]:
-        """The plans, in turn."""
         return list(self._plans)
 
     def rows(self, notebook: Notebook, clock: Clock) -> list[PlanResult]:
-        """The results, plan by plan."""
         together = max(self._scope.concurrency)
         timed = len(self._scope.timed_starts(together, len(self._tasks))) * together
         return make_rows(list(self._plans.values()), notebook.records.values(), clock, timed)
 
     @property
     def jobs(self) -> list[PlanChunk]:
-        """All jobs, in order."""
         return [*self._greedy(), *self._sampled()]
 
     def run(self, notebook: Notebook) -> Iterator[PlanChunk]:

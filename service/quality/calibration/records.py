@@ -48,7 +48,6 @@ class ChunkRecord:
 
     @property
     def job(self) -> PlanChunk:
-        """The job of the record."""
         return PlanChunk(self.plan, self.together, self.start, self.temperature)
 
 
@@ -63,14 +62,12 @@ class Notebook:
             path.write_text(json.dumps(self._about) + "\n", encoding="utf-8")
 
     def add(self, record: ChunkRecord) -> None:
-        """Keeps a record."""
         self.records[record.job] = record
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(record)) + "\n")
 
     def remove(self) -> None:
-        """Deletes the file."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
@@ -133,11 +130,9 @@ class Pieces:
 
     @property
     def rate(self) -> float:
-        """The rate of all pieces together."""
         return sum(self.amounts) / sum(self.seconds)
 
     def without(self, piece: int) -> float:
-        """The rate of all pieces but one."""
         amount, time = sum(self.amounts), sum(self.seconds)
         return (amount - self.amounts[piece]) / (time - self.seconds[piece])
 
