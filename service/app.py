@@ -57,16 +57,19 @@ def compose(args: Settings, replica: type, *, listens: bool = False) -> Applicat
     """
     if args.device == "auto" and wants_gpu(args.device):
         args = args.model_copy(update={"device": "cuda"})  # the number of slots depends on the device
+    # A replica that is being replaced finishes its requests.
+    stopping: Any = {"graceful_shutdown_timeout_s": args.request_timeout_s, "graceful_shutdown_wait_loop_s": 0.5}
+    ranks = args.tensor_parallel_size
     generator: Any = serve.deployment(
         replica,
         name=GENERATOR,
         **_replicas(args),
-        ray_actor_options=_devices(args),
+        ray_actor_options={"num_cpus": ranks, "num_gpus": ranks if wants_gpu(args.device) else 0},
         max_ongoing_requests=_CONTROL_CALLS * args.api_server_count,
         health_check_period_s=_HEALTH_CHECK_S,
         health_check_timeout_s=_HANGS_S,
         max_surge_percent=_SURGE_PERCENT if args.num_replicas <= 1 or _room_for_one_more(args) else 0,
-        **_stopping(args),
+        **stopping,
     )
     ingress: Any = serve.deployment(
         IngressDeployment,
@@ -76,15 +79,10 @@ def compose(args: Settings, replica: type, *, listens: bool = False) -> Applicat
         max_ongoing_requests=_INGRESS_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_S,
         max_surge_percent=_SURGE_PERCENT,
-        **_stopping(args),
+        **stopping,
     )
     application: Application = ingress.bind(args, generator.bind(args), listens)
     return application
-
-
-def _devices(args: Settings) -> dict[str, int]:
-    ranks = args.tensor_parallel_size
-    return {"num_cpus": ranks, "num_gpus": ranks if wants_gpu(args.device) else 0}
 
 
 def _replicas(args: Settings) -> dict[str, Any]:
@@ -122,14 +120,6 @@ def _autoscaling(**options: Any) -> AutoscalingConfig:
             look_back_period_s=_LOOK_BACK_S,
             **options,
         )
-
-
-def _stopping(args: Settings) -> dict[str, Any]:
-    """Lets a replica that is being replaced finish its requests."""
-    return {
-        "graceful_shutdown_timeout_s": args.request_timeout_s,
-        "graceful_shutdown_wait_loop_s": 0.5,
-    }
 
 
 def _room_for_one_more(args: Settings) -> bool:

@@ -70,12 +70,10 @@ class AdmissionController:
 
     def admit(self, key: ApiKey, requests: Sequence[ReplicaRequest]) -> TokenCharge:
         """Accepts a request: the charge of its answers. PromptTooLong, RateLimited or QueueFull if it is refused."""
-        for replica_request in requests:
-            self._check_length(replica_request)
-        self._limits.check_tokens(
-            key, sum(self._tokens(replica_request, prompt_estimate(replica_request)) for replica_request in requests)
-        )
-        blocks = sum(self._blocks(replica_request) for replica_request in requests)
+        for request in requests:
+            self._check_length(request)
+        self._limits.check_tokens(key, sum(self._tokens(request, prompt_estimate(request)) for request in requests))
+        blocks = sum(self._blocks(request) for request in requests)
         self._policy.check(replace(self._ticket(requests[0]), cost=blocks))
         return TokenCharge(partial(self._limits.consume_tokens, key.name))
 
@@ -91,7 +89,10 @@ class AdmissionController:
         self._usages.add(usage)
         arrived = self._demand.arrived(usage.requested)
         try:
-            await self._enter(request)
+            try:
+                await self._slots.enter(self._ticket(request), request.arrived.at + request.timeout_s - self._clock())
+            except TimeoutError:
+                raise too_late(request) from None
             usage.counted = self._throughput.moment()
             try:
                 yield usage
@@ -115,12 +116,6 @@ class AdmissionController:
         if prompt:
             excess = f"{prompt} prompt tokens and max_new_tokens {shortest} are {prompt + shortest} tokens"
         raise PromptTooLong.over(longest, excess, param="max_new_tokens")
-
-    async def _enter(self, request: ReplicaRequest) -> None:
-        try:
-            await self._slots.enter(self._ticket(request), request.arrived.at + request.timeout_s - self._clock())
-        except TimeoutError:
-            raise too_late(request) from None
 
     @property
     def blocks_left(self) -> float:

@@ -57,8 +57,13 @@ class KeyRing:
     """All API keys. Without any the service is open, and all requests belong to one anonymous tenant."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
-        _refuse_twice("the name", [key.name for key in keys])
-        _refuse_twice("the key of", [key.digest.hex() for key in keys], [key.name for key in keys])
+        names: dict[str, str] = {}
+        for key in keys:
+            if key.name in names.values():
+                raise SettingsError(f"API keys: the name {key.name!r} is given twice", param="api_keys")
+            if (twin := names.setdefault(key.digest.hex(), key.name)) != key.name:
+                both = f"{twin!r} and {key.name!r}"
+                raise SettingsError(f"API keys: the key of {both} is given twice", param="api_keys")
         self._keys = tuple(keys)
         self._anonymous = ApiKey(ANONYMOUS)
 
@@ -68,8 +73,7 @@ class KeyRing:
     @classmethod
     def load(cls, settings: Settings) -> KeyRing:
         """The keys of the settings (`key-1`, `key-2`, …) and of their file. SettingsError if one is not allowed."""
-        named = _named(settings.api_keys)
-        return cls([*named, *(_read(settings.api_keys_file) if settings.api_keys_file else ())])
+        return cls([*_named(settings.api_keys), *(_read(settings.api_keys_file) if settings.api_keys_file else ())])
 
     @classmethod
     def load_admins(cls, settings: Settings) -> KeyRing:
@@ -123,17 +127,15 @@ def _read(path: Path) -> Iterable[ApiKey]:
         raise SettingsError(
             f"api_keys_file {path} must be a list of keys, each with `name` and `sha256`", param="api_keys_file"
         )
-    return [_key(path, number, entry) for number, entry in enumerate(content, 1)]
-
-
-def _key(path: Path, number: int, entry: Any) -> ApiKey:
-    try:
-        made = _KeyEntry.model_validate(entry)
-    except ValidationError as error:
-        reason = "; ".join(_explain(problem) for problem in error.errors(include_url=False, include_input=False))
-        raise SettingsError(f"api_keys_file {path}, entry {number}: {reason}", param="api_keys_file") from None
-    digest = bytes.fromhex(made.sha256)
-    return ApiKey(made.name, digest, made.weight, made.requests_per_minute, made.tokens_per_minute)
+    keys = []
+    for number, entry in enumerate(content, 1):
+        try:
+            fields = _KeyEntry.model_validate(entry).model_dump()
+        except ValidationError as error:
+            reason = "; ".join(_explain(problem) for problem in error.errors(include_url=False, include_input=False))
+            raise SettingsError(f"api_keys_file {path}, entry {number}: {reason}", param="api_keys_file") from None
+        keys.append(ApiKey(digest=bytes.fromhex(fields.pop("sha256")), **fields))
+    return keys
 
 
 def _explain(problem: Any) -> str:
@@ -145,15 +147,6 @@ def _explain(problem: Any) -> str:
         allowed = "64 hexadecimal digits" if name == "sha256" else _NAME_RULE
         return f"{name}: {allowed} are expected"
     return f"{name}: {problem['msg']}"
-
-
-def _refuse_twice(field: str, values: Sequence[str], names: Sequence[str] | None = None) -> None:
-    seen: dict[str, int] = {}
-    for index, value in enumerate(values):
-        if value in seen:
-            twins = f"{names[seen[value]]!r} and {names[index]!r}" if names else repr(value)
-            raise SettingsError(f"API keys: {field} {twins} is given twice", param="api_keys")
-        seen[value] = index
 
 
 class Bucket:
@@ -212,9 +205,7 @@ class RateLimits:
             bucket.consume(tokens)
 
     def _bucket(self, buckets: dict[str, Bucket], key: ApiKey, per_minute: int) -> Bucket:
-        if (bucket := buckets.get(key.name)) is None:
-            bucket = buckets[key.name] = Bucket(per_minute / self._sharers, self._clock)
-        return bucket
+        return buckets.setdefault(key.name, Bucket(per_minute / self._sharers, self._clock))
 
 
 def _check(bucket: Bucket, amount: float, limit: str) -> None:

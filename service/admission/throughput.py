@@ -141,9 +141,8 @@ class ReplicaDemand:
     `arrivals`: blocks requested per second. `rate`: blocks per second of a replica at full load. `waiting`: blocks.
 
     The first term serves the new requests, the second term empties the queue. The lower bound keeps replicas that are
-    still decoding a past burst. It also reacts to full replicas before the 30-second average does. Decoded blocks say
-    nothing: while a queue is emptied, any number of replicas is fully busy. `rayserve/scaling.py` adds up all
-    ingresses. Ray Serve applies its delays and bounds.
+    still decoding a past burst, and reacts to full replicas before the 30-second average does. Decoded blocks say
+    nothing: while a queue is emptied, any number of replicas is fully busy.
 
     `slots`: slots of one replica. Before a replica is known, the most that the settings allow.
     """

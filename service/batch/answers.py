@@ -86,7 +86,7 @@ class LineAnswers:
 
         try:
             answers = await all_of([answered(index, request) for index, request in enumerate(builder.requests)])
-            output = _succeeded(line, request_id, await builder.full_response(answers))
+            output = _output(line, request_id, 200, await builder.full_response(answers), None)
             self.tokens += sum(answer.ending.completion_tokens for answer in answers)
         except MrpServeError as error:
             if self._replicas.failure is not None:
@@ -117,10 +117,6 @@ def _output(line: BatchLine, request_id: str, status: int, body: object, error: 
         "response": {"status_code": status, "request_id": request_id, "body": body},
         "error": error,
     }
-
-
-def _succeeded(line: BatchLine, request_id: str, body: object) -> Json:
-    return _output(line, request_id, 200, body, None)
 
 
 def _failed(line: BatchLine, request_id: str, error: MrpServeError) -> Json:

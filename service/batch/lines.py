@@ -7,6 +7,7 @@ no request has an error. Files are read line by line, so their size does not mat
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,18 +70,14 @@ class BatchFile:
 
     def __len__(self) -> int:
         """The number of lines. Reads a JSONL file to its end."""
-        if self.is_parquet:
-            count: int = _parquet(self.path).metadata.num_rows
-            return count
-        return sum(1 for _ in self._texts())
+        return int(_parquet(self.path).metadata.num_rows) if self.is_parquet else sum(1 for _ in self._texts())
 
     def __iter__(self) -> Iterator[BatchLine]:
         """The lines in order. Blank lines are skipped."""
         contents = self._rows() if self.is_parquet else self._texts()
         ids = set[int]()
         for number, content in contents:
-            line = read_line(number, content, self.defaults)
-            yield _without_duplicate(line, ids)
+            yield _without_duplicate(read_line(number, content, self.defaults), ids)
 
     @property
     def is_parquet(self) -> bool:
@@ -94,9 +91,7 @@ class BatchFile:
         limit = self.max_line_bytes
         try:
             with self.path.open("rb") as file:
-                number = 0
-                while text := file.readline(limit + 1):
-                    number += 1
+                for number, text in enumerate(iter(lambda: file.readline(limit + 1), b""), 1):
                     if len(text) > limit and not text.endswith(b"\n"):
                         while (rest := file.readline(limit)) and not rest.endswith(b"\n"):
                             pass
@@ -107,12 +102,11 @@ class BatchFile:
             raise _unreadable(self.path, error) from None
 
     def _rows(self) -> Iterator[tuple[int, Json]]:
-        file, number = _parquet(self.path), 0
+        file = _parquet(self.path)
         columns = [name for name in file.schema_arrow.names if name in _COLUMNS]
-        for batch in file.iter_batches(_ROWS, columns=columns):
-            for row in batch.to_pylist():
-                number += 1
-                yield number, _without_nulls(row)
+        batches = file.iter_batches(_ROWS, columns=columns)
+        rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+        yield from ((number, _without_nulls(row)) for number, row in enumerate(rows, 1))
 
 
 #: columns of a Parquet file that are read

@@ -13,7 +13,6 @@ import time
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 
 from service.cli import cluster, draining, preflight, private
 from service.cli.guard import Exit, Order, guarded, say
@@ -122,7 +121,7 @@ class LogPipe:
         os.environ[LOG_PIPE] = str(self.path)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         del os.environ[LOG_PIPE]
         os.write(self._descriptor, _PIPE_END)
         self._thread.join()

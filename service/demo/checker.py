@@ -9,22 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from service.demo.grammar import (
-    BODIES,
-    BRACKETS,
-    COMMENTS,
-    ENDS,
-    FIELDS,
-    FINALS,
-    FUNCTIONS,
-    HEADERS,
-    MOVES,
-    PLANS,
-    SEPARATORS,
-    line_patterns,
-    pattern,
-    sums,
-)
+from service.demo import grammar
+from service.demo.grammar import BODIES, FIELDS, line_patterns, pattern, sums
 from service.demo.problems import Code, Story, parse
 
 #: What may stand in a hole.
@@ -43,7 +29,7 @@ def _agrees(match: re.Match[str] | None, facts: Facts) -> bool:
     if match is None:
         return False
     holes = match.groupdict()
-    brackets = "o" not in holes or (holes["o"], holes["c"]) in BRACKETS
+    brackets = "o" not in holes or (holes["o"], holes["c"]) in grammar.BRACKETS
     return brackets and all(holes[key] in values for key, values in facts.items() if key in holes)
 
 
@@ -59,7 +45,7 @@ class _Position:
 
 
 def _check_story(story: Story, answer: str) -> bool:
-    for plan in PLANS:
+    for plan in grammar.PLANS:
         start = pattern(plan).match(answer)
         if start:
             counts = [position.lines for position in _ends(story, answer, _Position(start.end(), 0, ()))]
@@ -73,7 +59,7 @@ def _ends(story: Story, answer: str, position: _Position) -> Iterator[_Position]
     if position.events == len(story.events):
         facts = {"r": [str(story.totals[-1])], "A": [story.name], "it": [story.items]}
         if not position.joined and any(
-            _agrees(pattern(final).fullmatch(answer, position.at), facts) for final in FINALS
+            _agrees(pattern(final).fullmatch(answer, position.at), facts) for final in grammar.FINALS
         ):
             yield position
         return
@@ -88,9 +74,9 @@ def _lines(story: Story, answer: str, position: _Position, double: bool) -> Iter
     for regex in line_patterns(double=double, joined=position.joined):
         match = regex.match(answer, position.at)
         if match and _agrees(match, facts) and match["v"] not in position.letters:
-            for end in ENDS:
+            for end in grammar.ENDS:
                 if answer.startswith(end, match.end()):
-                    letters, joined = (*position.letters, match["v"]), end != ENDS[0]
+                    letters, joined = (*position.letters, match["v"]), end != grammar.ENDS[0]
                     after = position.events + 1 + double
                     yield _Position(match.end() + len(end), after, letters, position.lines + 1, joined)
 
@@ -115,10 +101,10 @@ def _check_form(story: Story, answer: str) -> bool:
     facts: Facts = {
         "r": [str(result)], "X": sums(str(before), sign, number), "A": [story.name], "it": [story.items],
     }  # fmt: skip
-    for header in HEADERS:
+    for header in grammar.HEADERS:
         start = pattern(header).match(answer)
         if start and _agrees(start, {}) and answer.endswith("."):
-            for separator in SEPARATORS:
+            for separator in grammar.SEPARATORS:
                 keys = [_key(field, facts) for field in answer[start.end() : -1].split(separator)]
                 if sorted(map(str, keys)) == sorted(FIELDS) and start.groupdict().get("key", keys[0]) == keys[0]:
                     return True
@@ -134,8 +120,8 @@ def _key(field: str, facts: Facts) -> str | None:
 
 
 def _check_code(task: Code, answer: str) -> bool:
-    move = MOVES[(task.t > task.j) - (task.t < task.j)]
-    for body, function, comment in product(BODIES, FUNCTIONS, COMMENTS):
+    move = grammar.MOVES[(task.t > task.j) - (task.t < task.j)]
+    for body, function, comment in product(BODIES, grammar.FUNCTIONS, grammar.COMMENTS):
         text = (function + comment).format_map(_Holes(body=body, sum=body.replace("{v}", "{j}")))
         match = pattern(text).fullmatch(answer)
         facts = {"v": [task.v], "j": [str(task.j)], "t": [str(task.t)], "f": [*BODIES[body], move]}

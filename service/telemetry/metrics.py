@@ -6,7 +6,7 @@ ingress fills its own. `gateway/metrics.py` joins the snapshots of all processes
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric as Exposed
@@ -104,6 +104,8 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
+_KINDS: Mapping[str, Any] = {"gauge": Gauge, "counter": Counter, "histogram": Histogram}
+
 #: a metric's name in the table, and its labels
 MetricKey = tuple[str, tuple[tuple[str, str], ...]]
 #: amounts of counters, and values of histograms
@@ -135,33 +137,25 @@ class Registry:
 
     def __init__(self, where: Process) -> None:
         self._registry = CollectorRegistry()
-        self._gauges: dict[str, Gauge] = {}
-        self._counters: dict[str, Counter] = {}
-        self._histograms: dict[str, Histogram] = {}
+        self._metrics: dict[str, Any] = {}
         for metric in METRICS:
             if metric.where == where:
-                self._declare(metric)
-
-    def _declare(self, metric: Metric) -> None:
-        name, labels = PREFIX + metric.name, metric.labels
-        if metric.kind == "gauge":
-            self._gauges[metric.name] = Gauge(name, metric.help, labels, registry=self._registry)
-        elif metric.kind == "counter":
-            self._counters[metric.name] = Counter(name, metric.help, labels, registry=self._registry)
-        else:
-            histogram = Histogram(name, metric.help, labels, registry=self._registry, buckets=metric.buckets)
-            self._histograms[metric.name] = histogram
+                kind, options = _KINDS[metric.kind], {"buckets": metric.buckets} if metric.buckets else {}
+                self._metrics[metric.name] = kind(
+                    PREFIX + metric.name, metric.help, metric.labels, registry=self._registry, **options
+                )
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        counter = self._counters[name]
-        (counter.labels(**labels) if labels else counter).inc(amount)
+        self._labelled(name, labels).inc(amount)
 
     def set(self, name: str, value: float) -> None:
-        self._gauges[name].set(value)
+        self._metrics[name].set(value)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        histogram = self._histograms[name]
-        (histogram.labels(**labels) if labels else histogram).observe(value)
+        self._labelled(name, labels).observe(value)
+
+    def _labelled(self, name: str, labels: Mapping[str, str]) -> Any:
+        return self._metrics[name].labels(**labels) if labels else self._metrics[name]
 
     def add_sums(self, sums: SumsData) -> None:
         amounts, observations = sums

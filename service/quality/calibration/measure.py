@@ -1,8 +1,6 @@
 """Runs plans over prompts at several loads: first the timed prompts, at every concurrency, then all the others.
 
-Then it runs all prompts at temperatures above 0, which only accuracy needs.
-
-`mrp-serve frontier` shows the measurement, `mrp-serve calibrate` chooses presets by it.
+Then it runs all prompts at temperatures above 0, which only accuracy needs. `service/cli/calibrate.py` calls it.
 
 Plans take turns chunk by chunk, so that a machine that is busy for a while is so for all of them. Plans with
 static's answers by construction answer the timed prompts only. Knows no files, no presets and no command line.
@@ -18,7 +16,7 @@ from typing import Any
 import torch
 
 from service.decode.mode import DecodingMode
-from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.errors import SettingsError
 from service.model import Checkpoint
 from service.model.files import display_name
@@ -80,8 +78,7 @@ class Calibration:
         return list(self._plans)
 
     def rows(self, notebook: Notebook, clock: Clock) -> list[PlanResult]:
-        together = max(self._scope.concurrency)
-        timed = len(self._scope.timed_starts(together, len(self._tasks))) * together
+        timed = self._scope.timed_starts(max(self._scope.concurrency), len(self._tasks)).stop
         return make_rows(list(self._plans.values()), notebook.records.values(), clock, timed)
 
     @property
@@ -104,8 +101,14 @@ class Calibration:
             yield job
 
     def _greedy(self) -> Iterator[PlanChunk]:
-        yield from self._timed()
-        yield from self._untimed()
+        """The timed prompts at every concurrency, then the others at the highest, for plans of unknown accuracy."""
+        starts = range(0)
+        for together in self._scope.concurrency:
+            starts = self._scope.timed_starts(together, len(self._tasks))
+            for start in starts:
+                yield from (PlanChunk(plan, together, start) for plan in self._plans)
+        for start in range(starts.stop, len(self._tasks), together):
+            yield from (PlanChunk(plan, together, start) for plan in self._lossy_and_static())
 
     def _sampled(self) -> Iterator[PlanChunk]:
         """All prompts at the temperatures above 0, for static and plans of unknown accuracy."""
@@ -123,25 +126,10 @@ class Calibration:
         static, *further = self._plans
         return [static, *(name for name in further if not is_lossless(self._plans[name]))]
 
-    def _timed(self) -> Iterator[PlanChunk]:
-        for together in self._scope.concurrency:
-            for start in self._scope.timed_starts(together, len(self._tasks)):
-                yield from (PlanChunk(plan, together, start) for plan in self._plans)
-
-    def _untimed(self) -> Iterator[PlanChunk]:
-        """The prompts that were not timed, at the highest concurrency, for plans of unknown accuracy."""
-        together = max(self._scope.concurrency)
-        begin = len(self._scope.timed_starts(together, len(self._tasks))) * together
-        for start in range(begin, len(self._tasks), together):
-            yield from (PlanChunk(plan, together, start) for plan in self._lossy_and_static())
-
     def _measure(self, job: PlanChunk) -> ChunkRecord:
         chunk = range(job.start, min(len(self._tasks), job.start + job.together))
-        plan, sampling = self._plans[job.plan], [SamplingParams(job.temperature, seed=index) for index in chunk]
-        requests = [
-            self._request(plan, index, self._scope.max_new_tokens, sampling_params)
-            for index, sampling_params in zip(chunk, sampling, strict=True)
-        ]
+        plan, tokens = self._plans[job.plan], self._scope.max_new_tokens
+        requests = [self._request(plan, index, tokens, SamplingParams(job.temperature, seed=index)) for index in chunk]
         cpu, wall = time.thread_time(), time.perf_counter()
         completions = self._engine.generate(requests)
         cpu_s, wall_s = time.thread_time() - cpu, time.perf_counter() - wall
@@ -149,7 +137,7 @@ class Calibration:
         return ChunkRecord(
             **job._asdict(),
             right=[self._tasks[index].is_right(c.token_ids) for index, c in zip(chunk, completions, strict=True)],
-            answers=[_digest(completion) for completion in completions],
+            answers=[hashlib.sha256(repr(c.token_ids).encode()).hexdigest()[:16] for c in completions],
             tokens=sum(completion.stats.decoded_tokens for completion in completions),
             forwards=sum(count.denoise + count.verify for count in forwards),
             cpu_s=cpu_s,
@@ -161,10 +149,6 @@ class Calibration:
     ) -> GenerationRequest:
         prompt, stop = self._tasks[index].prompt_token_ids, frozenset(self._engine.model.eos_token_ids)
         return GenerationRequest(str(index), prompt, plan, sampling or SamplingParams(), tokens, stop)
-
-
-def _digest(completion: Completion) -> str:
-    return hashlib.sha256(repr(completion.token_ids).encode()).hexdigest()[:16]
 
 
 def engine_for(

@@ -171,8 +171,8 @@ def tasks_of(
 ) -> list[PromptTask]:
     """A task for each line. Prompts are chats of one message; with `raw`, or without a template, they stay texts."""
     encode = codec.encode if raw or not codec.template.source else codec.encode_message
-    return [PromptTask(tuple(encode(line["prompt"])), partial(_is_right, codec, scorer, line)) for line in lines]
 
+    def is_right(line: Mapping[str, Any], answer: tuple[int, ...]) -> bool:
+        return bool(scorer(line, codec.decode(answer)))
 
-def _is_right(codec: TextCodec, scorer: Scorer, line: Mapping[str, Any], answer: tuple[int, ...]) -> bool:
-    return bool(scorer(line, codec.decode(answer)))
+    return [PromptTask(tuple(encode(line["prompt"])), partial(is_right, line)) for line in lines]
