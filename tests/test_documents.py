@@ -73,15 +73,6 @@ def test_codes_of_errors_exist() -> None:
     assert set(re.findall(r"\w+", " ".join(rows))) <= codes | {"not_found"}  # no class: FastAPI's own
 
 
-def test_a_missing_name_is_found() -> None:
-    assert missing_modules("`gone.py` `engine/engine.py` `service/gone/engine.py`") == [
-        "gone.py",
-        "service/gone/engine.py",
-    ]
-    text = "`Gone` `Engine(a)` `Engine`, `Lost.x` (`engine/`) `Engine` (`decode/`) `GPU`"
-    assert list(missing_classes(text)) == ["Gone", "Lost (engine/)", "Engine (decode/)"]
-
-
 @pytest.mark.parametrize("habit", HABITS)
 def test_sentences_name_their_nouns(habit: str) -> None:
     matches = [

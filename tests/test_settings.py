@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from service.errors import SettingsError
 from service.settings import settings as settings_module
 from service.settings.settings import PREFIX, Settings, torch_profiler_dir, torch_threads
-from service.settings.sources import ALIASES
 
 
 @pytest.fixture(autouse=True)
@@ -92,12 +91,6 @@ def test_slots_follow_the_device_or_max_num_seqs(values: dict[str, Any], slots: 
     assert Settings(**values).slots == slots
 
 
-def test_sizes_are_auto_or_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MRP_SERVE_KV_CACHE_TOKENS", "4096")
-    settings = Settings(max_rows="auto")
-    assert (settings.kv_cache_tokens, settings.max_rows) == (4096, "auto")
-
-
 def test_an_empty_key_is_refused() -> None:
     with pytest.raises(SettingsError, match="empty key"):
         Settings(api_keys="a,,b")
@@ -151,11 +144,6 @@ def test_a_wrong_file_is_an_error(tmp_path: Path, text: str, message: str) -> No
         Settings(config=file(tmp_path, text))
 
 
-def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
-    path = file(tmp_path, "")
-    assert Settings(config=path).model_dump(exclude={"config"}) == Settings().model_dump(exclude={"config"})
-
-
 def test_settings_are_frozen_and_cross_processes() -> None:
     settings = Settings(port=1001, api_keys="a")
     with pytest.raises(ValidationError, match="frozen"):
@@ -196,11 +184,6 @@ def test_the_bounds_of_replicas(values: dict[str, Any], lowest: int, highest: in
     assert (settings.num_replicas, settings.max_num_replicas, settings.autoscaled) == (lowest, highest, autoscaled)
 
 
-def test_one_ingress_listens_itself() -> None:
-    assert Settings().ingress_listens
-    assert not Settings(api_server_count=2).ingress_listens
-
-
 @pytest.mark.parametrize(
     ("alias", "setting", "value"),
     [
@@ -218,11 +201,6 @@ def test_names_of_other_servers_are_settings(
     assert getattr(Settings(**{alias: value}), setting) == getattr(Settings(config=path), setting) == value
     monkeypatch.setenv(f"MRP_SERVE_{alias.upper()}", str(value))
     assert getattr(Settings(), setting) == value != getattr(Settings.model_construct(), setting)
-
-
-def test_aliases_are_names_of_settings() -> None:
-    assert set(ALIASES.values()) <= Settings.model_fields.keys()
-    assert not ALIASES.keys() & Settings.model_fields.keys()
 
 
 def test_two_names_of_a_setting_in_one_source_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:

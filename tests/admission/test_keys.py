@@ -103,10 +103,6 @@ class TestFiles:
         with pytest.raises(SettingsError, match="the name 'key-1' is given twice"):
             ring([entry("key-1")], api_keys="other")
 
-    def test_the_same_key_twice_in_the_settings(self) -> None:
-        with pytest.raises(SettingsError, match="the key of 'key-1' and 'key-2' is given twice"):
-            KeyRing.load(Settings(api_keys=f"{SECRET},{SECRET}"))
-
     def test_that_are_not_there_or_not_text(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="cannot be read: No such file"):
             KeyRing.load(Settings(api_keys_file=tmp_path / "no.yaml"))

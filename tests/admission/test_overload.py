@@ -143,9 +143,3 @@ def test_shares_follow_the_weights(tenants: int) -> None:
 
     served = run(main())
     assert served["heavy"] / served["light"] == pytest.approx(3.0, rel=0.15)
-
-
-def test_the_simulation_is_repeatable() -> None:
-    first, second = (run(overload(MIXED, obeys=True, seconds=15.0, max_waiting=20))[1].retry_after for _ in range(2))
-    assert len(first) > 10
-    assert first == second

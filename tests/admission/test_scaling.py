@@ -197,13 +197,3 @@ def test_a_service_scales_to_zero_and_back(monkeypatch: pytest.MonkeyPatch) -> N
     cluster = scaled(monkeypatch, sleep_and_wake, num_replicas=0, max_replicas=2)
     assert waits[0] == pytest.approx(STARTS_S, abs=1.5)
     assert [target for _, target in cluster.targets] == [0, 1, 0]
-
-
-def test_several_ingresses_need_about_as_many_replicas_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def a_quarter_of_an_hour(cluster: Cluster) -> None:
-        await cluster.load(1.5, 900)
-
-    cluster = scaled(monkeypatch, a_quarter_of_an_hour, num_replicas=1, max_replicas=8, api_server_count=3)
-    # chance makes one of three queues longer, so it may be one more than in test_a_constant_load_settles
-    assert cluster.target in {2, 3}
-    assert len(cluster.targets) <= 4

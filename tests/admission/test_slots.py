@@ -66,21 +66,6 @@ class TestOrder:
         assert requests.started == [str(number) for number in range(10)]
         assert requests.are_done()
 
-    def test_by_priority(self) -> None:
-        async def script(requests: Requests) -> None:
-            tasks = [requests.start(name, priority=priority) for name, priority in (("a", 9), ("b", 5), ("c", 0))]
-            await asyncio.gather(*tasks)
-
-        assert run_requests(1, script).started == ["a", "c", "b"]
-
-    def test_a_new_request_does_not_overtake_the_queue(self) -> None:
-        async def script(requests: Requests) -> None:
-            first, second = requests.start("first"), requests.start("second")
-            await first
-            await asyncio.gather(second, requests.start("third"))
-
-        assert run_requests(1, script).started == ["first", "second", "third"]
-
     def test_without_slots_all_requests_wait(self) -> None:
         async def script(requests: Requests) -> None:
             tasks = [requests.start(str(number)) for number in range(4)]
@@ -95,35 +80,12 @@ class TestOrder:
 
         assert run_requests(0, script).are_done()
 
-    def test_fewer_slots_than_are_taken(self) -> None:
-        async def script(requests: Requests) -> None:
-            tasks = [requests.start(str(number)) for number in range(6)]
-            await asyncio.sleep(0.5)
-            requests.slots.resize(1)
-            await asyncio.gather(*tasks)
-            assert now() == 1 + 3
-
-        assert run_requests(3, script).are_done()
-
 
 class TestLeaving:
     async def three_requests(self, requests: Requests) -> tuple[asyncio.Task[None], ...]:
         tasks = tuple(requests.start(name) for name in ("running", "waits", "last"))
         await asyncio.sleep(0.5)
         return tasks
-
-    def test_while_waiting(self) -> None:
-        async def script(requests: Requests) -> None:
-            _, waits, last = await self.three_requests(requests)
-            waits.cancel()
-            await asyncio.gather(waits, return_exceptions=True)
-            assert len(requests.queue) == 1
-            await last
-            assert now() == 2.0
-
-        requests = run_requests(1, script)
-        assert requests.started == ["running", "last"]
-        assert requests.are_done()
 
     def test_in_the_moment_a_slot_is_given(self) -> None:
         async def script(requests: Requests) -> None:
@@ -136,14 +98,6 @@ class TestLeaving:
 
         requests = run_requests(1, script)
         assert requests.started == ["running", "last"]
-        assert requests.are_done()
-
-    def test_by_an_error(self) -> None:
-        async def script(requests: Requests) -> None:
-            await asyncio.gather(*(requests.start(str(n), fails=True) for n in range(3)), return_exceptions=True)
-
-        requests = run_requests(1, script)
-        assert requests.started == ["0", "1", "2"]
         assert requests.are_done()
 
     def test_too_late(self) -> None:

@@ -128,15 +128,6 @@ def test_calibrate_refuses_wrong_options_before_it_loads_anything(run, capsys, o
     assert message in capsys.readouterr().err
 
 
-def test_the_rule_of_concurrency_holds_for_the_demo(run, capsys, monkeypatch):
-    monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("the checkpoint was loaded"))
-    assert run("calibrate", "--count", 20, "--timed", 8) == 1
-    assert capsys.readouterr().err == (
-        "mrp-serve: concurrency is 32, allowed is at most half the timed prompts, 4: "
-        "timed are 8, in two chunks at least\n"
-    )
-
-
 def test_every_checkpoint_but_the_demo_needs_prompts_and_a_scorer(run, capsys, model):
     assert run("calibrate", "--model", model) == 1
     assert "prompts is missing; only the demo has a default" in capsys.readouterr().err

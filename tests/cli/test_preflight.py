@@ -52,28 +52,20 @@ def test_cuda_where_there_is_none(
     assert error_line(capsys) == "mrp-serve: device is 'cuda', but torch sees no CUDA device here"
 
 
-def test_a_device_that_torch_does_not_know(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("serve", "--device", "abacus") == 1
-    assert error_line(capsys).endswith("device is 'abacus', expected 'auto', 'cpu', 'cuda' or 'cuda:N'")
-
-
-def test_weights_that_are_cut_off(run: Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:5000])
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("model.safetensors", None, "{folder}: model.safetensors is missing (only safetensors are read)"),
+        ("model.safetensors", "cut off", "{folder}/model.safetensors is not a readable safetensors file"),
+        ("tokenizer.json", "junk", "{folder}: the tokenizer cannot be loaded: "),
+    ],
+)
+def test_a_checkpoint_that_is_not_whole(run: Run, folder: Path, capsys, file, content, message) -> None:
+    (folder / file).unlink()
+    if content:
+        (folder / file).write_text(content, "utf-8")
     assert run("serve", "--model", folder) == 1
-    assert f"{file} is not a readable safetensors file" in error_line(capsys)
-
-
-def test_weights_that_are_not_there(run: Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "model.safetensors").unlink()
-    assert run("serve", "--model", folder) == 1
-    assert error_line(capsys) == f"mrp-serve: {folder}: model.safetensors is missing (only safetensors are read)"
-
-
-def test_a_tokenizer_that_is_none(run: Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "tokenizer.json").write_text("junk", "utf-8")
-    assert run("serve", "--model", folder) == 1
-    assert f"{folder}: the tokenizer cannot be loaded: " in error_line(capsys)
+    assert message.format(folder=folder) in error_line(capsys)
 
 
 def test_a_port_that_is_taken(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,13 +84,6 @@ def test_any_address_of_this_machine_is_let_through(host: str) -> None:
     bind(host, port).close()
 
 
-def test_a_port_of_ipv6_that_is_taken(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    with bind("::1", 0) as other:
-        port = other.getsockname()[1]
-        assert run("serve", "--host", "::1", "--port", port) == 1
-    assert error_line(capsys) == f"mrp-serve: cannot listen on [::1]:{port}: Address already in use"
-
-
 def test_a_full_disk(run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     full = SimpleNamespace(f_bavail=100, f_frsize=4096)
     monkeypatch.setattr("os.statvfs", lambda _: full)
@@ -114,13 +99,6 @@ def test_few_open_files_are_a_warning(monkeypatch: pytest.MonkeyPatch, files: in
     assert [f"may have {files} open files (`ulimit -n`), so" in warning for warning in preflight.warnings()] == (
         [True] if warns else []
     )
-
-
-def test_a_settings_file_that_is_no_yaml(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "settings.yaml"
-    file.write_text("port: 8000\nmodel: [\n", "utf-8")
-    assert run("serve", "--config", file) == 1
-    assert error_line(capsys) == f"mrp-serve: the settings file {file} is not YAML (line 3)"
 
 
 @pytest.mark.parametrize(

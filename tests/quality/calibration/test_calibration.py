@@ -107,11 +107,6 @@ class TestTemperatures:
                 assert result.difference == pytest.approx((result.right - plain.right) / 7)
         assert {job.together for job in notebook.records if job.temperature} == {2}
 
-    def test_they_change_nothing_of_the_greedy_rows(self, measured, greedy_rows):
-        for warm, plain in zip(measured[0], greedy_rows, strict=True):
-            assert (warm.prompts, warm.right, warm.identical) == (plain.prompts, plain.right, plain.identical)
-            assert warm.tokens_per_forward == plain.tokens_per_forward
-
     def test_a_plan_outside_every_margin_is_not_measured_further(self, calibration, monkeypatch):
         warm = Calibration(calibration._engine, calibration._tasks, PLANS, replace(SCOPE, temperatures=(0.7,)))
         monkeypatch.setattr(Calibration, "_allowed", lambda self, notebook: {self.plan_names[0]})
@@ -207,7 +202,3 @@ class TestGrid:
         assert Speculative(0, max_drafts=4) in default_plans(16, has_mrp=False)
         for plan in default_plans(2, has_mrp=True):
             plan.check(2)
-
-    def test_a_mode_without_a_line_is_tried_at_its_defaults(self, monkeypatch):
-        monkeypatch.setattr("service.quality.calibration.plans.GRID", {})
-        assert set(default_plans(16, has_mrp=True)) == {mode() for mode in MODES.values()}
