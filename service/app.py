@@ -2,8 +2,7 @@
 
     applications: [{name: mrp, import_path: "service.app:build", args: {model: …, num_replicas: 2}}]
 
-`args` are settings (`service/settings`). An unknown one is an error. Options that Serve sets per deployment (resources)
-go under `deployments: [{name: Generator, …}]` of the file.
+`args` are settings (`service/settings`). Resources go under `deployments: [{name: Generator, …}]` of the file.
 """
 
 # No `from __future__ import annotations` here: Serve turns a deployment file's `args` into `Settings` only if the
@@ -51,10 +50,7 @@ def build_one_machine(args: Settings) -> Application:
 
 
 def compose(args: Settings, replica: type, *, listens: bool = False) -> Application:
-    """The two deployments, bound to each other. `replica`: the class behind the ingresses.
-
-    `listens`: the ingress takes connections itself. Otherwise Serve's proxies do.
-    """
+    """The two deployments. `replica`: the class behind the ingresses. `listens`: the ingress takes connections."""
     if args.device == "auto" and wants_gpu(args.device):
         args = args.model_copy(update={"device": "cuda"})  # the number of slots depends on the device
     # A replica that is being replaced finishes its requests.
@@ -101,10 +97,7 @@ def _replicas(args: Settings) -> dict[str, Any]:
 
 
 def _ingresses(args: Settings) -> dict[str, Any]:
-    """The number of ingresses, which is fixed.
-
-    Serve reads the reports of autoscaled deployments only. So their two bounds are equal.
-    """
+    """The fixed number of ingresses. Serve reads reports of autoscaled deployments only, so both bounds are equal."""
     if not args.autoscaled:
         return {"num_replicas": args.api_server_count}
     return {"autoscaling_config": _autoscaling(min_replicas=args.api_server_count, max_replicas=args.api_server_count)}

@@ -57,10 +57,7 @@ class QualityNotAvailable(InvalidRequest):
 
 
 class WeightsRefused(InvalidRequest):
-    """Weights cannot take the place of those that are served. The message names the first difference.
-
-    The old weights stay.
-    """
+    """Weights differ in shape from those that are served, which stay. The message names the first difference."""
 
 
 class ConstraintFailed(InvalidRequest):
@@ -125,10 +122,7 @@ class DecodingFailed(MrpServeError):
 
 
 class Quarantined(MrpServeError, status=422):
-    """The engines of two replicas stopped while they had the request, so no third one gets it.
-
-    The status is not a 5xx, so that clients do not repeat the request by themselves.
-    """
+    """The engines of two replicas stopped while they had the request. No 5xx, so that clients do not repeat it."""
 
 
 class NotReady(MrpServeError, status=503):

@@ -1,9 +1,8 @@
 """The order of waiting requests: fair between tenants, by priority and age within a tenant.
 
-Between tenants the queue uses start-time fair queueing. Serving a tenant moves its next turn back by `cost` ÷
-`weight`. If one tenant floods the queue, only its own requests wait longer. Within a tenant, a request is ordered as
-if it had come `priority` × `_AGING_S` seconds later. A wait of `_AGING_S` therefore makes up for one priority, and
-every request is served at last. The engine's scheduler and the ingress both use this queue.
+Between tenants the queue uses start-time fair queueing: serving a tenant moves its next turn back by `cost` ÷ `weight`.
+Within a tenant, a request is ordered as if it had come `priority` × `_AGING_S` seconds later, so every request is
+served at last. The engine's scheduler and the ingress both use this queue.
 """
 
 from bisect import bisect_right, insort
@@ -21,10 +20,7 @@ _AGING_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The order of a request. `arrived`: seconds of one clock. `priority`: lower is sooner.
-
-    `cost`: the amount of work requested, in one unit for all requests.
-    """
+    """The order of a request. `arrived`: seconds of one clock. `priority`: lower is sooner. `cost`: work requested."""
 
     arrived: float
     tenant: str = ""
@@ -128,10 +124,7 @@ class FairQueue(Generic[T]):
         return ticket.arrived + ticket.priority * _AGING_S
 
     def _forget(self) -> None:
-        """Drops tenants without waiting requests whose next turn is not in the future.
-
-        An empty queue moves the virtual time to the latest turn, so it drops all tenants.
-        """
+        """Drops tenants without requests whose next turn is not in the future; with an empty queue, all of them."""
         if not len(self):
             self._now = max((tenant.start for tenant in self._tenants.values()), default=self._now)
         self._tenants = {name: t for name, t in self._tenants.items() if t.entries or t.start > self._now}

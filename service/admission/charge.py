@@ -70,10 +70,7 @@ class AnswerUsage:
 
 
 class TokenCharge:
-    """The charge for one HTTP request, which may have several answers. `consume` uses tokens of the key's bucket.
-
-    The answers of a failed request end in any order. `fail` therefore corrects answers that have already ended.
-    """
+    """The charge for one HTTP request. Its answers may end in any order. `consume` uses tokens of the key's bucket."""
 
     def __init__(self, consume: Callable[[float], None]) -> None:
         self._consume = consume

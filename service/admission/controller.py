@@ -1,8 +1,4 @@
-"""The admission controller accepts or refuses requests and gives accepted ones a slot at a replica.
-
-`admit` decides once per HTTP request, without waiting. Each answer of the request then waits in `slot`. Finished
-answers update the measured throughput. The controller combines the other parts of this package.
-"""
+"""The admission controller accepts or refuses requests and gives accepted ones a slot at a replica."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -26,11 +22,7 @@ _MAX_WANTED = 4.0
 
 
 class AdmissionController:
-    """Admission at one ingress, with its share of slots and limits.
-
-    An ingress does not know the requests of other ingresses. `clock`: the clock of `Arrival`, in seconds.
-    `tenants`: the number of API keys. Of several, none gets all slots.
-    """
+    """Admission at one ingress, with its share of slots and limits. `tenants`: the number of API keys."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, tenants: int = 1) -> None:
         self._clock, self._share = clock, settings.per_ingress
@@ -79,10 +71,7 @@ class AdmissionController:
 
     @asynccontextmanager
     async def slot(self, request: ReplicaRequest, charge: TokenCharge) -> AsyncIterator[AnswerUsage]:
-        """A slot at a replica for the duration of the context. DeadlineExceeded if the request's time ends before.
-
-        The caller calls `charge.fail` with the error if the request fails.
-        """
+        """A slot for the context, whose caller calls `charge.fail`. DeadlineExceeded if the time ends before."""
         blocks, prompt, whole = self._blocks(request), prompt_estimate(request), request.together > 1
         usage = AnswerUsage(blocks, prompt, self._block_size, self._throughput, whole=whole)
         charge.open(usage, self._tokens(request, usage.prompt))
@@ -133,18 +122,12 @@ class AdmissionController:
 
     @property
     def load(self) -> float:
-        """Requests at a replica, running and waiting, if one more comes now.
-
-        It is assumed that all ingresses have equally many requests.
-        """
+        """Requests at a replica if one more comes now, where all ingresses have equally many."""
         return (len(self._usages) * self._ingresses + 1) / self._replicas
 
     @property
     def replicas_wanted(self) -> float:
-        """The number of replicas that this ingress's requests need, as a fraction. It stays while replicas are halted.
-
-        At most _MAX_WANTED times the replicas that there may be.
-        """
+        """The number of replicas that this ingress's requests need, a fraction. It stays while replicas are halted."""
         if self._halted and self._slots.total:
             return self._replicas / self._ingresses
         ratio = self._throughput.ratio

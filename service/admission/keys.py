@@ -34,10 +34,7 @@ _NAME_RULE = "1 to 64 letters, digits, '.', '_', '-'"
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One API key and its limits. None means no limit.
-
-    Under full load a key of weight 2 gets twice the share of a key of weight 1.
-    """
+    """One API key and its limits, None for no limit. Under full load, shares follow the weights."""
 
     name: str
     digest: bytes = field(repr=False, default=b"")
@@ -46,10 +43,7 @@ class ApiKey:
     tokens_per_minute: int | None = None
 
     def salted(self, salt: str) -> str:
-        """A cache salt for this key alone.
-
-        It begins with the length of the name, so another pair of key and salt cannot give the same text.
-        """
+        """A cache salt for this key alone. The length of the name keeps other pairs of key and salt apart."""
         return f"{len(self.name)}:{self.name}{salt}" if self.digest else salt
 
 
@@ -85,10 +79,7 @@ class KeyRing:
         return bool(self._keys)
 
     def find(self, secret: bytes) -> ApiKey | None:
-        """The key with this secret; None if there is none. The anonymous key if none are configured.
-
-        The secret is compared with every key, in constant time.
-        """
+        """The key with this secret, compared with every key in constant time. The anonymous key if there are none."""
         if not self._keys:
             return self._anonymous
         digest = hashlib.sha256(secret).digest()

@@ -1,8 +1,4 @@
-"""The rules for joining the queue, and the Retry-After time of refused requests.
-
-A request is refused when the work before it would take longer than `max_queue_s` at the measured rate, or when
-`max_waiting` requests wait.
-"""
+"""The rules for joining the queue (`max_queue_s`, `max_waiting`), and the Retry-After time of refused requests."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +9,9 @@ from service.fair_queue import FairQueue, Ticket
 
 
 class QueuePolicy:
-    """Decides from a queue and its throughput. Changes neither. `limits`: seconds of work, and number of requests.
+    """Decides from a queue and its throughput. `limits`: seconds of work, and number of requests.
 
-    Retry-After is an estimate. Each refused request of a tenant gets a later one, by the time that its work takes. So
-    refused requests come back one after the other.
+    Each refused request of a tenant gets a later Retry-After, by the time that its work takes: they return one by one.
     """
 
     def __init__(

@@ -1,7 +1,5 @@
 """The slots at the replicas. Each running request has one; the other requests wait in a fair queue.
 
-A request frees its slot when it ends, however it ends. A freed slot, or a call of `resize`, wakes waiting requests.
-
 Where several tenants share the slots, none gets all: a tenant has at most `_PER_FREE` slots for each free slot
 (dynamic thresholds, Choudhury and Hahne, 1998), weighted among the tenants with requests. So the request of a further
 tenant is decoded at once, however many requests of other tenants run.
@@ -37,10 +35,7 @@ class _TenantSlots:
 
 
 class Slots:
-    """Gives out slots. `resize` sets their number, `total`; before the first call every request waits.
-
-    `shared`: whether other tenants may come, so that no tenant gets all slots.
-    """
+    """Gives out slots. `total`: their number, set by `resize`. `shared`: no tenant gets all, since others may come."""
 
     def __init__(self, queue: FairQueue[Waiter], throughput: Throughput, shared: bool = False) -> None:
         self._queue, self._throughput, self._shared = queue, throughput, shared
@@ -80,10 +75,7 @@ class Slots:
             raise
 
     def reject_all(self, error: MrpServeError) -> None:
-        """If there are no slots, ends every waiting request with a copy of `error`.
-
-        Each gets a copy, since tasks that raise the same object at the same time extend one traceback.
-        """
+        """If there are no slots, ends every waiting request with its own copy of `error`."""
         if not self.total:
             for waiter in self._queue:
                 if not waiter.turn.done():

@@ -41,10 +41,9 @@ class LineAnswers:
         self.tokens = 0
 
     async def run(self, lines: Iterable[BatchLine], write: WriteOutput) -> None:
-        """Answers all lines. `write` gets one output for each, in the order in which they finish.
+        """Answers all lines, read as engines have room. `write` gets one output for each, as they finish.
 
-        Lines are read only when an engine has room, so memory does not depend on their number. Raises the errors of
-        `lines` and of `write`, and the error of engines that do not start again.
+        Raises the errors of `lines` and of `write`, and the error of engines that do not start again.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -110,13 +109,9 @@ class LineAnswers:
 
 
 def _output(line: BatchLine, request_id: str, status: int, body: object, error: object) -> Json:
-    return {
-        "id": f"batch_req_{request_id}",
-        "custom_id": line.custom_id,
-        "line": line.number,
-        "response": {"status_code": status, "request_id": request_id, "body": body},
-        "error": error,
-    }
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    about = {"id": f"batch_req_{request_id}", "custom_id": line.custom_id, "line": line.number}
+    return {**about, "response": response, "error": error}
 
 
 def _failed(line: BatchLine, request_id: str, error: MrpServeError) -> Json:

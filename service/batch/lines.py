@@ -59,10 +59,7 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class BatchFile:
-    """An input file. `defaults`: fields for the bodies that lack them. `max_line_bytes`: the longest line.
-
-    SettingsError if the file cannot be read.
-    """
+    """An input file. `defaults`: fields for the bodies that lack them. SettingsError if it cannot be read."""
 
     path: Path
     defaults: Json = field(default_factory=dict)
@@ -119,22 +116,16 @@ def read_line(number: int, content: bytes | Mapping[str, Any] | BodyTooLarge, de
     if isinstance(content, MrpServeError):
         return BatchLine(number, custom_id, error=content)
     try:
-        fields = _parsed(content) if isinstance(content, bytes) else content
+        fields = read_json(content) if isinstance(content, bytes) else content
+        if not isinstance(fields, Mapping):
+            raise InvalidRequest("the line is no JSON object")
         custom_id = _custom_id(fields.get("custom_id"), custom_id)
         url, body = _request(fields)
     except MrpServeError as error:
         return BatchLine(number, custom_id, error=error)
-    return BatchLine(number, custom_id, url, {**defaults, **body})
-
-
-def _parsed(text: bytes) -> Mapping[str, Any]:
-    try:
-        fields = read_json(text)
     except ValueError as error:
-        raise InvalidRequest(f"the line is not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise InvalidRequest("the line is no JSON object")
-    return fields
+        return BatchLine(number, custom_id, error=InvalidRequest(f"the line is not JSON: {error}"))
+    return BatchLine(number, custom_id, url, {**defaults, **body})
 
 
 def _custom_id(value: object, default: str) -> str:

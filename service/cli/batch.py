@@ -21,7 +21,6 @@ from service.settings.settings import Settings
 
 if TYPE_CHECKING:
     from service.api.protocol import Json
-    from service.batch.answers import LineAnswers
     from service.batch.journal import Journal
     from service.batch.lines import BatchFile
 
@@ -93,31 +92,27 @@ async def _run(file: BatchFile, journal: Journal, settings: Settings, total: int
     syncing = asyncio.create_task(_sync(journal))
     try:
         answers = LineAnswers(replicas, settings)
-        with Counter(total, journal.count) as counter:
-            progress = _Progress(answers, journal, counter, total)
-            await answers.run(chain([first], lines), progress.write)
+        began, before, due = time.monotonic(), journal.count, 0.0
+        with Counter(total, before) as counter:
+
+            def write(output: Json) -> None:
+                nonlocal due
+                journal.write(output)
+                now = time.monotonic()
+                if now < due and journal.count < total:
+                    return
+                due, seconds = now + _SHOW_S, now - began
+                rate = (journal.count - before) / seconds
+                left = timedelta(seconds=round((total - journal.count) / rate))
+                what = f"{rate:.1f} lines/s, {answers.tokens / seconds:,.0f} tokens/s, {left} left"
+                counter.reach(journal.count, f"{what}, {journal.errors} errors")
+
+            await answers.run(chain([first], lines), write)
     finally:
         syncing.cancel()
         replicas.close()
     with suppress(asyncio.CancelledError):
         await syncing  # raises its error, if it had any
-
-
-class _Progress:
-    def __init__(self, answers: LineAnswers, journal: Journal, counter: Counter, total: int) -> None:
-        self._answers, self._journal, self._counter, self._total = answers, journal, counter, total
-        self._began, self._before, self._due = time.monotonic(), journal.count, 0.0
-
-    def write(self, output: Json) -> None:
-        self._journal.write(output)
-        count, now = self._journal.count, time.monotonic()
-        if now < self._due and count < self._total:
-            return
-        self._due, seconds = now + _SHOW_S, now - self._began
-        rate = (count - self._before) / seconds
-        left = timedelta(seconds=round((self._total - count) / rate))
-        what = f"{rate:.1f} lines/s, {self._answers.tokens / seconds:,.0f} tokens/s, {left} left"
-        self._counter.reach(count, f"{what}, {self._journal.errors} errors")
 
 
 async def _sync(journal: Journal) -> None:
@@ -137,10 +132,7 @@ def _fields(defaults: str) -> Json:
 
 
 def settings_of_replicas(settings: Settings) -> list[Settings]:
-    """The settings of each replica: one replica for each GPU unless the settings say otherwise.
-
-    SettingsError for more replicas than GPUs.
-    """
+    """A replica for each GPU unless the settings say otherwise. SettingsError for more replicas than GPUs."""
     import torch
 
     count = settings.num_replicas if "num_replicas" in settings.model_fields_set else None

@@ -1,8 +1,4 @@
-"""`mrp-serve calibrate`, `frontier` and `quality`: plans over prompts at several loads, measured and as a table.
-
-`frontier` shows the measurement. `calibrate` also chooses the plans for `lossless`, `balanced` and `fast`. `quality`
-shows an earlier calibration.
-"""
+"""`mrp-serve calibrate` chooses presets by a measurement, `frontier` shows one, `quality` an earlier calibration."""
 
 from __future__ import annotations
 
@@ -113,8 +109,7 @@ def _measure(
 ) -> None:
     """Measures, writes the calibration file to the checkpoint's `target`, if it has one, and shows it.
 
-    With a target, a measurement that was interrupted goes on later: its records are beside the target until that is
-    written. SettingsError for options that make no sense, before anything is loaded.
+    Records beside the target let an interrupted measurement go on. SettingsError before anything is loaded.
     """
     from service.quality.calibration.measure import Calibration, Scope, circumstances, engine_for
     from service.quality.calibration.pareto import assemble

@@ -33,10 +33,7 @@ class _Options(ModelOptions):
 
 @with_fields("options", _Options)
 def command(options: _Options) -> None:
-    """Loads a checkpoint as serving does, decodes a block with it, and prints its facts.
-
-    A part that cannot be used is a warning if the rest can be served.
-    """
+    """Loads a checkpoint as serving does, decodes a block with it, and prints its facts."""
     from service.text import TextCodec
 
     checkpoint = options.load()

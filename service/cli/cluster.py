@@ -85,10 +85,7 @@ def _imported(module: str) -> Iterator[None]:
 
 
 def _start_ray(num_cpus: int | None, talkative: bool) -> None:
-    """Starts Ray, again if its processes have not come up within Ray's 30 s, as on a machine that is busy.
-
-    The processes of earlier attempts end with this program.
-    """
+    """Starts Ray, again if its processes have not come up within Ray's 30 s. Earlier ones end with this program."""
     for remaining in reversed(range(_ATTEMPTS)):
         try:
             _init_ray(num_cpus, talkative)

@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import asdict
 
-from service.cli.options import (
-    AttentionOption,
-    Knobs,
-    ModelOptions,
-    RanksOption,
-    ThreadsOption,
-    use_threads,
-    with_fields,
-    with_knobs,
-)
+from service.cli import options as shared
+from service.cli.options import Knobs, ModelOptions, with_fields, with_knobs
 from service.cli.output import notes
 from service.decode.modes import MODES
 
@@ -60,9 +52,9 @@ def command(
     choice: Annotated[list[str] | None, typer.Option(help="A text that the answer may be; repeatable.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text instead of answering a message.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    attention: AttentionOption = "auto",
-    threads: ThreadsOption = None,
-    tensor_parallel_size: RanksOption = 1,
+    attention: shared.AttentionOption = "auto",
+    threads: shared.ThreadsOption = None,
+    tensor_parallel_size: shared.RanksOption = 1,
 ) -> None:
     """Decodes one prompt. Prints the text on stdout, statistics and progress on stderr."""
     from service.constraints.grammars import compile_grammar
@@ -74,7 +66,7 @@ def command(
     if not prompt:
         raise InvalidRequest("the prompt is empty, at least one token is needed", param="prompt")
     constraint = _constraint(schema, regex, choice)
-    use_threads(threads, tensor_parallel_size)
+    shared.use_threads(threads, tensor_parallel_size)
     with options.ranks(tensor_parallel_size) as (checkpoint, deps):
         codec = TextCodec.load(checkpoint.path)
         ids = codec.encode(prompt) if raw else codec.encode_message(prompt)
@@ -102,8 +94,8 @@ def command(
             grammar=grammar,
         )
         events = _run(Engine(checkpoint, EngineConfig(attention=attention), deps=deps), request)
-    text = codec.decode([token for event in events for token in event.token_ids])
-    _print(request, events, text, as_json)
+    tokens = [token for event in events for token in event.token_ids]
+    _print(request, events[-1], tokens, codec.decode(tokens), as_json)
 
 
 def _constraint(schema: Path | None, regex: str | None, choice: list[str] | None) -> Constraint | None:
@@ -151,10 +143,7 @@ def _mode(
 
 
 def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:
-    """Decodes with a progress line on stderr.
-
-    The engine measures the cost of forwards before, if drafts depend on it. That time is no part of the answer's time.
-    """
+    """Decodes with a progress line on stderr. The costs of forwards are measured before, if drafts depend on them."""
     from service.decode.registry import leaves_drafts_open
 
     events: list[BlockEvent] = []
@@ -172,12 +161,10 @@ def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:
     return events
 
 
-def _print(request: GenerationRequest, events: list[BlockEvent], text: str, as_json: bool) -> None:
+def _print(request: GenerationRequest, last: BlockEvent, tokens: list[int], text: str, as_json: bool) -> None:
     from service.quality.schema import knobs_of
 
-    last, stats = events[-1], events[-1].stats
-    forwards = stats.forwards
-    tokens = [token for event in events for token in event.token_ids]
+    stats, forwards = last.stats, last.stats.forwards
     if as_json:
         answer = {
             "text": text,

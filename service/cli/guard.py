@@ -46,20 +46,18 @@ class Order:
 
     def listen(self, ended: Callable[[], None]) -> None:
         """Calls `ended`, on another thread, when the parent asks for the end."""
-        threading.Thread(target=self._read, args=[ended], name="guard", daemon=True).start()
 
-    def _read(self, ended: Callable[[], None]) -> None:
-        while self._end.recv(1):
-            ended()
-        kill_session(os.getsid(0), _KILL_S)
-        os._exit(Exit.LOST)
+        def read() -> None:
+            while self._end.recv(1):
+                ended()
+            kill_session(os.getsid(0), _KILL_S)
+            os._exit(Exit.LOST)
+
+        threading.Thread(target=read, name="guard", daemon=True).start()
 
 
 def guarded(serve: Callable[[Order], int], patience_s: float) -> int:
-    """Runs `serve` in another process. Returns its exit status when it and all that it started have ended.
-
-    `patience_s`: seconds that it may take to end after a signal.
-    """
+    """Runs `serve` in another process, at most `patience_s` after a signal. Returns its status when all have ended."""
     signals = {signal.SIGINT, signal.SIGTERM}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under `nohup`
         signals.add(signal.SIGHUP)

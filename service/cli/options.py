@@ -183,10 +183,7 @@ def _knob_option(name: str, knob: Knob) -> inspect.Parameter:
 
 
 def with_settings(without: Collection[str] = ()) -> Callable[[CommandFunction], CommandFunction]:
-    """Makes a command with one option per setting except `without`, instead of its parameter `settings`.
-
-    Each alias of a setting is a hidden option. SettingsError for values that are not allowed.
-    """
+    """Makes a command with an option per setting except `without`, instead of its parameter `settings`."""
     names = [name for name in Settings.model_fields if name not in without]
     options = [_setting_option(name, Settings.model_fields[name]) for name in names] + [
         _setting_option(alias, Settings.model_fields[name], alias=True)
@@ -201,10 +198,7 @@ def with_settings(without: Collection[str] = ()) -> Callable[[CommandFunction], 
 
 
 def _setting_option(name: str, field: FieldInfo, *, alias: bool = False) -> inspect.Parameter:
-    """A setting as an option. The default None means not given, so that environment and file still count.
-
-    An option with an alias of the setting is not listed in the help.
-    """
+    """A setting as an option. None means not given, so that environment and file still count. Aliases are hidden."""
     aliases = "".join(f"; also --{other.replace('_', '-')}" for other, setting in ALIASES.items() if setting == name)
     value = "the shipped demo" if name == "model" else field.default
     default = "" if value in (None, ()) else f" (default: {value})"

@@ -1,8 +1,4 @@
-"""Checks before a service is started, so that the program reports errors at once.
-
-It checks settings, files, the device and the port; once Ray runs, also whether there is room for the replicas. It
-loads no weights, and imports torch only for CUDA.
-"""
+"""Checks before a service starts, so that errors are reported at once. Loads no weights, and torch only for CUDA."""
 
 import resource
 from collections.abc import Mapping
@@ -20,10 +16,7 @@ _FEW_FILES = 1024
 
 
 def check(settings: Settings) -> Settings:
-    """The settings with a hub model pinned to its commit, so that all replicas load the same weights.
-
-    SettingsError or CheckpointError if the service could not start. Downloads a checkpoint of the hub.
-    """
+    """The settings with a hub model pinned to its commit. SettingsError or CheckpointError if it could not start."""
     private.token()
     folder = private.base()
     if problem := full_disk(folder):  # Ray would wait for its processes and name no reason

@@ -1,7 +1,4 @@
-"""Permissions against other users of the machine: Ray's token, the folder of its sockets and logs, files with keys.
-
-`cluster.py` uses the token, `serve.py` the folder and the files.
-"""
+"""Permissions against other users of the machine: Ray's token, the folder of its sockets and logs, files with keys."""
 
 import fcntl
 import os
@@ -21,10 +18,7 @@ _OTHERS, _OTHERS_WRITE = stat.S_IRWXG | stat.S_IRWXO, stat.S_IWOTH
 
 
 def token() -> dict[str, str]:
-    """The variable of a new token for Ray, which no file holds. Empty if the user's own token is to be used.
-
-    SettingsError if others could have it.
-    """
+    """The variable of a new token for Ray, empty if the user has one. SettingsError if others could have it."""
     mode = os.environ.get("RAY_AUTH_MODE", "token")
     if mode.lower() != "token":
         raise SettingsError(

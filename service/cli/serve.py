@@ -1,7 +1,4 @@
-"""`mrp-serve serve`: the service on one machine. It starts Ray and Serve, waits, and shuts both down.
-
-Every setting is a flag. Clusters do not need this program: they deploy `service.app:build`.
-"""
+"""`mrp-serve serve`: the service on one machine. Clusters deploy `service.app:build` instead."""
 
 from __future__ import annotations
 
@@ -103,10 +100,9 @@ class _End:
 
 
 class LogPipe:
-    """A named pipe for the log lines of the replicas. This process copies it to its stderr.
+    """A named pipe for the log lines of the replicas, without Ray's prefix. This process copies it to stderr.
 
-    Ray would add a prefix and mix the lines with its own. A paused terminal stops the copying; the replicas continue
-    and drop lines (`telemetry/logs.py`). `folder`: no other user may enter it.
+    A paused terminal stops the copying; the replicas go on and drop lines. `folder`: no other user may enter it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -141,17 +137,12 @@ def _ready(settings: Settings, seconds: float) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - where to ask
     url = f"http://{preflight.in_url(host)}:{settings.port}"
     body = '{"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}]}'
-    key = "-H 'Authorization: Bearer KEY' " if settings.api_keys or settings.api_keys_file else ""
+    has_keys, local = settings.api_keys or settings.api_keys_file, settings.host in {"localhost", "::1"}
+    key, warning = "-H 'Authorization: Bearer KEY' " if has_keys else "", ""
+    if not (has_keys or local or settings.host.startswith("127.")):
+        address = f"{preflight.in_url(settings.host)}:{settings.port}"
+        warning = f"\nwarning: no API keys are set, so whoever reaches {address} may use the service"
     return (
         f"{settings.model_name} is served on {url} after {seconds:.0f} s; fields and examples: {url}/docs\n"
-        f"try: curl -s {url}/generate -H 'Content-Type: application/json' {key}-d '{body}'" + _warning(settings)
+        f"try: curl -s {url}/generate -H 'Content-Type: application/json' {key}-d '{body}'{warning}"
     )
-
-
-def _warning(settings: Settings) -> str:
-    """A line for a service that other machines may reach without a key. Empty for others."""
-    local = settings.host in {"localhost", "::1"} or settings.host.startswith("127.")
-    if local or settings.api_keys or settings.api_keys_file:
-        return ""
-    address = f"{preflight.in_url(settings.host)}:{settings.port}"
-    return f"\nwarning: no API keys are set, so whoever reaches {address} may use the service"

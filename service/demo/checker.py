@@ -84,12 +84,8 @@ def _lines(story: Story, answer: str, position: _Position, double: bool) -> Iter
 def _facts(story: Story, position: _Position, double: bool) -> Facts:
     totals, (sign, number) = story.totals[position.events :], story.events[position.events]
     lefts = (str(totals[0]), *position.letters[-1:])
-    facts: Facts = {
-        "X": [text for left in lefts for text in sums(left, sign, number)],
-        "r": [str(totals[1 + double])],
-        "A": [story.name],
-        "it": [story.items],
-    }
+    expressions = [text for left in lefts for text in sums(left, sign, number)]
+    facts: Facts = {"X": expressions, "r": [str(totals[1 + double])], "A": [story.name], "it": [story.items]}
     if not double:
         return facts
     return {**facts, "m": [str(totals[1])], "Z": sums(str(totals[1]), *story.events[position.events + 1])}

@@ -2,9 +2,6 @@
 
 A calibration chooses a plan at each measured load. Neighbouring loads meet at their geometric mean, since the price of
 a request follows the ratio of loads. Bands of one plan are one band.
-
-The load that presets follow has a hysteresis: plans would otherwise alternate while the number of requests moves around
-the bound of two bands.
 """
 
 import math
@@ -42,10 +39,7 @@ def in_words(bands: Sequence[Band]) -> str:
 
 
 class LoadHysteresis:
-    """The load of one ingress, as presets see it: it moves only when the number of requests leaves its surroundings.
-
-    This is a play (backlash) operator: its value depends on the loads in their order, not on time.
-    """
+    """The load as presets see it: a play (backlash) operator, so plans do not alternate around a bound."""
 
     def __init__(self, play: float = _PLAY) -> None:
         self._play = play

@@ -1,9 +1,4 @@
-"""The presets of a served checkpoint: the plans of its calibration file, or the reason why it has none.
-
-Replicas read the file when they load. The ingress gets the presets from them, and resolves requests by `quality` at the
-load of that moment. A calibration belongs to one checkpoint: its identity has the values on which answers depend, and a
-fingerprint of samples of the weights.
-"""
+"""The presets of a served checkpoint: the plans of its calibration file, or the reason why it has none."""
 
 from __future__ import annotations
 
@@ -55,11 +50,7 @@ class Presets:
         return replace(self, load=load)
 
     def plan(self, name: QualityName, temperature: float) -> Plan:
-        """The plan of a quality at the load and a request's temperature.
-
-        Above the highest measured temperature it is that of `lossless`. QualityNotAvailable says how to make a
-        calibration.
-        """
+        """The plan of a quality, `lossless` above the highest measured temperature. Raises QualityNotAvailable."""
         if name not in self.bands:
             raise QualityNotAvailable(
                 f"quality is {name!r}, allowed are {', '.join(self.bands)}: {self.missing}", param="quality"
@@ -78,16 +69,12 @@ def file_of(folder: Path, chosen: Path | None, name: str) -> QualityFile | None:
 
 
 def presets_of(folder: Path, config: ModelConfig, chosen: Path | None = None, activation_parts: int = 1) -> Presets:
-    """The presets of a checkpoint. CheckpointError if its file is broken. A file of another checkpoint is not used.
-
-    `activation_parts`: as in `Identity`.
-    """
+    """The presets of a checkpoint. A file of another checkpoint is not used. CheckpointError if it is broken."""
     mode = default_mode().name
     knobs = default_knobs(mode, config.mrp.default_steps if config.mrp else 0)
     fallback: dict[QualityName, tuple[Band, ...]] = {"lossless": (Band(mode=mode, knobs=knobs),)}
     name = file_name(config.quantization, activation_parts)
-    file = file_of(folder, chosen, name)
-    if file is None:
+    if (file := file_of(folder, chosen, name)) is None:
         return Presets(fallback, missing=f"this checkpoint has no {name}; {HOW_TO_MAKE}")
     identity = identity_of(folder, config, activation_parts)
     if file.checkpoint == identity:

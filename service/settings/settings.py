@@ -277,10 +277,7 @@ class Settings(BaseSettings):
 
 
 def torch_threads() -> int | None:
-    """The CPU threads of each of a replica's processes, by `MRP_SERVE_TORCH_THREADS`. None: half the cores, shared.
-
-    `OMP_NUM_THREADS` cannot say it: Ray sets that variable in every replica.
-    """
+    """CPU threads by `MRP_SERVE_TORCH_THREADS`, None: half the cores, shared. Ray sets `OMP_NUM_THREADS` itself."""
     threads = os.environ.get(f"{PREFIX}TORCH_THREADS")
     if threads is not None and (not threads.isdecimal() or not int(threads)):
         raise SettingsError(f"{PREFIX}TORCH_THREADS is {threads!r}, expected a whole number, at least 1")

@@ -1,8 +1,7 @@
 """The log lines of one process, as text or JSON, of the loggers `service.*` only.
 
-The lines go to the process's stderr, or to the pipe of `mrp-serve serve`. Serve has its own loggers and files. A line
-never holds a prompt, an answer or a key. Data is logged as named fields (`extra`). Unexpected errors are logged without
-their message, which may quote the request.
+The lines go to the process's stderr, or to the pipe of `mrp-serve serve`. A line never holds a prompt, an answer or a
+key. Data is logged as named fields (`extra`), unexpected errors without their message, which may quote the request.
 """
 
 import logging
@@ -64,11 +63,7 @@ def _without_private(_: Any, __: str, event: EventDict) -> EventDict:
 
 
 class PipeHandler(logging.Handler):
-    """Appends lines to the named pipe at `path`, and never waits for its reader. OSError if it cannot be opened.
-
-    The pipe fills up if its reader stops, as `mrp-serve serve` does while its terminal is paused. Lines are then
-    dropped. Once the pipe has room again, a line says how many were dropped.
-    """
+    """Appends lines to the pipe at `path`, and never waits: a full pipe drops lines, which a later line counts."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

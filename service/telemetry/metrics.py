@@ -1,8 +1,4 @@
-"""The table of all metrics, the registry of one process, and `Sums` for a process without a registry.
-
-Tests compare the documentation and the dashboards with `METRICS`. `replica/metrics.py` fills a replica's registry, the
-ingress fills its own. `gateway/metrics.py` joins the snapshots of all processes to one page.
-"""
+"""The table of all metrics, the registry of one process, and `Sums` for a process without a registry."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

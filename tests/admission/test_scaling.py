@@ -126,24 +126,11 @@ def scaled(monkeypatch: pytest.MonkeyPatch, script: Any, **settings: Any) -> Clu
     return run(main())
 
 
-#: replicas' worth of work, and the replicas that it needs
-LOADS = {0.3: 1, 0.9: 2, 1.5: 2, 2.7: 4}
-#: those of `LOADS` that every run tests; how the requests come is told by whether they come evenly
-TESTED = {(0.3, True), (1.5, True), (0.9, False)}
-
-
 @pytest.mark.parametrize(
-    ("load", "settles", "evenly"),
+    ("load", "settles", "evenly"),  # replicas' worth of work, and the replicas that it needs
     [
-        pytest.param(
-            load,
-            settles,
-            evenly,
-            id=f"{load}-{settles}-{'evenly' if evenly else 'at random'}",
-            marks=() if (load, evenly) in TESTED else pytest.mark.slow,
-        )
-        for load, settles in LOADS.items()
-        for evenly in (True, False)
+        *((0.3, 1, True), (1.5, 2, True), (0.9, 2, False)),
+        *(pytest.param(2.7, 4, evenly, marks=pytest.mark.slow) for evenly in (True, False)),
     ],
 )
 def test_a_constant_load_settles(monkeypatch: pytest.MonkeyPatch, load: float, settles: int, evenly: bool) -> None:

@@ -116,8 +116,6 @@ def test_an_interrupted_calibration_resumes(run, capsys, model, options, monkeyp
         (("--count", 7), "count is 7"),
         (("--concurrency", 3), "concurrency is 3, allowed is at most half the timed prompts, 2"),
         (("--plan", "swift"), "mode is 'swift'"),
-        (("--prompts", "nowhere.jsonl"), "cannot be read"),
-        (("--count", 5, "--timed", 3, "--concurrency", 2), "half the timed prompts, 1: timed are 3, in two chunks"),
         (("--out", "nowhere/quality.json"), "nowhere/quality.json cannot be written: No such file"),
     ],
 )

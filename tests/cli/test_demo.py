@@ -51,13 +51,6 @@ def test_generate_keeps_to_a_constraint(run, priced, capsys, tmp_path):
     assert capsys.readouterr().out.strip() in {"yes", "no"}
 
 
-def test_generate_says_what_was_verified(run, priced, capsys):
-    assert run("generate", STORY, "--json", *("--threshold", 0.5, "--max-new-tokens", 4)) == 0
-    assert json.loads(capsys.readouterr().out)["knobs"] == {
-        "mrp_steps": "auto", "threshold": 0.5, "verify": "dynamic",
-    }  # fmt: skip
-
-
 def test_generate_refuses_an_empty_prompt_with_and_without_a_template(run, capsys):
     for options in ((), ("--raw",)):
         assert run("generate", "", *options) == 1

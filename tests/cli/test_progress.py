@@ -5,9 +5,8 @@ import sys
 from io import StringIO
 
 import pytest
-from rich.console import Console
 
-from service.cli.output import WIDE, Counter, notes, table
+from service.cli.output import WIDE, Counter, notes
 
 
 def counts(screen):
@@ -57,11 +56,3 @@ def test_help_is_as_wide_as_there_is_room(run, capsys, command, monkeypatch):
     assert run(command, "--help") == 0
     widths = {len(line.rstrip()) for line in capsys.readouterr().out.splitlines()}
     assert max(widths) == WIDE
-
-
-def test_at_80_columns_a_plan_is_broken_between_its_knobs(capsys):
-    plans = table("plan", *("a column of numbers" for _ in range(7)), plan="plan")
-    plans.add_row("sequential tokens_per_step=1 entropy_bound=1.0", *("1,312 x3.64 ±0.28" for _ in range(7)))
-    Console(width=80).print(plans)
-    first = [line[:17].strip() for line in capsys.readouterr().out.splitlines()]
-    assert [part for part in first if part] == ["plan", "sequential", "tokens_per_step=1", "entropy_bound=1.0"]

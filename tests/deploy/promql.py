@@ -1,76 +1,44 @@
-"""What a PromQL expression asks for: metrics, labels it matches, labels it groups by. Parsed, not searched."""
+"""Metrics and labels that a PromQL expression names, and those that the service exposes."""
 
-from dataclasses import dataclass, field
+import re
 
-import promql_parser as promql
+import promql_parser
 
 from service.telemetry.metrics import METRICS, PREFIX
 
-#: what a scrape adds
+#: labels that a scrape adds
 SCRAPED = {"job", "instance", "replica"}
 
 
-@dataclass
-class Query:
-    """The selectors (metric, labels) of an expression, and the labels its operators name."""
-
-    selectors: list[tuple[str, set[str]]] = field(default_factory=list)
-    grouped: set[str] = field(default_factory=set)
-
-
-def parse(expression):
-    """`Asked`, of an expression that may hold Grafana's variables."""
-    for variable, value in (("$__rate_interval", "1m"), ("$job", "any")):
+def selectors(expression):
+    """(metric, labels) of every selector. ValueError for an expression that is none."""
+    for variable, value in (("$__rate_interval", "1m"), ("$job", "any")):  # Grafana's variables
         expression = expression.replace(variable, value)
-    query = Query()
-    _walk(promql.parse(expression), query)
-    return query
-
-
-def _walk(node, query):
-    match node:
-        case promql.VectorSelector():
-            query.selectors.append((node.name, {matcher.name for matcher in node.matchers.matchers}))
-        case promql.MatrixSelector():
-            _walk(node.vector_selector, query)
-        case promql.AggregateExpr():
-            query.grouped |= set(node.modifier.labels if node.modifier else ())
-            _walk(node.expr, query)
-        case promql.BinaryExpr():
-            matching = node.modifier and node.modifier.matching
-            query.grouped |= set(matching.labels if matching else ())
-            _walk(node.lhs, query)
-            _walk(node.rhs, query)
-        case promql.Call():
-            for argument in node.args:
-                _walk(argument, query)
-        case promql.ParenExpr() | promql.UnaryExpr():
-            _walk(node.expr, query)
-        case promql.NumberLiteral() | promql.StringLiteral():
-            pass
-        case _:
-            raise AssertionError(f"an expression of a kind this walk does not know: {type(node).__name__}")
+    promql_parser.parse(expression)
+    matches = re.findall(rf"\b({PREFIX}\w+|up)\b(?:\{{([^}}]*)\}})?", expression)
+    return [(name, set(re.findall(r"(\w+)\s*[=!]", labels))) for name, labels in matches]
 
 
 def exposed():
     """Every sample name of ours and its labels: three for a histogram."""
     names = {}
     for metric in METRICS:
-        labels = {*metric.labels, *SCRAPED}
+        labels, name = {*metric.labels, *SCRAPED}, PREFIX + metric.name
+        names |= {name: labels}
         if metric.kind == "histogram":
-            names[f"{PREFIX}{metric.name}_bucket"] = {*labels, "le"}
-            names[f"{PREFIX}{metric.name}_sum"] = names[f"{PREFIX}{metric.name}_count"] = labels
-        else:
-            names[PREFIX + metric.name] = labels
+            del names[name]
+            names |= {f"{name}_bucket": {*labels, "le"}, f"{name}_sum": labels, f"{name}_count": labels}
     return names
 
 
 def problems(expression):
     """Names and labels in an expression that the service does not expose."""
-    existing, query = exposed(), parse(expression)
-    unknown = [f"{name} is no metric of ours" for name, _ in query.selectors if name not in existing and name != "up"]
-    matches = [(name, labels) for name, labels in query.selectors if name in existing]
+    existing, chosen = exposed(), selectors(expression)
+    unknown = [f"{name} is no metric of ours" for name, _ in chosen if name not in existing and name != "up"]
+    matches = [(name, labels) for name, labels in chosen if name in existing]
     for name, labels in matches:
         unknown += [f"{name} has no label {label}" for label in labels - existing[name]]
-    everywhere = set().union(*(existing[name] for name, _ in matches)) if matches else SCRAPED
-    return unknown + [f"no metric has the label {label}" for label in query.grouped - everywhere]
+    groups = re.findall(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)", expression)
+    grouped = set(re.findall(r"\w+", " ".join(groups)))
+    everywhere = SCRAPED.union(*(existing[name] for name, _ in matches))
+    return unknown + [f"no metric has the label {label}" for label in grouped - everywhere]

@@ -12,7 +12,7 @@ import yaml
 from service import errors
 from tests.deploy.dockerfile import ROOT
 from tests.deploy.kubernetes import KUBERAY
-from tests.deploy.promql import exposed, parse, problems
+from tests.deploy.promql import exposed, problems, selectors
 
 OBSERVE = ROOT / "deploy" / "observe"
 DASHBOARD = json.loads((OBSERVE / "grafana" / "dashboards" / "mrp-serve.json").read_text())
@@ -41,13 +41,13 @@ def test_a_panel_asks_for_what_exists(panel):
     for target in panel["targets"]:
         assert problems(target["expr"]) == []
         named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-        assert named <= {label for name, _ in parse(target["expr"]).selectors for label in exposed()[name]}
+        assert named <= {label for name, _ in selectors(target["expr"]) for label in exposed()[name]}
 
 
 def test_every_selector_obeys_the_variable():
     for panel in PANELS:
         for text in expressions(panel):
-            assert all("job" in labels for _, labels in parse(text).selectors), panel["title"]
+            assert all("job" in labels for _, labels in selectors(text)), panel["title"]
 
 
 def test_panels_do_not_overlap_and_are_told_apart():

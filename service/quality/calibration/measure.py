@@ -1,9 +1,7 @@
-"""Runs plans over prompts at several loads: first the timed prompts, at every concurrency, then all the others.
-
-Then it runs all prompts at temperatures above 0, which only accuracy needs. `service/cli/calibrate.py` calls it.
+"""Runs plans over prompts at several loads: the timed prompts at every concurrency, the others, then all above 0.
 
 Plans take turns chunk by chunk, so that a machine that is busy for a while is so for all of them. Plans with
-static's answers by construction answer the timed prompts only. Knows no files, no presets and no command line.
+static's answers by construction answer the timed prompts only. `service/cli/calibrate.py` calls this module.
 """
 
 import hashlib
@@ -37,10 +35,7 @@ _HOW: Mapping[Clock, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The size of a measurement. `concurrency`: numbers of requests together, ascending. `timed`: timed prompts.
-
-    `temperatures`: those above 0, ascending.
-    """
+    """The size of a measurement. `concurrency`, `temperatures` (above 0): ascending. `timed`: timed prompts."""
 
     concurrency: tuple[int, ...]
     timed: int
@@ -154,10 +149,7 @@ class Calibration:
 def engine_for(
     checkpoint: Checkpoint, tasks: Sequence[PromptTask], scope: Scope, deps: EngineDeps | None = None
 ) -> Engine:
-    """An engine with pages for the longest prompts at the highest concurrency.
-
-    It has no prefix cache, so that every plan pays for its prefill.
-    """
+    """An engine for the longest prompts at the highest concurrency. Without a prefix cache, plans pay their prefill."""
     longest = max(len(task.prompt_token_ids) for task in tasks) + scope.max_new_tokens
     tokens = max(scope.concurrency) * (longest + 2 * checkpoint.config.block_size)
     limits = EngineConfig(max(scope.concurrency), kv_cache_tokens=tokens, prefix_cache=False)

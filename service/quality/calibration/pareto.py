@@ -1,9 +1,8 @@
 """The Pareto frontier of accuracy and speed, the presets on it, and the calibration file that has both.
 
-Point estimates decide, on the prompts that both a plan and static answered. `warnings_of` names the uncertain choices.
 Presets are chosen twice: by the loss at temperature 0, and by the largest loss at the temperatures above it. Two speeds
 within the margin `tie` count as equal. Among equal plans the more accurate one is chosen, then the one with more tokens
-per forward, which is likely to be faster on another device.
+per forward, which is likely to be faster on another device. `warnings_of` names the uncertain choices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -67,10 +66,7 @@ def is_lossless(mode: DecodingMode) -> bool:
 
 
 def with_frontier(rows: Sequence[PlanResult], loads: Sequence[int]) -> list[PlanResult]:
-    """The rows, with a mark on each speed that no other row beats.
-
-    A row beats another one if it is as accurate and faster, or as fast and more accurate.
-    """
+    """The rows, with a mark on each speed that no other row beats: as accurate and faster, or the other way round."""
     marks = {load: [not any(_beats(other, row, load) for other in rows) for row in rows] for load in loads}
     return [
         row.model_copy(

@@ -1,7 +1,4 @@
-"""The plans that a calibration tries: every mode at a grid of its knobs, or the plans of the command line.
-
-A mode without a line in `GRID` is tried at its defaults. Knows no engine.
-"""
+"""The plans that a calibration tries: every mode at a grid of its knobs, or the plans of the command line."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -114,10 +114,7 @@ def proportion(count: int, total: int) -> Estimate:
 
 
 def paired_difference(gained: int, lost: int, total: int) -> Estimate:
-    """The difference of two proportions of the same `total` problems: (`gained` - `lost`) / `total`.
-
-    Interval: Agresti and Min (2005). It adds half a problem to each of the four kinds of pairs.
-    """
+    """(`gained` - `lost`) / `total`, of the same `total` problems. Interval: Agresti and Min (2005)."""
     more, less, count = gained + 0.5, lost + 0.5, total + 2
     middle = (more - less) / count
     half = _Z * math.sqrt(more + less - (more - less) ** 2 / count) / count
