@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from functools import partial
 
 #: characters of a message and of a field's name; a client's own text may stand in both
 MAX_MESSAGE = 4000
@@ -33,15 +34,11 @@ class MrpServeError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles the keyword arguments, too, since errors cross processes (Ray)."""
-        return _rebuild, (type(self), self.message, self.param, self.retry_after)
+        return partial(type(self), param=self.param, retry_after=self.retry_after), (self.message,)
 
 
 def _shortened(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[:length]}…"
-
-
-def _rebuild(kind: type[MrpServeError], message: str, param: str | None, retry_after: float | None) -> MrpServeError:
-    return kind(message, param=param, retry_after=retry_after)
 
 
 class InvalidRequest(MrpServeError, status=422):

@@ -73,7 +73,7 @@ class TextModel:
         requests = [
             GenerationRequest(
                 str(index),
-                tuple(self._encode(prompt)),
+                tuple(self.codec.encode(prompt) if isinstance(prompt, str) else self.codec.encode_chat(prompt)),
                 mode or default_mode(),
                 sampling or SamplingParams(),
                 max_new_tokens,
@@ -88,6 +88,3 @@ class TextModel:
     @cached_property
     def _vocabulary(self) -> TokenVocabulary:
         return TokenVocabulary.for_checkpoint(self.codec, self.checkpoint.config)
-
-    def _encode(self, prompt: PromptType) -> list[int]:
-        return self.codec.encode(prompt) if isinstance(prompt, str) else self.codec.encode_chat(prompt)

@@ -45,7 +45,11 @@ class AnswerUsage:
 
     def add(self, item: Progress | Chunk | Ending) -> None:
         if isinstance(item, Ending):
-            self._end(item)
+            self.used = item.prompt_tokens + item.completion_tokens
+            if not self._whole:
+                self.streamed = self.used
+            self._count_blocks(max(0, -(-item.completion_tokens // self._block_size) - self.decoded))
+            self._throughput.answered(self.requested, self.decoded)
         elif isinstance(item, Chunk):
             self._count_blocks(-(-len(item.token_ids) // self._block_size))
             if not self._whole:
@@ -55,13 +59,6 @@ class AnswerUsage:
     def count(self, tokens: int) -> None:
         """The request was to count the prompt's tokens only."""
         self.used = math.ceil(tokens * _COUNTED)
-
-    def _end(self, ending: Ending) -> None:
-        self.used = ending.prompt_tokens + ending.completion_tokens
-        if not self._whole:
-            self.streamed = self.used
-        self._count_blocks(max(0, -(-ending.completion_tokens // self._block_size) - self.decoded))
-        self._throughput.answered(self.requested, self.decoded)
 
     def _count_blocks(self, blocks: int) -> None:
         self.decoded += blocks

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from service.decode.knobs import Knob, KnobValue, knobs_in
+from service.decode.knobs import KnobValue, knobs_in
 from service.decode.modes import KNOBS, MODES
 from service.errors import SettingsError
 from service.settings.settings import Settings
@@ -140,7 +140,13 @@ def with_knobs(command: CommandFunction) -> CommandFunction:
     def knobs(values: Mapping[str, Any]) -> Knobs:
         return {name: value(name, option) for name, option in values.items() if option is not None}
 
-    return _expanded(command, "knobs", [_knob_option(name, knob) for name, knob in KNOBS.items()], knobs)
+    options = []
+    for name, knob in KNOBS.items():
+        modes = ", ".join(mode for mode, params in MODES.items() if name in knobs_in(params))
+        kind: Any = str if knob.auto else knob.kind
+        annotation: Any = Annotated[kind | None, typer.Option(help=f"{modes}: {knob.help}.")]
+        options.append(inspect.Parameter(name, _KEYWORD, default=None, annotation=annotation))
+    return _expanded(command, "knobs", options, knobs)
 
 
 def with_fields(parameter: str, options: type[Any]) -> Callable[[CommandFunction], CommandFunction]:
@@ -173,13 +179,6 @@ def _expanded(
     expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {declared.name: declared.annotation for declared in parameters}
     return expanded
-
-
-def _knob_option(name: str, knob: Knob) -> inspect.Parameter:
-    modes = ", ".join(mode for mode, params in MODES.items() if name in knobs_in(params))
-    kind: Any = str if knob.auto else knob.kind
-    annotation: Any = Annotated[kind | None, typer.Option(help=f"{modes}: {knob.help}.")]
-    return inspect.Parameter(name, _KEYWORD, default=None, annotation=annotation)
 
 
 def with_settings(without: Collection[str] = ()) -> Callable[[CommandFunction], CommandFunction]:

@@ -69,7 +69,12 @@ class RunFolder:
     def __init__(self) -> None:
         above = _private_folder(base())
         with _Locked(above):
-            _sweep(above)
+            ended = []
+            for folder in above.iterdir():
+                with suppress(OSError), _Locked(folder, wait=False):
+                    ended.append(folder)
+            for folder in sorted(ended, key=lambda run: run.stat().st_mtime)[:-1]:
+                shutil.rmtree(folder, ignore_errors=True)
             self.path = Path(tempfile.mkdtemp(dir=above))
             self._lock = _Locked(self.path)
         if len(bytes(self.path)) + _RAYS_PART > _SOCKET_PATH:
@@ -116,13 +121,3 @@ def _private_folder(above: Path) -> Path:
                 raise SettingsError(f"{folder} is open to others (mode {0o700 | mode:04o}): `chmod 700 {folder}`")
             return folder
     return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=above))
-
-
-def _sweep(above: Path) -> None:
-    """Removes the folders of runs that have ended, but the newest of them."""
-    over = []
-    for folder in above.iterdir():
-        with suppress(OSError), _Locked(folder, wait=False):
-            over.append(folder)
-    for folder in sorted(over, key=lambda run: run.stat().st_mtime)[:-1]:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -122,16 +122,12 @@ def _check_code(task: Code, answer: str) -> bool:
         match = pattern(text).fullmatch(answer)
         facts = {"v": [task.v], "j": [str(task.j)], "t": [str(task.t)], "f": [*BODIES[body], move]}
         if match and _agrees(match, facts) and match.groupdict().get("y") != task.v:
-            return _value(body, task.j, int(match["k"])) == task.t
+            j, k = task.j, int(match["k"])
+            results = {"*": j * k, "+": j + k, "-": j - k if body.startswith("{v}") else k - j}
+            return results[body.split()[1]] == task.t
     return False
 
 
 class _Holes(dict[str, str]):
     def __missing__(self, key: str) -> str:
         return f"{{{key}}}"
-
-
-def _value(body: str, j: int, k: int) -> int:
-    if "*" in body:
-        return j * k
-    return j + k if "+" in body else j - k if body.startswith("{v}") else k - j

@@ -1,12 +1,12 @@
 """The table of all metrics, the registry of one process, and `Sums` for a process without a registry."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric as Exposed
-from prometheus_client.registry import Collector
 
 from service.messages.replica_status import Family
 
@@ -166,21 +166,12 @@ class Registry:
         return tuple(_family(metric, replica) for metric in self._registry.collect())
 
 
-class _Single(Collector):
-    """A collector of one metric."""
-
-    def __init__(self, metric: Exposed) -> None:
-        self._metric = metric
-
-    def collect(self) -> Iterator[Exposed]:
-        yield self._metric
-
-
 def _family(metric: Exposed, replica: str) -> Family:
     """The metric as text, without the creation times of its samples."""
     labelled = Exposed(metric.name, metric.documentation, metric.type)
     for sample in metric.samples:
         if not sample.name.endswith("_created"):
             labelled.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
-    help_line, type_line, *samples = generate_latest(_Single(labelled)).decode().splitlines(keepends=True)
+    single: Any = SimpleNamespace(collect=lambda: [labelled])  # a collector of one metric
+    help_line, type_line, *samples = generate_latest(single).decode().splitlines(keepends=True)
     return Family(metric.name, help_line + type_line, "".join(samples))

@@ -28,18 +28,8 @@ BODY = {"mode": "static", "max_new_tokens": 12}
 
 def start(file: Path, out: Path, *options: object) -> subprocess.Popen[str]:
     # A shell's background job ignores SIGINT, and so would its children.
-    call = [
-        "env",
-        "--default-signal=INT",
-        sys.executable,
-        "-m",
-        "service.cli.main",
-        "batch",
-        "--in",
-        file,
-        "--out",
-        out,
-    ]
+    program = ("env", "--default-signal=INT", sys.executable, "-m", "service.cli.main")
+    call = [*program, "batch", "--in", file, "--out", out]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         list(map(str, [*call, *OPTIONS, *options])), cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment

@@ -17,6 +17,7 @@ from service.demo import CHECKPOINT
 from service.errors import SettingsError
 from service.gateway.http.sockets import bind
 from service.settings.settings import Settings
+from tests.service.running import free_port
 from tests.tiny import GOLDEN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,9 +78,9 @@ def test_a_port_that_is_taken(run: Run, capsys: pytest.CaptureFixture[str]) -> N
     assert error_line(capsys) == f"mrp-serve: cannot listen on 127.0.0.1:{port}: Address already in use"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::"])
+@pytest.mark.parametrize("host", ["localhost", "0.0.0.0", "::1", "::"])
 def test_any_address_of_this_machine_is_let_through(host: str) -> None:
-    port = _free()
+    port = free_port()
     assert preflight.check(Settings(host=host, port=port)).host == host
     bind(host, port).close()
 
@@ -121,7 +122,7 @@ def test_the_checks_do_not_import_torch() -> None:
     """Importing torch takes longer than all checks, and a program that starts Ray does not need torch."""
     program = (
         "import sys; from service.cli import preflight; from service.settings.settings import Settings; "
-        f"preflight.check(Settings(port={_free()})); print('torch' in sys.modules)"
+        f"preflight.check(Settings(port={free_port()})); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -132,12 +133,6 @@ def test_a_hub_model_is_pinned_to_its_commit(tmp_path: Path, monkeypatch: pytest
     folder = tmp_path / "models--owner--model" / "snapshots" / "0123abc"
     shutil.copytree(CHECKPOINT, folder)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(folder))
-    settings = preflight.check(Settings(model="owner/model@main", port=_free()))
+    settings = preflight.check(Settings(model="owner/model@main", port=free_port()))
     assert settings.model == "owner/model@0123abc"
     assert settings.model_name == "model"
-
-
-def _free() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

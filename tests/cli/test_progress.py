@@ -1,8 +1,6 @@
 """Long commands show their progress from the first part on: a bar on a terminal, else lines."""
 
 import re
-import sys
-from io import StringIO
 
 import pytest
 
@@ -48,11 +46,3 @@ def test_without_a_terminal_there_is_room(run, capsys):
     assert notes().width == WIDE
     assert run("quality") == 0
     assert "sequential tokens_per_step=1 entropy_bound=0.1 " in capsys.readouterr().out  # in one line
-
-
-@pytest.mark.parametrize("command", ["frontier", "calibrate", "train-mrp"])
-def test_help_is_as_wide_as_there_is_room(run, capsys, command, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", StringIO())
-    assert run(command, "--help") == 0
-    widths = {len(line.rstrip()) for line in capsys.readouterr().out.splitlines()}
-    assert max(widths) == WIDE

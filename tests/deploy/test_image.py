@@ -169,18 +169,3 @@ def test_the_default_command_becomes_healthy_and_ends_on_sigterm(built):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + (folder / "serve.log").read_text()
     assert "503" in (folder / "health.log").read_text() or "refused" in (folder / "health.log").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("device", "words"), [("cuda", "a CPU build of torch came"), ("tpu", "allowed are cpu and cuda")]
-)
-def test_the_wrong_torch_ends_the_build(built, device, words):
-    build, folder = built
-    [step] = [argument for argument in BUILD.all("RUN") if "DEVICE" in argument]
-    environment = {**build.environment, "DEVICE": device}
-    done = subprocess.run(
-        ["bash", "-c", step], env=environment, capture_output=True, text=True, check=False, cwd=folder
-    )
-    assert done.returncode == 1
-    assert words in done.stderr

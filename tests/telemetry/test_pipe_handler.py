@@ -95,19 +95,6 @@ def test_the_end_of_the_service_says_it_too(pipe: int) -> None:
     assert [line["dropped"] for line in read(pipe)] == [LINES - len(came)]
 
 
-@pytest.mark.parametrize("length", [5000, 7000, 9000, 20000])
-def test_long_lines_come_whole_or_not_at_all(pipe: int, length: int) -> None:
-    """Tracebacks are longer than what a pipe takes or refuses as one, so it may take a part."""
-    log(30, "x" * length)
-    content = os.read(pipe, 2**16)
-    log(1, "next")
-    content += os.read(pipe, 2**16)
-    lines = [json.loads(line) for line in content.splitlines()]
-    whole = sum(line["message"] == "x" * length for line in lines)
-    assert [line.get("dropped") for line in lines] == [None] * whole + [30 - whole, None]
-    assert lines[-1]["message"] == "next"
-
-
 def test_the_rest_of_a_line_comes_before_the_next(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
     room = 100
     real = os.write

@@ -89,7 +89,8 @@ class Calibration:
             if job not in notebook.records:
                 notebook.add(self._measure(job))
             yield job
-        allowed = self._allowed(notebook)
+        margin = Margins().fast  # of plans that lose more at temperature 0, no preset allows any, so they end here
+        allowed = {row.plan.name for row in self.rows(notebook, "wall") if row.difference >= -margin}
         for job in self._sampled():
             if job not in notebook.records and job.plan in allowed:
                 notebook.add(self._measure(job))
@@ -111,11 +112,6 @@ class Calibration:
         for temperature in self._scope.temperatures:
             for start in range(0, len(self._tasks), together):
                 yield from (PlanChunk(plan, together, start, temperature) for plan in self._lossy_and_static())
-
-    def _allowed(self, notebook: Notebook) -> set[str]:
-        """The plans that a preset may allow, by their loss at temperature 0. The others are not measured further."""
-        margin = Margins().fast
-        return {row.plan.name for row in self.rows(notebook, "wall") if row.difference >= -margin}
 
     def _lossy_and_static(self) -> list[str]:
         static, *further = self._plans

@@ -148,12 +148,6 @@ class TestScope:
         with pytest.raises(SettingsError, match="concurrency is 3, allowed is at most half the timed prompts, 2"):
             Calibration(engine, tasks, PLANS, replace(SCOPE, concurrency=(3,)))
 
-    def test_one_at_a_time_times_fewer_prompts(self):
-        scope = replace(SCOPE, timed=128)
-        assert scope.timed_starts(1, 1000) == range(32)
-        assert scope.timed_starts(16, 1000) == range(0, 128, 16)
-        assert scope.timed_starts(16, 40) == range(0, 32, 16)
-
 
 ABOUT = {"plans": ["a"], "timed": 4}
 RECORD = ChunkRecord("a", 1, 0, [True], ["x"], tokens=3, forwards=3, cpu_s=0.5, wall_s=0.5)
