@@ -41,23 +41,23 @@ _POLICY = "service.hooks:deployment_autoscaling_policy"
 
 def build(args: Settings) -> Application:
     """Builds the application from its settings."""
-    return compose(args, GeneratorDeployment)
+    return _compose(args, listens=False)
 
 
 def build_one_machine(args: Settings) -> Application:
     """Builds the application of `mrp-serve serve`: one ingress listens itself, several are behind a proxy."""
-    return compose(args, GeneratorDeployment, listens=args.ingress_listens)
+    return _compose(args, listens=args.ingress_listens)
 
 
-def compose(args: Settings, replica: type, *, listens: bool = False) -> Application:
-    """The two deployments. `replica`: the class behind the ingresses. `listens`: the ingress takes connections."""
+def _compose(args: Settings, *, listens: bool) -> Application:
+    """The two deployments, bound to each other. `listens`: the ingress takes connections itself."""
     if args.device == "auto" and wants_gpu(args.device):
         args = args.model_copy(update={"device": "cuda"})  # the number of slots depends on the device
     # A replica that is being replaced finishes its requests.
     stopping: Any = {"graceful_shutdown_timeout_s": args.request_timeout_s, "graceful_shutdown_wait_loop_s": 0.5}
     ranks = args.tensor_parallel_size
     generator: Any = serve.deployment(
-        replica,
+        GeneratorDeployment,
         name=GENERATOR,
         **_replicas(args),
         ray_actor_options={"num_cpus": ranks, "num_gpus": ranks if wants_gpu(args.device) else 0},

@@ -9,10 +9,7 @@ from service.fair_queue import FairQueue, Ticket
 
 
 class QueuePolicy:
-    """Decides from a queue and its throughput. `limits`: seconds of work, and number of requests.
-
-    Each refused request of a tenant gets a later Retry-After, by the time that its work takes: they return one by one.
-    """
+    """`limits`: seconds of work, and requests. A tenant's refused requests get ascending Retry-After times."""
 
     def __init__(
         self, queue: FairQueue[Any], throughput: Throughput, limits: tuple[float, int], clock: Callable[[], float]

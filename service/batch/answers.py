@@ -41,10 +41,7 @@ class LineAnswers:
         self.tokens = 0
 
     async def run(self, lines: Iterable[BatchLine], write: WriteOutput) -> None:
-        """Answers all lines, read as engines have room. `write` gets one output for each, as they finish.
-
-        Raises the errors of `lines` and of `write`, and the error of engines that do not start again.
-        """
+        """Answers all lines, read as engines have room; `write` gets outputs as they finish. Raises their errors."""
         try:
             async with asyncio.TaskGroup() as group:
                 for index, line in enumerate(lines):

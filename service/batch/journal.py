@@ -31,8 +31,7 @@ class _Written(msgspec.Struct):
 class Journal:
     """An output file, which this process alone may write. A torn last line is cut off.
 
-    `count`, `errors`: the number of written lines, and of errors among them. SettingsError if the file cannot be
-    written, if another process writes it, or if its lines are no answers.
+    `count`, `errors`: of the written lines. SettingsError if the file cannot be written, or if a line is no answer.
     """
 
     def __init__(self, path: Path) -> None:

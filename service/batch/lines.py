@@ -45,10 +45,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One line. `number`: its number in the file, from 1. `custom_id`: `line-<number>` if the line has none.
-
-    `url`, `body`: the path and the body of its request. `error`: why the line is no request.
-    """
+    """One line. `number`: from 1. `url`, `body`: path and body of its request. `error`: why the line is no request."""
 
     number: int
     custom_id: str

@@ -64,7 +64,13 @@ def command(
     from service.batch.lines import BatchFile
     from service.telemetry.logs import install_logs
 
-    file = BatchFile(input_file, _fields(defaults), settings.max_body_bytes)
+    try:
+        fields = json.loads(defaults)
+    except ValueError as error:
+        raise SettingsError(f"defaults is {defaults[:80]!r}, which is not JSON: {error}", param="defaults") from None
+    if not isinstance(fields, dict):
+        raise SettingsError(f"defaults is {defaults[:80]!r}, a JSON object is expected", param="defaults")
+    file = BatchFile(input_file, fields, settings.max_body_bytes)
     if input_file.exists() and output_file.exists() and input_file.samefile(output_file):
         raise SettingsError(f"out is {output_file}, which is the input", param="out")
     total = len(file)
@@ -119,16 +125,6 @@ async def _sync(journal: Journal) -> None:
     while True:
         await asyncio.sleep(_SYNC_S)
         await asyncio.to_thread(journal.sync)
-
-
-def _fields(defaults: str) -> Json:
-    try:
-        fields = json.loads(defaults)
-    except ValueError as error:
-        raise SettingsError(f"defaults is {defaults[:80]!r}, which is not JSON: {error}", param="defaults") from None
-    if not isinstance(fields, dict):
-        raise SettingsError(f"defaults is {defaults[:80]!r}, a JSON object is expected", param="defaults")
-    return fields
 
 
 def settings_of_replicas(settings: Settings) -> list[Settings]:

@@ -57,11 +57,10 @@ _PROGRAM_ENVIRONMENT = {
 
 
 def begin(settings: Settings, num_cpus: int | None = None) -> Future[None]:
-    """Starts Ray and Serve, and returns when an application can be deployed. Loads nothing of the model.
+    """Starts Ray (with `num_cpus`) and Serve. Returns when an application can be deployed; loads nothing of the model.
 
-    The future is done when Serve's proxy has started, or holds the error if it has not. No proxy is started for an
-    ingress that listens itself. `num_cpus`: the number of CPUs that Ray assumes. SettingsError if one of them does not
-    start, or if this machine has no room for the replicas.
+    The future is done when Serve's proxy has started (none for an ingress that listens itself), or holds its error.
+    SettingsError if Ray or Serve does not start, or if this machine has no room for the replicas.
     """
     for name, value in (ENVIRONMENT | _PROGRAM_ENVIRONMENT | private.token()).items():
         os.environ.setdefault(name, value)
@@ -176,10 +175,9 @@ def deploy(
     say: Callable[[str], None] | None = None,
     proxy: Future[None] | None = None,
 ) -> None:
-    """Deploys an application, which replaces an earlier one. Returns when it serves.
+    """Deploys an application, by default that of the settings, and returns when it serves. `say` gets progress lines.
 
-    `application`: None for the application of the settings. `say`: called with lines on the progress. `proxy`: the
-    result of `begin`. SettingsError, with the failure of a replica, if the application cannot serve.
+    `proxy`: the result of `begin`. SettingsError, with the failure of a replica, if the application cannot serve.
     """
     from ray import serve
 

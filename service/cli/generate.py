@@ -119,10 +119,7 @@ def _constraint(schema: Path | None, regex: str | None, choice: list[str] | None
 def _mode(
     quality: str | None, name: str | None, knobs: Knobs, checkpoint: Checkpoint, temperature: float
 ) -> DecodingMode:
-    """The mode that a quality stands for, or the mode of this name, by default the server's default mode.
-
-    MRP steps default to the checkpoint's. InvalidRequest if a quality and a mode or knobs are given.
-    """
+    """The mode of a quality, or of a name and knobs (default: the server's). InvalidRequest if both are given."""
     from service.decode.registry import default_knobs, default_mode, make_mode
     from service.errors import InvalidRequest
     from service.quality.presets import presets_of

@@ -88,10 +88,7 @@ def _check_device(settings: Settings) -> None:
 
 
 def _check_checkpoint(settings: Settings) -> Path:
-    """Checks the checkpoint's config and calibration, and that the files of weights and tokenizer are whole.
-
-    Returns its folder.
-    """
+    """The folder of a checkpoint whose config, calibration, weights and tokenizer are whole."""
     from service.model import parse_config, read_config, resolve
     from service.model.config import Shard
     from service.model.files import check_weights

@@ -62,8 +62,7 @@ def base() -> Path:
 class RunFolder:
     """A new folder of one run, inside the user's folder of all runs. Other users can enter neither.
 
-    The run locks its folder until its last process has ended. So a later run knows the folders of earlier
-    runs. It removes all but the newest, whose logs may say why that run failed.
+    The run locks its folder until its last process has ended, so a later run removes all ended ones but the newest.
     """
 
     def __init__(self) -> None:

@@ -100,10 +100,7 @@ class _End:
 
 
 class LogPipe:
-    """A named pipe for the log lines of the replicas, without Ray's prefix. This process copies it to stderr.
-
-    A paused terminal stops the copying; the replicas go on and drop lines. `folder`: no other user may enter it.
-    """
+    """A named pipe for the log lines of the replicas, copied to stderr. No other user may enter its `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "log"

@@ -97,22 +97,22 @@ def _check_form(story: Story, answer: str) -> bool:
     facts: Facts = {
         "r": [str(result)], "X": sums(str(before), sign, number), "A": [story.name], "it": [story.items],
     }  # fmt: skip
+
+    def key(field: str) -> str | None:
+        """The key of a field; None for a text that is none, or that is filled wrongly."""
+        for key, templates in FIELDS.items():
+            if any(_agrees(pattern(template).fullmatch(field), facts) for template in templates):
+                return key
+        return None
+
     for header in grammar.HEADERS:
         start = pattern(header).match(answer)
         if start and _agrees(start, {}) and answer.endswith("."):
             for separator in grammar.SEPARATORS:
-                keys = [_key(field, facts) for field in answer[start.end() : -1].split(separator)]
+                keys = [key(field) for field in answer[start.end() : -1].split(separator)]
                 if sorted(map(str, keys)) == sorted(FIELDS) and start.groupdict().get("key", keys[0]) == keys[0]:
                     return True
     return False
-
-
-def _key(field: str, facts: Facts) -> str | None:
-    """Which field of a form a text is; None for none, or for one that is filled wrongly."""
-    for key, templates in FIELDS.items():
-        if any(_agrees(pattern(template).fullmatch(field), facts) for template in templates):
-            return key
-    return None
 
 
 def _check_code(task: Code, answer: str) -> bool:

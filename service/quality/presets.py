@@ -28,11 +28,10 @@ HOW_TO_MAKE = "make one with `mrp-serve calibrate --model CHECKPOINT --prompts F
 
 @dataclass(frozen=True, slots=True)
 class Presets:
-    """The bands of load by name. `measured`, `frontier`: these parts of the calibration file, as plain data.
+    """The bands of load by name, and `sampled_bands` of temperatures above 0. Every model card carries the presets.
 
-    `sampled_bands`: those of requests with a temperature above 0, up to the highest measured one.
-    `load`: requests at a replica, for which plans are chosen. `missing`: why there is no calibration file, None if
-    there is one. Every model card carries the presets.
+    `measured`, `frontier`: parts of the calibration file, as plain data. `load`: requests at a replica, for which plans
+    are chosen. `missing`: why there is no calibration file.
     """
 
     bands: Mapping[QualityName, tuple[Band, ...]]

@@ -114,10 +114,7 @@ class Margins(_FilePart):
 
 
 class Speed(_FilePart):
-    """Tokens per second at one concurrency, prefill included. `speedup`: over static, on the same prompts.
-
-    `on_frontier`: no other plan is as accurate and faster, or as fast and more accurate.
-    """
+    """Tokens per second at one concurrency, prefill included. `speedup`: over static, on the same prompts."""
 
     concurrency: Positive
     tokens_per_second: Rate

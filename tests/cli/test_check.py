@@ -98,12 +98,6 @@ def test_a_template_that_cannot_be_used_is_a_warning(run, capsys, copied):
     assert report.err.startswith("warning: the chat template cannot be used: Unexpected end of template.")
 
 
-def test_a_broken_calibration_is_an_error(run, capsys, copied):
-    (copied / "quality.json").write_text("{}")
-    assert run("check", copied) == 1
-    assert "quality.json is no calibration file" in capsys.readouterr().err
-
-
 def test_check_does_not_write_into_the_cache_of_the_hub(run, capsys, tmp_path, monkeypatch):
     folder = shutil.copytree(GOLDEN, tmp_path / "models--owner--model" / "snapshots" / "0123abc")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))

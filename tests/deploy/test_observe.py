@@ -87,19 +87,6 @@ def test_every_selector_obeys_the_variable():
             assert all("job" in labels for _, labels in selectors(text)), panel["title"]
 
 
-def test_panels_do_not_overlap_and_are_told_apart():
-    ids = [panel["id"] for panel in DASHBOARD["panels"]]
-    assert len(set(ids)) == len(ids)
-    cells = [
-        (x, y)
-        for panel in DASHBOARD["panels"]
-        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
-        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
-    ]
-    assert len(set(cells)) == len(cells)
-    assert all(0 <= x < 24 for x, _ in cells)
-
-
 def test_the_dashboard_finds_its_data_source():
     folder = OBSERVE / "grafana" / "provisioning"
     [source] = yaml.safe_load((folder / "datasources" / "prometheus.yaml").read_text())["datasources"]

@@ -154,19 +154,6 @@ RECORD = ChunkRecord("a", 1, 0, [True], ["x"], tokens=3, forwards=3, cpu_s=0.5, 
 
 
 class TestNotebook:
-    def test_goes_on_where_it_stopped(self, calibration, tmp_path):
-        notebook = Notebook(tmp_path / "partial", ABOUT)
-        run = calibration.run(notebook)
-        done = [next(run) for _ in range(5)]
-        run.close()
-        again = Notebook(tmp_path / "partial", ABOUT)
-        assert list(again.records) == done
-        remaining = dict(again.records)
-        assert list(calibration.run(again)) == calibration.jobs
-        assert {job: again.records[job] for job in done} == remaining
-        again.remove()
-        assert not (tmp_path / "partial").exists()
-
     def test_of_another_calibration_is_begun_anew(self, tmp_path):
         Notebook(tmp_path / "partial", ABOUT).add(RECORD)
         assert Notebook(tmp_path / "partial", ABOUT).records == {PlanChunk("a", 1, 0): RECORD}
