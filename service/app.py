@@ -2,8 +2,7 @@
 
     applications: [{name: mrp, import_path: "service.app:build", args: {model: …, num_replicas: 2}}]
 
-`args` are settings (`service/settings`). An unknown one is an error. Options that Serve sets per deployment (resources)
-go under `deployments: [{name: Generator, …}]` of the file.
+`args` are settings (`service/settings`). Resources go under `deployments: [{name: Generator, …}]` of the file.
 """
 
 # No `from __future__ import annotations` here: Serve turns a deployment file's `args` into `Settings` only if the
@@ -42,31 +41,31 @@ _POLICY = "service.hooks:deployment_autoscaling_policy"
 
 def build(args: Settings) -> Application:
     """Builds the application from its settings."""
-    return compose(args, GeneratorDeployment)
+    return _compose(args, listens=False)
 
 
 def build_one_machine(args: Settings) -> Application:
     """Builds the application of `mrp-serve serve`: one ingress listens itself, several are behind a proxy."""
-    return compose(args, GeneratorDeployment, listens=args.ingress_listens)
+    return _compose(args, listens=args.ingress_listens)
 
 
-def compose(args: Settings, replica: type, *, listens: bool = False) -> Application:
-    """The two deployments, bound to each other. `replica`: the class behind the ingresses.
-
-    `listens`: the ingress takes connections itself. Otherwise Serve's proxies do.
-    """
+def _compose(args: Settings, *, listens: bool) -> Application:
+    """The two deployments, bound to each other. `listens`: the ingress takes connections itself."""
     if args.device == "auto" and wants_gpu(args.device):
         args = args.model_copy(update={"device": "cuda"})  # the number of slots depends on the device
+    # A replica that is being replaced finishes its requests.
+    stopping: Any = {"graceful_shutdown_timeout_s": args.request_timeout_s, "graceful_shutdown_wait_loop_s": 0.5}
+    ranks = args.tensor_parallel_size
     generator: Any = serve.deployment(
-        replica,
+        GeneratorDeployment,
         name=GENERATOR,
         **_replicas(args),
-        ray_actor_options=_devices(args),
+        ray_actor_options={"num_cpus": ranks, "num_gpus": ranks if wants_gpu(args.device) else 0},
         max_ongoing_requests=_CONTROL_CALLS * args.api_server_count,
         health_check_period_s=_HEALTH_CHECK_S,
         health_check_timeout_s=_HANGS_S,
         max_surge_percent=_SURGE_PERCENT if args.num_replicas <= 1 or _room_for_one_more(args) else 0,
-        **_stopping(args),
+        **stopping,
     )
     ingress: Any = serve.deployment(
         IngressDeployment,
@@ -76,16 +75,10 @@ def compose(args: Settings, replica: type, *, listens: bool = False) -> Applicat
         max_ongoing_requests=_INGRESS_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_S,
         max_surge_percent=_SURGE_PERCENT,
-        **_stopping(args),
+        **stopping,
     )
     application: Application = ingress.bind(args, generator.bind(args), listens)
     return application
-
-
-def _devices(args: Settings) -> dict[str, int]:
-    """The CPUs and GPUs that a replica reserves for its processes, all of one node."""
-    ranks = args.tensor_parallel_size
-    return {"num_cpus": ranks, "num_gpus": ranks if wants_gpu(args.device) else 0}
 
 
 def _replicas(args: Settings) -> dict[str, Any]:
@@ -104,10 +97,7 @@ def _replicas(args: Settings) -> dict[str, Any]:
 
 
 def _ingresses(args: Settings) -> dict[str, Any]:
-    """The number of ingresses, which is fixed.
-
-    Serve reads the reports of autoscaled deployments only. So their two bounds are equal.
-    """
+    """The fixed number of ingresses. Serve reads reports of autoscaled deployments only, so both bounds are equal."""
     if not args.autoscaled:
         return {"num_replicas": args.api_server_count}
     return {"autoscaling_config": _autoscaling(min_replicas=args.api_server_count, max_replicas=args.api_server_count)}
@@ -123,14 +113,6 @@ def _autoscaling(**options: Any) -> AutoscalingConfig:
             look_back_period_s=_LOOK_BACK_S,
             **options,
         )
-
-
-def _stopping(args: Settings) -> dict[str, Any]:
-    """Lets a replica that is being replaced finish its requests."""
-    return {
-        "graceful_shutdown_timeout_s": args.request_timeout_s,
-        "graceful_shutdown_wait_loop_s": 0.5,
-    }
 
 
 def _room_for_one_more(args: Settings) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from functools import partial
 
 #: characters of a message and of a field's name; a client's own text may stand in both
 MAX_MESSAGE = 4000
@@ -33,15 +34,11 @@ class MrpServeError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles the keyword arguments, too, since errors cross processes (Ray)."""
-        return _rebuild, (type(self), self.message, self.param, self.retry_after)
+        return partial(type(self), param=self.param, retry_after=self.retry_after), (self.message,)
 
 
 def _shortened(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[:length]}…"
-
-
-def _rebuild(kind: type[MrpServeError], message: str, param: str | None, retry_after: float | None) -> MrpServeError:
-    return kind(message, param=param, retry_after=retry_after)
 
 
 class InvalidRequest(MrpServeError, status=422):
@@ -57,10 +54,7 @@ class QualityNotAvailable(InvalidRequest):
 
 
 class WeightsRefused(InvalidRequest):
-    """Weights cannot take the place of those that are served. The message names the first difference.
-
-    The old weights stay.
-    """
+    """Weights differ in shape from those that are served, which stay. The message names the first difference."""
 
 
 class ConstraintFailed(InvalidRequest):
@@ -125,10 +119,7 @@ class DecodingFailed(MrpServeError):
 
 
 class Quarantined(MrpServeError, status=422):
-    """The engines of two replicas stopped while they had the request, so no third one gets it.
-
-    The status is not a 5xx, so that clients do not repeat the request by themselves.
-    """
+    """The engines of two replicas stopped while they had the request. No 5xx, so that clients do not repeat it."""
 
 
 class NotReady(MrpServeError, status=503):

@@ -1,9 +1,8 @@
 """The order of waiting requests: fair between tenants, by priority and age within a tenant.
 
-Between tenants the queue uses start-time fair queueing. Serving a tenant moves its next turn back by `cost` ÷
-`weight`. If one tenant floods the queue, only its own requests wait longer. Within a tenant, a request is ordered as
-if it had come `priority` × `_AGING_S` seconds later. A wait of `_AGING_S` therefore makes up for one priority, and
-every request is served at last. The engine's scheduler and the ingress both use this queue.
+Between tenants the queue uses start-time fair queueing: serving a tenant moves its next turn back by `cost` ÷ `weight`.
+Within a tenant, a request is ordered as if it had come `priority` × `_AGING_S` seconds later, so every request is
+served at last. The engine's scheduler and the ingress both use this queue.
 """
 
 from bisect import bisect_right, insort
@@ -21,10 +20,7 @@ _AGING_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The order of a request. `arrived`: seconds of one clock. `priority`: lower is sooner.
-
-    `cost`: the amount of work requested, in one unit for all requests.
-    """
+    """The order of a request. `arrived`: seconds of one clock. `priority`: lower is sooner. `cost`: work requested."""
 
     arrived: float
     tenant: str = ""
@@ -36,13 +32,8 @@ class Ticket:
 @dataclass(frozen=True, slots=True)
 class _QueuedItem(Generic[T]):
     due: float
-    number: int
     cost: float
     item: T
-
-    @property
-    def order(self) -> tuple[float, int]:
-        return self.due, self.number
 
 
 @dataclass(slots=True)
@@ -53,14 +44,6 @@ class _TenantQueue(Generic[T]):
     weight: float
     since: int
     entries: list[_QueuedItem[T]] = field(default_factory=list)
-
-    @property
-    def turn(self) -> tuple[float, int]:
-        return self.start, self.since
-
-    @property
-    def backlog(self) -> float:
-        return sum(entry.cost for entry in self.entries)
 
 
 class FairQueue(Generic[T]):
@@ -79,31 +62,26 @@ class FairQueue(Generic[T]):
         return iter([entry.item for tenant in self._tenants.values() for entry in tenant.entries])
 
     def push(self, item: T, ticket: Ticket) -> None:
-        """Adds a request to the queue of its tenant."""
         self._count += 1
         tenant = self._tenants.setdefault(ticket.tenant, _TenantQueue(self._now, ticket.weight, self._count))
         if not tenant.entries:
             tenant.start, tenant.since = max(self._now, tenant.start), self._count
         tenant.weight = ticket.weight
-        entry = _QueuedItem(self._due(ticket), self._count, ticket.cost, item)
-        insort(tenant.entries, entry, key=lambda entry: entry.order)
+        entry = _QueuedItem(self._due(ticket), ticket.cost, item)
+        insort(tenant.entries, entry, key=lambda entry: entry.due)  # behind entries that are due at the same time
 
     def peek(self) -> T | None:
-        """The next request; None if the queue is empty."""
-        tenant = self._next()
-        return tenant.entries[0].item if tenant else None
+        return self._tenants[names[0]].entries[0].item if (names := self.tenants) else None
 
     @property
     def tenants(self) -> list[str]:
         """The tenants that wait, the next one first."""
-        waiting = [(tenant.turn, name) for name, tenant in self._tenants.items() if tenant.entries]
-        return [name for _, name in sorted(waiting)]
+        waiting = [(tenant.start, tenant.since, name) for name, tenant in self._tenants.items() if tenant.entries]
+        return [name for _, _, name in sorted(waiting)]
 
     def pop(self, name: str | None = None) -> T:
         """Removes and returns the next request, or a tenant's next request. IndexError without one."""
-        tenant = self._next() if name is None else self._tenants.get(name)
-        if tenant is None or not tenant.entries:
-            raise IndexError("the queue is empty")
+        tenant = self._tenants[self.tenants[0] if name is None else name]
         entry = tenant.entries.pop(0)
         self._now = max(self._now, tenant.start)
         tenant.start += entry.cost / tenant.weight
@@ -121,7 +99,6 @@ class FairQueue(Generic[T]):
         return False
 
     def waiting(self, tenant: str) -> int:
-        """The number of waiting requests of a tenant."""
         return len(self._tenants[tenant].entries) if tenant in self._tenants else 0
 
     def share(self, ticket: Ticket) -> float:
@@ -137,20 +114,17 @@ class FairQueue(Generic[T]):
             cost, start = sum(entry.cost for entry in tenant.entries[:index]), max(start, tenant.start)
         turn = start + cost / ticket.weight
         competing = (other for name, other in self._tenants.items() if name != ticket.tenant)
-        return cost + sum(min(other.backlog, max(0.0, turn - other.start) * other.weight) for other in competing)
+        return cost + sum(
+            min(sum(entry.cost for entry in other.entries), max(0.0, turn - other.start) * other.weight)
+            for other in competing
+        )
 
     def _due(self, ticket: Ticket) -> float:
         """The position within a tenant. All requests age equally, so the order of two is fixed when they arrive."""
         return ticket.arrived + ticket.priority * _AGING_S
 
-    def _next(self) -> _TenantQueue[T] | None:
-        return min((t for t in self._tenants.values() if t.entries), key=lambda tenant: tenant.turn, default=None)
-
     def _forget(self) -> None:
-        """Drops tenants without waiting requests whose next turn is not in the future.
-
-        An empty queue moves the virtual time to the latest turn, so it drops all tenants.
-        """
+        """Drops tenants without requests whose next turn is not in the future; with an empty queue, all of them."""
         if not len(self):
             self._now = max((tenant.start for tenant in self._tenants.values()), default=self._now)
         self._tenants = {name: t for name, t in self._tenants.items() if t.entries or t.start > self._now}

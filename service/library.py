@@ -1,11 +1,8 @@
-"""A checkpoint as a Python library: text in, text out, without Ray and HTTP.
+"""A checkpoint as a Python library: text in, text out, without Ray and HTTP. `Engine` is the layer below.
 
-    model = TextModel.load("service/demo")
-    [answer] = model.generate([[{"role": "user", "content": "What is 12 + 5?"}]])
-    print(answer.text)
-
-`Engine` is the layer below. It takes token ids and can do more, such as requests that come at different times. It
-does not change torch's threads.
+model = TextModel.load("service/demo")
+[answer] = model.generate([[{"role": "user", "content": "What is 12 + 5?"}]])
+print(answer.text)
 """
 
 from __future__ import annotations
@@ -54,10 +51,7 @@ class TextModel:
         options: LoadOptions | None = None,
         threads: int | None = None,
     ) -> TextModel:
-        """Loads a checkpoint by folder or hub name, as the program does: on a GPU if there is one.
-
-        `threads`: torch's CPU threads. None: half the cores, unless a number was set before (`settle_threads`).
-        """
+        """Loads a checkpoint by folder or hub name, on a GPU if there is one. `threads`: as in `settle_threads`."""
         settle_threads(threads)
         device = pick_device("auto")
         return cls(load_checkpoint(name, options or LoadOptions(pick_dtype("auto", device), device)), config)
@@ -79,7 +73,7 @@ class TextModel:
         requests = [
             GenerationRequest(
                 str(index),
-                tuple(self._encode(prompt)),
+                tuple(self.codec.encode(prompt) if isinstance(prompt, str) else self.codec.encode_chat(prompt)),
                 mode or default_mode(),
                 sampling or SamplingParams(),
                 max_new_tokens,
@@ -94,6 +88,3 @@ class TextModel:
     @cached_property
     def _vocabulary(self) -> TokenVocabulary:
         return TokenVocabulary.for_checkpoint(self.codec, self.checkpoint.config)
-
-    def _encode(self, prompt: PromptType) -> list[int]:
-        return self.codec.encode(prompt) if isinstance(prompt, str) else self.codec.encode_chat(prompt)

@@ -1,7 +1,4 @@
-"""Unexpected errors: the log gets the place where the error was raised, the client gets the request's id.
-
-The message of an unexpected error may quote a prompt, so it is never shown or logged. All packages may use this module.
-"""
+"""Unexpected errors: the log gets the place, the client the request's id. Nobody gets a message with a prompt."""
 
 import logging
 import traceback

@@ -86,12 +86,3 @@ def test_modules_and_targets_exist(page: Path) -> None:
 def exists(module: str) -> bool:
     """Whether a module is there; a name such as `benchmarks.NAME` stands for any."""
     return module.endswith(".NAME") or importlib.util.find_spec(module) is not None
-
-
-def test_missing_commands_and_options_are_reported() -> None:
-    assert wrong_options("mrp-serve serve --modell x | mrp-serve sreve") == ["serve --modell", "sreve"]
-    assert wrong_options("python -m benchmarks.speed --speedy 3; python -m benchmarks.sped") == [
-        "speed --speedy",
-        "sped",
-    ]
-    assert wrong_options("python -m benchmarks.gpu speed --rows 1 --row 2") == ["gpu --row"]

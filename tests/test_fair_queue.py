@@ -32,12 +32,6 @@ tickets = st.builds(
 
 
 class TestInsideATenant:
-    def test_in_order_of_arrival(self) -> None:
-        assert drained(filled(*(Ticket(now) for now in (1.0, 2.0, 2.0, 3.0)))) == "abcd"
-
-    def test_lower_priorities_first(self) -> None:
-        assert drained(filled(*(Ticket(0.0, priority=priority) for priority in (5, 9, 0, 5, 1)))) == "ceadb"
-
     def test_ten_seconds_make_up_for_one_priority(self) -> None:
         assert drained(filled(Ticket(0.0, priority=6), Ticket(9.9, priority=5), Ticket(10.1, priority=5))) == "bac"
 
@@ -56,10 +50,6 @@ class TestBetweenTenants:
     def test_a_flood_does_not_push_another_out(self) -> None:
         queue = filled(*(Ticket(0.0, "flood") for _ in range(10)), Ticket(5.0, "one"))
         assert drained(queue)[:2] == "ak"
-
-    def test_turns_by_cost(self) -> None:
-        queue = filled(*(Ticket(0.0, "long", cost=4) for _ in "ab"), *(Ticket(0.0, "short", cost=1) for _ in "cdefgh"))
-        assert drained(queue) == "acdefbgh"
 
     def test_idling_saves_nothing_up(self) -> None:
         queue: FairQueue[str] = FairQueue()

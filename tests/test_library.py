@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -57,14 +56,6 @@ def test_a_constraint_holds_for_every_answer(demo: TextModel) -> None:
         demo.generate(prompts, constraint=Constraint.regex("(a"))
 
 
-def test_an_answer_has_a_short_repr(demo: TextModel) -> None:
-    [answer] = demo.generate([[{"role": "user", "content": STORY}]], Static())
-    count, speed = len(answer.completion.token_ids), answer.completion.stats.tokens_per_forward
-    assert repr(answer.completion) == f"Completion('0', {count} tokens, 'stop', {speed:.2f} tokens a forward)"
-    assert repr(answer) == f"TextCompletion(text={answer.text!r}, completion={answer.completion!r})"
-    assert all(len(repr(event)) < 1000 for event in answer.completion.blocks)
-
-
 def test_wrong_prompts_are_refused(demo: TextModel) -> None:
     with pytest.raises(InvalidRequest, match="the prompt is empty"):
         demo.generate([""])
@@ -115,7 +106,3 @@ class TestThreads:
         torch.set_num_threads(4)
         settle_threads()
         assert torch.get_num_threads() == 4
-
-    def test_a_number_is_taken(self, tmp_path: Path) -> None:
-        TextModel.load(GOLDEN / "sdar-mrp-random-a", EngineConfig(kv_cache_tokens=256), threads=3)
-        assert torch.get_num_threads() == 3

@@ -22,11 +22,6 @@ def _texts() -> dict[str, str]:
     return {name: (ROOT / name).read_text("utf-8") for name in files}
 
 
-def test_documents_name_only_packages_that_an_index_has() -> None:
-    wrong = re.compile(r"pip install [^\n]*mrp-serve(?!-)\b(?!:)")
-    assert [name for name, text in _texts().items() if wrong.search(text)] == []
-
-
 def test_every_extra_that_is_named_exists() -> None:
     extras = set(PROJECT["optional-dependencies"])
     named = {name: re.findall(r"'\.\[([\w,]+)\]'", text) for name, text in _texts().items()}

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import pickle
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from pydantic import ValidationError
 
 from service.errors import SettingsError
-from service.settings import settings as settings_module
 from service.settings.settings import PREFIX, Settings, torch_profiler_dir, torch_threads
 from service.settings.sources import ALIASES
 
@@ -57,11 +55,6 @@ def test_a_deployment_files_args_are_settings() -> None:
         Settings.model_validate({"prot": 1001})
 
 
-def test_keys_are_told_apart_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MRP_SERVE_API_KEYS", "first, second")
-    assert Settings().api_keys == hashed("first", "second")
-
-
 def test_keys_are_kept_as_hashes_only() -> None:
     settings = Settings(api_keys=["first", "sha256:" + hashed("second")[0][7:].upper(), "schlüssel"])
     assert settings.api_keys == hashed("first", "second", "schlüssel")
@@ -92,12 +85,6 @@ def test_slots_follow_the_device_or_max_num_seqs(values: dict[str, Any], slots: 
     assert Settings(**values).slots == slots
 
 
-def test_sizes_are_auto_or_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MRP_SERVE_KV_CACHE_TOKENS", "4096")
-    settings = Settings(max_rows="auto")
-    assert (settings.kv_cache_tokens, settings.max_rows) == (4096, "auto")
-
-
 def test_an_empty_key_is_refused() -> None:
     with pytest.raises(SettingsError, match="empty key"):
         Settings(api_keys="a,,b")
@@ -107,22 +94,14 @@ def test_an_empty_key_is_refused() -> None:
     ("values", "message"),
     [
         ({"prot": 1}, "'prot' is not a setting; did you mean 'port'?"),
-        ({"port": 0}, "port is 0"),
         ({"port": 65536}, "port is 65536"),
         ({"dtype": "int8"}, "dtype is 'int8'.*'bfloat16'"),
-        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
         ({"max_rows": "many"}, "max_rows is 'many'"),
-        ({"gpu_memory_utilization": 1.1}, "gpu_memory_utilization is 1.1"),
-        ({"block_size": 129}, "block_size is 129"),
         ({"default_mode": "fast"}, "default_mode is 'fast'.*'speculative'"),
-        ({"request_timeout_s": 0}, "request_timeout_s is 0"),
-        ({"request_timeout_s": float("inf")}, "request_timeout_s is inf: .*finite"),
         ({"request_timeout_s": "nan"}, "request_timeout_s is 'nan': .*finite"),
         ({"config": "/no/such/file"}, "/no/such/file cannot be read"),
-        ({"num_replicas": -1}, "num_replicas is -1"),
         ({"num_replicas": 0}, "num_replicas is 0, which is allowed with max_replicas only"),
         ({"num_replicas": 3, "max_replicas": 2}, r"max_replicas is 2, allowed is num_replicas \(3\) or more"),
-        ({"num_replicas": 0, "max_replicas": 0}, "max_replicas is 0"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(values: dict[str, Any], message: str) -> None:
@@ -140,7 +119,6 @@ def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     ("text", "message"),
     [
         ("prot: 1", "did you mean 'port'"),
-        ("- a", "name: value"),
         ("1: 2", "name: value"),
         ("a: [", "is not YAML"),
         ("port: x", "port is 'x'"),
@@ -149,11 +127,6 @@ def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_wrong_file_is_an_error(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         Settings(config=file(tmp_path, text))
-
-
-def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
-    path = file(tmp_path, "")
-    assert Settings(config=path).model_dump(exclude={"config"}) == Settings().model_dump(exclude={"config"})
 
 
 def test_settings_are_frozen_and_cross_processes() -> None:
@@ -169,25 +142,16 @@ def test_the_shares_of_all_ingresses_are_at_least_the_whole() -> None:
     assert Settings().per_ingress(80) == 80
 
 
-@pytest.mark.parametrize(
-    ("values", "name"),
-    [
-        ({"model": "/some/where/model/"}, "model"),
-        ({"model": "owner/model"}, "model"),
-        ({"model": "owner/model", "served_model_name": "mine"}, "mine"),
-    ],
-)
-def test_the_served_name(values: dict[str, Any], name: str) -> None:
-    assert Settings(**values).model_name == name
+def test_the_served_name() -> None:
+    assert Settings(model="/some/where/model/").model_name == "model"
+    assert Settings(model="owner/model@1", served_model_name="mine").model_name == "mine"
 
 
 @pytest.mark.parametrize(
     ("values", "lowest", "highest", "autoscaled"),
     [
-        ({}, 1, 1, False),
         ({"num_replicas": 3}, 3, 3, False),
         ({"num_replicas": 2, "max_replicas": 2}, 2, 2, False),
-        ({"max_replicas": 4}, 1, 4, True),
         ({"num_replicas": 0, "max_replicas": 1}, 0, 1, True),
     ],
 )
@@ -196,33 +160,15 @@ def test_the_bounds_of_replicas(values: dict[str, Any], lowest: int, highest: in
     assert (settings.num_replicas, settings.max_num_replicas, settings.autoscaled) == (lowest, highest, autoscaled)
 
 
-def test_one_ingress_listens_itself() -> None:
-    assert Settings().ingress_listens
-    assert not Settings(api_server_count=2).ingress_listens
-
-
-@pytest.mark.parametrize(
-    ("alias", "setting", "value"),
-    [
-        ("context_length", "max_model_len", 64),
-        ("enable_deterministic_inference", "deterministic", True),
-        ("max_running_requests", "max_num_seqs", 7),
-        ("max_total_tokens", "kv_cache_tokens", 4096),
-        ("tp_size", "tensor_parallel_size", 2),
-    ],
-)
+@pytest.mark.parametrize(("alias", "setting"), ALIASES.items())
 def test_names_of_other_servers_are_settings(
-    alias: str, setting: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alias: str, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    value = True if setting == "deterministic" else 7
     path = file(tmp_path, json.dumps({alias: value}))
     assert getattr(Settings(**{alias: value}), setting) == getattr(Settings(config=path), setting) == value
     monkeypatch.setenv(f"MRP_SERVE_{alias.upper()}", str(value))
     assert getattr(Settings(), setting) == value != getattr(Settings.model_construct(), setting)
-
-
-def test_aliases_are_names_of_settings() -> None:
-    assert set(ALIASES.values()) <= Settings.model_fields.keys()
-    assert not ALIASES.keys() & Settings.model_fields.keys()
 
 
 def test_two_names_of_a_setting_in_one_source_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,11 +177,6 @@ def test_two_names_of_a_setting_in_one_source_must_agree(monkeypatch: pytest.Mon
         Settings(max_num_seqs=7, max_running_requests=8)
     monkeypatch.setenv("MRP_SERVE_MAX_RUNNING_REQUESTS", "9")
     assert Settings(max_num_seqs=7).max_num_seqs == 7  # a flag beats the environment, whatever the names
-
-
-def test_an_alias_is_suggested_for_a_near_name() -> None:
-    with pytest.raises(SettingsError, match="did you mean 'context_length'"):
-        Settings(context_lenght=7)
 
 
 def test_variables_of_processes_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,13 +195,3 @@ def test_a_wrong_number_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("MRP_SERVE_TORCH_THREADS", threads)
     with pytest.raises(SettingsError, match=f"MRP_SERVE_TORCH_THREADS is '{threads}', expected a whole number"):
         torch_threads()
-
-
-def test_only_the_settings_read_their_variables() -> None:
-    readers = {
-        path.name
-        for path in Path(settings_module.__file__).parents[1].rglob("*.py")
-        if re.search(r"(environ|getenv).*MRP_SERVE_", path.read_text())
-    }
-    assert readers == set()
-    assert "os.environ" in Path(settings_module.__file__).read_text()

@@ -15,6 +15,7 @@ import subprocess
 import time
 
 import httpx
+import ray
 
 from loadtest.chaos.steady import Tally, clients
 from loadtest.harness import demo_prompts, free_port, options, percentile, report, requests, say
@@ -92,11 +93,11 @@ def main() -> int:
     if arguments.url:
         return asyncio.run(_measure(arguments))
     try:
-        cluster.start(_settings(arguments, 0))
+        cluster.begin(_settings(arguments, 0)).result()
         cluster.deploy(_settings(arguments, 0))
         return asyncio.run(_measure(arguments))
     finally:
-        cluster.stop()
+        ray.shutdown()
 
 
 if __name__ == "__main__":

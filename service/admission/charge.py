@@ -44,9 +44,12 @@ class AnswerUsage:
         self._block_size, self._throughput, self._whole = block_size, throughput, whole
 
     def add(self, item: Progress | Chunk | Ending) -> None:
-        """Counts an item."""
         if isinstance(item, Ending):
-            self._end(item)
+            self.used = item.prompt_tokens + item.completion_tokens
+            if not self._whole:
+                self.streamed = self.used
+            self._count_blocks(max(0, -(-item.completion_tokens // self._block_size) - self.decoded))
+            self._throughput.answered(self.requested, self.decoded)
         elif isinstance(item, Chunk):
             self._count_blocks(-(-len(item.token_ids) // self._block_size))
             if not self._whole:
@@ -57,13 +60,6 @@ class AnswerUsage:
         """The request was to count the prompt's tokens only."""
         self.used = math.ceil(tokens * _COUNTED)
 
-    def _end(self, ending: Ending) -> None:
-        self.used = ending.prompt_tokens + ending.completion_tokens
-        if not self._whole:
-            self.streamed = self.used
-        self._count_blocks(max(0, -(-ending.completion_tokens // self._block_size) - self.decoded))
-        self._throughput.answered(self.requested, self.decoded)
-
     def _count_blocks(self, blocks: int) -> None:
         self.decoded += blocks
         if self.counted is not None:
@@ -71,10 +67,7 @@ class AnswerUsage:
 
 
 class TokenCharge:
-    """The charge for one HTTP request, which may have several answers. `consume` uses tokens of the key's bucket.
-
-    The answers of a failed request end in any order. `fail` therefore corrects answers that have already ended.
-    """
+    """The charge for one HTTP request. Its answers may end in any order. `consume` uses tokens of the key's bucket."""
 
     def __init__(self, consume: Callable[[float], None]) -> None:
         self._consume = consume

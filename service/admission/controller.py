@@ -1,8 +1,4 @@
-"""The admission controller accepts or refuses requests and gives accepted ones a slot at a replica.
-
-`admit` decides once per HTTP request, without waiting. Each answer of the request then waits in `slot`. Finished
-answers update the measured throughput. The controller combines the other parts of this package.
-"""
+"""The admission controller accepts or refuses requests and gives accepted ones a slot at a replica."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -26,11 +22,7 @@ _MAX_WANTED = 4.0
 
 
 class AdmissionController:
-    """Admission at one ingress, with its share of slots and limits.
-
-    An ingress does not know the requests of other ingresses. `clock`: the clock of `Arrival`, in seconds.
-    `tenants`: the number of API keys. Of several, none gets all slots.
-    """
+    """Admission at one ingress, with its share of slots and limits. `tenants`: the number of API keys."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, tenants: int = 1) -> None:
         self._clock, self._share = clock, settings.per_ingress
@@ -47,7 +39,6 @@ class AdmissionController:
         self._usages: set[AnswerUsage] = set()
 
     def serves(self, card: ModelCard) -> None:
-        """Sets the block size, the longest request and the number of slots from the current card."""
         self._block_size, self._max_model_len = card.block_size, card.max_model_len
         self._slots.resize(self._share(card.slots))
         self._demand.slots = card.replica_slots
@@ -59,7 +50,6 @@ class AdmissionController:
         self._throughput.set_halted(halted)
 
     def reject_all(self, error: MrpServeError) -> None:
-        """Ends all waiting requests with `error` if there are no slots."""
         self._slots.reject_all(error)
 
     def begin(self, key: ApiKey) -> None:
@@ -72,28 +62,26 @@ class AdmissionController:
 
     def admit(self, key: ApiKey, requests: Sequence[ReplicaRequest]) -> TokenCharge:
         """Accepts a request: the charge of its answers. PromptTooLong, RateLimited or QueueFull if it is refused."""
-        for replica_request in requests:
-            self._check_length(replica_request)
-        self._limits.check_tokens(
-            key, sum(self._tokens(replica_request, prompt_estimate(replica_request)) for replica_request in requests)
-        )
-        blocks = sum(self._blocks(replica_request) for replica_request in requests)
+        for request in requests:
+            self._check_length(request)
+        self._limits.check_tokens(key, sum(self._tokens(request, prompt_estimate(request)) for request in requests))
+        blocks = sum(self._blocks(request) for request in requests)
         self._policy.check(replace(self._ticket(requests[0]), cost=blocks))
         return TokenCharge(partial(self._limits.consume_tokens, key.name))
 
     @asynccontextmanager
     async def slot(self, request: ReplicaRequest, charge: TokenCharge) -> AsyncIterator[AnswerUsage]:
-        """A slot at a replica for the duration of the context. DeadlineExceeded if the request's time ends before.
-
-        The caller calls `charge.fail` with the error if the request fails.
-        """
+        """A slot for the context, whose caller calls `charge.fail`. DeadlineExceeded if the time ends before."""
         blocks, prompt, whole = self._blocks(request), prompt_estimate(request), request.together > 1
         usage = AnswerUsage(blocks, prompt, self._block_size, self._throughput, whole=whole)
         charge.open(usage, self._tokens(request, usage.prompt))
         self._usages.add(usage)
         arrived = self._demand.arrived(usage.requested)
         try:
-            await self._enter(request)
+            try:
+                await self._slots.enter(self._ticket(request), request.arrived.at + request.timeout_s - self._clock())
+            except TimeoutError:
+                raise too_late(request) from None
             usage.counted = self._throughput.moment()
             try:
                 yield usage
@@ -118,12 +106,6 @@ class AdmissionController:
             excess = f"{prompt} prompt tokens and max_new_tokens {shortest} are {prompt + shortest} tokens"
         raise PromptTooLong.over(longest, excess, param="max_new_tokens")
 
-    async def _enter(self, request: ReplicaRequest) -> None:
-        try:
-            await self._slots.enter(self._ticket(request), request.arrived.at + request.timeout_s - self._clock())
-        except TimeoutError:
-            raise too_late(request) from None
-
     @property
     def blocks_left(self) -> float:
         """The estimated number of blocks left to decode, for waiting and running requests together."""
@@ -132,28 +114,20 @@ class AdmissionController:
 
     @property
     def blocks_per_second(self) -> float:
-        """The measured rate; 0 until it is known."""
         return self._throughput.rate or 0.0
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a request waits for a slot."""
         return len(self._queue) > 0
 
     @property
     def load(self) -> float:
-        """Requests at a replica, running and waiting, if one more comes now.
-
-        It is assumed that all ingresses have equally many requests.
-        """
+        """Requests at a replica if one more comes now, where all ingresses have equally many."""
         return (len(self._usages) * self._ingresses + 1) / self._replicas
 
     @property
     def replicas_wanted(self) -> float:
-        """The number of replicas that this ingress's requests need, as a fraction. It stays while replicas are halted.
-
-        At most _MAX_WANTED times the replicas that there may be.
-        """
+        """The number of replicas that this ingress's requests need, a fraction. It stays while replicas are halted."""
         if self._halted and self._slots.total:
             return self._replicas / self._ingresses
         ratio = self._throughput.ratio

@@ -34,10 +34,7 @@ _NAME_RULE = "1 to 64 letters, digits, '.', '_', '-'"
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One API key and its limits. None means no limit.
-
-    Under full load a key of weight 2 gets twice the share of a key of weight 1.
-    """
+    """One API key and its limits, None for no limit. Under full load, shares follow the weights."""
 
     name: str
     digest: bytes = field(repr=False, default=b"")
@@ -46,10 +43,7 @@ class ApiKey:
     tokens_per_minute: int | None = None
 
     def salted(self, salt: str) -> str:
-        """A cache salt for this key alone.
-
-        It begins with the length of the name, so another pair of key and salt cannot give the same text.
-        """
+        """A cache salt for this key alone. The length of the name keeps other pairs of key and salt apart."""
         return f"{len(self.name)}:{self.name}{salt}" if self.digest else salt
 
 
@@ -57,20 +51,23 @@ class KeyRing:
     """All API keys. Without any the service is open, and all requests belong to one anonymous tenant."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
-        _refuse_twice("the name", [key.name for key in keys])
-        _refuse_twice("the key of", [key.digest.hex() for key in keys], [key.name for key in keys])
+        names: dict[str, str] = {}
+        for key in keys:
+            if key.name in names.values():
+                raise SettingsError(f"API keys: the name {key.name!r} is given twice", param="api_keys")
+            if (twin := names.setdefault(key.digest.hex(), key.name)) != key.name:
+                both = f"{twin!r} and {key.name!r}"
+                raise SettingsError(f"API keys: the key of {both} is given twice", param="api_keys")
         self._keys = tuple(keys)
         self._anonymous = ApiKey(ANONYMOUS)
 
     def __len__(self) -> int:
-        """The number of keys."""
         return len(self._keys)
 
     @classmethod
     def load(cls, settings: Settings) -> KeyRing:
         """The keys of the settings (`key-1`, `key-2`, …) and of their file. SettingsError if one is not allowed."""
-        named = _named(settings.api_keys)
-        return cls([*named, *(_read(settings.api_keys_file) if settings.api_keys_file else ())])
+        return cls([*_named(settings.api_keys), *(_read(settings.api_keys_file) if settings.api_keys_file else ())])
 
     @classmethod
     def load_admins(cls, settings: Settings) -> KeyRing:
@@ -79,14 +76,10 @@ class KeyRing:
 
     @property
     def configured(self) -> bool:
-        """Whether there are keys."""
         return bool(self._keys)
 
     def find(self, secret: bytes) -> ApiKey | None:
-        """The key with this secret; None if there is none. The anonymous key if none are configured.
-
-        The secret is compared with every key, in constant time.
-        """
+        """The key with this secret, compared with every key in constant time. The anonymous key if there are none."""
         if not self._keys:
             return self._anonymous
         digest = hashlib.sha256(secret).digest()
@@ -125,17 +118,15 @@ def _read(path: Path) -> Iterable[ApiKey]:
         raise SettingsError(
             f"api_keys_file {path} must be a list of keys, each with `name` and `sha256`", param="api_keys_file"
         )
-    return [_key(path, number, entry) for number, entry in enumerate(content, 1)]
-
-
-def _key(path: Path, number: int, entry: Any) -> ApiKey:
-    try:
-        made = _KeyEntry.model_validate(entry)
-    except ValidationError as error:
-        reason = "; ".join(_explain(problem) for problem in error.errors(include_url=False, include_input=False))
-        raise SettingsError(f"api_keys_file {path}, entry {number}: {reason}", param="api_keys_file") from None
-    digest = bytes.fromhex(made.sha256)
-    return ApiKey(made.name, digest, made.weight, made.requests_per_minute, made.tokens_per_minute)
+    keys = []
+    for number, entry in enumerate(content, 1):
+        try:
+            fields = _KeyEntry.model_validate(entry).model_dump()
+        except ValidationError as error:
+            reason = "; ".join(_explain(problem) for problem in error.errors(include_url=False, include_input=False))
+            raise SettingsError(f"api_keys_file {path}, entry {number}: {reason}", param="api_keys_file") from None
+        keys.append(ApiKey(digest=bytes.fromhex(fields.pop("sha256")), **fields))
+    return keys
 
 
 def _explain(problem: Any) -> str:
@@ -149,15 +140,6 @@ def _explain(problem: Any) -> str:
     return f"{name}: {problem['msg']}"
 
 
-def _refuse_twice(field: str, values: Sequence[str], names: Sequence[str] | None = None) -> None:
-    seen: dict[str, int] = {}
-    for index, value in enumerate(values):
-        if value in seen:
-            twins = f"{names[seen[value]]!r} and {names[index]!r}" if names else repr(value)
-            raise SettingsError(f"API keys: {field} {twins} is given twice", param="api_keys")
-        seen[value] = index
-
-
 class Bucket:
     """A token bucket of `per_minute`, which refills evenly. It may go below 0 when more is used than was estimated."""
 
@@ -167,7 +149,6 @@ class Bucket:
 
     @property
     def left(self) -> float:
-        """The amount that may be used now."""
         now = self._clock()
         self._left = min(self._size, self._left + (now - self._since) * self._size / _MINUTE_S)
         self._since = now
@@ -215,9 +196,7 @@ class RateLimits:
             bucket.consume(tokens)
 
     def _bucket(self, buckets: dict[str, Bucket], key: ApiKey, per_minute: int) -> Bucket:
-        if (bucket := buckets.get(key.name)) is None:
-            bucket = buckets[key.name] = Bucket(per_minute / self._sharers, self._clock)
-        return bucket
+        return buckets.setdefault(key.name, Bucket(per_minute / self._sharers, self._clock))
 
 
 def _check(bucket: Bucket, amount: float, limit: str) -> None:

@@ -1,7 +1,5 @@
 """The slots at the replicas. Each running request has one; the other requests wait in a fair queue.
 
-A request frees its slot when it ends, however it ends. A freed slot, or a call of `resize`, wakes waiting requests.
-
 Where several tenants share the slots, none gets all: a tenant has at most `_PER_FREE` slots for each free slot
 (dynamic thresholds, Choudhury and Hahne, 1998), weighted among the tenants with requests. So the request of a further
 tenant is decoded at once, however many requests of other tenants run.
@@ -37,30 +35,23 @@ class _TenantSlots:
 
 
 class Slots:
-    """Gives out slots. `resize` sets their number; before the first call every request waits.
-
-    `shared`: whether other tenants may come, so that no tenant gets all slots.
-    """
+    """Gives out slots. `total`: their number, set by `resize`. `shared`: no tenant gets all, since others may come."""
 
     def __init__(self, queue: FairQueue[Waiter], throughput: Throughput, shared: bool = False) -> None:
         self._queue, self._throughput, self._shared = queue, throughput, shared
-        self._total = self._decoded = self._used = 0
+        self.total = self._decoded = self._used = 0
         self._tenants: dict[str, _TenantSlots] = {}
-
-    @property
-    def total(self) -> int:
-        """The number of slots."""
-        return self._total
 
     @property
     def used(self) -> int:
         """The number of slots taken. While a request waits, the slots that its tenant may not have count, too."""
-        return max(self._used, self._total) if len(self._queue) else self._used
+        return max(self._used, self.total) if len(self._queue) else self._used
 
     def resize(self, slots: int) -> None:
         """Sets the number of slots. If more are taken, no request gets one until enough have ended."""
-        if slots != self._total:
-            self._total, self._decoded = slots, decoded_slots(slots)
+        if slots != self.total:
+            # the requests that are decoded at once while all slots are taken (`settings.slots_of`)
+            self.total, self._decoded = slots, slots - max(1, slots // 5) if slots > 1 else slots
             self._grant()
 
     async def enter(self, ticket: Ticket, timeout_s: float) -> None:
@@ -84,38 +75,32 @@ class Slots:
             raise
 
     def reject_all(self, error: MrpServeError) -> None:
-        """If there are no slots, ends every waiting request with a copy of `error`.
-
-        Each gets a copy, since tasks that raise the same object at the same time extend one traceback.
-        """
-        if not self._total:
+        """If there are no slots, ends every waiting request with its own copy of `error`."""
+        if not self.total:
             for waiter in self._queue:
                 if not waiter.turn.done():
                     waiter.turn.set_exception(copy(error))
 
     def leave(self, name: str) -> None:
-        """Frees a slot of a tenant."""
         self._used -= 1
         self._tenants[name].held -= 1
         self._remove_request(name)
         self._grant()
 
     def _remove_request(self, name: str) -> None:
-        tenant = self._tenants[name]
-        tenant.requests -= 1
-        if not tenant.requests:
+        self._tenants[name].requests -= 1
+        if not self._tenants[name].requests:
             del self._tenants[name]
 
     def _grant(self) -> None:
-        """Gives free slots to waiting requests in their order."""
-        while self._used < self._total and (name := self._next()) is not None:
+        while self._used < self.total and (name := self._next()) is not None:
             waiter = self._queue.pop(name)
             waiter.has_slot = True
             self._used += 1
             self._tenants[name].held += 1
             if not waiter.turn.done():  # done: the request is being cancelled and frees its slot itself
                 waiter.turn.set_result(None)
-        self._throughput.occupied(self._used, self._total, has_waiting=len(self._queue) > 0)
+        self._throughput.occupied(self._used, self.total, has_waiting=len(self._queue) > 0)
 
     def _next(self) -> str | None:
         """The tenant whose turn it is, None if none may have another slot."""
@@ -129,8 +114,3 @@ class Slots:
             if not tenant.held or tenant.held + 1 <= _PER_FREE * share * free:
                 return name
         return None
-
-
-def decoded_slots(slots: int) -> int:
-    """The requests that are decoded at once while all slots are taken (`settings.slots_of`)."""
-    return slots - max(1, slots // 5) if slots > 1 else slots

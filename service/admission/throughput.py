@@ -24,10 +24,7 @@ MIN_WANTED = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment. `at`: its time by the clock. `full`: the seconds at full load before it.
-
-    `slots`: these seconds, each times all slots for each taken one. A tenant may not take the last slots.
-    """
+    """`at`: the clock. `full`: seconds at full load before it. `slots`: these, times all slots for each taken one."""
 
     at: float
     full: float
@@ -68,15 +65,11 @@ class Throughput:
         self._since = now
 
     def moment(self) -> Moment:
-        """The current moment."""
         self._update()
         return Moment(self._clock(), self._full_seconds, self._full_slots)
 
     def decoded_since(self, start: Moment, blocks: float) -> Moment:
-        """Counts the blocks that one answer got from `start` to now, and the time of its slot. Returns now.
-
-        Spreads them evenly over that time and counts the part at full load.
-        """
+        """Counts an answer's blocks from `start` to now, spread evenly, and the time of its slot. Returns now."""
         now = self.moment()
         if full := now.full - start.full:
             counted = _MEMORY_S * (1 - math.exp(-full / _MEMORY_S))
@@ -105,11 +98,7 @@ class Throughput:
 
     @property
     def guessed_s(self) -> float:
-        """Seconds between two answers, for the time before the rate is known.
-
-        Each slot is assumed to give an answer in the time for which all have been taken, at least in `_FIRST_S`. A
-        client that returns after it meets a known rate.
-        """
+        """Seconds between two answers while no rate is known: each slot gives one in the time of full load so far."""
         self._update()
         return max(_FIRST_S, self._full_seconds) / max(1, self._slots)
 
@@ -122,10 +111,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class IngressLoad:
-    """The requests of an ingress. `in_flight`: all of them. `running`: those with a slot.
-
-    `waiting_blocks`: blocks of the waiting requests. `rate_per_slot`: blocks per second of one slot at full load.
-    """
+    """All requests of an ingress, those with a slot, blocks of the waiting ones, and blocks per second of a slot."""
 
     in_flight: int
     running: int
@@ -134,19 +120,14 @@ class IngressLoad:
 
 
 class ReplicaDemand:
-    """The number of replicas that one ingress needs. `arrived` gets every accepted request.
+    """The number of replicas that one ingress needs. `slots`: of one replica, at first the most that settings allow.
 
         wanted = arrivals / rate / 0.8 + waiting / (rate * 10 s)
         at least: slots taken / slots of a replica, divided by 0.8 while a request waits
 
-    `arrivals`: blocks requested per second. `rate`: blocks per second of a replica at full load. `waiting`: blocks.
-
-    The first term serves the new requests, the second term empties the queue. The lower bound keeps replicas that are
-    still decoding a past burst. It also reacts to full replicas before the 30-second average does. Decoded blocks say
-    nothing: while a queue is emptied, any number of replicas is fully busy. `rayserve/scaling.py` adds up all
-    ingresses. Ray Serve applies its delays and bounds.
-
-    `slots`: slots of one replica. Before a replica is known, the most that the settings allow.
+    `arrivals`: blocks requested per second. `rate`: blocks per second of a replica at full load. `waiting`: blocks. The
+    lower bound keeps replicas that are still decoding a past burst, and reacts before the average of 30 seconds does.
+    Decoded blocks say nothing: while a queue is emptied, any number of replicas is fully busy.
     """
 
     def __init__(self, slots: int, clock: Callable[[], float]) -> None:

@@ -41,11 +41,7 @@ class LineAnswers:
         self.tokens = 0
 
     async def run(self, lines: Iterable[BatchLine], write: WriteOutput) -> None:
-        """Answers all lines. `write` gets one output for each, in the order in which they finish.
-
-        Lines are read only when an engine has room, so memory does not depend on their number. Raises the errors of
-        `lines` and of `write`, and the error of engines that do not start again.
-        """
+        """Answers all lines, read as engines have room; `write` gets outputs as they finish. Raises their errors."""
         try:
             async with asyncio.TaskGroup() as group:
                 for index, line in enumerate(lines):
@@ -63,7 +59,6 @@ class LineAnswers:
             raise errors.exceptions[0] from None
 
     def _parse(self, line: BatchLine, request_id: str) -> ResponseBuilder:
-        """The request of a line. Raises the error of a line that is none."""
         if line.error is not None:
             raise line.error
         try:
@@ -87,7 +82,7 @@ class LineAnswers:
 
         try:
             answers = await all_of([answered(index, request) for index, request in enumerate(builder.requests)])
-            output = _succeeded(line, request_id, await builder.full_response(answers))
+            output = _output(line, request_id, 200, await builder.full_response(answers), None)
             self.tokens += sum(answer.ending.completion_tokens for answer in answers)
         except MrpServeError as error:
             if self._replicas.failure is not None:
@@ -111,18 +106,9 @@ class LineAnswers:
 
 
 def _output(line: BatchLine, request_id: str, status: int, body: object, error: object) -> Json:
-    """An output in the form of OpenAI's batches, with the line's number."""
-    return {
-        "id": f"batch_req_{request_id}",
-        "custom_id": line.custom_id,
-        "line": line.number,
-        "response": {"status_code": status, "request_id": request_id, "body": body},
-        "error": error,
-    }
-
-
-def _succeeded(line: BatchLine, request_id: str, body: object) -> Json:
-    return _output(line, request_id, 200, body, None)
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    about = {"id": f"batch_req_{request_id}", "custom_id": line.custom_id, "line": line.number}
+    return {**about, "response": response, "error": error}
 
 
 def _failed(line: BatchLine, request_id: str, error: MrpServeError) -> Json:

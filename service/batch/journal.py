@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from zlib import crc32
 
 import msgspec
@@ -24,8 +23,6 @@ from service.errors import SettingsError
 
 
 class _Written(msgspec.Struct):
-    """The fields of a written line that a resumed batch needs."""
-
     line: int
     custom_id: str
     error: msgspec.Raw = msgspec.Raw(b"null")
@@ -34,8 +31,7 @@ class _Written(msgspec.Struct):
 class Journal:
     """An output file, which this process alone may write. A torn last line is cut off.
 
-    `count`, `errors`: the number of written lines, and of errors among them. SettingsError if the file cannot be
-    written, if another process writes it, or if its lines are no answers.
+    `count`, `errors`: of the written lines. SettingsError if the file cannot be written, or if a line is no answer.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,9 +53,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def has(self, line: BatchLine) -> bool:

@@ -7,6 +7,7 @@ no request has an error. Files are read line by line, so their size does not mat
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,10 +45,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One line. `number`: its number in the file, from 1. `custom_id`: `line-<number>` if the line has none.
-
-    `url`, `body`: the path and the body of its request. `error`: why the line is no request.
-    """
+    """One line. `number`: from 1. `url`, `body`: path and body of its request. `error`: why the line is no request."""
 
     number: int
     custom_id: str
@@ -58,10 +56,7 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class BatchFile:
-    """An input file. `defaults`: fields for the bodies that lack them. `max_line_bytes`: the longest line.
-
-    SettingsError if the file cannot be read.
-    """
+    """An input file. `defaults`: fields for the bodies that lack them. SettingsError if it cannot be read."""
 
     path: Path
     defaults: Json = field(default_factory=dict)
@@ -69,22 +64,17 @@ class BatchFile:
 
     def __len__(self) -> int:
         """The number of lines. Reads a JSONL file to its end."""
-        if self.is_parquet:
-            count: int = _parquet(self.path).metadata.num_rows
-            return count
-        return sum(1 for _ in self._texts())
+        return int(_parquet(self.path).metadata.num_rows) if self.is_parquet else sum(1 for _ in self._texts())
 
     def __iter__(self) -> Iterator[BatchLine]:
         """The lines in order. Blank lines are skipped."""
         contents = self._rows() if self.is_parquet else self._texts()
         ids = set[int]()
         for number, content in contents:
-            line = read_line(number, content, self.defaults)
-            yield _without_duplicate(line, ids)
+            yield _without_duplicate(read_line(number, content, self.defaults), ids)
 
     @property
     def is_parquet(self) -> bool:
-        """Whether the file is a Parquet file, else it has JSON lines."""
         return self.path.suffix == _PARQUET
 
     def unused_columns(self) -> list[str]:
@@ -95,9 +85,7 @@ class BatchFile:
         limit = self.max_line_bytes
         try:
             with self.path.open("rb") as file:
-                number = 0
-                while text := file.readline(limit + 1):
-                    number += 1
+                for number, text in enumerate(iter(lambda: file.readline(limit + 1), b""), 1):
                     if len(text) > limit and not text.endswith(b"\n"):
                         while (rest := file.readline(limit)) and not rest.endswith(b"\n"):
                             pass
@@ -108,12 +96,11 @@ class BatchFile:
             raise _unreadable(self.path, error) from None
 
     def _rows(self) -> Iterator[tuple[int, Json]]:
-        file, number = _parquet(self.path), 0
+        file = _parquet(self.path)
         columns = [name for name in file.schema_arrow.names if name in _COLUMNS]
-        for batch in file.iter_batches(_ROWS, columns=columns):
-            for row in batch.to_pylist():
-                number += 1
-                yield number, _without_nulls(row)
+        batches = file.iter_batches(_ROWS, columns=columns)
+        rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+        yield from ((number, _without_nulls(row)) for number, row in enumerate(rows, 1))
 
 
 #: columns of a Parquet file that are read
@@ -126,22 +113,16 @@ def read_line(number: int, content: bytes | Mapping[str, Any] | BodyTooLarge, de
     if isinstance(content, MrpServeError):
         return BatchLine(number, custom_id, error=content)
     try:
-        fields = _parsed(content) if isinstance(content, bytes) else content
+        fields = read_json(content) if isinstance(content, bytes) else content
+        if not isinstance(fields, Mapping):
+            raise InvalidRequest("the line is no JSON object")
         custom_id = _custom_id(fields.get("custom_id"), custom_id)
         url, body = _request(fields)
     except MrpServeError as error:
         return BatchLine(number, custom_id, error=error)
-    return BatchLine(number, custom_id, url, {**defaults, **body})
-
-
-def _parsed(text: bytes) -> Mapping[str, Any]:
-    try:
-        fields = read_json(text)
     except ValueError as error:
-        raise InvalidRequest(f"the line is not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise InvalidRequest("the line is no JSON object")
-    return fields
+        return BatchLine(number, custom_id, error=InvalidRequest(f"the line is not JSON: {error}"))
+    return BatchLine(number, custom_id, url, {**defaults, **body})
 
 
 def _custom_id(value: object, default: str) -> str:
@@ -157,7 +138,6 @@ def _custom_id(value: object, default: str) -> str:
 
 
 def _request(fields: Mapping[str, Any]) -> tuple[str, Json]:
-    """The path and the body of a line's request."""
     if "body" not in fields and "url" not in fields:
         return GENERATE, {name: value for name, value in fields.items() if name != "custom_id"}
     if unknown := [name for name in fields if name not in _ENVELOPE]:

@@ -20,10 +20,7 @@ _T = TypeVar("_T")
 
 
 class BatchModel:
-    """A model in an engine's process of its own, which answers lines as `mrp-serve batch` does.
-
-    `settings`: the program's settings. `defaults`: fields for the bodies that lack them. Raises the errors of loading.
-    """
+    """Answers lines as `mrp-serve batch` does. `defaults`: for bodies that lack them. Raises errors of loading."""
 
     def __init__(self, defaults: Mapping[str, Any] | None = None, **settings: Any) -> None:
         self._defaults, chosen = dict(defaults or {}), Settings(**settings)
@@ -39,7 +36,6 @@ class BatchModel:
         return sorted(outputs, key=lambda output: output["line"])
 
     def close(self) -> None:
-        """Ends the engine's process, which otherwise ends with this process."""
         self._loop.call_soon_threadsafe(self._replicas.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
 

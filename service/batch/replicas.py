@@ -26,10 +26,7 @@ _MAX_WAITING = 4096
 
 
 class BatchReplicas:
-    """Running replicas. `start` makes them. `card`: the card of a replica. `slots`: the requests that all take at once.
-
-    `failure`: why an engine did not start again, None as long as none failed to.
-    """
+    """Running replicas, made by `start`. `slots`: requests at once. `failure`: why one did not start again."""
 
     def __init__(self, settings: Sequence[Settings]) -> None:
         self._settings = [replica.model_copy(update={"max_waiting": _MAX_WAITING}) for replica in settings]
@@ -72,7 +69,6 @@ class BatchReplicas:
                 return Answer.from_chunks(chunks, ending)
 
     def close(self) -> None:
-        """Ends all engines."""
         for watch in self._watches:
             watch.cancel()
         for replica in self._replicas.values():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import sys
 import time
@@ -11,45 +10,22 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.options import read_settings, settings_options
+from service.cli.options import with_settings
 from service.cli.output import Counter, notes
 from service.errors import SettingsError
+from service.settings.settings import Settings
 
 if TYPE_CHECKING:
     from service.api.protocol import Json
-    from service.batch.answers import LineAnswers
     from service.batch.journal import Journal
     from service.batch.lines import BatchFile
-    from service.settings.settings import Settings
 
 #: seconds between two waits for the disk, and between two updates of the progress
 _SYNC_S, _SHOW_S = 1.0, 0.2
-
-InOption = Annotated[
-    Path,
-    typer.Option(
-        "--in",
-        "--input-file",
-        "-i",
-        help="JSONL, or Parquet (*.parquet). A line is a body of /generate or of OpenAI's batches.",
-    ),
-]
-OutOption = Annotated[
-    Path,
-    typer.Option(
-        "--out", "--output-file", "-o", help="JSONL: an answer or an error for each line. Resumed if it exists."
-    ),
-]
-DefaultsOption = Annotated[
-    str,
-    typer.Option(
-        help='JSON: fields for the requests that lack them, such as {"quality": "fast", "max_new_tokens": 512}.'
-    ),
-]
 
 #: settings of the server, which a batch has not
 _OF_THE_SERVER = frozenset(
@@ -58,14 +34,43 @@ _OF_THE_SERVER = frozenset(
 )
 
 
-def command(input_file: InOption, output_file: OutOption, defaults: DefaultsOption = "{}", **options: Any) -> None:
+@with_settings(without=_OF_THE_SERVER)
+def command(
+    *,
+    input_file: Annotated[
+        Path,
+        typer.Option(
+            *("--in", "--input-file", "-i"),
+            help="JSONL, or Parquet (*.parquet). A line is a body of /generate or of OpenAI's batches.",
+        ),
+    ],
+    output_file: Annotated[
+        Path,
+        typer.Option(
+            *("--out", "--output-file", "-o"),
+            help="JSONL: an answer or an error for each line. Resumed if it exists.",
+        ),
+    ],
+    defaults: Annotated[
+        str,
+        typer.Option(
+            help='JSON: fields for the requests that lack them, such as {"quality": "fast", "max_new_tokens": 512}.'
+        ),
+    ] = "{}",
+    settings: Settings,
+) -> None:
     """Answers every line of a file. Run it again to resume."""
     from service.batch.journal import Journal
     from service.batch.lines import BatchFile
     from service.telemetry.logs import install_logs
 
-    settings = read_settings(options)
-    file = BatchFile(input_file, _fields(defaults), settings.max_body_bytes)
+    try:
+        fields = json.loads(defaults)
+    except ValueError as error:
+        raise SettingsError(f"defaults is {defaults[:80]!r}, which is not JSON: {error}", param="defaults") from None
+    if not isinstance(fields, dict):
+        raise SettingsError(f"defaults is {defaults[:80]!r}, a JSON object is expected", param="defaults")
+    file = BatchFile(input_file, fields, settings.max_body_bytes)
     if input_file.exists() and output_file.exists() and input_file.samefile(output_file):
         raise SettingsError(f"out is {output_file}, which is the input", param="out")
     total = len(file)
@@ -93,9 +98,22 @@ async def _run(file: BatchFile, journal: Journal, settings: Settings, total: int
     syncing = asyncio.create_task(_sync(journal))
     try:
         answers = LineAnswers(replicas, settings)
-        with Counter(total, journal.count) as counter:
-            progress = _Progress(answers, journal, counter, total)
-            await answers.run(chain([first], lines), progress.write)
+        began, before, due = time.monotonic(), journal.count, 0.0
+        with Counter(total, before) as counter:
+
+            def write(output: Json) -> None:
+                nonlocal due
+                journal.write(output)
+                now = time.monotonic()
+                if now < due and journal.count < total:
+                    return
+                due, seconds = now + _SHOW_S, now - began
+                rate = (journal.count - before) / seconds
+                left = timedelta(seconds=round((total - journal.count) / rate))
+                what = f"{rate:.1f} lines/s, {answers.tokens / seconds:,.0f} tokens/s, {left} left"
+                counter.reach(journal.count, f"{what}, {journal.errors} errors")
+
+            await answers.run(chain([first], lines), write)
     finally:
         syncing.cancel()
         replicas.close()
@@ -103,48 +121,14 @@ async def _run(file: BatchFile, journal: Journal, settings: Settings, total: int
         await syncing  # raises its error, if it had any
 
 
-class _Progress:
-    """Writes outputs, and shows rates and the time left."""
-
-    def __init__(self, answers: LineAnswers, journal: Journal, counter: Counter, total: int) -> None:
-        self._answers, self._journal, self._counter, self._total = answers, journal, counter, total
-        self._began, self._before, self._due = time.monotonic(), journal.count, 0.0
-
-    def write(self, output: Json) -> None:
-        """Appends the output of a line to the file."""
-        self._journal.write(output)
-        count, now = self._journal.count, time.monotonic()
-        if now < self._due and count < self._total:
-            return
-        self._due, seconds = now + _SHOW_S, now - self._began
-        rate = (count - self._before) / seconds
-        left = timedelta(seconds=round((self._total - count) / rate))
-        what = f"{rate:.1f} lines/s, {self._answers.tokens / seconds:,.0f} tokens/s, {left} left"
-        self._counter.reach(count, f"{what}, {self._journal.errors} errors")
-
-
 async def _sync(journal: Journal) -> None:
-    """Waits for the disk every second, on another thread."""
     while True:
         await asyncio.sleep(_SYNC_S)
         await asyncio.to_thread(journal.sync)
 
 
-def _fields(defaults: str) -> Json:
-    try:
-        fields = json.loads(defaults)
-    except ValueError as error:
-        raise SettingsError(f"defaults is {defaults[:80]!r}, which is not JSON: {error}", param="defaults") from None
-    if not isinstance(fields, dict):
-        raise SettingsError(f"defaults is {defaults[:80]!r}, a JSON object is expected", param="defaults")
-    return fields
-
-
 def settings_of_replicas(settings: Settings) -> list[Settings]:
-    """The settings of each replica: one replica for each GPU unless the settings say otherwise.
-
-    SettingsError for more replicas than GPUs.
-    """
+    """A replica for each GPU unless the settings say otherwise. SettingsError for more replicas than GPUs."""
     import torch
 
     count = settings.num_replicas if "num_replicas" in settings.model_fields_set else None
@@ -158,15 +142,3 @@ def settings_of_replicas(settings: Settings) -> list[Settings]:
     if count is not None and count > gpus:
         raise SettingsError(f"num_replicas is {count}, but this machine has {gpus} GPUs", param="num_replicas")
     return [settings.model_copy(update={"device": f"cuda:{index}"}) for index in range(count or gpus)]
-
-
-command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        *(
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in inspect.signature(command, eval_str=True).parameters.values()
-            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-        ),
-        *settings_options(_OF_THE_SERVER),
-    ]
-)

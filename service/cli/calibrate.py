@@ -1,34 +1,23 @@
-"""`mrp-serve calibrate`, `frontier` and `quality`: plans over prompts at several loads, measured and as a table.
-
-`frontier` shows the measurement. `calibrate` also chooses the plans for `lossless`, `balanced` and `fast`. `quality`
-shows an earlier calibration.
-"""
+"""`mrp-serve calibrate` chooses presets by a measurement, `frontier` shows one, `quality` an earlier calibration."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.options import (
-    ModelOptions,
-    OutputOption,
-    RanksOption,
-    ThreadsOption,
-    use_threads,
-    with_fields,
-)
+from service.cli.options import ModelOptions, OutputOption, RanksOption, ThreadsOption, use_threads, with_fields
 from service.cli.output import Counter, notes, results, table
 from service.errors import CheckpointError, SettingsError
 
 if TYPE_CHECKING:
     from service.model import Checkpoint
     from service.quality.calibration.measure import Calibration
+    from service.quality.calibration.prompts import Prompts, Scorer
     from service.quality.calibration.records import Notebook
     from service.quality.schema import Measured, PlanResult, QualityFile, Speed
 
@@ -37,62 +26,53 @@ LOADS = (1, 8, 32)
 #: temperatures above 0, if the command line names none
 TEMPERATURES = (0.1, 0.7, 1.0)
 
-PromptsOption = Annotated[
-    Path | None,
-    typer.Option(help="JSON lines with `prompt` and, if the scorer needs it, `answer`. Default for the demo: its own."),
-]
-ScorerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--scorer", help="demo, exact, contains, number, regex:PATTERN or module:function. Default for the demo: demo."
-    ),
-]
-PlansOption = Annotated[
-    list[str] | None,
-    typer.Option("--plan", help="Such as 'dynamic threshold=0.5'; may be given again. Default: a grid."),
-]
-CountOption = Annotated[int | None, typer.Option(min=1, help="Number of prompts, from the first on. Default: all.")]
-ConcurrencyOption = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--concurrency",
-        min=1,
-        help="Concurrent requests, at most half of --timed; may be given again. Default: 1, 8 and 32.",
-    ),
-]
-TemperatureOption = Annotated[
-    list[float] | None,
-    typer.Option(
-        "--temperature",
-        min=0,
-        max=100,
-        help="Temperatures of further measurements of accuracy; may be given again. 0 alone: none. Default: 0.1, 0.7"
-        " and 1.",
-    ),
-]
-TimedOption = Annotated[
-    int,
-    typer.Option(min=2, help="Timed prompts, at least twice --concurrency. Lossless plans answer only these prompts."),
-]
-NewTokensOption = Annotated[int, typer.Option("--max-new-tokens", min=1)]
-RawOption = Annotated[
-    bool, typer.Option("--raw", help="Continue prompts as plain text instead of sending them as chats.")
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Measurement(ModelOptions):
     """The options of a measurement: plans over prompts at several loads, and the devices. None: a default."""
 
-    prompts: PromptsOption = None
-    scorer: ScorerOption = None
-    plan: PlansOption = None
-    count: CountOption = None
-    concurrency: ConcurrencyOption = None
-    temperature: TemperatureOption = None
-    timed: TimedOption = 256
-    max_new_tokens: NewTokensOption = 256
-    raw: RawOption = False
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines with `prompt` and, if the scorer needs it, `answer`. Default for the demo: its own."
+        ),
+    ] = None
+    scorer: Annotated[
+        str | None,
+        typer.Option(
+            help="demo, exact, contains, number, regex:PATTERN or module:function. Default for the demo: demo."
+        ),
+    ] = None
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(help="Such as 'dynamic threshold=0.5'; may be given again. Default: a grid."),
+    ] = None
+    count: Annotated[int | None, typer.Option(min=1, help="Number of prompts, from the first on. Default: all.")] = None
+    concurrency: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, help="Concurrent requests, at most half of --timed; may be given again. Default: 1, 8 and 32."
+        ),
+    ] = None
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0,
+            max=100,
+            help="Temperatures of further measurements of accuracy; may be given again. 0 alone: none. Default: 0.1,"
+            " 0.7 and 1.",
+        ),
+    ] = None
+    timed: Annotated[
+        int,
+        typer.Option(
+            min=2, help="Timed prompts, at least twice --concurrency. Lossless plans answer only these prompts."
+        ),
+    ] = 256
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue prompts as plain text instead of sending them as chats.")
+    ] = False
     threads: ThreadsOption = None
     tensor_parallel_size: RanksOption = 1
 
@@ -110,42 +90,35 @@ def calibrate(
     def target(checkpoint: Checkpoint) -> Path:
         return out or checkpoint.path / file_name(checkpoint.config.quantization, checkpoint.activation_parts)
 
-    with measured(measurement, target) as (file, path):
-        write_quality(file, cast("Path", path))
-    show(file)
+    _measure(measurement, target, write_quality)
 
 
 @with_fields("measurement", Measurement)
 def frontier(measurement: Measurement, output: OutputOption = None) -> None:
     """Shows accuracy and speed of every plan at several loads. With --output, run it again to resume."""
-    with measured(measurement, lambda _: output) as (file, path):
-        if path:
-            content = file.model_dump(include={"measured", "rows"})
-            path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    show(file)
+
+    def write(file: QualityFile, path: Path) -> None:
+        content = file.model_dump(include={"measured", "rows"})
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    _measure(measurement, lambda _: output, write)
 
 
-#: the file that a measurement will be written to, known when the checkpoint is; None: nothing is written
-Target = Callable[["Checkpoint"], Path | None]
+def _measure(
+    options: Measurement, target: Callable[[Checkpoint], Path | None], write: Callable[[QualityFile, Path], None]
+) -> None:
+    """Measures, writes the calibration file to the checkpoint's `target`, if it has one, and shows it.
 
-
-@contextmanager
-def measured(options: Measurement, target: Target) -> Iterator[tuple[QualityFile, Path | None]]:
-    """The measurement as a calibration file, and its target. With a target it can be interrupted and goes on later.
-
-    The records beside the target are removed when the block has ended without an error. SettingsError for options that
-    make no sense, before anything is loaded.
+    Records beside the target let an interrupted measurement go on. SettingsError before anything is loaded.
     """
     from service.quality.calibration.measure import Calibration, Scope, circumstances, engine_for
     from service.quality.calibration.pareto import assemble
     from service.quality.calibration.plans import default_plans, parse_plan, with_static_first
-    from service.quality.calibration.prompts import check_lines, find_scorer, read_prompts, tasks_of
+    from service.quality.calibration.prompts import tasks_of
     from service.quality.presets import identity_of
     from service.text import TextCodec
 
-    path_of_prompts, scorer_name = prompts_of(options.model, options.prompts, options.scorer)
-    lines, scorer = read_prompts(path_of_prompts, options.count), find_scorer(scorer_name)
-    check_lines(scorer, lines.lines)
+    lines, scorer = _prompts(options)
     together = tuple(sorted(set(options.concurrency or LOADS)))
     temperatures = tuple(sorted({*(options.temperature or TEMPERATURES)} - {0.0}))
     scope = Scope(together, min(options.timed, len(lines.lines)), options.max_new_tokens, temperatures)
@@ -154,45 +127,45 @@ def measured(options: Measurement, target: Target) -> Iterator[tuple[QualityFile
     use_threads(options.threads, options.tensor_parallel_size)
     with options.ranks(options.tensor_parallel_size) as (checkpoint, deps):
         config = checkpoint.config
-        default = default_plans(config.block_size, has_mrp=config.mrp is not None)
         tasks = tasks_of(TextCodec.load(checkpoint.path), lines.lines, scorer, raw=options.raw)
+        default = default_plans(config.block_size, has_mrp=config.mrp is not None)
         plans = with_static_first(chosen) if chosen else default
         calibration = Calibration(engine_for(checkpoint, tasks, scope, deps), tasks, plans, scope)
-        about_prompts = {"prompts_sha256": lines.sha256, "scorer": scorer_name, "prompts": len(tasks)}
-        how = circumstances(checkpoint, scope, about_prompts)
+        about = {"prompts_sha256": lines.sha256, "scorer": options.scorer or "demo", "prompts": len(tasks)}
+        how = circumstances(checkpoint, scope, about)
         identity = identity_of(checkpoint.path, config, checkpoint.activation_parts)
         about = {"measured": how.model_dump(exclude={"at"}), "checkpoint": identity.model_dump()}
         path = target(checkpoint)
-        with _notebook(path, about | {"plans": calibration.plan_names}) as notebook:
-            _run(calibration, notebook)
-            yield assemble(identity, how, calibration.rows(notebook, how.clock)), path
+        notebook = _run(calibration, path, about | {"plans": calibration.plan_names})
+        file = assemble(identity, how, calibration.rows(notebook, how.clock))
+        if path:
+            write(file, path)
+            notebook.remove()
+    show(file)
 
 
-def prompts_of(model: str | None, prompts: Path | None, scorer: str | None) -> tuple[Path, str]:
-    """The file of prompts and the name of the scorer. The demo has its own."""
+def _prompts(options: Measurement) -> tuple[Prompts, Scorer]:
+    """The prompts and their scorer. The demo has its own."""
     from service.demo import CHECKPOINT, HELDOUT_FILE
+    from service.quality.calibration.prompts import check_lines, find_scorer, read_prompts
 
-    is_demo = model is None or Path(model).resolve() == CHECKPOINT.resolve()
-    if not is_demo and (prompts is None or scorer is None):
-        missing = "prompts" if prompts is None else "scorer"
+    is_demo = options.model is None or Path(options.model).resolve() == CHECKPOINT.resolve()
+    if not is_demo and (options.prompts is None or options.scorer is None):
+        missing = "prompts" if options.prompts is None else "scorer"
         raise SettingsError(f"{missing} is missing; only the demo has a default", param=missing)
-    return prompts or HELDOUT_FILE, scorer or "demo"
+    lines, scorer = read_prompts(options.prompts or HELDOUT_FILE, options.count), find_scorer(options.scorer or "demo")
+    check_lines(scorer, lines.lines)
+    return lines, scorer
 
 
-@contextmanager
-def _notebook(target: Path | None, about: Mapping[str, Any]) -> Iterator[Notebook]:
-    """The results so far, in a file beside `target`. The file is removed once `target` is written."""
+def _run(calibration: Calibration, target: Path | None, about: Mapping[str, Any]) -> Notebook:
+    """The results, which are in a file beside `target`, too."""
     from service.quality.calibration.records import Notebook
 
     try:
-        notebook = Notebook(target and target.with_name(target.name + ".partial"), about)
+        notebook = Notebook(target and target.with_name(f"{target.name}.partial"), about)
     except OSError as error:
         raise SettingsError(f"{target} cannot be written: {error.strerror}; choose another path", param="out") from None
-    yield notebook
-    notebook.remove()
-
-
-def _run(calibration: Calibration, notebook: Notebook) -> None:
     try:
         with Counter(len(calibration.jobs)) as counter:
             for job in calibration.run(notebook):
@@ -200,6 +173,7 @@ def _run(calibration: Calibration, notebook: Notebook) -> None:
     except KeyboardInterrupt:
         notes().print("interrupted; run the same command again to resume")
         raise typer.Exit(130) from None
+    return notebook
 
 
 # --- the table --------------------------------------------------------------------------------------
@@ -248,6 +222,10 @@ def show(file: QualityFile) -> None:
 
 
 def _cells(row: PlanResult, measured: Measured) -> list[str]:
+    def in_words(speed: Speed) -> str:
+        away = max(speed.speedup_high - speed.speedup, speed.speedup - speed.speedup_low)
+        return f"{1e3 / speed.tokens_per_second:.3f}  x{speed.speedup:.2f} ±{away:.2f}"
+
     speeds = [row.speed_at(together) for together in measured.concurrency]
     at = {result.temperature: f"{100 * result.difference:+.1f}" for result in row.sampled}
     sampled = ["as static" if row.lossless else at.get(value, "-") for value in measured.temperatures[1:]]
@@ -256,9 +234,4 @@ def _cells(row: PlanResult, measured: Measured) -> list[str]:
     difference = "as static" if row.lossless else f"{100 * row.difference:+.1f} ±{away:.1f}"
     counts = [f"{row.identical}/{row.prompts}", f"{row.tokens_per_forward:.2f}"]
     best_at = ", ".join(str(speed.concurrency) for speed in speeds if speed.on_frontier)
-    return [row.plan.name, accuracy, difference, *sampled, *counts, *(_speed(speed) for speed in speeds), best_at]
-
-
-def _speed(speed: Speed) -> str:
-    away = max(speed.speedup_high - speed.speedup, speed.speedup - speed.speedup_low)
-    return f"{1e3 / speed.tokens_per_second:.3f}  x{speed.speedup:.2f} ±{away:.2f}"
+    return [row.plan.name, accuracy, difference, *sampled, *counts, *map(in_words, speeds), best_at]

@@ -16,11 +16,8 @@ from service.cli.options import ModelOptions, with_fields
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
-    from service.model import Checkpoint, ModelConfig, MrpConfig
+    from service.model import Checkpoint, ModelConfig
     from service.text import TextCodec
-
-#: the values of `tensor_parallel_size` that are shown
-_SIZES = (2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +33,16 @@ class _Options(ModelOptions):
 
 @with_fields("options", _Options)
 def command(options: _Options) -> None:
-    """Loads a checkpoint as serving does, decodes a block with it, and prints its facts.
-
-    A part that cannot be used is a warning if the rest can be served.
-    """
+    """Loads a checkpoint as serving does, decodes a block with it, and prints its facts."""
     from service.text import TextCodec
 
     checkpoint = options.load()
     codec = TextCodec.load(checkpoint.path)
     facts = _facts(checkpoint, options) | _text(codec) | _memory(checkpoint)
-    seconds = _decode_a_block(checkpoint)
+    facts["one block decoded in"] = f"{_decode_a_block(checkpoint):.3f} s"
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in facts.items():
         table.add_row(name, value)
-    table.add_row("one block decoded in", f"{seconds:.3f} s")
     Console().print(table)
     if codec.template.warning:
         print(f"warning: {codec.template.warning}", file=sys.stderr)
@@ -96,7 +89,7 @@ def _memory(checkpoint: Checkpoint) -> dict[str, str]:
 def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
     from service.decode.modes import MODES
     from service.model.attention import PagedCache
-    from service.model.checkpoint import num_parameters
+    from service.model.checkpoint import num_parameters, weight_bytes
     from service.model.files import revision_of
 
     config, mrp = checkpoint.config, checkpoint.config.mrp
@@ -104,7 +97,7 @@ def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
     module = num_parameters(config) - backbone
     page = PagedCache.bytes_per_page(config, checkpoint.dtype)
     modes = [name for name, params in MODES.items() if mrp or params.served_without_mrp]
-    sources = _Sources(checkpoint.path, options)
+    weights = weight_bytes(config, checkpoint.dtype, checkpoint.wide_layers)
     return {
         "checkpoint": str(checkpoint.path),
         **({"revision": revision} if (revision := revision_of(checkpoint.path)) else {}),
@@ -112,48 +105,42 @@ def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
         "backbone": f"{backbone / 1e6:,.2f} M parameters, {config.num_layers} layers, hidden {config.hidden_size}",
         **_experts(config, backbone),
         "MRP": f"{mrp.num_layers} layers, {module / 1e6:,.2f} M parameters" if mrp else "none",
-        **(_kind(mrp, sources) if mrp else {}),
-        "block size": f"{config.block_size}, {sources.of('block_size', options.block_size)}",
+        **_with_sources(checkpoint, options),
         "vocabulary": f"{config.vocab_size} tokens, mask {config.mask_token_id}, end {list(config.eos_token_ids)}",
         "longest sequence": f"{config.max_positions} tokens",
         "modes": ", ".join(modes),
-        "weights": f"{_weights(checkpoint, config) / 2**20:,.1f} MiB as {_types(checkpoint)}",
+        "weights": f"{weights / 2**20:,.1f} MiB as {_types(checkpoint)}",
         "quality": _quality(checkpoint),
         "KV cache": f"{page / config.block_size / 1024:,.2f} KiB a token",
         **_devices(checkpoint),
     }
 
 
-def _kind(mrp: MrpConfig, sources: _Sources) -> dict[str, str]:
-    """The kind of the MRP module, and the source of each fact."""
+def _with_sources(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
+    """The facts that the options may override, each with its source."""
+    from service.model.files import published_module, read_keys
+
+    config, keys = checkpoint.config, read_keys(checkpoint.path)
+    module = published_module(checkpoint.path, keys)
+
+    def source(key: str) -> str:
+        if getattr(options, key) is not None:
+            return f"by --{key.replace('_', '-')}"
+        value = keys.get(key)
+        if module is not None:
+            differs = value is not None and value != module.keys[key]
+            return f"by the name {module.name} (docs/modules.md){f'; config.json says {value}' if differs else ''}"
+        return "by config.json" if value is not None else "the default: config.json has no such key"
+
+    facts = {"block size": f"{config.block_size}, {source('block_size')}"}
+    if (mrp := config.mrp) is None:
+        return facts
     kind = "residual" if mrp.residual else "direct (no residual)"
     return {
-        "MRP's kind": f"{kind}, {sources.of('mrp_residual', sources.options.mrp_residual)}",
-        "MRP's scale": f"{mrp.scale:g}, {sources.of('mrp_scale', sources.options.mrp_scale)}",
+        "MRP's kind": f"{kind}, {source('mrp_residual')}",
+        "MRP's scale": f"{mrp.scale:g}, {source('mrp_scale')}",
+        **facts,
     }
-
-
-class _Sources:
-    """Where the values of a checkpoint's config come from."""
-
-    def __init__(self, path: Path, options: ModelOptions) -> None:
-        from service.model.files import published_module, read_keys
-
-        self.options, self._keys = options, read_keys(path)
-        self._module = published_module(path, self._keys)
-
-    def of(self, key: str, option: object) -> str:
-        """The source of a value. `option`: the operator's value, None without one."""
-        if option is not None:
-            return f"by --{key.replace('_', '-')}"
-        if self._module is not None:
-            says = (
-                f"; config.json says {self._keys[key]}"
-                if self._keys.get(key) not in (None, self._module.keys[key])
-                else ""
-            )
-            return f"by the name {self._module.name} (docs/modules.md){says}"
-        return "by config.json" if self._keys.get(key) is not None else "the default: config.json has no such key"
 
 
 def _types(checkpoint: Checkpoint) -> str:
@@ -167,30 +154,21 @@ def _types(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.dtype}, matrices of layers as {scheme}{wide}{published}"
 
 
-def _weights(checkpoint: Checkpoint, config: ModelConfig) -> int:
-    """Bytes of the weights, or of a part of them with such a config."""
-    from service.model.checkpoint import weight_bytes
-
-    return weight_bytes(config, checkpoint.dtype, checkpoint.wide_layers)
-
-
 def _devices(checkpoint: Checkpoint) -> dict[str, str]:
-    """The memory of each device, by the number of devices."""
     from service.model.attention import PagedCache
+    from service.model.checkpoint import weight_bytes
     from service.model.config import Shard, possible_sizes
 
     config, dtype, facts = checkpoint.config, checkpoint.dtype, {}
-    for size in possible_sizes(config):
-        if size in _SIZES:
-            part = Shard(0, size).divide(config)
-            weights = _weights(checkpoint, part) / 2**20
-            token = PagedCache.bytes_per_page(part, dtype) / config.block_size / 1024
-            facts[f"each of {size} devices"] = f"{weights:,.1f} MiB of weights, {token:,.2f} KiB of KV a token"
+    for size in sorted({2, 4, 8}.intersection(possible_sizes(config))):
+        part = Shard(0, size).divide(config)
+        weights = weight_bytes(part, dtype, checkpoint.wide_layers) / 2**20
+        token = PagedCache.bytes_per_page(part, dtype) / config.block_size / 1024
+        facts[f"each of {size} devices"] = f"{weights:,.1f} MiB of weights, {token:,.2f} KiB of KV a token"
     return facts
 
 
 def _experts(config: ModelConfig, backbone: int) -> dict[str, str]:
-    """The experts of a backbone with `backbone` parameters."""
     if config.experts is None:
         return {}
     experts, used = config.experts, backbone - config.num_unused_parameters

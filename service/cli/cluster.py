@@ -1,4 +1,4 @@
-"""Starts Ray and Serve on this machine for one service, deploys it, and stops them.
+"""Starts Ray and Serve on this machine for one service, and deploys it. They end with the session (`guard.py`).
 
 The ingress or Serve's proxy listens on the address of the settings. All other ports are on loopback and require Ray's
 token, but for three that show metrics (docs/security.md). This module prints nothing.
@@ -56,21 +56,11 @@ _PROGRAM_ENVIRONMENT = {
 }
 
 
-def start(settings: Settings, num_cpus: int | None = None) -> None:
-    """Starts Ray and Serve. Loads nothing of the model. `num_cpus`: the number of CPUs that Ray assumes.
-
-    SettingsError if one of them does not start, or if this machine has no room for the replicas.
-    """
-    proxy = begin(settings, num_cpus)
-    with _starting("Serve"):
-        proxy.result()
-
-
 def begin(settings: Settings, num_cpus: int | None = None) -> Future[None]:
-    """As `start`, but returns when an application can be deployed.
+    """Starts Ray (with `num_cpus`) and Serve. Returns when an application can be deployed; loads nothing of the model.
 
-    The future is done when Serve's proxy has started, or holds the error if it has not. No proxy is started for an
-    ingress that listens itself.
+    The future is done when Serve's proxy has started (none for an ingress that listens itself), or holds its error.
+    SettingsError if Ray or Serve does not start, or if this machine has no room for the replicas.
     """
     for name, value in (ENVIRONMENT | _PROGRAM_ENVIRONMENT | private.token()).items():
         os.environ.setdefault(name, value)
@@ -94,10 +84,7 @@ def _imported(module: str) -> Iterator[None]:
 
 
 def _start_ray(num_cpus: int | None, talkative: bool) -> None:
-    """Starts Ray, again if its processes have not come up within Ray's 30 s, as on a machine that is busy.
-
-    The processes of earlier attempts end with this program.
-    """
+    """Starts Ray, again if its processes have not come up within Ray's 30 s. Earlier ones end with this program."""
     for remaining in reversed(range(_ATTEMPTS)):
         try:
             _init_ray(num_cpus, talkative)
@@ -188,10 +175,9 @@ def deploy(
     say: Callable[[str], None] | None = None,
     proxy: Future[None] | None = None,
 ) -> None:
-    """Deploys an application, which replaces an earlier one. Returns when it serves.
+    """Deploys an application, by default that of the settings, and returns when it serves. `say` gets progress lines.
 
-    `application`: None for the application of the settings. `say`: called with lines on the progress. `proxy`: the
-    result of `begin`. SettingsError, with the failure of a replica, if the application cannot serve.
+    `proxy`: the result of `begin`. SettingsError, with the failure of a replica, if the application cannot serve.
     """
     from ray import serve
 
@@ -204,15 +190,3 @@ def deploy(
         if proxy is not None:
             proxy.result()
     wait_until_running(APPLICATION, say or (lambda _: None))
-
-
-def stop() -> None:
-    """Ends all processes of the service at once. `drain` has waited for the requests before.
-
-    Serve's own shutdown stops the deployments one after the other, which takes seconds. It is not needed, since the
-    cluster ends, too.
-    """
-    import ray
-
-    if ray.is_initialized():
-        ray.shutdown()

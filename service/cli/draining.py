@@ -1,7 +1,4 @@
-"""Drains a service: every ingress refuses new requests, and the requests in progress are waited for.
-
-`cluster.py` starts and stops the processes.
-"""
+"""Drains a service: every ingress refuses new requests, and the requests in progress are waited for."""
 
 from __future__ import annotations
 
@@ -25,10 +22,7 @@ _SETTLE_S = 0.2
 
 
 async def prepare() -> None:
-    """Asks Serve's controller for the ingresses. At the end it may not be able to answer.
-
-    The event loop must also run `drain`.
-    """
+    """Asks for the ingresses before the end, when Serve may not answer. The event loop must also run `drain`."""
     with suppress(TimeoutError):
         await _ask_ingresses("check_health")
 
@@ -54,29 +48,19 @@ async def drain(timeout_s: float) -> bool:
 
 
 async def _answered(timeout_s: float) -> bool:
-    """Waits until no ingress has a request in progress. False after `timeout_s` and the query that it falls in.
-
-    A query is never cancelled: the handle of Serve would leave a failed task behind, and its traceback.
-    """
+    """Waits for the requests in progress. False after `timeout_s` and the query that it falls in: none is cancelled."""
     until = time.monotonic() + timeout_s
-    while await _busy():
+    while True:
+        with suppress(TimeoutError):  # an ingress that does not answer is busy
+            if not any(await _ask_ingresses("drain")):
+                return True
         remaining_s = until - time.monotonic()
         if remaining_s <= 0:
             return False
         await asyncio.sleep(min(_POLL_S, remaining_s))
-    return True
-
-
-async def _busy() -> bool:
-    """Whether an ingress has requests in progress, or does not answer."""
-    try:
-        return any(await _ask_ingresses("drain"))
-    except TimeoutError:
-        return True
 
 
 async def _ask_ingresses(method: str) -> list[Any]:
-    """The answers of all ingresses."""
     response = _ingresses().broadcast(method)
     answers = await response.results_async(timeout_s=_CONTROL_S, return_exceptions=True)
     return [answer for answer in answers if not isinstance(answer, Exception)]

@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import asdict
 
-from service.cli.options import (
-    AttentionOption,
-    Knobs,
-    ModelOptions,
-    RanksOption,
-    ThreadsOption,
-    use_threads,
-    with_fields,
-    with_knobs,
-)
+from service.cli import options as shared
+from service.cli.options import Knobs, ModelOptions, with_fields, with_knobs
 from service.cli.output import notes
 from service.decode.modes import MODES
 
@@ -29,7 +21,7 @@ if TYPE_CHECKING:
     from service.decode.mode import DecodingMode
     from service.engine import Engine, GenerationRequest
     from service.engine.request import BlockEvent
-    from service.model import Checkpoint, MrpConfig
+    from service.model import Checkpoint
 
 
 @with_knobs
@@ -60,9 +52,9 @@ def command(
     choice: Annotated[list[str] | None, typer.Option(help="A text that the answer may be; repeatable.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text instead of answering a message.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    attention: AttentionOption = "auto",
-    threads: ThreadsOption = None,
-    tensor_parallel_size: RanksOption = 1,
+    attention: shared.AttentionOption = "auto",
+    threads: shared.ThreadsOption = None,
+    tensor_parallel_size: shared.RanksOption = 1,
 ) -> None:
     """Decodes one prompt. Prints the text on stdout, statistics and progress on stderr."""
     from service.constraints.grammars import compile_grammar
@@ -74,7 +66,7 @@ def command(
     if not prompt:
         raise InvalidRequest("the prompt is empty, at least one token is needed", param="prompt")
     constraint = _constraint(schema, regex, choice)
-    use_threads(threads, tensor_parallel_size)
+    shared.use_threads(threads, tensor_parallel_size)
     with options.ranks(tensor_parallel_size) as (checkpoint, deps):
         codec = TextCodec.load(checkpoint.path)
         ids = codec.encode(prompt) if raw else codec.encode_message(prompt)
@@ -84,9 +76,7 @@ def command(
         request = GenerationRequest(
             "cli",
             tuple(ids),
-            _preset(quality, mode, knobs, checkpoint, temperature)
-            if quality
-            else _params(mode, knobs, checkpoint.config.mrp),
+            _mode(quality, mode, knobs, checkpoint, temperature),
             SamplingParams(
                 temperature=temperature,
                 top_p=top_p,
@@ -104,8 +94,8 @@ def command(
             grammar=grammar,
         )
         events = _run(Engine(checkpoint, EngineConfig(attention=attention), deps=deps), request)
-    text = codec.decode([token for event in events for token in event.token_ids])
-    _print(request, events, text, as_json)
+    tokens = [token for event in events for token in event.token_ids]
+    _print(request, events[-1], tokens, codec.decode(tokens), as_json)
 
 
 def _constraint(schema: Path | None, regex: str | None, choice: list[str] | None) -> Constraint | None:
@@ -126,36 +116,31 @@ def _constraint(schema: Path | None, regex: str | None, choice: list[str] | None
     return Constraint.choice(choice) if choice else None
 
 
-def _params(mode: str | None, knobs: Knobs, mrp: MrpConfig | None) -> DecodingMode:
-    """The mode of this name, or the server's default mode. MRP steps default to the checkpoint's."""
-    from service.decode.modes import MODES
+def _mode(
+    quality: str | None, name: str | None, knobs: Knobs, checkpoint: Checkpoint, temperature: float
+) -> DecodingMode:
+    """The mode of a quality, or of a name and knobs (default: the server's). InvalidRequest if both are given."""
     from service.decode.registry import default_knobs, default_mode, make_mode
-
-    name = mode or default_mode().name
-    defaults = default_knobs(name, mrp.default_steps if mrp else 0) if name in MODES else {}
-    return make_mode(name, {**defaults, **knobs})
-
-
-def _preset(quality: str, mode: str | None, knobs: Knobs, checkpoint: Checkpoint, temperature: float) -> DecodingMode:
-    """The mode that a quality stands for. InvalidRequest if a mode or knobs are given, too."""
     from service.errors import InvalidRequest
     from service.quality.presets import presets_of
     from service.quality.schema import QUALITIES
 
+    config = checkpoint.config
+    if not quality:
+        name = name or default_mode().name
+        defaults = default_knobs(name, config.mrp.default_steps if config.mrp else 0) if name in MODES else {}
+        return make_mode(name, {**defaults, **knobs})
     if quality not in QUALITIES:
         raise InvalidRequest(f"quality is {quality!r}, allowed are {', '.join(QUALITIES)}", param="quality")
-    if mode or knobs:
-        other = "mode" if mode else next(iter(knobs))
+    if name or knobs:
+        other = "mode" if name else next(iter(knobs))
         raise InvalidRequest(f"quality is {quality!r} and {other} is given, allowed is one of them", param="quality")
-    presets = presets_of(checkpoint.path, checkpoint.config, None, checkpoint.activation_parts)
+    presets = presets_of(checkpoint.path, config, None, checkpoint.activation_parts)
     return presets.plan(quality, temperature).decoding_mode
 
 
 def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:
-    """Decodes with a progress line on stderr.
-
-    The engine measures the cost of forwards before, if drafts depend on it. That time is no part of the answer's time.
-    """
+    """Decodes with a progress line on stderr. The costs of forwards are measured before, if drafts depend on them."""
     from service.decode.registry import leaves_drafts_open
 
     events: list[BlockEvent] = []
@@ -173,12 +158,10 @@ def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:
     return events
 
 
-def _print(request: GenerationRequest, events: list[BlockEvent], text: str, as_json: bool) -> None:
+def _print(request: GenerationRequest, last: BlockEvent, tokens: list[int], text: str, as_json: bool) -> None:
     from service.quality.schema import knobs_of
 
-    last = events[-1]
     stats, forwards = last.stats, last.stats.forwards
-    tokens = [token for event in events for token in event.token_ids]
     if as_json:
         answer = {
             "text": text,

@@ -46,20 +46,18 @@ class Order:
 
     def listen(self, ended: Callable[[], None]) -> None:
         """Calls `ended`, on another thread, when the parent asks for the end."""
-        threading.Thread(target=self._read, args=[ended], name="guard", daemon=True).start()
 
-    def _read(self, ended: Callable[[], None]) -> None:
-        while self._end.recv(1):
-            ended()
-        kill_session(os.getsid(0), _KILL_S)
-        os._exit(Exit.LOST)
+        def read() -> None:
+            while self._end.recv(1):
+                ended()
+            kill_session(os.getsid(0), _KILL_S)
+            os._exit(Exit.LOST)
+
+        threading.Thread(target=read, name="guard", daemon=True).start()
 
 
 def guarded(serve: Callable[[Order], int], patience_s: float) -> int:
-    """Runs `serve` in another process. Returns its exit status when it and all that it started have ended.
-
-    `patience_s`: seconds that it may take to end after a signal.
-    """
+    """Runs `serve` in another process, at most `patience_s` after a signal. Returns its status when all have ended."""
     signals = {signal.SIGINT, signal.SIGTERM}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under `nohup`
         signals.add(signal.SIGHUP)
@@ -72,7 +70,7 @@ def guarded(serve: Callable[[Order], int], patience_s: float) -> int:
     theirs.close()
     status = _wait(child, ours, signals, patience_s)
     if not kill_session(child, _KILL_S):
-        print(f"mrp-serve: some processes of session {child} do not end", file=sys.stderr, flush=True)
+        say(f"some processes of session {child} do not end")
     _reap()
     return status
 
@@ -85,7 +83,7 @@ def _serve_in_child(serve: Callable[[Order], int], order: Order) -> NoReturn:
     try:
         status = serve(order)
     except MrpServeError as error:
-        print(f"mrp-serve: {error.message}", file=sys.stderr)
+        say(error.message)
     except BaseException:  # noqa: BLE001 - the interpreter would print it, and then wait for Ray's processes
         traceback.print_exc()
     finally:
@@ -105,7 +103,10 @@ def _wait(child: int, order: socket.socket, signals: set[signal.Signals], patien
                 return Exit.ENDED
         elif seen.si_signo == signal.SIGCHLD:
             if (code := _reap().get(child)) is not None:
-                return _status(code, signalled_at is not None)
+                if code >= 0 or signalled_at is not None:
+                    return max(code, Exit.ENDED)
+                say(f"the process that runs Ray was ended by {signal.Signals(-code).name}, so the service ends")
+                return Exit.LOST
         elif signalled_at is None:
             signalled_at = time.monotonic()
             with suppress(OSError):
@@ -116,20 +117,11 @@ def _wait(child: int, order: socket.socket, signals: set[signal.Signals], patien
 
 
 def _reap() -> dict[int, int]:
-    """Exit codes of children that have ended."""
     codes = {}
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
             codes[ended[0]] = os.waitstatus_to_exitcode(ended[1])
     return codes
-
-
-def _status(code: int, signalled: bool) -> int:
-    if code >= 0:
-        return code
-    if not signalled:
-        say(f"the process that runs Ray was ended by {signal.Signals(-code).name}, so the service ends")
-    return Exit.ENDED if signalled else Exit.LOST
 
 
 def say(text: str) -> None:

@@ -1,8 +1,4 @@
-"""`mrp-serve`: the program and its commands.
-
-It parses arguments and turns this package's errors into one line on stderr. A command imports its dependencies
-only when it runs, so `--help` is instant.
-"""
+"""`mrp-serve`: the program and its commands, each of which imports its dependencies only when it runs."""
 
 import hashlib
 import os

@@ -1,14 +1,9 @@
-"""Options that several commands share. The options of a model also load it.
-
-A command may have an option for each knob of the modes, for each field of a dataclass, or for each setting: `serve` has
-all settings, `batch` those of the model and its engine.
-"""
+"""Options that several commands share. The options of a model also load it."""
 
 from __future__ import annotations
 
 import inspect
 import math
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -18,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from service.decode.knobs import Knob, KnobValue, knobs_in
+from service.decode.knobs import KnobValue, knobs_in
 from service.decode.modes import KNOBS, MODES
 from service.errors import SettingsError
 from service.settings.settings import Settings
@@ -30,14 +25,7 @@ if TYPE_CHECKING:
     from service.engine import EngineDeps
     from service.model import Checkpoint, LoadOptions
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "-m", help="Checkpoint: a folder, or a hub name such as owner/name@revision. Default: the demo."
-    ),
-]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-DtypeOption = Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")]
 BlockSizeOption = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]
 AttentionOption = Annotated[str, typer.Option(help="auto (triton on CUDA if it is installed), eager or triton.")]
 RanksOption = Annotated[
@@ -59,57 +47,53 @@ OutputOption = Annotated[Path | None, typer.Option(callback=_in_a_folder, help="
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointOptions:
-    """The options of every command that loads a checkpoint. None keeps the checkpoint's value."""
+class ModelOptions:
+    """The options of a checkpoint, its device and the type of its weights. None keeps the checkpoint's value."""
 
-    model: ModelOption = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", help="Checkpoint: a folder, or a hub name such as owner/name@revision. Default: the demo."
+        ),
+    ] = None
     block_size: BlockSizeOption = None
     mrp_residual: Annotated[
         bool | None,
         typer.Option("--mrp-residual/--no-mrp-residual", help="Overrides whether MRP's output is added to its input."),
     ] = None
     mrp_scale: Annotated[float | None, typer.Option(help="Overrides the factor of MRP's output.")] = None
+    device: DeviceOption = "auto"
+    dtype: Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")] = (
+        "auto"
+    )
+    quantization: Annotated[
+        str | None, typer.Option(help="Keeps the layers' matrices in 8 bits: int8, fp8 or w8a8. Default: in the dtype.")
+    ] = None
 
     @property
     def name(self) -> str | Path:
-        """The name of the checkpoint."""
         from service.demo import CHECKPOINT
 
         return self.model or CHECKPOINT
 
-    def on(self, device: str, dtype: str, quantization: str | None = None) -> LoadOptions:
-        """The options of loading, by the names of device, dtype and quantization. Raises SettingsError."""
+    @property
+    def loading(self) -> LoadOptions:
+        """The options of loading. Raises SettingsError."""
         from service.model import LoadOptions
         from service.model.device import pick_device, pick_dtype
         from service.model.quantization.schemes import scheme_named
 
         if self.mrp_scale is not None and not math.isfinite(self.mrp_scale):
             raise SettingsError(f"mrp_scale is {self.mrp_scale}, expected a finite number", param="mrp_scale")
-        picked = pick_device(device)
+        device = pick_device(self.device)
         return LoadOptions(
-            pick_dtype(dtype, picked),
-            picked,
+            pick_dtype(self.dtype, device),
+            device,
             self.block_size,
             self.mrp_residual,
             self.mrp_scale,
-            quantization=scheme_named(quantization).name if quantization else None,
+            quantization=scheme_named(self.quantization).name if self.quantization else None,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOptions(CheckpointOptions):
-    """The options of a checkpoint, its device and the type of its weights."""
-
-    device: DeviceOption = "auto"
-    dtype: DtypeOption = "auto"
-    quantization: Annotated[
-        str | None, typer.Option(help="Keeps the layers' matrices in 8 bits: int8, fp8 or w8a8. Default: in the dtype.")
-    ] = None
-
-    @property
-    def loading(self) -> LoadOptions:
-        """The options of loading. Raises SettingsError."""
-        return self.on(self.device, self.dtype, self.quantization)
 
     def load(self) -> Checkpoint:
         """Loads the checkpoint. Raises CheckpointError or SettingsError."""
@@ -138,7 +122,7 @@ def use_threads(threads: int | None, processes: int = 1) -> None:
     set_threads(threads, processes)
 
 
-# --- commands with options for knobs or fields -----------------------------------------------------------
+# --- commands with options for knobs, fields or settings -------------------------------------------------
 
 Knobs = Mapping[str, KnobValue]
 CommandFunction = Callable[..., None]
@@ -149,10 +133,20 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 def with_knobs(command: CommandFunction) -> CommandFunction:
     """The command with one option per knob instead of its parameter `knobs`, which gets the knobs with a value."""
 
-    def knobs(values: Mapping[str, Any]) -> Knobs:
-        return {name: _value(name, value) for name, value in values.items() if value is not None}
+    def value(name: str, option: Any) -> KnobValue:
+        """A knob that takes numbers and a word gets a number if the text is one."""
+        return int(option) if KNOBS[name].auto and option.removeprefix("-").isdigit() else option
 
-    return _expanded(command, "knobs", [_knob_option(name, knob) for name, knob in KNOBS.items()], knobs)
+    def knobs(values: Mapping[str, Any]) -> Knobs:
+        return {name: value(name, option) for name, option in values.items() if option is not None}
+
+    options = []
+    for name, knob in KNOBS.items():
+        modes = ", ".join(mode for mode, params in MODES.items() if name in knobs_in(params))
+        kind: Any = str if knob.auto else knob.kind
+        annotation: Any = Annotated[kind | None, typer.Option(help=f"{modes}: {knob.help}.")]
+        options.append(inspect.Parameter(name, _KEYWORD, default=None, annotation=annotation))
+    return _expanded(command, "knobs", options, knobs)
 
 
 def with_fields(parameter: str, options: type[Any]) -> Callable[[CommandFunction], CommandFunction]:
@@ -187,47 +181,30 @@ def _expanded(
     return expanded
 
 
-def _knob_option(name: str, knob: Knob) -> inspect.Parameter:
-    modes = ", ".join(mode for mode, params in MODES.items() if name in knobs_in(params))
-    kind: Any = str if knob.auto else knob.kind
-    annotation: Any = Annotated[kind | None, typer.Option(help=f"{modes}: {knob.help}.")]
-    return inspect.Parameter(name, _KEYWORD, default=None, annotation=annotation)
-
-
-def _value(name: str, option: Any) -> KnobValue:
-    """The value of an option. A knob that takes numbers and a word gets a number if the text is one."""
-    value: KnobValue = int(option) if KNOBS[name].auto and option.removeprefix("-").isdigit() else option
-    return value
-
-
-# --- settings as options --------------------------------------------------------------------------------
-
-
-def settings_options(without: Collection[str] = ()) -> list[inspect.Parameter]:
-    """One option for each setting except `without`, and a hidden option for each alias."""
+def with_settings(without: Collection[str] = ()) -> Callable[[CommandFunction], CommandFunction]:
+    """Makes a command with an option per setting except `without`, instead of its parameter `settings`."""
     names = [name for name in Settings.model_fields if name not in without]
-    aliases = {alias: name for alias, name in ALIASES.items() if name in names}
-    return [_setting_option(name, Settings.model_fields[name]) for name in names] + [
-        _setting_option(alias, Settings.model_fields[name], alias=True) for alias, name in aliases.items()
+    options = [_setting_option(name, Settings.model_fields[name]) for name in names] + [
+        _setting_option(alias, Settings.model_fields[name], alias=True)
+        for alias, name in ALIASES.items()
+        if name in names
     ]
 
+    def settings(values: Mapping[str, Any]) -> Settings:
+        return Settings(**{name: value for name, value in values.items() if value is not None})
 
-def read_settings(options: dict[str, Any]) -> Settings:
-    """The settings by the values of their options. SettingsError for values that are not allowed."""
-    return Settings(**{name: value for name, value in options.items() if value is not None})
+    return lambda command: _expanded(command, "settings", options, settings)
 
 
 def _setting_option(name: str, field: FieldInfo, *, alias: bool = False) -> inspect.Parameter:
-    """A setting as an option. The default None means not given, so that environment and file still count.
-
-    An option with an alias of the setting is not listed in the help.
-    """
+    """A setting as an option. None means not given, so that environment and file still count. Aliases are hidden."""
     aliases = "".join(f"; also --{other.replace('_', '-')}" for other, setting in ALIASES.items() if setting == name)
-    default = "" if field.default in (None, ()) else f" (default: {_short(field.default)})"
+    value = "the shipped demo" if name == "model" else field.default
+    default = "" if value in (None, ()) else f" (default: {value})"
     kind, flag = _plain_type(field.annotation), name.replace("_", "-")
     names = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
     option = typer.Option(None, names, help=f"{field.description}{default}{aliases}", show_default=False, hidden=alias)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
+    return inspect.Parameter(name, _KEYWORD, default=option, annotation=kind | None)
 
 
 def _plain_type(annotation: Any) -> Any:
@@ -236,7 +213,3 @@ def _plain_type(annotation: Any) -> Any:
         return annotation
     plain = [_plain_type(part) for part in get_args(annotation) if part is not type(None)]
     return plain[0] if plain and plain[0] in (bool, int, float, Path) else str
-
-
-def _short(value: object) -> str:
-    return "the shipped demo" if isinstance(value, str) and os.sep in value else str(value)

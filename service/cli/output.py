@@ -32,10 +32,7 @@ def is_on_a_terminal() -> bool:
 
 
 def table(*names: str, plan: str = "") -> Table:
-    """A table with these columns. No cell is cut, however narrow the terminal is.
-
-    `plan`: the column of plans, if there is one. Its knobs stay whole.
-    """
+    """A table with these columns. No cell is cut. The column `plan`, if there is one, keeps its knobs whole."""
     columns = (Column(name, overflow="fold", min_width=_KNOB if name == plan else None) for name in names)
     return Table(*columns, box=None, pad_edge=False)
 
@@ -60,7 +57,6 @@ class Counter:
         self._bar.stop()
 
     def next(self, what: str, parts: int = 1) -> None:
-        """Counts `parts` more parts as done."""
         self.reach(self._done + parts, what)
 
     def reach(self, done: int, what: str) -> None:

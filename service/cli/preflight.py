@@ -1,8 +1,4 @@
-"""Checks before a service is started, so that the program reports errors at once.
-
-It checks settings, files, the device and the port; once Ray runs, also whether there is room for the replicas. It
-loads no weights, and imports torch only for CUDA.
-"""
+"""Checks before a service starts, so that errors are reported at once. Loads no weights, and torch only for CUDA."""
 
 import resource
 from collections.abc import Mapping
@@ -20,18 +16,20 @@ _FEW_FILES = 1024
 
 
 def check(settings: Settings) -> Settings:
-    """The settings with a hub model pinned to its commit, so that all replicas load the same weights.
-
-    SettingsError or CheckpointError if the service could not start. Downloads a checkpoint of the hub.
-    """
+    """The settings with a hub model pinned to its commit. SettingsError or CheckpointError if it could not start."""
     private.token()
-    _check_disk()
+    folder = private.base()
+    if problem := full_disk(folder):  # Ray would wait for its processes and name no reason
+        raise SettingsError(f"{problem}, and Ray keeps its logs and sockets there: set RAY_TMPDIR to another folder")
     _check_settings(settings)
-    _check_device(settings.device)
-    _check_attention(settings)
-    folder = _check_checkpoint(settings)
-    _check_port(settings.host, settings.port)
-    return settings.model_copy(update={"model": pinned(settings.model, folder)})
+    _check_device(settings)
+    checkpoint = _check_checkpoint(settings)
+    try:
+        bind(settings.host, settings.port).close()  # listens for a moment as the ingress will
+    except OSError as error:
+        address = f"{in_url(settings.host)}:{settings.port}"
+        raise SettingsError(f"cannot listen on {address}: {error.strerror}", param="port") from error
+    return settings.model_copy(update={"model": pinned(settings.model, checkpoint)})
 
 
 def check_room(settings: Settings, resources: Mapping[str, float], units: tuple[str, ...]) -> None:
@@ -58,13 +56,6 @@ def warnings() -> list[str]:
     ]
 
 
-def _check_disk() -> None:
-    """SettingsError on a full disk. Ray would wait for its processes and name no reason."""
-    folder = private.base()
-    if problem := full_disk(folder):
-        raise SettingsError(f"{problem}, and Ray keeps its logs and sockets there: set RAY_TMPDIR to another folder")
-
-
 def _check_settings(settings: Settings) -> None:
     from service.admission.keys import KeyRing
 
@@ -83,31 +74,21 @@ def _check_settings(settings: Settings) -> None:
         )
 
 
-def _check_device(device: str) -> None:
-    """Checks the device with torch, whose import takes seconds. Names that torch always accepts are not checked."""
-    if device not in {"auto", "cpu"}:
-        from service.model.device import pick_device
+def _check_device(settings: Settings) -> None:
+    """Checks device and attention with torch, whose import takes seconds. The usual ones always work."""
+    if settings.device in {"auto", "cpu"} and settings.attention_backend in {"auto", "eager"}:
+        return
+    import torch
 
-        pick_device(device)
+    from service.model.attention.registry import resolve_backend
+    from service.model.device import pick_device, pick_dtype
 
-
-def _check_attention(settings: Settings) -> None:
-    """Checks that a named backend can run here. The usual ones always can."""
-    if settings.attention_backend not in {"auto", "eager"}:
-        import torch
-
-        from service.model.attention.registry import resolve_backend
-        from service.model.device import pick_device, pick_dtype
-
-        device = pick_device(settings.device)
-        resolve_backend(settings.attention_backend, torch.device(device), pick_dtype(settings.dtype, device))
+    device = pick_device(settings.device)
+    resolve_backend(settings.attention_backend, torch.device(device), pick_dtype(settings.dtype, device))
 
 
 def _check_checkpoint(settings: Settings) -> Path:
-    """Checks the checkpoint's config and calibration, and that the files of weights and tokenizer are whole.
-
-    Returns its folder.
-    """
+    """The folder of a checkpoint whose config, calibration, weights and tokenizer are whole."""
     from service.model import parse_config, read_config, resolve
     from service.model.config import Shard
     from service.model.files import check_weights
@@ -124,14 +105,6 @@ def _check_checkpoint(settings: Settings) -> Path:
     check_weights(folder)
     check_tokenizer(folder)
     return folder
-
-
-def _check_port(host: str, port: int) -> None:
-    """Listens for a moment as the ingress will."""
-    try:
-        bind(host, port).close()
-    except OSError as error:
-        raise SettingsError(f"cannot listen on {in_url(host)}:{port}: {error.strerror}", param="port") from error
 
 
 def in_url(host: str) -> str:

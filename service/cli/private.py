@@ -1,7 +1,4 @@
-"""Permissions against other users of the machine: Ray's token, the folder of its sockets and logs, files with keys.
-
-`cluster.py` uses the token, `serve.py` the folder and the files.
-"""
+"""Permissions against other users of the machine: Ray's token, the folder of its sockets and logs, files with keys."""
 
 import fcntl
 import os
@@ -21,10 +18,7 @@ _OTHERS, _OTHERS_WRITE = stat.S_IRWXG | stat.S_IRWXO, stat.S_IWOTH
 
 
 def token() -> dict[str, str]:
-    """The variable of a new token for Ray, which no file holds. Empty if the user's own token is to be used.
-
-    SettingsError if others could have it.
-    """
+    """The variable of a new token for Ray, empty if the user has one. SettingsError if others could have it."""
     mode = os.environ.get("RAY_AUTH_MODE", "token")
     if mode.lower() != "token":
         raise SettingsError(
@@ -33,22 +27,18 @@ def token() -> dict[str, str]:
         )
     if os.environ.get("RAY_AUTH_TOKEN"):
         return {}
-    if path := os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        _refuse_open_token(Path(path))
-        return {}
-    return {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-
-
-def _refuse_open_token(file: Path) -> None:
+    if not (file := os.environ.get("RAY_AUTH_TOKEN_PATH")):
+        return {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     try:
-        mode = file.stat().st_mode
+        permissions = Path(file).stat().st_mode
     except OSError as error:
         raise SettingsError(f"RAY_AUTH_TOKEN_PATH is {file}, which cannot be read: {error.strerror}") from error
-    if mode & _OTHERS:
+    if permissions & _OTHERS:
         raise SettingsError(
-            f"RAY_AUTH_TOKEN_PATH is {file}, which others may read (mode {stat.S_IMODE(mode):04o}), and whoever has "
-            f"the token can run code as you; `chmod 600 {file}`"
+            f"RAY_AUTH_TOKEN_PATH is {file}, which others may read (mode {stat.S_IMODE(permissions):04o}), and whoever "
+            f"has the token can run code as you; `chmod 600 {file}`"
         )
+    return {}
 
 
 def check_files(settings: Settings) -> list[str]:
@@ -72,14 +62,18 @@ def base() -> Path:
 class RunFolder:
     """A new folder of one run, inside the user's folder of all runs. Other users can enter neither.
 
-    The run locks its folder until its last process has ended. So a later run knows the folders of earlier
-    runs. It removes all but the newest, whose logs may say why that run failed.
+    The run locks its folder until its last process has ended, so a later run removes all ended ones but the newest.
     """
 
     def __init__(self) -> None:
         above = _private_folder(base())
         with _Locked(above):
-            _sweep(above)
+            ended = []
+            for folder in above.iterdir():
+                with suppress(OSError), _Locked(folder, wait=False):
+                    ended.append(folder)
+            for folder in sorted(ended, key=lambda run: run.stat().st_mtime)[:-1]:
+                shutil.rmtree(folder, ignore_errors=True)
             self.path = Path(tempfile.mkdtemp(dir=above))
             self._lock = _Locked(self.path)
         if len(bytes(self.path)) + _RAYS_PART > _SOCKET_PATH:
@@ -90,7 +84,6 @@ class RunFolder:
             )
 
     def remove(self) -> None:
-        """Nothing is left of the run."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -127,13 +120,3 @@ def _private_folder(above: Path) -> Path:
                 raise SettingsError(f"{folder} is open to others (mode {0o700 | mode:04o}): `chmod 700 {folder}`")
             return folder
     return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=above))
-
-
-def _sweep(above: Path) -> None:
-    """Removes the folders of runs that have ended, but the newest of them."""
-    over = []
-    for folder in above.iterdir():
-        with suppress(OSError), _Locked(folder, wait=False):
-            over.append(folder)
-    for folder in sorted(over, key=lambda run: run.stat().st_mtime)[:-1]:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,4 @@
-"""The processes of a session, the process that listens on a port, and threads that watch them, by Linux's /proc.
-
-All processes that a service starts are in one session (`guard.py`), even if their parents have changed.
+"""The processes of a session (`guard.py`) and threads that watch them, by Linux's /proc.
 
 `ProcessWatch` tells of the end of a process without which Ray cannot heal itself. Serve replaces all other processes
 once they have ended. `IngressWatch` ends an ingress that has stopped to answer.
@@ -88,7 +86,13 @@ def kill_session(session: int, within_s: float) -> bool:
 
 def listener(port: int, pids: Iterable[int]) -> int | None:
     """The process that listens on a TCP port; None if none of them does."""
-    sockets = {f"socket:[{inode}]" for inode in _listening(port)}
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{fields[9]}]")
     for pid in pids:
         with suppress(OSError):
             for descriptor in (_PROC / str(pid) / "fd").iterdir():
@@ -98,21 +102,8 @@ def listener(port: int, pids: Iterable[int]) -> int | None:
     return None
 
 
-def _listening(port: int) -> Iterable[str]:
-    """The inodes of the sockets that listen on a port."""
-    for table in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                    yield fields[9]
-
-
 def needed(session: int) -> dict[int, tuple[str, Stat]]:
-    """The processes of Ray that nothing replaces, by pid: the GCS, the raylet, and the raylet's agents.
-
-    The raylet ends itself, and with it all that it started, when an agent has ended.
-    """
+    """The processes that nothing replaces, by pid: the GCS, the raylet, and its agents, without which it ends."""
     seen = of_session(session)
     latest = {process.name: pid for pid, process in sorted(seen.items(), key=lambda item: item[1].started)}
     heads = {latest[name]: (f"Ray's {name}", seen[latest[name]]) for name in ("gcs_server", "raylet")}
@@ -132,7 +123,6 @@ class ProcessWatch(threading.Thread):
         self._processes, self._lost = processes, lost
 
     def run(self) -> None:
-        """Runs until one of them has ended."""
         while True:
             for pid, (name, was) in self._processes.items():
                 if (now := stat(pid)) is None or now.started != was.started:
@@ -142,10 +132,7 @@ class ProcessWatch(threading.Thread):
 
 
 class IngressWatch(threading.Thread):
-    """Kills the process of this session that listens on the port, once it has not answered `/live` for too long.
-
-    `say`: called with a line before. A port on which nobody listens is not silent: Serve starts another ingress.
-    """
+    """Kills the process that listens on the port once it has been silent for too long. `say` gets a line before."""
 
     def __init__(self, host: str, port: int, say: Callable[[str], None]) -> None:
         super().__init__(name="silence", daemon=True)
@@ -153,7 +140,6 @@ class IngressWatch(threading.Thread):
         self._port, self._say = port, say
 
     def run(self) -> None:
-        """Runs for ever."""
         while True:
             since = time.monotonic()
             if self._answers():
@@ -162,7 +148,6 @@ class IngressWatch(threading.Thread):
                 self._wait_or_kill(since)
 
     def _wait_or_kill(self, since: float) -> None:
-        """Returns when it answers again or was killed."""
         pid = listener(self._port, of_session(os.getsid(0)))
         first = pid and stat(pid)
         while pid and first and not self._answers():

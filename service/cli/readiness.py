@@ -55,7 +55,6 @@ class News:
         self._said_at = clock()
 
     def look(self, deployments: Mapping[str, Any]) -> None:
-        """Compares the deployments with the last report."""
         waiting = [item for item in deployments.items() if item[1].status != "HEALTHY"]
         if not waiting:
             return

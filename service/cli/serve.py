@@ -1,12 +1,8 @@
-"""`mrp-serve serve`: the service on one machine. It starts Ray and Serve, waits, and shuts both down.
-
-Every setting is a flag. Clusters do not need this program: they deploy `service.app:build`.
-"""
+"""`mrp-serve serve`: the service on one machine. Clusters deploy `service.app:build` instead."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import sys
 import threading
@@ -14,12 +10,10 @@ import time
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Any
 
 from service.cli import cluster, draining, preflight, private
 from service.cli.guard import Exit, Order, guarded, say
-from service.cli.options import read_settings, settings_options
+from service.cli.options import with_settings
 from service.cli.processes import IngressWatch, ProcessWatch, needed
 from service.settings.settings import LOG_PIPE, Settings
 
@@ -33,13 +27,9 @@ _LOST_DRAIN_S, _LOST_END_S = 3.0, 4.0
 _PIPE_END = b"\0\n"
 
 
-def command(**options: Any) -> None:
+@with_settings()
+def command(settings: Settings) -> None:
     """Serves a checkpoint over HTTP until it is interrupted."""
-    run(read_settings(options))
-
-
-def run(settings: Settings) -> None:
-    """Starts the service and prints its address. Exits when it has ended; `Exit` names the statuses."""
     started = time.monotonic()
     settings = preflight.check(settings)
     for warning in (*private.check_files(settings), *preflight.warnings()):
@@ -89,7 +79,6 @@ class _End:
         self.serving = threading.Event()
 
     def stop(self) -> None:
-        """Ends the service by a signal."""
         say(f"shutting down: requests in flight have {self._drain_s:g} s; a second signal cuts them …")
         self._end(Exit.ENDED)
 
@@ -102,7 +91,6 @@ class _End:
         self._end(Exit.LOST)
 
     def wait(self) -> Exit:
-        """Returns the exit status when the service is to end."""
         return self._statuses.get()
 
     def _end(self, status: Exit) -> None:
@@ -112,11 +100,7 @@ class _End:
 
 
 class LogPipe:
-    """A named pipe for the log lines of the replicas. This process copies it to its stderr.
-
-    Ray would add a prefix and mix the lines with its own. A paused terminal stops the copying; the replicas continue
-    and drop lines (`telemetry/logs.py`). `folder`: no other user may enter it.
-    """
+    """A named pipe for the log lines of the replicas, copied to stderr. No other user may enter its `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "log"
@@ -130,7 +114,7 @@ class LogPipe:
         os.environ[LOG_PIPE] = str(self.path)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         del os.environ[LOG_PIPE]
         os.write(self._descriptor, _PIPE_END)
         self._thread.join()
@@ -150,20 +134,12 @@ def _ready(settings: Settings, seconds: float) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - where to ask
     url = f"http://{preflight.in_url(host)}:{settings.port}"
     body = '{"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}]}'
-    key = "-H 'Authorization: Bearer KEY' " if settings.api_keys or settings.api_keys_file else ""
+    has_keys, local = settings.api_keys or settings.api_keys_file, settings.host in {"localhost", "::1"}
+    key, warning = "-H 'Authorization: Bearer KEY' " if has_keys else "", ""
+    if not (has_keys or local or settings.host.startswith("127.")):
+        address = f"{preflight.in_url(settings.host)}:{settings.port}"
+        warning = f"\nwarning: no API keys are set, so whoever reaches {address} may use the service"
     return (
         f"{settings.model_name} is served on {url} after {seconds:.0f} s; fields and examples: {url}/docs\n"
-        f"try: curl -s {url}/generate -H 'Content-Type: application/json' {key}-d '{body}'" + _warning(settings)
+        f"try: curl -s {url}/generate -H 'Content-Type: application/json' {key}-d '{body}'{warning}"
     )
-
-
-def _warning(settings: Settings) -> str:
-    """A line for a service that other machines may reach without a key. Empty for others."""
-    local = settings.host in {"localhost", "::1"} or settings.host.startswith("127.")
-    if local or settings.api_keys or settings.api_keys_file:
-        return ""
-    address = f"{preflight.in_url(settings.host)}:{settings.port}"
-    return f"\nwarning: no API keys are set, so whoever reaches {address} may use the service"
-
-
-command.__signature__ = inspect.Signature(settings_options())  # type: ignore[attr-defined]

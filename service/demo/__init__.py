@@ -1,7 +1,6 @@
 """The checkpoint shipped with the package, its held-out problems and their checker. Imports no torch.
 
-Held-out problems are not used in training, and are shipped as text beside the checkpoint. A hash of a problem's text
-decides whether the problem is held out. Training and this file therefore always agree.
+A hash of a problem's text decides whether it is held out of training, so training and the file always agree.
 """
 
 import hashlib
@@ -27,7 +26,6 @@ class Problem:
     prompt: str
 
     def check(self, answer: str) -> bool:
-        """Whether the answer's text is right by the strict checker."""
         return check(self.prompt, answer)
 
 
@@ -37,10 +35,7 @@ def is_heldout(prompt: str) -> bool:
 
 
 def heldout_problems(count: int | None = None, seed: int = 0) -> list[Problem]:
-    """`count` of the shipped problems, drawn without repetition. None: all, in the order of the file.
-
-    ValueError if the file holds fewer.
-    """
+    """`count` of the shipped problems, drawn without repetition, None: all in order. ValueError if there are fewer."""
     with HELDOUT_FILE.open(encoding="utf-8") as lines:
         problems = [Problem(prompt=json.loads(line)["prompt"]) for line in lines]
     if count is None:

@@ -9,22 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from service.demo.grammar import (
-    BODIES,
-    BRACKETS,
-    COMMENTS,
-    ENDS,
-    FIELDS,
-    FINALS,
-    FUNCTIONS,
-    HEADERS,
-    MOVES,
-    PLANS,
-    SEPARATORS,
-    line_patterns,
-    pattern,
-    sums,
-)
+from service.demo import grammar
+from service.demo.grammar import BODIES, FIELDS, line_patterns, pattern, sums
 from service.demo.problems import Code, Story, parse
 
 #: What may stand in a hole.
@@ -43,7 +29,7 @@ def _agrees(match: re.Match[str] | None, facts: Facts) -> bool:
     if match is None:
         return False
     holes = match.groupdict()
-    brackets = "o" not in holes or (holes["o"], holes["c"]) in BRACKETS
+    brackets = "o" not in holes or (holes["o"], holes["c"]) in grammar.BRACKETS
     return brackets and all(holes[key] in values for key, values in facts.items() if key in holes)
 
 
@@ -59,7 +45,7 @@ class _Position:
 
 
 def _check_story(story: Story, answer: str) -> bool:
-    for plan in PLANS:
+    for plan in grammar.PLANS:
         start = pattern(plan).match(answer)
         if start:
             counts = [position.lines for position in _ends(story, answer, _Position(start.end(), 0, ()))]
@@ -73,7 +59,7 @@ def _ends(story: Story, answer: str, position: _Position) -> Iterator[_Position]
     if position.events == len(story.events):
         facts = {"r": [str(story.totals[-1])], "A": [story.name], "it": [story.items]}
         if not position.joined and any(
-            _agrees(pattern(final).fullmatch(answer, position.at), facts) for final in FINALS
+            _agrees(pattern(final).fullmatch(answer, position.at), facts) for final in grammar.FINALS
         ):
             yield position
         return
@@ -84,14 +70,13 @@ def _ends(story: Story, answer: str, position: _Position) -> Iterator[_Position]
 
 
 def _lines(story: Story, answer: str, position: _Position, double: bool) -> Iterator[_Position]:
-    """The places behind the next line."""
     facts = _facts(story, position, double)
     for regex in line_patterns(double=double, joined=position.joined):
         match = regex.match(answer, position.at)
         if match and _agrees(match, facts) and match["v"] not in position.letters:
-            for end in ENDS:
+            for end in grammar.ENDS:
                 if answer.startswith(end, match.end()):
-                    letters, joined = (*position.letters, match["v"]), end != ENDS[0]
+                    letters, joined = (*position.letters, match["v"]), end != grammar.ENDS[0]
                     after = position.events + 1 + double
                     yield _Position(match.end() + len(end), after, letters, position.lines + 1, joined)
 
@@ -99,12 +84,8 @@ def _lines(story: Story, answer: str, position: _Position, double: bool) -> Iter
 def _facts(story: Story, position: _Position, double: bool) -> Facts:
     totals, (sign, number) = story.totals[position.events :], story.events[position.events]
     lefts = (str(totals[0]), *position.letters[-1:])
-    facts: Facts = {
-        "X": [text for left in lefts for text in sums(left, sign, number)],
-        "r": [str(totals[1 + double])],
-        "A": [story.name],
-        "it": [story.items],
-    }
+    expressions = [text for left in lefts for text in sums(left, sign, number)]
+    facts: Facts = {"X": expressions, "r": [str(totals[1 + double])], "A": [story.name], "it": [story.items]}
     if not double:
         return facts
     return {**facts, "m": [str(totals[1])], "Z": sums(str(totals[1]), *story.events[position.events + 1])}
@@ -116,43 +97,37 @@ def _check_form(story: Story, answer: str) -> bool:
     facts: Facts = {
         "r": [str(result)], "X": sums(str(before), sign, number), "A": [story.name], "it": [story.items],
     }  # fmt: skip
-    for header in HEADERS:
+
+    def key(field: str) -> str | None:
+        """The key of a field; None for a text that is none, or that is filled wrongly."""
+        for key, templates in FIELDS.items():
+            if any(_agrees(pattern(template).fullmatch(field), facts) for template in templates):
+                return key
+        return None
+
+    for header in grammar.HEADERS:
         start = pattern(header).match(answer)
         if start and _agrees(start, {}) and answer.endswith("."):
-            for separator in SEPARATORS:
-                keys = [_key(field, facts) for field in answer[start.end() : -1].split(separator)]
+            for separator in grammar.SEPARATORS:
+                keys = [key(field) for field in answer[start.end() : -1].split(separator)]
                 if sorted(map(str, keys)) == sorted(FIELDS) and start.groupdict().get("key", keys[0]) == keys[0]:
                     return True
     return False
 
 
-def _key(field: str, facts: Facts) -> str | None:
-    """Which field of a form a text is; None for none, or for one that is filled wrongly."""
-    for key, templates in FIELDS.items():
-        if any(_agrees(pattern(template).fullmatch(field), facts) for template in templates):
-            return key
-    return None
-
-
 def _check_code(task: Code, answer: str) -> bool:
-    move = MOVES[(task.t > task.j) - (task.t < task.j)]
-    for body, function, comment in product(BODIES, FUNCTIONS, COMMENTS):
+    move = grammar.MOVES[(task.t > task.j) - (task.t < task.j)]
+    for body, function, comment in product(BODIES, grammar.FUNCTIONS, grammar.COMMENTS):
         text = (function + comment).format_map(_Holes(body=body, sum=body.replace("{v}", "{j}")))
         match = pattern(text).fullmatch(answer)
         facts = {"v": [task.v], "j": [str(task.j)], "t": [str(task.t)], "f": [*BODIES[body], move]}
         if match and _agrees(match, facts) and match.groupdict().get("y") != task.v:
-            return _value(body, task.j, int(match["k"])) == task.t
+            j, k = task.j, int(match["k"])
+            results = {"*": j * k, "+": j + k, "-": j - k if body.startswith("{v}") else k - j}
+            return results[body.split()[1]] == task.t
     return False
 
 
 class _Holes(dict[str, str]):
-    """Fills some holes of a template and leaves the others."""
-
     def __missing__(self, key: str) -> str:
         return f"{{{key}}}"
-
-
-def _value(body: str, j: int, k: int) -> int:
-    if "*" in body:
-        return j * k
-    return j + k if "+" in body else j - k if body.startswith("{v}") else k - j

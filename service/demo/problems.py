@@ -17,10 +17,7 @@ _SIGNS = {verb: sign for sign, verb in VERBS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A story such as "Tom has 5 apples, gets 3, loses 2." `events`: signs and numbers in order.
-
-    `form`: the answer is a filled form, not lines of working.
-    """
+    """A story such as "Tom has 5 apples, gets 3, loses 2." `form`: the answer is a filled form."""
 
     name: str
     items: str

@@ -2,9 +2,6 @@
 
 A calibration chooses a plan at each measured load. Neighbouring loads meet at their geometric mean, since the price of
 a request follows the ratio of loads. Bands of one plan are one band.
-
-The load that presets follow has a hysteresis: plans would otherwise alternate while the number of requests moves around
-the bound of two bands.
 """
 
 import math
@@ -13,8 +10,6 @@ from itertools import groupby, pairwise
 
 from service.quality.schema import Band, Plan
 
-#: decimals of a bound: enough for requests, which are whole at each replica
-_DECIMALS = 2
 #: a band is left when the load is over its upper bound times this, or under its lower bound divided by it
 _PLAY = 1.25
 
@@ -22,11 +17,9 @@ _PLAY = 1.25
 def bands_of(chosen: Sequence[tuple[int, Plan]]) -> list[Band]:
     """The bands of plans that were chosen at ascending loads, at least one."""
     runs = [[load for load, _ in run] for _, run in groupby(chosen, key=lambda pair: pair[1].name)]
-    ends = [*(round(math.sqrt(run[-1] * after[0]), _DECIMALS) for run, after in pairwise(runs)), None]
+    ends = [*(round(math.sqrt(run[-1] * after[0]), 2) for run, after in pairwise(runs)), None]
     plans = dict(chosen)
-    return [
-        Band(mode=plans[run[0]].mode, knobs=plans[run[0]].knobs, up_to=end) for run, end in zip(runs, ends, strict=True)
-    ]
+    return [Band(**plans[run[0]].model_dump(), up_to=end) for run, end in zip(runs, ends, strict=True)]
 
 
 def at_load(bands: Sequence[Band], load: float) -> Plan:
@@ -42,17 +35,12 @@ def in_words(bands: Sequence[Band]) -> str:
 
 
 class LoadHysteresis:
-    """The load of one ingress, as presets see it: it moves only when the number of requests leaves its surroundings.
+    """The load as presets see it: a play (backlash) operator, so plans do not alternate around a bound."""
 
-    This is a play (backlash) operator: its value depends on the loads in their order, not on time.
-    """
-
-    def __init__(self, play: float = _PLAY) -> None:
-        self._play = play
-        self._value: float | None = None
+    _value: float | None = None
 
     def follow(self, load: float) -> float:
         """The steady load after `load`, in requests at a replica. The first load is taken as it is."""
         before = load if self._value is None else self._value
-        self._value = min(max(before, load / self._play), load * self._play)
+        self._value = min(max(before, load / _PLAY), load * _PLAY)
         return self._value

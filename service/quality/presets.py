@@ -1,9 +1,4 @@
-"""The presets of a served checkpoint: the plans of its calibration file, or the reason why it has none.
-
-Replicas read the file when they load. The ingress gets the presets from them, and resolves requests by `quality` at the
-load of that moment. A calibration belongs to one checkpoint: its identity has the values on which answers depend, and a
-fingerprint of samples of the weights.
-"""
+"""The presets of a served checkpoint: the plans of its calibration file, or the reason why it has none."""
 
 from __future__ import annotations
 
@@ -33,11 +28,10 @@ HOW_TO_MAKE = "make one with `mrp-serve calibrate --model CHECKPOINT --prompts F
 
 @dataclass(frozen=True, slots=True)
 class Presets:
-    """The bands of load by name. `measured`, `frontier`: these parts of the calibration file, as plain data.
+    """The bands of load by name, and `sampled_bands` of temperatures above 0. Every model card carries the presets.
 
-    `sampled_bands`: those of requests with a temperature above 0, up to the highest measured one.
-    `load`: requests at a replica, for which plans are chosen. `missing`: why there is no calibration file, None if
-    there is one. Every model card carries the presets.
+    `measured`, `frontier`: parts of the calibration file, as plain data. `load`: requests at a replica, for which plans
+    are chosen. `missing`: why there is no calibration file.
     """
 
     bands: Mapping[QualityName, tuple[Band, ...]]
@@ -49,19 +43,13 @@ class Presets:
 
     @property
     def plans(self) -> Mapping[QualityName, Plan]:
-        """The plans at the load and temperature 0."""
         return {name: at_load(bands, self.load) for name, bands in self.bands.items()}
 
     def at(self, load: float) -> Presets:
-        """The same presets at a load, in requests at a replica."""
         return replace(self, load=load)
 
     def plan(self, name: QualityName, temperature: float) -> Plan:
-        """The plan of a quality at the load and a request's temperature.
-
-        Above the highest measured temperature it is that of `lossless`. QualityNotAvailable says how to make a
-        calibration.
-        """
+        """The plan of a quality, `lossless` above the highest measured temperature. Raises QualityNotAvailable."""
         if name not in self.bands:
             raise QualityNotAvailable(
                 f"quality is {name!r}, allowed are {', '.join(self.bands)}: {self.missing}", param="quality"
@@ -80,16 +68,12 @@ def file_of(folder: Path, chosen: Path | None, name: str) -> QualityFile | None:
 
 
 def presets_of(folder: Path, config: ModelConfig, chosen: Path | None = None, activation_parts: int = 1) -> Presets:
-    """The presets of a checkpoint. CheckpointError if its file is broken. A file of another checkpoint is not used.
-
-    `activation_parts`: as in `Identity`.
-    """
+    """The presets of a checkpoint. A file of another checkpoint is not used. CheckpointError if it is broken."""
     mode = default_mode().name
     knobs = default_knobs(mode, config.mrp.default_steps if config.mrp else 0)
     fallback: dict[QualityName, tuple[Band, ...]] = {"lossless": (Band(mode=mode, knobs=knobs),)}
     name = file_name(config.quantization, activation_parts)
-    file = file_of(folder, chosen, name)
-    if file is None:
+    if (file := file_of(folder, chosen, name)) is None:
         return Presets(fallback, missing=f"this checkpoint has no {name}; {HOW_TO_MAKE}")
     identity = identity_of(folder, config, activation_parts)
     if file.checkpoint == identity:

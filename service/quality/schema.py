@@ -1,7 +1,4 @@
-"""The calibration file, `quality.json`: its fields, reading it, writing it. docs/quality.md explains them.
-
-`mrp-serve calibrate` writes the file into the checkpoint's folder, where replicas read it.
-"""
+"""The calibration file, `quality.json`: its fields, reading it, writing it. docs/quality.md explains them."""
 
 from __future__ import annotations
 
@@ -33,10 +30,7 @@ Temperature = Annotated[float, Field(ge=0, le=100)]
 
 
 def file_name(quantization: str | None = None, activation_parts: int = 1) -> str:
-    """The name of a checkpoint's file: `quality.json`, or with quantized matrices such as `quality.int8.json`.
-
-    `activation_parts`: as in `Identity`. With two parts the name is `quality.w8a8-2.json`.
-    """
+    """Such as `quality.json`, with quantized matrices `quality.int8.json`, with two parts `quality.w8a8-2.json`."""
     parts = "" if activation_parts == 1 else f"-{activation_parts}"
     return FILE_NAME if quantization is None else f"quality.{quantization}{parts}.json"
 
@@ -58,7 +52,6 @@ class Plan(_FilePart):
 
     @classmethod
     def from_mode(cls, mode: DecodingMode) -> Plan:
-        """The plan of a mode."""
         return cls(mode=mode.name, knobs=knobs_of(mode))
 
     @property
@@ -79,7 +72,6 @@ class Band(Plan):
 
     @property
     def plan(self) -> Plan:
-        """The plan without its loads."""
         return Plan(mode=self.mode, knobs=self.knobs)
 
 
@@ -122,10 +114,7 @@ class Margins(_FilePart):
 
 
 class Speed(_FilePart):
-    """Tokens per second at one concurrency, prefill included. `speedup`: over static, on the same prompts.
-
-    `on_frontier`: no other plan is as accurate and faster, or as fast and more accurate.
-    """
+    """Tokens per second at one concurrency, prefill included. `speedup`: over static, on the same prompts."""
 
     concurrency: Positive
     tokens_per_second: Rate
@@ -136,20 +125,25 @@ class Speed(_FilePart):
     on_frontier: bool = False
 
 
-class SampledResult(_FilePart):
-    """The accuracy of one plan at a temperature above 0, against static's at that temperature."""
+class _Compared(_FilePart):
+    """Counts of answers, and the difference from static's on the same prompts."""
 
-    temperature: Temperature
     prompts: Positive
     right: NonNegative
-    gained: NonNegative
-    lost: NonNegative
-    difference: Difference
+    gained: NonNegative = Field(description="answers that are right here and wrong in static")
+    lost: NonNegative = Field(description="answers that are wrong here and right in static")
+    difference: Difference = Field(description="accuracy less static's on the same prompts")
     difference_low: Difference
     difference_high: Difference
 
 
-class PlanResult(_FilePart):
+class SampledResult(_Compared):
+    """The accuracy of one plan at a temperature above 0, against static's at that temperature."""
+
+    temperature: Temperature
+
+
+class PlanResult(_Compared):
     """The result of one plan. `prompts`, `right`, `gained`, `lost`, `identical` count answers. The rest are estimates.
 
     They are of temperature 0. `sampled` has the other temperatures, empty where no preset could allow the plan.
@@ -159,17 +153,10 @@ class PlanResult(_FilePart):
 
     plan: Plan
     lossless: bool
-    prompts: Positive
-    right: NonNegative
-    gained: NonNegative = Field(description="answers that are right here and wrong in static")
-    lost: NonNegative = Field(description="answers that are wrong here and right in static")
     identical: NonNegative = Field(description="answers with the same tokens as static's")
     accuracy: Share
     accuracy_low: Share
     accuracy_high: Share
-    difference: Difference = Field(description="accuracy less static's on the same prompts")
-    difference_low: Difference
-    difference_high: Difference
     tokens_per_forward: Rate = Field(description="up to the end token, per denoise or verify forward")
     speed: list[Speed]
     sampled: list[SampledResult] = Field(default_factory=list, description="by ascending temperature")
@@ -182,15 +169,11 @@ class PlanResult(_FilePart):
         return min((result.difference for result in self.sampled), default=-1.0)
 
     def speed_at(self, concurrency: int) -> Speed:
-        """The plan's speed at one of the measured concurrencies."""
         return next(speed for speed in self.speed if speed.concurrency == concurrency)
 
 
 class QualityFile(_FilePart):
-    """The whole file. `presets`: the bands of each, by ascending load.
-
-    `sampled_presets`: those of requests with a temperature above 0, up to the highest measured one.
-    """
+    """The whole file. `presets`: bands by ascending load, `sampled_presets`: those at temperatures above 0."""
 
     version: Literal[3]
     checkpoint: Identity
@@ -210,7 +193,11 @@ class QualityFile(_FilePart):
             if {speed.concurrency for speed in row.speed} != set(self.measured.concurrency):
                 raise ValueError(f"row {row.plan.name!r} lacks some of the concurrencies {self.measured.concurrency}")
         for name, bands in (*self.presets.items(), *self.sampled_presets.items()):
-            _check_bands(name, bands)
+            ends = [band.up_to for band in bands]
+            if not ends or ends[-1] is not None or None in ends[:-1]:
+                raise ValueError(f"preset {name!r}: up_to are {ends}, the last must be null, and no other")
+            if any(end >= later for end, later in pairwise(ends[:-1])):  # type: ignore[operator]
+                raise ValueError(f"preset {name!r}: up_to are {ends}, they must ascend")
             for band in bands:
                 try:
                     band.decoding_mode.check(self.checkpoint.block_size)
@@ -223,15 +210,6 @@ class QualityFile(_FilePart):
         """The rows that no other row beats at one of the loads, the fastest at the highest load last."""
         best = (row for row in self.rows if any(speed.on_frontier for speed in row.speed))
         return sorted(best, key=lambda row: row.speed_at(self.measured.concurrency[-1]).tokens_per_second)
-
-
-def _check_bands(name: str, bands: list[Band]) -> None:
-    """ValueError unless the bands ascend and the last has no end."""
-    ends = [band.up_to for band in bands]
-    if not ends or ends[-1] is not None or None in ends[:-1]:
-        raise ValueError(f"preset {name!r}: up_to are {ends}, the last must be null, and no other")
-    if any(end >= later for end, later in pairwise(ends[:-1])):  # type: ignore[operator]
-        raise ValueError(f"preset {name!r}: up_to are {ends}, they must ascend")
 
 
 def read_quality(path: Path) -> QualityFile:

@@ -177,13 +177,11 @@ class Settings(BaseSettings):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The model's names, first the name in answers."""
         names = tuple(name for name in self.served_model_name if name != ANY_NAME)
         return names or (self.model.rstrip("/").rpartition("/")[2].partition("@")[0],)
 
     @property
     def model_name(self) -> str:
-        """The model's name in answers."""
         return self.model_names[0]
 
     @property
@@ -198,12 +196,10 @@ class Settings(BaseSettings):
 
     @property
     def max_num_replicas(self) -> int:
-        """The maximum number of replicas of the model."""
         return self.num_replicas if self.max_replicas is None else self.max_replicas
 
     @property
     def autoscaled(self) -> bool:
-        """Whether the number of replicas follows the work."""
         return self.max_num_replicas > self.num_replicas
 
     @property
@@ -223,17 +219,13 @@ class Settings(BaseSettings):
         return settings
 
     @model_validator(mode="after")
-    def _several_devices(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.tensor_parallel_size > 1 and self.device not in {"auto", "cpu", "cuda"}:
             raise SettingsError(
                 f"device is {self.device!r}, which is one device, and tensor_parallel_size is "
                 f"{self.tensor_parallel_size}; allowed are then auto, cpu and cuda",
                 param="device",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _replicas_fit(self) -> Self:
         if self.max_replicas is None and not self.num_replicas:
             raise SettingsError(
                 "num_replicas is 0, which is allowed with max_replicas only: no request would ever be answered",
@@ -246,24 +238,19 @@ class Settings(BaseSettings):
             )
         return self
 
-    @field_validator("served_model_name", "allowed_origins", mode="before")
+    @field_validator("served_model_name", "allowed_origins", "api_keys", "admin_keys", mode="before")
     @classmethod
     def _split(cls, value: object, about: ValidationInfo) -> object:
-        names = value.split(",") if isinstance(value, str) else value
-        if not isinstance(names, (list, tuple)):
-            return () if names is None else names
-        names = tuple(name.strip() if isinstance(name, str) else name for name in names)
-        if "" in names:
-            raise SettingsError(f"{about.field_name} has an empty name", param=about.field_name)
-        return names
-
-    @field_validator("api_keys", "admin_keys", mode="before")
-    @classmethod
-    def _hashed(cls, value: object, about: ValidationInfo) -> object:
-        keys = value.split(",") if isinstance(value, str) else value
-        if isinstance(keys, (list, tuple)):
-            keys = tuple(_digest(key.strip(), about.field_name) if isinstance(key, str) else key for key in keys)
-        return keys
+        """The texts of a list with commas. Of a key only its hash is kept; a hash stays as it is."""
+        texts = value.split(",") if isinstance(value, str) else () if value is None else value
+        if not isinstance(texts, (list, tuple)):
+            return texts
+        texts = tuple(text.strip() if isinstance(text, str) else text for text in texts)
+        name, are_keys = about.field_name, str(about.field_name).endswith("_keys")
+        if "" in texts:
+            kind = "key, allowed are non-empty texts" if are_keys else "name"
+            raise SettingsError(f"{name} has an empty {kind}", param=name)
+        return tuple(_digest(text, name) if isinstance(text, str) else text for text in texts) if are_keys else texts
 
     @classmethod
     def settings_customise_sources(
@@ -290,10 +277,7 @@ class Settings(BaseSettings):
 
 
 def torch_threads() -> int | None:
-    """The CPU threads of each of a replica's processes, by `MRP_SERVE_TORCH_THREADS`. None: half the cores, shared.
-
-    `OMP_NUM_THREADS` cannot say it: Ray sets that variable in every replica.
-    """
+    """CPU threads by `MRP_SERVE_TORCH_THREADS`, None: half the cores, shared. Ray sets `OMP_NUM_THREADS` itself."""
     threads = os.environ.get(f"{PREFIX}TORCH_THREADS")
     if threads is not None and (not threads.isdecimal() or not int(threads)):
         raise SettingsError(f"{PREFIX}TORCH_THREADS is {threads!r}, expected a whole number, at least 1")
@@ -312,9 +296,6 @@ def slots_of(max_running: int) -> int:
 
 
 def _digest(key: str, setting: str | None) -> str:
-    """The hash of a key; only hashes are kept. A hash stays as it is."""
-    if not key:
-        raise SettingsError(f"{setting} has an empty key, allowed are non-empty texts", param=setting)
     if not key.startswith(DIGEST):
         return DIGEST + hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
     if not re.fullmatch(r"[0-9a-fA-F]{64}", key.removeprefix(DIGEST)):

@@ -1,7 +1,4 @@
-"""The sources of settings: their names in other programs, and their YAML files.
-
-Called by `settings/settings.py`, which joins the sources. Knows no setting's type.
-"""
+"""The sources of settings: their names in other programs, and their YAML files. Knows no setting's type."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,8 +1,7 @@
 """The log lines of one process, as text or JSON, of the loggers `service.*` only.
 
-The lines go to the process's stderr, or to the pipe of `mrp-serve serve`. Serve has its own loggers and files. A line
-never holds a prompt, an answer or a key. Data is logged as named fields (`extra`). Unexpected errors are logged without
-their message, which may quote the request.
+The lines go to the process's stderr, or to the pipe of `mrp-serve serve`. A line never holds a prompt, an answer or a
+key. Data is logged as named fields (`extra`), unexpected errors without their message, which may quote the request.
 """
 
 import logging
@@ -18,11 +17,9 @@ from structlog.typing import EventDict, Processor
 
 from service.settings.settings import LOG_PIPE, Settings
 
-_ROOT = "service"
-
-_LEVELS = logging.getLevelNamesMapping()
-
 _CLOSED = -1
+#: private fields of structlog, which structlog removes later
+_STRUCTLOGS = frozenset({"_record", "_from_structlog"})
 #: seconds between two attempts to write to a full pipe while nothing else is logged
 _AGAIN_S = 0.2
 
@@ -33,12 +30,12 @@ def install_logs(settings: Settings) -> None:
     # Serve replaces sys.stderr by its own file. `sys.__stderr__` is the process's stderr.
     handler = PipeHandler(Path(pipe)) if pipe else logging.StreamHandler(sys.__stderr__)
     handler.setFormatter(log_formatter(settings.log_format))
-    logger = logging.getLogger(_ROOT)
+    logger = logging.getLogger("service")
     for old in list(logger.handlers):
         logger.removeHandler(old)
         old.close()
     logger.addHandler(handler)
-    logger.setLevel(_LEVELS[settings.log_level.upper()])
+    logger.setLevel(settings.log_level.upper())
     logger.propagate = False
 
 
@@ -52,7 +49,9 @@ def log_formatter(kind: str) -> logging.Formatter:
         structlog.processors.TimeStamper(fmt="iso", key="time"),
         structlog.processors.format_exc_info,
     ]
-    last = _JSON if kind == "json" else (structlog.dev.ConsoleRenderer(colors=False, timestamp_key="time"),)
+    last: list[Processor] = [structlog.dev.ConsoleRenderer(colors=False, timestamp_key="time")]
+    if kind == "json":
+        last = [structlog.processors.EventRenamer("message"), structlog.processors.JSONRenderer()]
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
     )
@@ -63,18 +62,8 @@ def _without_private(_: Any, __: str, event: EventDict) -> EventDict:
     return {name: value for name, value in event.items() if name[:1] != "_" or name in _STRUCTLOGS}
 
 
-#: private fields of structlog, which structlog removes later
-_STRUCTLOGS = frozenset({"_record", "_from_structlog"})
-
-_JSON: tuple[Processor, ...] = (structlog.processors.EventRenamer("message"), structlog.processors.JSONRenderer())
-
-
 class PipeHandler(logging.Handler):
-    """Appends lines to the named pipe at `path`, and never waits for its reader. OSError if it cannot be opened.
-
-    The pipe fills up if its reader stops, as `mrp-serve serve` does while its terminal is paused. Lines are then
-    dropped. Once the pipe has room again, a line says how many were dropped.
-    """
+    """Appends lines to the pipe at `path`, and never waits: a full pipe drops lines, which a later line counts."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -108,7 +97,6 @@ class PipeHandler(logging.Handler):
             self.release()
 
     def _watch(self) -> None:
-        """Writes the rest as soon as the pipe has room."""
         while self._watched:
             time.sleep(_AGAIN_S)
             self.acquire()
@@ -120,18 +108,14 @@ class PipeHandler(logging.Handler):
     def _line(self, record: logging.LogRecord) -> bytes:
         return f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
 
-    def _dropped_line(self) -> bytes:
-        """A line with the number of dropped lines. Empty if none was dropped."""
-        if not self._dropped:
-            return b""
-        level = {"levelno": logging.WARNING, "levelname": "WARNING"}
-        fields = {"name": __name__, "msg": "log lines were dropped because they were not read in time", **level}
-        return self._line(logging.makeLogRecord({**fields, "dropped": self._dropped}))
-
     def _wrote(self, line: bytes) -> bool:
         """Writes the rest of earlier lines, then the line. False if the pipe took nothing of the line."""
         self._rest = self._rest[self._write_some(self._rest) :]
-        content = self._dropped_line() + line
+        content = line
+        if self._dropped:
+            level = {"levelno": logging.WARNING, "levelname": "WARNING", "dropped": self._dropped}
+            message = "log lines were dropped because they were not read in time"
+            content = self._line(logging.makeLogRecord({"name": __name__, "msg": message, **level})) + line
         if self._rest or not content:
             return not self._rest
         written = self._write_some(content)

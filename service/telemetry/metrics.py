@@ -1,16 +1,12 @@
-"""The table of all metrics, the registry of one process, and `Sums` for a process without a registry.
+"""The table of all metrics, the registry of one process, and `Sums` for a process without a registry."""
 
-Tests compare the documentation and the dashboards with `METRICS`. `replica/metrics.py` fills a replica's registry, the
-ingress fills its own. `gateway/metrics.py` joins the snapshots of all processes to one page.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric as Exposed
-from prometheus_client.registry import Collector
 
 from service.messages.replica_status import Family
 
@@ -104,6 +100,8 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
+_KINDS: Mapping[str, Any] = {"gauge": Gauge, "counter": Counter, "histogram": Histogram}
+
 #: a metric's name in the table, and its labels
 MetricKey = tuple[str, tuple[tuple[str, str], ...]]
 #: amounts of counters, and values of histograms
@@ -135,36 +133,27 @@ class Registry:
 
     def __init__(self, where: Process) -> None:
         self._registry = CollectorRegistry()
-        self._gauges: dict[str, Gauge] = {}
-        self._counters: dict[str, Counter] = {}
-        self._histograms: dict[str, Histogram] = {}
+        self._metrics: dict[str, Any] = {}
         for metric in METRICS:
             if metric.where == where:
-                self._declare(metric)
-
-    def _declare(self, metric: Metric) -> None:
-        name, labels = PREFIX + metric.name, metric.labels
-        if metric.kind == "gauge":
-            self._gauges[metric.name] = Gauge(name, metric.help, labels, registry=self._registry)
-        elif metric.kind == "counter":
-            self._counters[metric.name] = Counter(name, metric.help, labels, registry=self._registry)
-        else:
-            histogram = Histogram(name, metric.help, labels, registry=self._registry, buckets=metric.buckets)
-            self._histograms[metric.name] = histogram
+                kind, options = _KINDS[metric.kind], {"buckets": metric.buckets} if metric.buckets else {}
+                self._metrics[metric.name] = kind(
+                    PREFIX + metric.name, metric.help, metric.labels, registry=self._registry, **options
+                )
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        counter = self._counters[name]
-        (counter.labels(**labels) if labels else counter).inc(amount)
+        self._labelled(name, labels).inc(amount)
 
     def set(self, name: str, value: float) -> None:
-        self._gauges[name].set(value)
+        self._metrics[name].set(value)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        histogram = self._histograms[name]
-        (histogram.labels(**labels) if labels else histogram).observe(value)
+        self._labelled(name, labels).observe(value)
+
+    def _labelled(self, name: str, labels: Mapping[str, str]) -> Any:
+        return self._metrics[name].labels(**labels) if labels else self._metrics[name]
 
     def add_sums(self, sums: SumsData) -> None:
-        """Adds the sums of another process."""
         amounts, observations = sums
         for (name, labels), amount in amounts.items():
             self.add(name, amount, **dict(labels))
@@ -177,21 +166,12 @@ class Registry:
         return tuple(_family(metric, replica) for metric in self._registry.collect())
 
 
-class _Single(Collector):
-    """A collector of one metric."""
-
-    def __init__(self, metric: Exposed) -> None:
-        self._metric = metric
-
-    def collect(self) -> Iterator[Exposed]:
-        yield self._metric
-
-
 def _family(metric: Exposed, replica: str) -> Family:
     """The metric as text, without the creation times of its samples."""
     labelled = Exposed(metric.name, metric.documentation, metric.type)
     for sample in metric.samples:
         if not sample.name.endswith("_created"):
             labelled.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
-    help_line, type_line, *samples = generate_latest(_Single(labelled)).decode().splitlines(keepends=True)
+    single: Any = SimpleNamespace(collect=lambda: [labelled])  # a collector of one metric
+    help_line, type_line, *samples = generate_latest(single).decode().splitlines(keepends=True)
     return Family(metric.name, help_line + type_line, "".join(samples))

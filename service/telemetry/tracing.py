@@ -1,8 +1,7 @@
 """OpenTelemetry in one process, if the setting `otlp_endpoint` names a collector.
 
-The ingress adds attributes to a request's span (`gateway/request_log.py`). The span's context travels to the replica in
-`ReplicaRequest.origin`. The replica makes the spans of the queue, the prefill and every block (`replica/spans.py`). No
-span holds a prompt or an answer. The SDK reads its own environment variables (`OTEL_…`) and has a thread of its own.
+A request's context travels to the replica in `ReplicaRequest.origin`. No span holds a prompt or an answer. The SDK
+reads its own environment variables (`OTEL_…`) and has a thread of its own.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController
 from service.admission.keys import ApiKey
 from service.engine.request import Sharing
-from service.errors import DeadlineExceeded, MrpServeError, NotReady, OutOfMemory, RateLimited, ReplicaLost
+from service.errors import MrpServeError, NotReady, OutOfMemory, RateLimited, ReplicaLost
 from service.gateway.draining import Draining
 from service.gateway.pipeline import RequestPipeline
 from service.messages.wire import Answering, Chunk, Ending, ReplicaRequest
@@ -119,15 +119,6 @@ both = pytest.mark.parametrize("stream", [False, True])
 
 class TestQueuedRequests:
     @both
-    def test_a_request_beyond_its_deadline_costs_nothing(self, stream: bool) -> None:
-        async def script(ingress: SimulatedIngress) -> None:
-            client = await ingress.ask(Client(40), stream, timeout_s=5)
-            assert isinstance(client.error, DeadlineExceeded)
-            assert ingress.charged == 0
-
-        with_ingress(0, script)
-
-    @both
     def test_a_rejected_request_costs_nothing(self, stream: bool) -> None:
         async def script(ingress: SimulatedIngress) -> None:
             task = asyncio.ensure_future(ingress.ask(Client(40), stream))
@@ -136,17 +127,6 @@ class TestQueuedRequests:
             ingress.admission.reject_all(NotReady("given up"))
             assert isinstance((await task).error, NotReady)
             assert ingress.charged == 0
-
-        with_ingress(0, script)
-
-    @both
-    def test_a_client_that_leaves_pays_the_estimate(self, stream: bool) -> None:
-        async def script(ingress: SimulatedIngress) -> None:
-            task = asyncio.ensure_future(ingress.ask(Client(40), stream))
-            await asyncio.sleep(1)
-            task.cancel()
-            assert not (await task).ended
-            assert ingress.charged == PROMPT + 40
 
         with_ingress(0, script)
 

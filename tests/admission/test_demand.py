@@ -32,19 +32,22 @@ def demand(clock: Clock) -> ReplicaDemand:
     return ReplicaDemand(10, clock)
 
 
-def test_no_request_needs_no_replica(demand: ReplicaDemand) -> None:
-    assert demand.wanted(load(), 1.0) == 0
-    assert demand.wanted(load(rate=None), 1.0) == 0
-
-
-@pytest.mark.parametrize("rate", [None, 2.0])
-def test_any_request_needs_a_part_of_a_replica(demand: ReplicaDemand, rate: float | None) -> None:
-    assert demand.wanted(load(1, rate=rate), 1.0) == MIN_WANTED > 0
-
-
-def test_without_a_rate_by_the_slots_taken(demand: ReplicaDemand) -> None:
-    assert demand.wanted(load(10, 10, rate=None), 1.0) == pytest.approx(1.25)
-    assert demand.wanted(load(90, 4, 1000, rate=None), 1.0) == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("now", "wanted"),
+    [
+        (load(), 0),
+        (load(rate=None), 0),
+        (load(1), MIN_WANTED),  # any request needs a part of a replica
+        (load(10, 10, rate=None), 1.25),  # without a rate by the slots taken
+        (load(90, 4, 1000, rate=None), 0.5),
+        (load(9, 0, 600), 3.0),  # a queue
+        (load(25, 25), 2.5),  # running requests keep their replicas
+        (load(11, 10, 16), 1.25),  # full replicas with a queue, however short it is, need another replica
+        (load(36, 30, 60), 3.75),
+    ],
+)
+def test_requests_are_demand(demand: ReplicaDemand, now: IngressLoad, wanted: float) -> None:
+    assert demand.wanted(now, 1.0) == pytest.approx(wanted)
 
 
 def test_arrivals_are_demand_and_decay(demand: ReplicaDemand, clock: Clock) -> None:
@@ -57,21 +60,6 @@ def test_arrivals_are_demand_and_decay(demand: ReplicaDemand, clock: Clock) -> N
     assert demand.wanted(load(), 1.0) == pytest.approx(0.37, rel=0.03)
     clock.now += 120
     assert demand.wanted(load(), 1.0) == 0
-
-
-def test_a_queue_is_demand(demand: ReplicaDemand) -> None:
-    assert demand.wanted(load(9, 0, 600), 1.0) == pytest.approx(3.0)
-
-
-def test_running_requests_keep_their_replicas(demand: ReplicaDemand) -> None:
-    """Long requests that came long ago: nothing comes, nothing waits."""
-    assert demand.wanted(load(25, 25), 1.0) == pytest.approx(2.5)
-
-
-def test_full_replicas_with_a_queue_need_another_replica(demand: ReplicaDemand) -> None:
-    """This holds however short the queue is. The decoding rate does not show how many replicas are needed."""
-    assert demand.wanted(load(11, 10, 16), 1.0) == pytest.approx(1.25)
-    assert demand.wanted(load(36, 30, 60), 1.0) == pytest.approx(3.75)
 
 
 def test_the_slots_of_a_replica_come_from_its_card() -> None:

@@ -49,8 +49,7 @@ limits = pytest.mark.parametrize(
     [
         pytest.param("equal", 100_000, id="by work-equal"),
         pytest.param("mixed", 50, id="by count-mixed"),
-        *(pytest.param(name, 100_000, id=f"by work-{name}", marks=pytest.mark.slow) for name in ("early", "mixed")),
-        *(pytest.param(name, 50, id=f"by count-{name}", marks=pytest.mark.slow) for name in ("equal", "early")),
+        pytest.param("early", 100_000, id="by work-early", marks=pytest.mark.slow),
     ],
 )
 
@@ -143,9 +142,3 @@ def test_shares_follow_the_weights(tenants: int) -> None:
 
     served = run(main())
     assert served["heavy"] / served["light"] == pytest.approx(3.0, rel=0.15)
-
-
-def test_the_simulation_is_repeatable() -> None:
-    first, second = (run(overload(MIXED, obeys=True, seconds=15.0, max_waiting=20))[1].retry_after for _ in range(2))
-    assert len(first) > 10
-    assert first == second

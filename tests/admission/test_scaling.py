@@ -126,24 +126,11 @@ def scaled(monkeypatch: pytest.MonkeyPatch, script: Any, **settings: Any) -> Clu
     return run(main())
 
 
-#: replicas' worth of work, and the replicas that it needs
-LOADS = {0.3: 1, 0.9: 2, 1.5: 2, 2.7: 4}
-#: those of `LOADS` that every run tests; how the requests come is told by whether they come evenly
-TESTED = {(0.3, True), (1.5, True), (0.9, False)}
-
-
 @pytest.mark.parametrize(
-    ("load", "settles", "evenly"),
+    ("load", "settles", "evenly"),  # replicas' worth of work, and the replicas that it needs
     [
-        pytest.param(
-            load,
-            settles,
-            evenly,
-            id=f"{load}-{settles}-{'evenly' if evenly else 'at random'}",
-            marks=() if (load, evenly) in TESTED else pytest.mark.slow,
-        )
-        for load, settles in LOADS.items()
-        for evenly in (True, False)
+        *((0.3, 1, True), (1.5, 2, True), (0.9, 2, False)),
+        *(pytest.param(2.7, 4, evenly, marks=pytest.mark.slow) for evenly in (True, False)),
     ],
 )
 def test_a_constant_load_settles(monkeypatch: pytest.MonkeyPatch, load: float, settles: int, evenly: bool) -> None:
@@ -197,13 +184,3 @@ def test_a_service_scales_to_zero_and_back(monkeypatch: pytest.MonkeyPatch) -> N
     cluster = scaled(monkeypatch, sleep_and_wake, num_replicas=0, max_replicas=2)
     assert waits[0] == pytest.approx(STARTS_S, abs=1.5)
     assert [target for _, target in cluster.targets] == [0, 1, 0]
-
-
-def test_several_ingresses_need_about_as_many_replicas_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def a_quarter_of_an_hour(cluster: Cluster) -> None:
-        await cluster.load(1.5, 900)
-
-    cluster = scaled(monkeypatch, a_quarter_of_an_hour, num_replicas=1, max_replicas=8, api_server_count=3)
-    # chance makes one of three queues longer, so it may be one more than in test_a_constant_load_settles
-    assert cluster.target in {2, 3}
-    assert len(cluster.targets) <= 4

@@ -28,18 +28,8 @@ BODY = {"mode": "static", "max_new_tokens": 12}
 
 def start(file: Path, out: Path, *options: object) -> subprocess.Popen[str]:
     # A shell's background job ignores SIGINT, and so would its children.
-    call = [
-        "env",
-        "--default-signal=INT",
-        sys.executable,
-        "-m",
-        "service.cli.main",
-        "batch",
-        "--in",
-        file,
-        "--out",
-        out,
-    ]
+    program = ("env", "--default-signal=INT", sys.executable, "-m", "service.cli.main")
+    call = [*program, "batch", "--in", file, "--out", out]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         list(map(str, [*call, *OPTIONS, *options])), cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment
@@ -138,31 +128,6 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path
     finish(start(file, out, "--defaults", body, "--deterministic"))
     assert Counter(output["line"] for output in read_outputs(out)) == Counter(range(1, count + 1))
     assert tokens(out) == tokens(whole)
-
-
-@pytest.mark.slow
-def test_the_memory_does_not_grow_with_the_file(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """From a tenth of 100,000 lines on. Each known id takes some 70 bytes."""
-    file, out = write(tmp_path / "in.jsonl", 100_000), tmp_path / "out.jsonl"
-    process = start(file, out, "--defaults", json.dumps(BODY | {"max_new_tokens": 1}))
-    lines, samples = 0, []
-    with subprocess.Popen(["tail", "-n", "+1", "-F", out], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tail:
-        assert tail.stdout
-        while lines < 100_000:
-            assert tail.stdout.readline()
-            lines += 1
-            if lines % 10_000 == 0:
-                samples.append([resident(pid) for pid in (process.pid, *descendants(process.pid))])
-        tail.kill()
-    finish(process)
-    growth = [last - first for first, last in zip(samples[0], samples[-2], strict=True)]
-    record_property("MiB at each tenth", [[size >> 20 for size in sample] for sample in samples])
-    assert max(growth) < 30 * 2**20, samples
-
-
-def resident(process: int) -> int:
-    """Its resident memory in bytes."""
-    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_an_interrupted_batch_says_how_to_resume(tmp_path: Path) -> None:

@@ -116,8 +116,6 @@ def test_an_interrupted_calibration_resumes(run, capsys, model, options, monkeyp
         (("--count", 7), "count is 7"),
         (("--concurrency", 3), "concurrency is 3, allowed is at most half the timed prompts, 2"),
         (("--plan", "swift"), "mode is 'swift'"),
-        (("--prompts", "nowhere.jsonl"), "cannot be read"),
-        (("--count", 5, "--timed", 3, "--concurrency", 2), "half the timed prompts, 1: timed are 3, in two chunks"),
         (("--out", "nowhere/quality.json"), "nowhere/quality.json cannot be written: No such file"),
     ],
 )
@@ -126,15 +124,6 @@ def test_calibrate_refuses_wrong_options_before_it_loads_anything(run, capsys, o
         monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("a checkpoint was loaded"))
     assert run("calibrate", *options, *more) == 1
     assert message in capsys.readouterr().err
-
-
-def test_the_rule_of_concurrency_holds_for_the_demo(run, capsys, monkeypatch):
-    monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("the checkpoint was loaded"))
-    assert run("calibrate", "--count", 20, "--timed", 8) == 1
-    assert capsys.readouterr().err == (
-        "mrp-serve: concurrency is 32, allowed is at most half the timed prompts, 4: "
-        "timed are 8, in two chunks at least\n"
-    )
 
 
 def test_every_checkpoint_but_the_demo_needs_prompts_and_a_scorer(run, capsys, model):

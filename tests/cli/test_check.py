@@ -1,15 +1,13 @@
 """`mrp-serve check` and the program's errors."""
 
 import json
-import logging
-import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from service.decode.modes import MODES
-from tests.tiny import EXPERTS_NAME, LLADA2_NAME
+from tests.tiny import EXPERTS_NAME
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-b"
 
@@ -44,32 +42,10 @@ def test_check_says_what_experts_there_are(run, capsys):
     assert "backbone 0.28 M parameters" in report
     assert "experts 2 layers have 8, a token uses 2 of each, 0.17 M parameters in all" in report
     served = ", ".join(name for name, mode in MODES.items() if mode.served_without_mrp)
-    assert f"modes {served} weights" in report
-
-
-def test_check_says_what_a_checkpoint_of_another_family_is(run, capsys):
-    assert run("check", GOLDEN.parent / LLADA2_NAME, "--device", "cpu") == 0
-    report = " ".join(capsys.readouterr().out.split())
-    assert "family llada2_moe" in report
-    assert "2 layers have 16, a token uses 4 of each and the shared ones" in report
-    assert "mask 509, end [510]" in report
-
-
-def test_check_says_what_each_of_several_devices_holds(run, capsys):
-    assert run("check", GOLDEN.parent / EXPERTS_NAME, "--device", "cpu") == 0
-    report = " ".join(capsys.readouterr().out.split())
-    assert "weights 1.1 MiB as torch.float32" in report
-    assert "KV cache 0.75 KiB a token" in report
-    assert "each of 2 devices 0.7 MiB of weights, 0.38 KiB of KV a token" in report
+    assert f"modes {served} weights 1.1 MiB as torch.float32" in report
+    assert "KV cache 0.75 KiB a token each of 2 devices 0.7 MiB of weights, 0.38 KiB of KV a token" in report
     assert "each of 4 devices 0.5 MiB of weights, 0.38 KiB of KV a token" in report  # two ranks have the same keys
     assert "each of 8" not in report
-
-
-def test_check_says_what_experts_in_8_bits_take(run, capsys):
-    assert run("check", GOLDEN.parent / EXPERTS_NAME, "--device", "cpu", "--quantization", "int8") == 0
-    report = " ".join(capsys.readouterr().out.split())
-    assert "weights 0.5 MiB as torch.float32, matrices of layers as int8" in report
-    assert "has no quality.int8.json" in report
 
 
 def test_an_error_is_one_line_on_stderr(run, capsys, tmp_path):
@@ -90,21 +66,6 @@ def test_bad_options_say_what_is_allowed(run, capsys, option, value, message):
     assert message in capsys.readouterr().err
 
 
-COMMANDS = "serve generate batch check key calibrate frontier quality train-mrp"
-
-
-def test_commands_are_listed(run, capsys):
-    assert run("--help") == 0
-    _, _, listed = capsys.readouterr().out.partition(" Commands ")
-    assert re.findall(r"^. ([a-z-]+)  +\S", listed, re.MULTILINE) == COMMANDS.split()
-
-
-@pytest.mark.parametrize("name", COMMANDS.split())
-def test_every_command_has_its_own_page(run, capsys, name):
-    assert run(name, "--help") == 0
-    assert f" {name} [OPTIONS]" in capsys.readouterr().out
-
-
 @pytest.fixture
 def copied(tmp_path):
     return shutil.copytree(GOLDEN, tmp_path / "copy")
@@ -118,17 +79,7 @@ def test_check_says_what_the_tokenizer_can_do(run, capsys, copied):
     assert "tools none: this checkpoint has no chat template" in report
 
 
-@pytest.mark.filterwarnings("ignore:`rope_scaling`:FutureWarning")  # transformers, in search of a tokenizer
-def test_a_missing_tokenizer_is_an_error(run, capsys, copied, monkeypatch):
-    # transformers' handler holds the stderr of the test that imported it first
-    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [logging.NullHandler()])
-    for file in copied.glob("tokenizer*"):
-        file.unlink()
-    assert run("check", copied) == 1
-    assert capsys.readouterr().err.startswith(f"mrp-serve: {copied}: the tokenizer cannot be loaded: ")
-
-
-@pytest.mark.parametrize("content", ["junk", "", "{}", "[]", "null", "7", '{"version": "1.0"}', "\udcff", '"junk"'])
+@pytest.mark.parametrize("content", ["junk", "[]", '{"version": "1.0"}', "\udcff"])
 def test_a_junk_tokenizer_is_an_error(run, capsys, copied, content):
     (copied / "tokenizer.json").write_bytes(content.encode(errors="surrogateescape"))
     assert run("check", copied) == 1
@@ -145,12 +96,6 @@ def test_a_template_that_cannot_be_used_is_a_warning(run, capsys, copied):
     report = capsys.readouterr()
     assert "chat template cannot be used" in " ".join(report.out.split())
     assert report.err.startswith("warning: the chat template cannot be used: Unexpected end of template.")
-
-
-def test_a_broken_calibration_is_an_error(run, capsys, copied):
-    (copied / "quality.json").write_text("{}")
-    assert run("check", copied) == 1
-    assert "quality.json is no calibration file" in capsys.readouterr().err
 
 
 def test_check_does_not_write_into_the_cache_of_the_hub(run, capsys, tmp_path, monkeypatch):

@@ -78,14 +78,13 @@ def test_a_proxy_that_cannot_start_fails_the_deployment(fake_ray: FakeRay) -> No
     assert failure.value.message == "Serve did not start: RuntimeError: Failed to bind to address '127.0.0.1:8000'."
 
 
-@pytest.mark.parametrize("begin", [cluster.begin, cluster.start])
-def test_serve_that_does_not_start_at_all(fake_ray: FakeRay, begin: Any) -> None:
+def test_serve_that_does_not_start_at_all(fake_ray: FakeRay) -> None:
     def start() -> None:
         raise TimeoutError("HTTP proxies not available after 60s.\nmore")
 
     fake_ray.step = start
     with pytest.raises(SettingsError) as failure:
-        begin(SETTINGS)
+        cluster.begin(SETTINGS)
     assert failure.value.message == "Serve did not start: TimeoutError: HTTP proxies not available after 60s."
 
 
@@ -95,7 +94,7 @@ def test_ray_that_does_not_start(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(cluster, "_start_ray", init)
     with pytest.raises(SettingsError, match=r"^Ray did not start: FileNotFoundError: .*'/nowhere'$"):
-        cluster.start(SETTINGS)
+        cluster.begin(SETTINGS)
 
 
 def test_ray_that_is_slow_to_start_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

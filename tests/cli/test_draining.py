@@ -34,14 +34,6 @@ async def test_the_drain_ends_without_requests(monkeypatch: pytest.MonkeyPatch) 
     assert next(left, None) is None
 
 
-async def test_the_drain_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ask(_: str) -> list[int]:
-        return [1]
-
-    ingresses(monkeypatch, ask)
-    assert not await is_drained()
-
-
 async def test_an_ingress_that_hangs_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask(_: str) -> list[int]:
         raise TimeoutError

@@ -4,8 +4,7 @@ import inspect
 
 import pytest
 
-from benchmarks import evaluate, host, loads, speed, text
-from service.cli import calibrate, check, generate
+from service.cli import generate
 from service.decode.knobs import knobs_in
 from service.decode.modes import MODES
 
@@ -28,23 +27,6 @@ def test_a_knobs_help_begins_with_the_modes_that_use_it(knob):
 
 def test_generate_names_all_modes():
     assert helps(generate.command)["mode"].startswith(", ".join(MODES))
-
-
-KIND = ("model", "block_size", "mrp_residual", "mrp_scale")
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        generate.command,
-        check.command,
-        calibrate.calibrate,
-        calibrate.frontier,
-        *(benchmark.command for benchmark in (evaluate, host, loads, speed, text)),
-    ],
-)
-def test_every_command_that_decodes_has_the_options_of_a_checkpoint(command):
-    assert helps(command).keys() >= set(KIND)
 
 
 def test_a_scale_that_is_no_number_is_refused(run, capsys):

@@ -29,12 +29,6 @@ def test_lines_of_other_processes_come_out_whole(tmp_path: Path, capsys: pytest.
     assert not pipe.path.exists()
 
 
-def test_a_pipe_without_lines_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with LogPipe(tmp_path):
-        pass
-    assert capsys.readouterr().err == ""
-
-
 class PausedTerminal(io.StringIO):
     """A terminal that takes nothing until the test continues it."""
 

@@ -15,10 +15,3 @@ def test_it_says_which_version_it_is(run: Callable[..., int], capsys: pytest.Cap
     assert run("--version") == 0
     assert capsys.readouterr().out == f"mrp-serve {PROJECT['version']}\n"
     assert service.__version__ == PROJECT["version"]
-
-
-def test_without_a_command_it_says_which_there_are(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run() == 2
-    output = capsys.readouterr()
-    assert "--version" in output.out + output.err
-    assert "train-mrp" in output.out + output.err

@@ -1,13 +1,10 @@
 """Long commands show their progress from the first part on: a bar on a terminal, else lines."""
 
 import re
-import sys
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
-from service.cli.output import WIDE, Counter, notes, table
+from service.cli.output import WIDE, Counter, notes
 
 
 def counts(screen):
@@ -49,28 +46,3 @@ def test_without_a_terminal_there_is_room(run, capsys):
     assert notes().width == WIDE
     assert run("quality") == 0
     assert "sequential tokens_per_step=1 entropy_bound=0.1 " in capsys.readouterr().out  # in one line
-
-
-@pytest.mark.parametrize("command", ["frontier", "calibrate", "train-mrp"])
-def test_help_is_as_wide_as_there_is_room(run, capsys, command, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", StringIO())
-    assert run(command, "--help") == 0
-    widths = {len(line.rstrip()) for line in capsys.readouterr().out.splitlines()}
-    assert max(widths) == WIDE
-
-
-def test_a_narrow_terminal_cuts_no_cell_short(capsys):
-    plans = table("mode", "accuracy")
-    plans.add_row("sequential tokens_per_step=1", "0.5")
-    Console(width=20).print(plans)
-    screen = capsys.readouterr().out
-    assert "…" not in screen
-    assert "tokens_per_step=1" in "".join(line[:12].strip() for line in screen.splitlines())
-
-
-def test_at_80_columns_a_plan_is_broken_between_its_knobs(capsys):
-    plans = table("plan", *("a column of numbers" for _ in range(7)), plan="plan")
-    plans.add_row("sequential tokens_per_step=1 entropy_bound=1.0", *("1,312 x3.64 ±0.28" for _ in range(7)))
-    Console(width=80).print(plans)
-    first = [line[:17].strip() for line in capsys.readouterr().out.splitlines()]
-    assert [part for part in first if part] == ["plan", "sequential", "tokens_per_step=1", "entropy_bound=1.0"]

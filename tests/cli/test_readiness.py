@@ -81,12 +81,6 @@ def test_every_failure_is_told_at_once_and_once(terminal: Terminal) -> None:
     ]
 
 
-def test_the_message_of_serve_is_reported(terminal: Terminal) -> None:
-    terminal.look(30, Generator=deployment({"STARTING": 1}), Ingress=UP)
-    terminal.look(60, Generator=deployment({"STARTING": 1}, SCHEDULED), Ingress=UP)
-    assert terminal.lines[1:] == [(30.0, f"0 of 1 replicas run (1 starting): {SCHEDULED}")]
-
-
 def test_an_ingress_that_fails_is_told_before_replicas_that_load(terminal: Terminal) -> None:
     broken = deployment({"STARTING": 1}, failed(MEMORY, 2))
     terminal.look(5, Generator=deployment({"STARTING": 1}), Ingress=broken)

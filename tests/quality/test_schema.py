@@ -30,12 +30,6 @@ def test_plans_are_modes_and_back() -> None:
     assert Plan.from_mode(Speculative(4)).name == "speculative mrp_steps=4"
 
 
-def test_the_frontier_is_in_order_of_speed(path: Path) -> None:
-    rates = [row.speed_at(16).tokens_per_second for row in read_quality(path).frontier]
-    assert rates == sorted(rates)
-    assert len(rates) == 5
-
-
 def banded(file: dict[str, Any], *ends: float | None) -> None:
     [band] = file["presets"]["fast"]
     file["presets"]["fast"] = [band | {"up_to": end} for end in ends]
@@ -55,13 +49,9 @@ def broken(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]]
         (broken(lambda file: file.update(version=2)), "version: Input should be 3"),
         (broken(lambda file: file.pop("presets")), "presets: Field required"),
         (broken(lambda file: file["presets"].pop("fast")), "presets lack fast"),
-        (broken(lambda file: file["presets"].update(best=[{"mode": "static"}])), "presets.best"),
         (broken(lambda file: file["presets"]["fast"][0].update(mode="swift")), "preset 'fast': mode is 'swift'"),
         (broken(lambda file: file["presets"]["fast"][0]["knobs"].update(speed=1)), "does not use speed"),
-        (broken(lambda file: file["presets"]["fast"][0]["knobs"].update(threshold=2)), "threshold is 2"),
         (broken(lambda file: file["presets"]["fast"].clear()), "preset 'fast': up_to are [], the last must be null"),
-        (broken(lambda file: file["presets"]["fast"][0].update(up_to=4)), "up_to are [4.0], the last must be null"),
-        (broken(lambda file: banded(file, 0, None)), "presets.fast.0.up_to: Input should be greater than 0"),
         (broken(lambda file: banded(file, None, None)), "up_to are [None, None], the last must be null, and no other"),
         (broken(lambda file: banded(file, 4, 2, None)), "up_to are [4.0, 2.0, None], they must ascend"),
         (broken(lambda file: file["rows"][0].update(accuracy=1.5)), "rows.0.accuracy"),
@@ -76,13 +66,6 @@ def test_the_first_fault_is_named(path: Path, change: Callable[[Any], Any], mess
         read_quality(path)
     assert message in caught.value.message
     assert str(path) in caught.value.message
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xff", b'{"version": 1'])
-def test_a_file_that_is_no_json_is_refused(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="Invalid JSON"):
-        read_quality(path)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -65,12 +65,6 @@ def log(count: int, text: str = "a line") -> None:
     assert not thread.is_alive(), "logging waits for a reader"
 
 
-def test_lines_that_are_read_in_time_all_come(pipe: int) -> None:
-    for _ in range(3):
-        log(100)
-        assert [line["number"] for line in read(pipe)] == list(range(100))
-
-
 def test_a_pipe_that_is_not_read_holds_nobody_up(pipe: int) -> None:
     log(LINES)
     came = read(pipe)
@@ -80,14 +74,6 @@ def test_a_pipe_that_is_not_read_holds_nobody_up(pipe: int) -> None:
     report, last = read(pipe)
     assert (report["level"], report["dropped"]) == ("warning", LINES - len(came))
     assert (last["message"], last["number"]) == ("read again", 0)
-
-
-def test_dropped_lines_are_counted_once(pipe: int) -> None:
-    for _ in range(2):
-        log(LINES)
-        came = len([line for line in read(pipe) if "number" in line])
-        log(2)
-        assert [line.get("dropped") for line in read(pipe)] == [LINES - came, None, None]
 
 
 def test_dropped_lines_are_reported_without_further_lines(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,19 +93,6 @@ def test_the_end_of_the_service_says_it_too(pipe: int) -> None:
     came = read(pipe)
     logging.getLogger("service").handlers[0].close()
     assert [line["dropped"] for line in read(pipe)] == [LINES - len(came)]
-
-
-@pytest.mark.parametrize("length", [5000, 7000, 9000, 20000])
-def test_long_lines_come_whole_or_not_at_all(pipe: int, length: int) -> None:
-    """Tracebacks are longer than what a pipe takes or refuses as one, so it may take a part."""
-    log(30, "x" * length)
-    content = os.read(pipe, 2**16)
-    log(1, "next")
-    content += os.read(pipe, 2**16)
-    lines = [json.loads(line) for line in content.splitlines()]
-    whole = sum(line["message"] == "x" * length for line in lines)
-    assert [line.get("dropped") for line in lines] == [None] * whole + [30 - whole, None]
-    assert lines[-1]["message"] == "next"
 
 
 def test_the_rest_of_a_line_comes_before_the_next(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,7 @@
-"""Runs plans over prompts at several loads: first the timed prompts, at every concurrency, then all the others.
-
-Then it runs all prompts at temperatures above 0, which only accuracy needs.
-
-`mrp-serve frontier` shows the measurement, `mrp-serve calibrate` chooses presets by it.
+"""Runs plans over prompts at several loads: the timed prompts at every concurrency, the others, then all above 0.
 
 Plans take turns chunk by chunk, so that a machine that is busy for a while is so for all of them. Plans with
-static's answers by construction answer the timed prompts only. Knows no files, no presets and no command line.
+static's answers by construction answer the timed prompts only. `service/cli/calibrate.py` calls this module.
 """
 
 import hashlib
@@ -18,7 +14,7 @@ from typing import Any
 import torch
 
 from service.decode.mode import DecodingMode
-from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.errors import SettingsError
 from service.model import Checkpoint
 from service.model.files import display_name
@@ -39,10 +35,7 @@ _HOW: Mapping[Clock, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The size of a measurement. `concurrency`: numbers of requests together, ascending. `timed`: timed prompts.
-
-    `temperatures`: those above 0, ascending.
-    """
+    """The size of a measurement. `concurrency`, `temperatures` (above 0): ascending. `timed`: timed prompts."""
 
     concurrency: tuple[int, ...]
     timed: int
@@ -77,18 +70,14 @@ class Calibration:
 
     @property
     def plan_names(self) -> list[str]:
-        """The plans, in turn."""
         return list(self._plans)
 
     def rows(self, notebook: Notebook, clock: Clock) -> list[PlanResult]:
-        """The results, plan by plan."""
-        together = max(self._scope.concurrency)
-        timed = len(self._scope.timed_starts(together, len(self._tasks))) * together
+        timed = self._scope.timed_starts(max(self._scope.concurrency), len(self._tasks)).stop
         return make_rows(list(self._plans.values()), notebook.records.values(), clock, timed)
 
     @property
     def jobs(self) -> list[PlanChunk]:
-        """All jobs, in order."""
         return [*self._greedy(), *self._sampled()]
 
     def run(self, notebook: Notebook) -> Iterator[PlanChunk]:
@@ -100,15 +89,22 @@ class Calibration:
             if job not in notebook.records:
                 notebook.add(self._measure(job))
             yield job
-        allowed = self._allowed(notebook)
+        margin = Margins().fast  # of plans that lose more at temperature 0, no preset allows any, so they end here
+        allowed = {row.plan.name for row in self.rows(notebook, "wall") if row.difference >= -margin}
         for job in self._sampled():
             if job not in notebook.records and job.plan in allowed:
                 notebook.add(self._measure(job))
             yield job
 
     def _greedy(self) -> Iterator[PlanChunk]:
-        yield from self._timed()
-        yield from self._untimed()
+        """The timed prompts at every concurrency, then the others at the highest, for plans of unknown accuracy."""
+        starts = range(0)
+        for together in self._scope.concurrency:
+            starts = self._scope.timed_starts(together, len(self._tasks))
+            for start in starts:
+                yield from (PlanChunk(plan, together, start) for plan in self._plans)
+        for start in range(starts.stop, len(self._tasks), together):
+            yield from (PlanChunk(plan, together, start) for plan in self._lossy_and_static())
 
     def _sampled(self) -> Iterator[PlanChunk]:
         """All prompts at the temperatures above 0, for static and plans of unknown accuracy."""
@@ -117,34 +113,14 @@ class Calibration:
             for start in range(0, len(self._tasks), together):
                 yield from (PlanChunk(plan, together, start, temperature) for plan in self._lossy_and_static())
 
-    def _allowed(self, notebook: Notebook) -> set[str]:
-        """The plans that a preset may allow, by their loss at temperature 0. The others are not measured further."""
-        margin = Margins().fast
-        return {row.plan.name for row in self.rows(notebook, "wall") if row.difference >= -margin}
-
     def _lossy_and_static(self) -> list[str]:
         static, *further = self._plans
         return [static, *(name for name in further if not is_lossless(self._plans[name]))]
 
-    def _timed(self) -> Iterator[PlanChunk]:
-        for together in self._scope.concurrency:
-            for start in self._scope.timed_starts(together, len(self._tasks)):
-                yield from (PlanChunk(plan, together, start) for plan in self._plans)
-
-    def _untimed(self) -> Iterator[PlanChunk]:
-        """The prompts that were not timed, at the highest concurrency, for plans of unknown accuracy."""
-        together = max(self._scope.concurrency)
-        begin = len(self._scope.timed_starts(together, len(self._tasks))) * together
-        for start in range(begin, len(self._tasks), together):
-            yield from (PlanChunk(plan, together, start) for plan in self._lossy_and_static())
-
     def _measure(self, job: PlanChunk) -> ChunkRecord:
         chunk = range(job.start, min(len(self._tasks), job.start + job.together))
-        plan, sampling = self._plans[job.plan], [SamplingParams(job.temperature, seed=index) for index in chunk]
-        requests = [
-            self._request(plan, index, self._scope.max_new_tokens, sampling_params)
-            for index, sampling_params in zip(chunk, sampling, strict=True)
-        ]
+        plan, tokens = self._plans[job.plan], self._scope.max_new_tokens
+        requests = [self._request(plan, index, tokens, SamplingParams(job.temperature, seed=index)) for index in chunk]
         cpu, wall = time.thread_time(), time.perf_counter()
         completions = self._engine.generate(requests)
         cpu_s, wall_s = time.thread_time() - cpu, time.perf_counter() - wall
@@ -152,7 +128,7 @@ class Calibration:
         return ChunkRecord(
             **job._asdict(),
             right=[self._tasks[index].is_right(c.token_ids) for index, c in zip(chunk, completions, strict=True)],
-            answers=[_digest(completion) for completion in completions],
+            answers=[hashlib.sha256(repr(c.token_ids).encode()).hexdigest()[:16] for c in completions],
             tokens=sum(completion.stats.decoded_tokens for completion in completions),
             forwards=sum(count.denoise + count.verify for count in forwards),
             cpu_s=cpu_s,
@@ -166,17 +142,10 @@ class Calibration:
         return GenerationRequest(str(index), prompt, plan, sampling or SamplingParams(), tokens, stop)
 
 
-def _digest(completion: Completion) -> str:
-    return hashlib.sha256(repr(completion.token_ids).encode()).hexdigest()[:16]
-
-
 def engine_for(
     checkpoint: Checkpoint, tasks: Sequence[PromptTask], scope: Scope, deps: EngineDeps | None = None
 ) -> Engine:
-    """An engine with pages for the longest prompts at the highest concurrency.
-
-    It has no prefix cache, so that every plan pays for its prefill.
-    """
+    """An engine for the longest prompts at the highest concurrency. Without a prefix cache, plans pay their prefill."""
     longest = max(len(task.prompt_token_ids) for task in tasks) + scope.max_new_tokens
     tokens = max(scope.concurrency) * (longest + 2 * checkpoint.config.block_size)
     limits = EngineConfig(max(scope.concurrency), kv_cache_tokens=tokens, prefix_cache=False)

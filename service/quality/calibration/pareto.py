@@ -1,9 +1,8 @@
 """The Pareto frontier of accuracy and speed, the presets on it, and the calibration file that has both.
 
-Point estimates decide, on the prompts that both a plan and static answered. `warnings_of` names the uncertain choices.
 Presets are chosen twice: by the loss at temperature 0, and by the largest loss at the temperatures above it. Two speeds
 within the margin `tie` count as equal. Among equal plans the more accurate one is chosen, then the one with more tokens
-per forward, which is likely to be faster on another device.
+per forward, which is likely to be faster on another device. `warnings_of` names the uncertain choices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,6 @@ from service.quality.schema import (
     QualityFile,
     QualityName,
     SampledResult,
-    Speed,
 )
 
 #: the accuracy of a plan less static's
@@ -68,34 +66,29 @@ def is_lossless(mode: DecodingMode) -> bool:
 
 
 def with_frontier(rows: Sequence[PlanResult], loads: Sequence[int]) -> list[PlanResult]:
-    """The rows, with a mark on each speed that no other row beats.
-
-    A row beats another one if it is as accurate and faster, or as fast and more accurate.
-    """
+    """The rows, with a mark on each speed that no other row beats: as accurate and faster, or the other way round."""
     marks = {load: [not any(_beats(other, row, load) for other in rows) for row in rows] for load in loads}
     return [
-        row.model_copy(update={"speed": [_marked(row.speed_at(load), marks[load][index]) for load in loads]})
+        row.model_copy(
+            update={
+                "speed": [row.speed_at(load).model_copy(update={"on_frontier": marks[load][index]}) for load in loads]
+            }
+        )
         for index, row in enumerate(rows)
     ]
-
-
-def _marked(speed: Speed, on_frontier: bool) -> Speed:
-    return speed.model_copy(update={"on_frontier": on_frontier})
 
 
 def choose(
     rows: Sequence[PlanResult], at: int, margins: Margins, difference: AccuracyDifference = GREEDY
 ) -> Mapping[QualityName, PlanResult]:
     """The presets at a load. Static is always among the rows, so every preset exists."""
-    lossless = [row for row in rows if row.lossless]
-    balanced, fast = (
-        [row for row in rows if difference(row) >= -margin - _ROUNDING] for margin in (margins.balanced, margins.fast)
-    )
-    return {
-        "lossless": _fastest(lossless, at, margins.tie),
-        "balanced": _fastest(balanced, at, margins.tie),
-        "fast": _fastest(fast, at, margins.tie),
-    }
+
+    def fastest(margin: float) -> PlanResult:
+        allowed = [row for row in rows if difference(row) >= -margin - _ROUNDING]
+        return _fastest(allowed, at, margins.tie)
+
+    lossless = _fastest([row for row in rows if row.lossless], at, margins.tie)
+    return {"lossless": lossless, "balanced": fastest(margins.balanced), "fast": fastest(margins.fast)}
 
 
 def warnings_of(
@@ -109,8 +102,12 @@ def warnings_of(
     warnings = []
     for name, margin in (("balanced", margins.balanced), ("fast", margins.fast)):
         row = presets[name]  # type: ignore[index]
-        results = [row] if difference is GREEDY else row.sampled
-        warnings += _accuracy_warnings(f"{name}: {row.plan.name!r}", results, margin) if not row.lossless else []
+        results: Sequence[PlanResult | SampledResult] = [row] if difference is GREEDY else row.sampled
+        warnings += [
+            _accuracy_warning(f"{name}: {row.plan.name!r}", result, margin)
+            for result in results
+            if not row.lossless and result.difference_low < -margin
+        ]
     for name, row in presets.items():
         speed = row.speed_at(at)
         noise = max(speed.speedup - speed.speedup_low, speed.speedup_high - speed.speedup) / speed.speedup
@@ -126,24 +123,16 @@ def warnings_of(
     return warnings
 
 
-def _accuracy_warnings(plan: str, results: Sequence[PlanResult | SampledResult], margin: float) -> list[str]:
-    return [_accuracy_warning(plan, result, margin) for result in results if result.difference_low < -margin]
-
-
 def _accuracy_warning(plan: str, result: PlanResult | SampledResult, margin: float) -> str:
     if isinstance(result, SampledResult):
         plan = f"{plan} at temperature {result.temperature:g}"
     width = max(result.difference - result.difference_low, result.difference_high - result.difference)
     if width > margin:
-        away = f"{_points(result.difference)} points from static on {result.prompts} prompts"
+        away = f"{100 * result.difference:+.1f} points from static on {result.prompts} prompts"
         so_far = f"{away}, give or take {100 * width:.1f}"
         return f"{plan} is {so_far}, which is more than the margin of {100 * margin:g}: take more prompts"
-    worst = f"{_points(result.difference_low)} points from static, over the margin of {100 * margin:g}"
+    worst = f"{100 * result.difference_low:+.1f} points from static, over the margin of {100 * margin:g}"
     return f"{plan} may be as far as {worst}"
-
-
-def _points(difference: float) -> str:
-    return f"{100 * difference:+.1f}"
 
 
 def _fastest(rows: Sequence[PlanResult], at: int, tie: float) -> PlanResult:
@@ -153,6 +142,5 @@ def _fastest(rows: Sequence[PlanResult], at: int, tie: float) -> PlanResult:
 
 
 def _beats(row: PlanResult, other: PlanResult, at: int) -> bool:
-    rate, other_rate = row.speed_at(at).tokens_per_second, other.speed_at(at).tokens_per_second
-    more_accurate, as_accurate = row.difference > other.difference, row.difference == other.difference
-    return (rate > other_rate and (more_accurate or as_accurate)) or (rate == other_rate and more_accurate)
+    both = [(plan.speed_at(at).tokens_per_second, plan.difference) for plan in (row, other)]
+    return both[0] != both[1] and all(mine >= theirs for mine, theirs in zip(*both, strict=True))

@@ -1,10 +1,8 @@
-"""The plans that a calibration tries: every mode at a grid of its knobs, or the plans of the command line.
-
-A mode without a line in `GRID` is tried at its defaults. Knows no engine.
-"""
+"""The plans that a calibration tries: every mode at a grid of its knobs, or the plans of the command line."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from service.decode.mode import DecodingMode
@@ -53,11 +51,16 @@ GRID: Grid = {
 
 def default_plans(block_size: int, *, has_mrp: bool) -> list[DecodingMode]:
     """The plans of the grid that a checkpoint can run. Static comes first: the others are compared with it."""
-    plans = [plan for mode, knobs in grid_lines(GRID) if (plan := _plan(mode, knobs, block_size))]
-    return with_static_first(plan for plan in plans if has_mrp or not plan.needs_mrp)
+    plans = []
+    for mode, knobs in grid_lines(GRID):
+        with suppress(InvalidRequest):  # the block is too short for the knobs
+            plan = make_mode(mode, knobs)
+            plan.check(block_size)
+            plans += [plan] if has_mrp or not plan.needs_mrp else []
+    return with_static_first(plans)
 
 
-def with_static_first(plans: Iterator[DecodingMode] | Sequence[DecodingMode]) -> list[DecodingMode]:
+def with_static_first(plans: Iterable[DecodingMode]) -> list[DecodingMode]:
     """Static, then the other plans, each once."""
     return [Static(), *(plan for plan in dict.fromkeys(plans) if plan != Static())]
 
@@ -65,16 +68,6 @@ def with_static_first(plans: Iterator[DecodingMode] | Sequence[DecodingMode]) ->
 def grid_lines(grid: Grid) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every mode with each of its knobs in a grid."""
     return ((mode, knobs) for mode in MODES for knobs in grid.get(mode, ({},)))
-
-
-def _plan(mode: str, knobs: Mapping[str, Any], block_size: int) -> DecodingMode | None:
-    """None where the block is too short for the knobs."""
-    try:
-        decoding = make_mode(mode, knobs)
-        decoding.check(block_size)
-    except InvalidRequest:
-        return None
-    return decoding
 
 
 def parse_plan(text: str) -> DecodingMode:

@@ -1,8 +1,7 @@
 """The prompts of a calibration as tasks for an engine, and the scorers of the answers.
 
-Prompts are lines of JSON with `prompt` and, for most scorers, `answer`. A scorer is a function `(line, text) -> bool`:
-whether the text is a right answer to the line. A new one is a function and a line in `SCORERS`. A scorer of the user is
-named `module:function`.
+A scorer is a function `(line, text) -> bool`: whether the text is a right answer to the line (`prompt`, `answer`).
+A new one is a line in `SCORERS`; a scorer of the user is named `module:function`.
 """
 
 import hashlib
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from service.demo import check
 from service.errors import SettingsError
@@ -116,15 +115,13 @@ def _numbers(text: str) -> list[float]:
 
 def _value(text: str) -> str | float:
     """A number as such, so that 1,000 is 1000.0; other text as it stands."""
-    stripped = text.strip()
-    return _numbers(stripped)[0] if _NUMBER.fullmatch(stripped) else stripped
+    return _numbers(text)[0] if _NUMBER.fullmatch(text.strip()) else text.strip()
 
 
 # --- prompts ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
+class Prompts(NamedTuple):
     """The lines, in order, and a hash of them."""
 
     lines: tuple[dict[str, Any], ...]
@@ -152,18 +149,17 @@ def read_prompts(path: Path, count: int | None = None) -> Prompts:
     texts = texts[:count]
     if not texts:
         raise SettingsError(f"{path} holds no prompts", param="prompts")
-    lines = tuple(_line(text, f"{path}, line {index}") for index, text in enumerate(texts, 1))
-    return Prompts(lines, hashlib.sha256("\n".join(texts).encode()).hexdigest())
-
-
-def _line(text: str, where: str) -> dict[str, Any]:
-    try:
-        line = json.loads(text)
-    except ValueError as error:
-        raise SettingsError(f"{where} is not JSON: {error}", param="prompts") from None
-    if not isinstance(line, dict) or not isinstance(line.get("prompt"), str) or not line["prompt"]:
-        raise SettingsError(f"{where} is {text[:80]}, an object with the text `prompt` is expected", param="prompts")
-    return line
+    lines = []
+    for index, text in enumerate(texts, 1):
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            raise SettingsError(f"{path}, line {index} is not JSON: {error}", param="prompts") from None
+        if not isinstance(line, dict) or not isinstance(line.get("prompt"), str) or not line["prompt"]:
+            reason = f"{path}, line {index} is {text[:80]}, an object with the text `prompt` is expected"
+            raise SettingsError(reason, param="prompts")
+        lines.append(line)
+    return Prompts(tuple(lines), hashlib.sha256("\n".join(texts).encode()).hexdigest())
 
 
 def tasks_of(
@@ -171,8 +167,8 @@ def tasks_of(
 ) -> list[PromptTask]:
     """A task for each line. Prompts are chats of one message; with `raw`, or without a template, they stay texts."""
     encode = codec.encode if raw or not codec.template.source else codec.encode_message
-    return [PromptTask(tuple(encode(line["prompt"])), partial(_is_right, codec, scorer, line)) for line in lines]
 
+    def is_right(line: Mapping[str, Any], answer: tuple[int, ...]) -> bool:
+        return bool(scorer(line, codec.decode(answer)))
 
-def _is_right(codec: TextCodec, scorer: Scorer, line: Mapping[str, Any], answer: tuple[int, ...]) -> bool:
-    return bool(scorer(line, codec.decode(answer)))
+    return [PromptTask(tuple(encode(line["prompt"])), partial(is_right, line)) for line in lines]

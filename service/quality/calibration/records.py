@@ -48,7 +48,6 @@ class ChunkRecord:
 
     @property
     def job(self) -> PlanChunk:
-        """The job of the record."""
         return PlanChunk(self.plan, self.together, self.start, self.temperature)
 
 
@@ -63,14 +62,12 @@ class Notebook:
             path.write_text(json.dumps(self._about) + "\n", encoding="utf-8")
 
     def add(self, record: ChunkRecord) -> None:
-        """Keeps a record."""
         self.records[record.job] = record
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(record)) + "\n")
 
     def remove(self) -> None:
-        """Deletes the file."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
@@ -103,6 +100,10 @@ class Estimate:
     low: float
     high: float
 
+    def fields(self, name: str) -> dict[str, Any]:
+        """As the fields of a row: `name`, `name_low`, `name_high`."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
 
 def proportion(count: int, total: int) -> Estimate:
     """The proportion `count` / `total`, with Wilson's interval."""
@@ -113,10 +114,7 @@ def proportion(count: int, total: int) -> Estimate:
 
 
 def paired_difference(gained: int, lost: int, total: int) -> Estimate:
-    """The difference of two proportions of the same `total` problems: (`gained` - `lost`) / `total`.
-
-    Interval: Agresti and Min (2005). It adds half a problem to each of the four kinds of pairs.
-    """
+    """(`gained` - `lost`) / `total`, of the same `total` problems. Interval: Agresti and Min (2005)."""
     more, less, count = gained + 0.5, lost + 0.5, total + 2
     middle = (more - less) / count
     half = _Z * math.sqrt(more + less - (more - less) ** 2 / count) / count
@@ -133,11 +131,9 @@ class Pieces:
 
     @property
     def rate(self) -> float:
-        """The rate of all pieces together."""
         return sum(self.amounts) / sum(self.seconds)
 
     def without(self, piece: int) -> float:
-        """The rate of all pieces but one."""
         amount, time = sum(self.amounts), sum(self.seconds)
         return (amount - self.amounts[piece]) / (time - self.seconds[piece])
 
@@ -162,78 +158,50 @@ def make_rows(
     for record in records:
         by_plan[record.plan].append(record)
     static = by_plan[Plan.from_mode(plans[0]).name]
-    rows = []
-    for plan in plans:
-        measured = by_plan[Plan.from_mode(plan).name]
-        row = _row(plan, _at(0.0, measured), _at(0.0, static), (clock, timed))
-        rows.append(row.model_copy(update={"sampled": _sampled(measured, static)}))
-    return rows
+    return [_row(plan, by_plan[Plan.from_mode(plan).name], static, clock, timed) for plan in plans]
+
+
+def _row(
+    plan: DecodingMode, all_records: list[ChunkRecord], all_static: list[ChunkRecord], clock: Clock, timed: int
+) -> PlanResult:
+    records, static = _at(0.0, all_records), _at(0.0, all_static)
+    answers, static_answers, lossless = _answers(records), _answers(static), is_lossless(plan)
+    scored = static_answers if lossless else answers
+    accuracy = proportion(sum(right for right, _ in scored.values()), len(scored))
+    counts = _compared(answers, static_answers) | (Estimate(0.0, 0.0, 0.0).fields("difference") if lossless else {})
+    concurrency = sorted({record.together for record in records})
+    full = [record for record in records if record.together == concurrency[-1]]
+    return PlanResult(
+        plan=Plan.from_mode(plan),
+        lossless=lossless,
+        identical=sum(digest == static_answers[index][1] for index, (_, digest) in answers.items()),
+        **counts,
+        **accuracy.fields("accuracy"),
+        tokens_per_forward=sum(record.tokens for record in full) / sum(record.forwards for record in full),
+        speed=[
+            _speed(_timed(records, together, timed), _timed(static, together, timed), clock) for together in concurrency
+        ],
+        sampled=[
+            SampledResult(
+                temperature=temperature,
+                **_compared(_answers(_at(temperature, all_records)), _answers(_at(temperature, all_static))),
+            )
+            for temperature in sorted({record.temperature for record in all_records} - {0.0})
+        ],
+    )
 
 
 def _at(temperature: float, records: Iterable[ChunkRecord]) -> list[ChunkRecord]:
     return [record for record in records if record.temperature == temperature]
 
 
-def _row(
-    plan: DecodingMode, records: list[ChunkRecord], static: list[ChunkRecord], how: tuple[Clock, int]
-) -> PlanResult:
-    clock, timed = how
-    answers, static_answers = _answers(records), _answers(static)
-    pairs = [(answers[index], static_answers[index]) for index in answers]
-    gained, lost = _gained_and_lost(answers, static_answers)
-    lossless = is_lossless(plan)
-    scored = static_answers if lossless else answers
-    accuracy = proportion(sum(right for right, _ in scored.values()), len(scored))
-    difference = Estimate(0.0, 0.0, 0.0) if lossless else paired_difference(gained, lost, len(pairs))
-    concurrency = sorted({record.together for record in records})
-    full = [record for record in records if record.together == concurrency[-1]]
-    return PlanResult(
-        plan=Plan.from_mode(plan),
-        lossless=lossless,
-        prompts=len(pairs),
-        right=sum(right for right, _ in answers.values()),
-        gained=gained,
-        lost=lost,
-        identical=sum(digest == static_digest for (_, digest), (_, static_digest) in pairs),
-        accuracy=accuracy.value,
-        accuracy_low=accuracy.low,
-        accuracy_high=accuracy.high,
-        difference=difference.value,
-        difference_low=difference.low,
-        difference_high=difference.high,
-        tokens_per_forward=sum(record.tokens for record in full) / sum(record.forwards for record in full),
-        speed=[
-            _speed(_timed(records, together, timed), _timed(static, together, timed), clock) for together in concurrency
-        ],
-    )
-
-
-def _sampled(records: Sequence[ChunkRecord], static: Sequence[ChunkRecord]) -> list[SampledResult]:
-    """The results of a plan at temperatures above 0, ascending."""
-    results = []
-    for temperature in sorted({record.temperature for record in records} - {0.0}):
-        answers, static_answers = _answers(_at(temperature, records)), _answers(_at(temperature, static))
-        gained, lost = _gained_and_lost(answers, static_answers)
-        difference = paired_difference(gained, lost, len(answers))
-        results.append(
-            SampledResult(
-                temperature=temperature,
-                prompts=len(answers),
-                right=sum(right for right, _ in answers.values()),
-                gained=gained,
-                lost=lost,
-                difference=difference.value,
-                difference_low=difference.low,
-                difference_high=difference.high,
-            )
-        )
-    return results
-
-
-def _gained_and_lost(answers: Mapping[int, _Answer], static: Mapping[int, _Answer]) -> tuple[int, int]:
-    """The prompts that only these answers have right, and those that only static has."""
+def _compared(answers: Mapping[int, _Answer], static: Mapping[int, _Answer]) -> dict[str, Any]:
+    """The number of right answers, and the difference from static's on the same prompts."""
     pairs = [(answers[index][0], static[index][0]) for index in answers]
-    return pairs.count((True, False)), pairs.count((False, True))
+    gained, lost = pairs.count((True, False)), pairs.count((False, True))
+    right = sum(right for right, _ in pairs)
+    difference = paired_difference(gained, lost, len(pairs)).fields("difference")
+    return {"prompts": len(pairs), "right": right, "gained": gained, "lost": lost, **difference}
 
 
 def _timed(records: Sequence[ChunkRecord], together: int, timed: int) -> list[ChunkRecord]:
@@ -260,9 +228,7 @@ def _speed(records: Sequence[ChunkRecord], static: Sequence[ChunkRecord], clock:
         concurrency=records[0].together,
         tokens_per_second=pieces.rate,
         tokens_per_second_wall=_pieces(records, "wall").rate,
-        speedup=speedup.value,
-        speedup_low=speedup.low,
-        speedup_high=speedup.high,
+        **speedup.fields("speedup"),
     )
 
 

@@ -107,11 +107,6 @@ class TestTemperatures:
                 assert result.difference == pytest.approx((result.right - plain.right) / 7)
         assert {job.together for job in notebook.records if job.temperature} == {2}
 
-    def test_they_change_nothing_of_the_greedy_rows(self, measured, greedy_rows):
-        for warm, plain in zip(measured[0], greedy_rows, strict=True):
-            assert (warm.prompts, warm.right, warm.identical) == (plain.prompts, plain.right, plain.identical)
-            assert warm.tokens_per_forward == plain.tokens_per_forward
-
     def test_a_plan_outside_every_margin_is_not_measured_further(self, calibration, monkeypatch):
         warm = Calibration(calibration._engine, calibration._tasks, PLANS, replace(SCOPE, temperatures=(0.7,)))
         monkeypatch.setattr(Calibration, "_allowed", lambda self, notebook: {self.plan_names[0]})
@@ -153,31 +148,12 @@ class TestScope:
         with pytest.raises(SettingsError, match="concurrency is 3, allowed is at most half the timed prompts, 2"):
             Calibration(engine, tasks, PLANS, replace(SCOPE, concurrency=(3,)))
 
-    def test_one_at_a_time_times_fewer_prompts(self):
-        scope = replace(SCOPE, timed=128)
-        assert scope.timed_starts(1, 1000) == range(32)
-        assert scope.timed_starts(16, 1000) == range(0, 128, 16)
-        assert scope.timed_starts(16, 40) == range(0, 32, 16)
-
 
 ABOUT = {"plans": ["a"], "timed": 4}
 RECORD = ChunkRecord("a", 1, 0, [True], ["x"], tokens=3, forwards=3, cpu_s=0.5, wall_s=0.5)
 
 
 class TestNotebook:
-    def test_goes_on_where_it_stopped(self, calibration, tmp_path):
-        notebook = Notebook(tmp_path / "partial", ABOUT)
-        run = calibration.run(notebook)
-        done = [next(run) for _ in range(5)]
-        run.close()
-        again = Notebook(tmp_path / "partial", ABOUT)
-        assert list(again.records) == done
-        remaining = dict(again.records)
-        assert list(calibration.run(again)) == calibration.jobs
-        assert {job: again.records[job] for job in done} == remaining
-        again.remove()
-        assert not (tmp_path / "partial").exists()
-
     def test_of_another_calibration_is_begun_anew(self, tmp_path):
         Notebook(tmp_path / "partial", ABOUT).add(RECORD)
         assert Notebook(tmp_path / "partial", ABOUT).records == {PlanChunk("a", 1, 0): RECORD}
@@ -207,7 +183,3 @@ class TestGrid:
         assert Speculative(0, max_drafts=4) in default_plans(16, has_mrp=False)
         for plan in default_plans(2, has_mrp=True):
             plan.check(2)
-
-    def test_a_mode_without_a_line_is_tried_at_its_defaults(self, monkeypatch):
-        monkeypatch.setattr("service.quality.calibration.plans.GRID", {})
-        assert set(default_plans(16, has_mrp=True)) == {mode() for mode in MODES.values()}

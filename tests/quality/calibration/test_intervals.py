@@ -22,12 +22,6 @@ def test_a_share_has_wilsons_interval(count: int, of: int, low: float, high: flo
     assert (round(estimate.low, 4), round(estimate.high, 4)) == (low, high)
 
 
-def test_all_right_is_not_certain() -> None:
-    estimate = proportion(50, 50)
-    assert estimate.high == 1.0
-    assert 0.9 < estimate.low < 0.95
-
-
 def test_the_difference_of_pairs_hangs_on_those_that_differ() -> None:
     few, many = paired_difference(1, 2, 1000), paired_difference(51, 52, 1000)
     assert few.value == many.value == -0.001

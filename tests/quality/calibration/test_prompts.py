@@ -31,8 +31,3 @@ def test_a_wrong_line_is_named(tmp_path, text, message):
     (tmp_path / "prompts.jsonl").write_text(text, "utf-8")
     with pytest.raises(SettingsError, match=message):
         read_prompts(tmp_path / "prompts.jsonl")
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(SettingsError, match="cannot be read"):
-        read_prompts(tmp_path / "prompts.jsonl")
