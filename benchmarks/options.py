@@ -48,8 +48,7 @@ SeveralOption = Annotated[list[int], typer.Option(min=1, help="Concurrent reques
 ShapeOption = Annotated[
     str | None,
     typer.Option(
-        help="Inflates the checkpoint to a published shape (qwen3-0.6b, sdar-1.7b, -4b, -8b, -30b-a3b, "
-        "llada2-mini): same answers, its cost."
+        help="Inflates the checkpoint to a published shape (qwen3-0.6b, sdar-1.7b, -4b, -8b): same answers, its cost."
     ),
 ]
 

@@ -25,7 +25,7 @@ from benchmarks.options import (
     use_threads,
     with_fields,
 )
-from benchmarks.paper.decoders import Decoder, EngineDecoder, ServiceDecoder
+from benchmarks.paper.decoders import EngineDecoder
 from benchmarks.paper.published import BLOCK_SIZE
 from benchmarks.paper.records import Chunk, Record, Records
 from benchmarks.paper.report import COLUMNS, Result, results_of, titles, write_plots, write_tables
@@ -43,8 +43,6 @@ def command(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Problems of each task, the first ones. Default: all.")
     ] = None,
-    url: Annotated[str | None, typer.Option(help="A running service that decodes, instead of --model.")] = None,
-    api_key: Annotated[str, typer.Option(envvar="MRP_API_KEY", help="Key of that service.")] = "",
     run_code: Annotated[
         bool,
         typer.Option("--run-code", help="Runs code of answers in a sandbox. Without it such tasks have no accuracy."),
@@ -68,9 +66,9 @@ def command(
         for task in tasks_named([name for name in tasks.split(",") if name])
     }
     use_threads(threads)
-    decoders = [ServiceDecoder(url, max_new_tokens, api_key)] if url else _engines(options, max_new_tokens)
+    decoders = _engines(options, max_new_tokens)
     model = decoders[0].model
-    about = {"model": model, "by": url or "in process", "limit": limit, "max_new_tokens": max_new_tokens}
+    about = {"model": model, "limit": limit, "max_new_tokens": max_new_tokens}
     about |= {"run_code": run_code, "machine": platform.processor() or platform.machine(), "threads": threads}
     about |= decoders[0].loading
     out.mkdir(parents=True, exist_ok=True)
@@ -91,16 +89,16 @@ def command(
         raise typer.Exit(130)
 
 
-def _engines(options: ModelOptions, max_new_tokens: int) -> list[Decoder]:
+def _engines(options: ModelOptions, max_new_tokens: int) -> list[EngineDecoder]:
     """Engines with the checkpoint's block size, or the operator's, and with the paper's."""
-    decoders: list[Decoder] = [EngineDecoder(options, None, max_new_tokens)]
+    decoders = [EngineDecoder(options, None, max_new_tokens)]
     if options.block_size is None and decoders[0].block_size != BLOCK_SIZE:
         decoders.append(EngineDecoder(options, BLOCK_SIZE, max_new_tokens))
     return decoders
 
 
 def _chunks(
-    decoder: Decoder, problems: Mapping[Task, Sequence[Problem]], names: Sequence[str], together: Sequence[int]
+    decoder: EngineDecoder, problems: Mapping[Task, Sequence[Problem]], names: Sequence[str], together: Sequence[int]
 ) -> list[tuple[Chunk, Row]]:
     """All chunks of a decoder. The rows of one chunk of problems follow each other."""
     rows = rows_for(names, has_mrp=decoder.has_mrp, block_size=decoder.block_size)
@@ -114,7 +112,7 @@ def _chunks(
 
 
 def _measure(
-    plan: Mapping[Decoder, Sequence[tuple[Chunk, Row]]],
+    plan: Mapping[EngineDecoder, Sequence[tuple[Chunk, Row]]],
     problems: Mapping[Task, Sequence[Problem]],
     records: Records,
     report: Callable[[], None],
@@ -141,7 +139,7 @@ def _measure(
     return True
 
 
-def _decoded(decoder: Decoder, chunk: Chunk, row: Row, problems: Sequence[Problem]) -> Record:
+def _decoded(decoder: EngineDecoder, chunk: Chunk, row: Row, problems: Sequence[Problem]) -> Record:
     answers, seconds = decoder.decode([problem.prompt for problem in problems], row, chunk.together)
     right = [_is_right(problem, answer.text) for problem, answer in zip(problems, answers, strict=True)]
     return Record(chunk, answers, right, seconds)

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu import peers, speed
 from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.correctness import _all_checks, _experts
+from benchmarks.gpu.correctness import _experts
 from benchmarks.gpu.rows import Rows
 from benchmarks.gpu.shares import run_checks
 from benchmarks.gpu.speed import MODES
@@ -63,22 +63,6 @@ def test_a_wrong_a_broken_and_an_ended_check_are_rows_and_fail(tmp_path: Path) -
         assert by_name[name]["error"] == "its process ended with exit status 7"
 
 
-def test_a_check_without_time_is_a_row_and_fails(tmp_path: Path) -> None:
-    words = ("--device", "cpu", "--golden", str(GOLDEN), "--processes", "1", "--seconds=-1", "--only", "int8 matrices")
-    status, rows = stage("correctness", tmp_path, *words)
-    assert status == 1
-    assert {row["what"] for row in rows} == {"left out: no time"}
-
-
-def test_only_deterministic_engines_promise_exactness_beside_float32() -> None:
-    checks = list(_all_checks(CPU, GOLDEN, 4))
-    unpromised = [check.name for check in checks if not check.promised]
-    assert unpromised
-    assert all("speculative = static" in name and "deterministic True" not in name for name in unpromised)
-    assert sum("golden" in check.name and check.promised for check in checks) >= 4
-    assert sum("matrices" in check.name for check in checks) == 2 * len(QUANT_SCHEMES)
-
-
 # --- speed -------------------------------------------------------------------------------------------
 
 
@@ -111,12 +95,6 @@ def test_speed_has_a_row_for_every_step_mode_and_comparison(tmp_path: Path) -> N
     for row in (static, *drafted):
         assert row["times_autoregressive"] == pytest.approx(row["tokens_per_s"] / autoregressive["tokens_per_s"])
     assert {(row["right"], row["of"]) for row in rows if row["what"] == "answers"} == {(4, 4)}
-
-
-def test_the_papers_speed_ups_stand_beside_8b_in_its_blocks() -> None:
-    speedups = {mode: speed.paper_cell("sdar-8b", speed.BLOCK_SIZE, mode).speedup for mode in MODES}
-    assert sorted(filter(None, speedups.values())) == [(1.26, 1.40), (1.51, 1.61), (1.75, 1.91)]
-    assert speed.Extent().shapes[0] == "sdar-8b"
 
 
 @pytest.mark.usefixtures("quick_rates")

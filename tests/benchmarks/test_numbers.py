@@ -10,19 +10,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import machine, speed, steps
+from benchmarks import speed, steps
 from benchmarks.evaluation import Variant, evaluate
 from benchmarks.floor import ForwardNeed, Need, forward_need
-from benchmarks.host import Delays
 from benchmarks.judges import LikelihoodJudge, distinct_bigrams, mean_difference, parses
-from benchmarks.machine import Rates, measure_rates
-from benchmarks.plain_loop import PlainLoop
+from benchmarks.machine import Rates
 from benchmarks.shapes import SHAPES, random_checkpoint, shape_named
 from benchmarks.steps import Platform, host_milliseconds, step_times
 from benchmarks.text import draw, package_files
 from benchmarks.throughput import (
     PlanAtLoad,
-    RandomWorkload,
     Rounds,
     Sample,
     Workload,
@@ -73,14 +70,6 @@ def test_scores_are_summed_over_chunks_and_compared_with_the_first_plan(engines)
         assert score.tokens_per_published_forward == score.tokens / forwards
 
 
-def test_mrp_without_output_drafts_otherwise_and_answers_the_same(engines):
-    variants = [Variant(Speculative(4), name) for name in ("mrp", "zero")]
-    *_, scores = evaluate(engines, [PromptTask((3, 7, 9), bool)], variants, SamplingParams(), (24, 1))
-    drafts = [[step.drafted for block in score.completions[0].blocks for step in block.steps] for score in scores]
-    assert drafts[0] != drafts[1]
-    assert [score.same_as_first for score in scores] == [1, 1]
-
-
 # --- plans at loads ----------------------------------------------------------------------------------------
 
 
@@ -95,15 +84,6 @@ def test_every_plan_has_the_same_requests_at_every_load():
         for row in drafted:
             assert [sample.tokens for sample in row.samples] == [sample.tokens for sample in static.samples]
             assert row.tokens_per_forward >= static.tokens_per_forward == 1.0
-
-
-def test_a_numbered_request_differs_by_its_mode_alone():
-    workload, stops = Workload([(1, 2), (3,)], temperature=0.7), frozenset({9})
-    static, auto = (workload.requests(mode, range(3, 6), stops) for mode in (Static(), Speculative("auto")))
-    assert [request.prompt_token_ids for request in static] == [(3,), (1, 2), (3,)]
-    assert {request.sampling.temperature for request in static} == {0.7}
-    assert len({request.sampling.seed for request in static}) == 3
-    assert [replace(request, mode=Static()) for request in auto] == static
 
 
 def test_ratios_are_of_the_same_round():
@@ -154,14 +134,6 @@ def test_shapes_have_about_the_parameters_of_their_name(shape):
     assert total == pytest.approx(SIZES[shape], rel=0.22)
     with pytest.raises(InvalidRequest, match=r"shape is 'gpt', allowed are qwen3-0\.6b, sdar-1\.7b, sdar-4b, sdar-8b"):
         shape_named("gpt")
-
-
-def test_random_weights_decode_in_their_dtype_and_in_the_plain_loop(tiny):
-    assert tiny.dtype == tiny.mrp.eh_proj.weight.dtype == torch.bfloat16
-    engine = Engine(tiny)
-    [request] = RandomWorkload(Speculative(2), (5, 5), 9).requests(engine, 1, 0)
-    assert len(engine.generate([request])[0].token_ids) == 9
-    assert len(PlainLoop(tiny).generate(request.prompt_token_ids, 9)) == 9
 
 
 def test_step_times_are_medians_of_forwards_over_every_count_of_rows(tiny, monkeypatch):
@@ -243,20 +215,7 @@ def test_phases_run_one_after_another_and_each_has_a_bound_of_its_own():
     assert ForwardNeed(arithmetic, Need(600, 0), memory).bound(rates) == "memory"
 
 
-def test_rates_are_measured_on_this_device(monkeypatch):
-    monkeypatch.setattr(machine, "_BYTES", {"cpu": 2**22})
-    monkeypatch.setattr(machine, "_SIDES", {"cpu": (64, 128)})
-    rates = measure_rates(torch.device("cpu"), torch.bfloat16)
-    assert 1e6 < rates.bytes_per_s < 1e13
-    assert 1e6 < rates.flops_per_s < 1e15
-
-
 # --- delays of an event loop ---------------------------------------------------------------------------------
-
-
-def test_delays_are_milliseconds_in_their_order():
-    assert Delays.from_seconds([0.003, 0.001, 0.002]) == Delays(3, 2.0, 2.0, 3.0)
-    assert Delays.from_seconds([0.004]) == Delays(1, 4.0, 4.0, 4.0)
 
 
 def test_collections_leave_out_loaded_objects_and_threads_share_python(monkeypatch):

@@ -1,7 +1,5 @@
 """The moments of an answer are those that its steps tell of."""
 
-from dataclasses import replace
-
 from dev.pictures.filling import Answer, Cell, Moment, at, moments
 from service.decode.block import Pick, Step
 
@@ -46,9 +44,3 @@ def test_answers_are_shown_at_the_same_number_of_forwards() -> None:
     assert [film.index(at(film, forwards)) for forwards in range(5)] == [0, 1, 3, 4, 6]
     assert [film.index(at(film, forwards, drafted=True)) for forwards in range(5)] == [0, 2, 3, 5, 6]
     assert at(film, 9) is film[-1]
-
-
-def test_tokens_behind_the_end_are_not_drawn() -> None:
-    film = moments(replace(ANSWER, length=6), str)
-    assert [written(moment)[1] for moment in film[4:]] == ["n20 n21 n22 m", "o20 o21 m m", "o20 o21 n29 m"]
-    assert film[-1].fixed == 6

@@ -12,7 +12,6 @@ from numpy import unique
 
 from benchmarks.style import look_of
 from dev.pictures.frontier import PAGES, draw_frontier, frontier_figure
-from service.decode.modes import MODES
 from service.demo import CHECKPOINT
 from service.quality.calibration.pareto import assemble
 from service.quality.schema import FILE_NAME, QualityFile, read_quality
@@ -82,7 +81,3 @@ def test_labels_neither_overlap_nor_leave_the_axes_and_modes_have_their_looks(fi
     }
     for mode in {row.plan.mode for row in file.rows}:
         assert looks[mode] == (to_hex(look_of(mode)["color"]), look_of(mode)["marker"])
-
-
-def test_no_two_modes_look_alike() -> None:
-    assert len({tuple(look_of(mode).values()) for mode in [*MODES, "another"]}) == len(MODES) + 1

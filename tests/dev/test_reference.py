@@ -45,8 +45,3 @@ def test_pages_depend_on_no_machine_and_no_environment(monkeypatch: pytest.Monke
 )
 def test_the_values_of_a_setting_in_words(schema: dict[str, object], words: str) -> None:
     assert reference._values(schema) == words
-
-
-def test_the_pages_are_written(tmp_path: Path) -> None:
-    reference.write(tmp_path / "pages")
-    assert {path.name: path.read_text("utf-8") for path in (tmp_path / "pages").iterdir()} == reference.pages()

@@ -1,7 +1,6 @@
 """Which outcomes the chaos scripts record at a service of known behaviour, and what they conclude."""
 
 import json
-import random
 import subprocess
 import time
 from collections import Counter
@@ -9,15 +8,13 @@ from collections import Counter
 import httpx
 import pytest
 
-from loadtest.chaos import attacks
-from loadtest.chaos.bad_input import BAD_FIELDS, bad_request, fault
+from loadtest.chaos.bad_input import fault
 from loadtest.chaos.churn import REST, ended
-from loadtest.chaos.faults import TABLE, Tally, parse
+from loadtest.chaos.faults import Tally
 from loadtest.chaos.leave import KINDS, ask_and_leave, conclude
 from loadtest.chaos.program import ProcessTree
-from loadtest.chaos.steady import clients
 from loadtest.generator.protocol import BROKEN_OFF
-from loadtest.harness import Outcome, ask, requests
+from loadtest.harness import Outcome, ask
 from tests.loadtest.fake import Fake, serve
 
 BODY = {"mode": "static", "seed": 1, "stream": False}  # this seed leaves after two blocks
@@ -49,29 +46,6 @@ async def test_a_refusal_and_a_broken_stream():
     assert broken.error == BROKEN_OFF or broken.status == 0
 
 
-async def test_steady_clients_compare_answers_with_a_quiet_run():
-    fake = Fake()
-    with serve(fake) as url:
-        async with httpx.AsyncClient(base_url=url) as client, clients(client, requests(4, 1, 8, ["?"]), 2) as tally:
-            while tally.answered < 6:
-                time.sleep(0.01)
-                await client.get("/health")
-    assert (tally.broken, tally.differing, len(tally.ended)) == ([], [], tally.answered)
-    assert 0 <= tally.longest_silence_s < 5
-    tally.count(BODY, Outcome(200, [1]), Outcome(500, error="internal"))
-    assert tally.broken == ["1 requests failed"]
-
-
-async def test_the_honest_client_reads_its_streams_before_the_first_attack(monkeypatch):
-    monkeypatch.setattr(attacks, "_NUM_STREAMS", 4)
-    fake = Fake()
-    with serve(fake) as url:
-        await attacks.warm_up(url)
-    assert [body["stream"] for _, body in fake.requests] == [True] * 4
-    with serve(Fake(status=429)) as url, pytest.raises(RuntimeError, match="4 of 4 streams were not answered"):
-        await attacks.warm_up(url)
-
-
 # --- bad input ---------------------------------------------------------------------------------------
 
 ERROR = {"error": {"code": "invalid_request", "message": "it is wrong"}}
@@ -89,16 +63,6 @@ ERROR = {"error": {"code": "invalid_request", "message": "it is wrong"}}
 )
 def test_a_refusal_is_a_4xx_with_a_reason(response, message):
     assert fault(response) == message
-
-
-def test_bad_requests_come_in_all_kinds():
-    draw, good = random.Random(3), BODY | {"messages": [{"role": "user", "content": "What is 1 + 1?"}]}
-    drawn = [bad_request(draw, good) for _ in range(200)]
-    plain = json.dumps({name: good[name] for name in ("messages", "seed")}).encode()
-    assert all((method, path, body) != ("POST", "/generate", plain) for method, path, body in drawn)
-    assert len({(method, path) for method, path, _ in drawn}) == 4
-    text = b"".join(body for _, path, body in drawn if path == "/generate")
-    assert all(json.dumps(fields).encode()[1:-1] in text for fields in BAD_FIELDS if "messages" not in fields)
 
 
 # --- faults ------------------------------------------------------------------------------------------
@@ -123,13 +87,6 @@ def test_an_outcome_beside_a_fault_is_of_one_kind(outcome, kind):
     amounts = {"right": tally.right, "different": tally.different, "refused": tally.refused}
     amounts |= {"clear": tally.clear.total(), "unclear": tally.unclear.total()}
     assert {name: amount for name, amount in amounts.items() if amount} == {kind: 1}
-
-
-def test_every_row_of_the_table_is_a_fault_and_the_longest_pause_is_of_all_clients():
-    for words in TABLE:
-        arguments = parse(words.split())
-        assert [arguments.kill, arguments.stop, arguments.signal].count(None) == 2
-    assert Tally(arrivals=[10.0, 10.5, 14.0, 11.0]).longest_pause_s == 3.0
 
 
 def test_a_process_stays_known_when_its_parent_has_ended():

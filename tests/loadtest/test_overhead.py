@@ -3,20 +3,15 @@
 import argparse
 import itertools
 import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 
-from loadtest.harness import Running
 from loadtest.overhead import alone as engine_alone
-from loadtest.overhead import cpu, plain
 from loadtest.overhead.__main__ import Measured, _cpu, conclude, workload
 from loadtest.overhead.alone import Alone
 from loadtest.overhead.cpu import ENGINE, PARTS, CpuTime
-from loadtest.overhead.lone import Lone, live
+from loadtest.overhead.lone import Lone
 from loadtest.report.figures import stacked
 from service.engine import Engine
 
@@ -71,19 +66,3 @@ def test_cpu_time_of_a_request_leaves_out_the_idle_service(tmp_path):
     assert result["idle_cpu_ms_per_s"]["ingress"] == 10.0
     stacked({kind: time.cpu_ms for kind, time in kinds.items()}, ENGINE, tmp_path / "cpu.png")
     assert (tmp_path / "cpu.png").stat().st_size > 10_000
-
-
-async def test_the_cpu_time_of_processes_is_counted():
-    endless = "import time\nbegan = time.monotonic()\nwhile time.monotonic() < began + 20: pass"
-    with subprocess.Popen([sys.executable, "-c", endless]) as process:
-        parts = await cpu.at_rest(Running("", os.getpid()), seconds=0.3)
-        process.kill()
-    assert set(parts) == set(PARTS) - {"client"}
-    assert parts["Ray"] > 0
-
-
-def test_a_plain_server_answers():
-    with plain.running() as url:
-        [first, second] = live([url, url], 10)
-    assert len(first) == len(second) == 9
-    assert min(first + second) > 0

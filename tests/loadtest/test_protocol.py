@@ -51,11 +51,6 @@ def test_a_whole_answer_has_no_first_block(route, content):
     assert (observation.tokens, observation.tokens_per_forward, observation.text) == (8, 2.5, "ab")
 
 
-def test_lines_may_end_in_carriage_returns_and_comments_are_no_frames():
-    lines = [b": keep-alive\r\n\r\n", *(frame.replace(b"\n", b"\r\n") for frame in frames())]
-    assert observed(STREAM, lines).blocks == [(12.0, 4), (13.0, 4)]
-
-
 @pytest.mark.parametrize(("route", "lines"), [(STREAM, frames), (CHAT_STREAM, openai_frames)])
 def test_a_stream_without_its_end_is_broken_off(route, lines):
     observation = observed(route, list(lines())[:-1])

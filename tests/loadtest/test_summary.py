@@ -6,10 +6,9 @@ import json
 import pytest
 
 from loadtest.generator.rows import UNFINISHED, Level
-from loadtest.harness import percentile as rounded_percentile
 from loadtest.report import figures
 from loadtest.report.scenario import Run, Slo, parse
-from loadtest.report.summary import Sample, is_good, percentile, points, saturation, windows
+from loadtest.report.summary import Sample, is_good, points, saturation, windows
 from loadtest.run import draw, main
 from tests.loadtest.fake import Fake, serve
 from tests.loadtest.simulated import queue, request
@@ -26,14 +25,6 @@ def rows_of_a_closed_loop():
     failed = [request(at=14.0, status=429, error="busy", blocks=0, tokens=0)]
     cut = [request(at=19.0, status=0, error=UNFINISHED)]
     return [Level(0.0, 0, 1), *warming, *first, Level(10.0, 1, 4), *second, *failed, *cut]
-
-
-def test_percentiles_are_nearest_ranks():
-    values = list(range(1, 101))
-    assert [percentile(values, share) for share in (0.5, 0.95, 0.99, 1.0)] == [50, 95, 99, 100]
-    assert percentile([7.0], 0.5) == 7.0
-    assert percentile([], 0.5) is None
-    assert rounded_percentile([0.12345], 0.5) == 0.123
 
 
 def test_a_closed_loops_points():

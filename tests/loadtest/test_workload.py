@@ -47,15 +47,6 @@ def test_rates_follow_their_stages_and_ramps():
     assert sum(at > 250 for at in rising) > 1.2 * sum(at < 250 for at in rising)
 
 
-def test_levels_over_time():
-    profile = Profile.parse("10:4, 10:4-8,5:1")
-    assert profile.seconds == 25
-    assert [profile.level(at) for at in (0, 9.9, 15, 24.9, 25)] == [4, 4, 6, 1, 0]
-    assert [profile.stage(at) for at in (0, 10, 24.9, 25)] == [0, 1, 2, None]
-    assert str(profile.scaled(2)) == "10:8,10:8-16,5:2"
-    assert Profile.parse(str(profile)) == profile
-
-
 # --- requests ----------------------------------------------------------------------------------------
 
 
@@ -136,16 +127,6 @@ def test_locust_can_run_every_shipped_scenario(name):
     for run in read(name).runs:
         plan = options.RunOptions.of(options_of(run))
         assert (plan.loop, plan.profile) == (run.loop, run.profile)
-
-
-def test_all_fields_of_a_run_reach_locust():
-    run = Run(
-        "x", "5:2", "StreamUser,ChatUser", "static:1", lengths="fixed:9", exact=True, temperature=0.5, think_s=0.25
-    )
-    values = options_of(run)
-    assert values.users == ["StreamUser", "ChatUser"]
-    assert (values.modes, values.levels, values.lengths, values.exact) == ("static:1", "5:2", "fixed:9", True)
-    assert (values.temperature, values.think_s, values.workload_seed) == (0.5, 0.25, 17)
 
 
 def test_rates_are_multiples_of_another_runs():

@@ -1,4 +1,4 @@
-"""The command: rows on a golden checkpoint, in process and by URL, interrupted and resumed, and its report."""
+"""The command: rows on a golden checkpoint, interrupted and resumed, and its report."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import ASGIApp
 
-from benchmarks.paper.decoders import Answer, EngineDecoder, longest
+from benchmarks.paper.decoders import Answer, EngineDecoder
 from benchmarks.paper.published import PaperCell, paper_cell
 from benchmarks.paper.records import Chunk, Record
 from benchmarks.paper.report import results_of, write_plots
 from benchmarks.paper.rows import rows_for
 from service.decode.modes import Direct, Remask, Speculative, Static
-from service.settings.settings import Settings
-from tests.serving import listening
 from tests.tiny import GOLDEN
 
 Run = Callable[..., int]
@@ -37,11 +34,6 @@ def data(tmp_path: Path) -> Path:
 
 def content(out: Path) -> dict[str, Any]:
     return json.loads((out / "paper.json").read_text())
-
-
-def answers(out: Path) -> dict[str, list[dict[str, Any]]]:
-    records = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()[1:]]
-    return {json.dumps(record["chunk"]): record["answers"] for record in records}
 
 
 # --- rows and their numbers --------------------------------------------------------------------------
@@ -92,10 +84,6 @@ def test_a_result_has_accuracy_speed_and_the_papers_numbers_on_the_chunks_of_sta
     assert [file.name for file in tmp_path.glob("*.png")] == ["gsm8k-block-16-at-1.png"]
 
 
-def test_half_of_the_length_is_left_to_the_prompt() -> None:
-    assert (longest(4096, 32768), longest(4096, 1024)) == (4096, 512)
-
-
 # --- the command ---------------------------------------------------------------------------------------
 
 
@@ -118,24 +106,6 @@ def test_every_row_on_both_block_sizes(paper: Run, data: Path, tmp_path: Path, c
     assert "mbpp, blocks of 4, 2 at once, 6 problems" in capsys.readouterr().out
     assert "## mbpp, blocks of 16, 2 at once, 6 problems" in (out / "paper.md").read_text()
     assert not list(out.glob("*.png"))
-
-
-def test_a_service_gives_the_same_answers(
-    paper: Run, data: Path, tmp_path: Path, app: ASGIApp, settings: Settings
-) -> None:
-    words = ("--tasks", "mbpp", "--data", data, "--concurrency", 3, "--max-new-tokens", 12, *ROWS)
-    model = ("--model", settings.model, "--device", "cpu", "--block-size", 8)
-    assert paper(*words, *model, "--out", tmp_path / "engine") == 0
-    with listening(app) as url:
-        assert paper(*words, "--url", url, "--out", tmp_path / "service") == 0
-    expected, served = answers(tmp_path / "engine"), answers(tmp_path / "service")
-    assert any(answer["text"] for chunk in expected.values() for answer in chunk)
-    assert served.keys() == expected.keys()
-    for chunk, engine_answers in expected.items():
-        for answer, engine_answer in zip(served[chunk], engine_answers, strict=True):
-            if "auto" in chunk:  # its number of forwards depends on the requests beside it
-                answer["forwards"] = engine_answer["forwards"]
-            assert answer == engine_answer, chunk
 
 
 def test_an_interrupted_run_goes_on(
@@ -173,7 +143,6 @@ def test_an_interrupted_run_goes_on(
     [
         (("--tasks", "arc"), "tasks has 'arc', allowed are gsm8k, math500, humaneval, mbpp"),
         (("--row", "swift"), "mode is 'swift'"),
-        (("--url", "http://127.0.0.1:9"), "url is 'http://127.0.0.1:9', where no service answers"),
     ],
 )
 def test_a_wrong_option_is_one_line(paper: Run, data: Path, tmp_path: Path, capsys, words, message: str) -> None:

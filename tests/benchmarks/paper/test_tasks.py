@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.paper.sandbox import run
-from benchmarks.paper.tasks import TASKS, Problem, code_of, tasks_named
+from benchmarks.paper.tasks import TASKS, Problem
 from service.errors import SettingsError
 
 GSM8K = {"question": "Tom has 5 apples and gets 1,003. How many has he?", "answer": "5 + 1003 = 1008.\n#### 1,008"}
@@ -107,23 +107,6 @@ class TestCode:
 def test_no_code_runs_without_the_flag(tmp_path: Path) -> None:
     (tmp_path / "mbpp.jsonl").write_text(json.dumps(MBPP))
     assert [problem.judge for problem in TASKS["mbpp"].problems(None, tmp_path, run_code=False)] == [None]
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("a\n```python\nx = 1\n```\nb ```y```", "x = 1\n"),
-        ("```\nx = 1\n", "x = 1\n"),
-        ("    return 1", "    return 1"),
-    ],
-)
-def test_the_code_of_an_answer(text: str, code: str) -> None:
-    assert code_of(text) == code
-
-
-def test_an_unknown_task_names_the_known() -> None:
-    with pytest.raises(SettingsError, match="tasks has 'arc', allowed are gsm8k, math500, humaneval, mbpp"):
-        tasks_named(["gsm8k", "arc"])
 
 
 def test_a_file_that_is_not_json_is_named(tmp_path: Path) -> None:
